@@ -1,0 +1,71 @@
+"""Every mistake a user can make, as one small tree.
+
+VitrailError
+├── ConfigError            a field has a value that its rule forbids
+│   ├── UnknownName        no such model, weights, format or field; the nearest ones are named
+│   └── ImageSizeError     the image does not fit the patch grid
+└── WeightsError           a weight file cannot be used; names the file and the first offending tensor
+    ├── UnsafeWeights      the file asks for code to run, or for memory beyond any honest need
+    ├── CorruptWeights     truncated, torn, flipped, not finite, or not a weight file at all
+    ├── MismatchedWeights  well-formed, but tensors are missing, left over or of the wrong shape
+    ├── ExportRefused      the target format cannot hold a field of this model
+    └── WeightsNotFound    not in the cache and not to be had; says which file to put where
+
+The command line prints the message in one line and exits 2, so a message carries the value, the rule and the remedy.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class VitrailError(Exception):
+    """Base of all errors that vitrail raises on purpose."""
+
+
+class ConfigError(VitrailError, ValueError):
+    """A configuration field has a value that its rule forbids."""
+
+
+class UnknownName(ConfigError):
+    """A name that stands for nothing; the message lists the nearest known ones."""
+
+
+class ImageSizeError(ConfigError):
+    """An image size that leaves pixels over, or that a model was not built for."""
+
+
+class WeightsError(VitrailError):
+    """A weight file that cannot be used."""
+
+
+class UnsafeWeights(WeightsError):
+    """A weight file that would run code or take memory out of proportion to its size."""
+
+
+class CorruptWeights(WeightsError):
+    """A weight file that is truncated, altered or not finite."""
+
+
+class MismatchedWeights(WeightsError):
+    """A sound weight file whose tensors do not fit the network."""
+
+
+class ExportRefused(WeightsError):
+    """A network that a foreign format cannot express."""
+
+
+class WeightsNotFound(WeightsError):
+    """Public weights that are neither cached nor downloadable now."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
+    """The error for a misspelt name, with the nearest known names."""
+    names = list(known)
+    folded = {n.lower(): n for n in reversed(names)}
+    near = [folded[n] for n in difflib.get_close_matches(name.lower(), list(folded), n=4, cutoff=0.4)]
+    hint = (
+        f"did you mean {', '.join(near)}?"
+        if near
+        else f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
+    )
+    return UnknownName(f"unknown {kind} {name!r}; {hint}")

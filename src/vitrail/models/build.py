@@ -1,0 +1,51 @@
+"""From a config to a network: the one place that knows which module a config asks for."""
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.hybrid import HybridEmbedding
+from vitrail.models.initialise import initialise
+from vitrail.models.position import SineTable
+from vitrail.models.resnet import ResNet
+from vitrail.models.vit import PatchEmbedding, ViT
+
+Model: TypeAlias = ViT | ResNet
+
+
+def build(config: ModelConfig) -> Model:
+    """A fresh network, initialised as in the reference from torch's current seed."""
+    model = _assemble(config)
+    initialise(model)
+    return model
+
+
+def build_from(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
+    """The network around given tensors: nothing is drawn, copied or held twice. Names and shapes must fit."""
+    with torch.device("meta"):
+        model = _assemble(config)
+    model.load_state_dict(tensors, strict=True, assign=True)
+    for module in model.modules():
+        if isinstance(module, SineTable):
+            module.materialise()
+    return model
+
+
+def skeleton(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of every tensor that the network holds, without holding any."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in _assemble(config).state_dict().items()}
+
+
+def _assemble(config: ModelConfig) -> Model:
+    if isinstance(config, ResNetConfig):
+        return ResNet(config)
+    return ViT(config, _embedding(config))
+
+
+def _embedding(config: ViTConfig) -> PatchEmbedding:
+    if config.backbone is None:
+        return PatchEmbedding(config.channels, config.width, config.patch)
+    return HybridEmbedding(config.backbone, config.width, config.patch)

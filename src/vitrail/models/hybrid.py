@@ -1,0 +1,19 @@
+"""Hybrids (3.1): a ResNet's feature map in the place of the raw image, each position its own 1x1 patch."""
+
+from torch import Tensor
+
+from vitrail.core.shapes import Pair
+from vitrail.models.config import ResNetConfig
+from vitrail.models.resnet import Trunk
+from vitrail.models.vit import PatchEmbedding
+
+
+class HybridEmbedding(PatchEmbedding):
+    """Backbone, then the projection to width D: [B, C, H, W] -> [B, N, D]."""
+
+    def __init__(self, backbone: ResNetConfig, width: int, patch: Pair):
+        super().__init__(backbone.features, width, patch)
+        self.backbone = Trunk(backbone)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(self.backbone(images))

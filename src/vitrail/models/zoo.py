@@ -1,0 +1,208 @@
+"""Every network by name: Table 1, Figure 4's slim Base, the hybrids and BiT ResNets, and small ones. No torch.
+
+A name is the paper's own notation ("ViT-B/16") or its slug ("vit_b_16"). Where the paper tells two networks apart by
+case alone, the slug spells it out: ViT-b/32 is `vit_slim_b_32`, and of ViT-g/14 and ViT-G/14 the latter is
+`vit_gigantic_14`.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from vitrail.core.errors import ConfigError, UnknownName, unknown
+from vitrail.core.shapes import Pair, pair
+from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+
+# width, depth, MLP width, heads. B, L, H: Table 1; Ti, S: the same authors' later "How to train your ViT"; g, G:
+# "Scaling Vision Transformers".
+SHAPES: dict[str, tuple[int, int, int, int]] = {
+    "Ti": (192, 12, 768, 3),
+    "S": (384, 12, 1536, 6),
+    "B": (768, 12, 3072, 12),
+    "L": (1024, 24, 4096, 16),
+    "H": (1280, 32, 5120, 16),
+    "g": (1408, 40, 6144, 16),
+    "G": (1664, 48, 8192, 16),
+}
+PATCHES = (8, 14, 16, 32)
+
+# For 28 to 64 px images; at 32 px and patch 4 there are 64 tokens.
+SMALL_SHAPES: dict[str, tuple[int, int, int, int]] = {
+    "Nano": (96, 6, 192, 3),
+    "Micro": (192, 9, 384, 3),
+    "Mini": (256, 7, 512, 4),
+}
+SMALL_PATCHES = (2, 4, 8)
+
+R50 = (3, 4, 6, 3)
+BIT: dict[str, tuple[tuple[int, ...], float]] = {
+    "R50x1": (R50, 1),
+    "R50x2": (R50, 2),
+    "R101x1": ((3, 4, 23, 3), 1),
+    "R152x1": ((3, 8, 36, 3), 1),
+    "R152x2": ((3, 8, 36, 3), 2),
+    "R152x4": ((3, 8, 36, 3), 4),
+    "R200x3": ((3, 24, 36, 3), 3),
+}
+MINI_BIT: dict[str, tuple[int, ...]] = {"mini-R14": (1, 1, 1, 1), "mini-R26": (2, 2, 2, 2)}
+
+
+def vit(shape: str, patch: int) -> ViTConfig:
+    width, depth, mlp_width, heads = (SHAPES | SMALL_SHAPES)[shape]
+    image = 32 if shape in SMALL_SHAPES else 224
+    return ViTConfig(width=width, depth=depth, mlp_width=mlp_width, heads=heads, patch=pair(patch), image=pair(image))
+
+
+def slim_b32() -> ViTConfig:
+    """ViT-b/32 of Figure 4: Base with every hidden dimension halved; the heads keep their 64 dimensions, so six."""
+    return replace(vit("B", 32), width=384, mlp_width=1536, heads=6)
+
+
+def axial(shape: str, patch: int) -> ViTConfig:
+    """Axial-ViT (D.6): row attention and MLP, then column attention and MLP, tokens kept on their grid."""
+    return replace(vit(shape, patch), attention="axial", class_token=False, pool="mean")
+
+
+def backbone(blocks: tuple[int, ...], image: Pair = (224, 224)) -> ResNetConfig:
+    """The hybrid's ResNet, with the numerics of the released hybrids."""
+    return ResNetConfig(
+        blocks=blocks,
+        image=image,
+        classes=0,
+        unit="postactivation",
+        norm_eps=1e-6,
+        standardisation="std+eps",
+        standardisation_eps=1e-5,
+        padding="same",
+        pool_padding="infinity",
+    )
+
+
+def hybrid(shape: str, stride: int) -> ViTConfig:
+    """R50+ViT: /32 reads stage 4 (option i), /16 drops stage 4 and puts its blocks into stage 3 (option ii)."""
+    blocks = {32: R50, 16: (3, 4, 9)}[stride]
+    return replace(vit(shape, 16), patch=(1, 1), backbone=backbone(blocks))
+
+
+def mini_hybrid(shape: str, blocks: tuple[int, ...]) -> ViTConfig:
+    """A hybrid for 28 to 64 px: a 3x3 root, half width, total stride 4."""
+    small = replace(backbone(blocks, (32, 32)), root="3x3", factor=0.5, groups=8)
+    return replace(vit(shape, 4), patch=(1, 1), backbone=small)
+
+
+def bit(name: str) -> ResNetConfig:
+    blocks, factor = BIT[name]
+    return ResNetConfig(blocks=blocks, factor=factor)
+
+
+def mini_bit(name: str) -> ResNetConfig:
+    """A BiT ResNet for 28 to 64 px: a 3x3 root without pooling, half width."""
+    return ResNetConfig(blocks=MINI_BIT[name], factor=0.5, root="3x3", groups=8, image=(32, 32))
+
+
+def axial_resnet50() -> ResNetConfig:
+    """AxialResNet50 (D.6): R50 with row and column attention in the place of its 3x3 convolutions."""
+    return replace(bit("R50x1"), mixing="axial")
+
+
+def _zoo() -> Iterator[tuple[str, ModelConfig]]:
+    for shape in SHAPES:
+        for patch in PATCHES:
+            yield f"ViT-{shape}/{patch}", vit(shape, patch)
+    yield "ViT-b/32", slim_b32()
+    for shape in SMALL_SHAPES:
+        for patch in SMALL_PATCHES:
+            yield f"ViT-{shape}/{patch}", vit(shape, patch)
+    for patch in (16, 32):
+        yield f"Axial-ViT-B/{patch}", axial("B", patch)
+    for shape in ("B", "L"):
+        for stride in (16, 32):
+            yield f"R50+ViT-{shape}/{stride}", hybrid(shape, stride)
+    yield "mini-R11+ViT-Nano/4", mini_hybrid("Nano", (1, 1, 1))
+    yield "mini-R20+ViT-Micro/4", mini_hybrid("Micro", (2, 2, 2))
+    for name in BIT:
+        yield f"BiT-{name}", bit(name)
+    for name in MINI_BIT:
+        yield f"BiT-{name}", mini_bit(name)
+    yield "AxialResNet50", axial_resnet50()
+
+
+ZOO: dict[str, ModelConfig] = dict(_zoo())
+SPELT_OUT = {"ViT-b/32": "vit_slim_b_32"} | {f"ViT-G/{patch}": f"vit_gigantic_{patch}" for patch in PATCHES}
+
+
+def slug(name: str) -> str:
+    """ "r50_vit_b_16" for "R50+ViT-B/16"."""
+    return SPELT_OUT.get(name) or re.sub(r"[^a-z0-9.]+", "_", name.lower()).strip("_")
+
+
+SLUGS: dict[str, str] = {slug(name): name for name in ZOO}
+
+
+def resolve(name: str) -> str:
+    """The paper's notation for a name given either way."""
+    if name in ZOO:
+        return name
+    if found := SLUGS.get(slug(name)):
+        return found
+    try:
+        raise unknown("model", name, [*ZOO, *SLUGS])
+    except UnknownName as error:
+        raise UnknownName(f"{error} `vitrail models` lists all") from None
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that match a shell pattern, in either notation and any case; a bare word matches anywhere."""
+    wanted = pattern.lower() if any(c in pattern for c in "*?[") else f"*{pattern.lower()}*"
+    return [name for name in ZOO if fnmatchcase(name.lower(), wanted) or fnmatchcase(slug(name), wanted)]
+
+
+def model_config(
+    name: str, *, classes: int | None = None, image_size: int | Pair | None = None, **replacements: Any
+) -> ModelConfig:
+    """The named config with fields replaced; `image_size` and `classes` fit every family."""
+    config = ZOO[resolve(name)]
+    return adapted(config, classes=classes, image_size=image_size, **replacements)
+
+
+def adapted(
+    config: ModelConfig, *, classes: int | None = None, image_size: int | Pair | None = None, **replacements: Any
+) -> ModelConfig:
+    """A config with another head size, image size or any other field; rules that hang together move together."""
+    known = [field.name for field in fields(config)]
+    for field in replacements:
+        if field not in known:
+            raise unknown("config field", field, known)
+    changes = dict(replacements)
+    for field in ("image", "patch"):
+        if field in changes:
+            changes[field] = pair(changes[field])
+    if image_size is not None:
+        if "image" in changes:
+            raise ConfigError("give image_size or image, not both")
+        changes["image"] = pair(image_size)
+    if classes is not None:
+        changes["classes"] = classes
+    if isinstance(config, ViTConfig):
+        _move_together(config, changes)
+    return replace(config, **changes)
+
+
+def _move_together(config: ViTConfig, changes: dict[str, Any]) -> None:
+    """No classes means no head and the other way round; the backbone sees the network's image and channels."""
+    classes: int = changes.get("classes", config.classes)
+    if "head" not in changes:
+        if classes == 0:
+            changes["head"] = "none"
+        elif config.head == "none":
+            changes["head"] = "linear"
+    elif changes["head"] == "none" and "classes" not in changes:
+        changes["classes"] = 0
+    if changes.get("pool") == "token" and not config.class_token:
+        changes.setdefault("class_token", True)
+    inner: ResNetConfig | None = changes.get("backbone", config.backbone)
+    if inner is not None:
+        image, channels = changes.get("image", config.image), changes.get("channels", config.channels)
+        changes["backbone"] = replace(inner, image=image, channels=channels)
