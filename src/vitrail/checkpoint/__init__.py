@@ -1,0 +1,1 @@
+"""Weights that come and go: our own sealed files, other people's formats, public weights by name."""

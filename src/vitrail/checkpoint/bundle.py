@@ -1,0 +1,62 @@
+"""A network as data, on its way in or out: config and tensors, and the card that travels with them."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vitrail.checkpoint.formats.table import Tensors
+from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import Pair
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.config import ModelConfig, from_dict, to_dict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """What a network cannot say itself: how pictures are prepared, what classes are called, where it is from."""
+
+    preprocessing: Preprocessing
+    labels: tuple[str, ...] | None = None
+    provenance: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def resized(self, image: Pair) -> "Card":
+        """The card for another image size; a shorter side before the crop grows in proportion."""
+        old = self.preprocessing
+        resize = None if old.resize is None else max(round(old.resize * min(image) / min(old.image)), min(image))
+        return replace(self, preprocessing=replace(old, image=image, resize=resize))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bundle:
+    """Config, tensors by our own names in the type they were stored in, and the card."""
+
+    config: ModelConfig
+    tensors: Tensors
+    card: Card
+
+
+def describe(config: ModelConfig, card: Card) -> dict[str, Any]:
+    """Config and card as plain data: the header of our own files, and the sidecar of others'."""
+    return {
+        "config": to_dict(config),
+        "preprocessing": card.preprocessing.to_dict(),
+        "labels": None if card.labels is None else list(card.labels),
+        "provenance": card.provenance,
+    }
+
+
+def described(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
+    """What `describe` wrote, checked."""
+    try:
+        config, labels, provenance = from_dict(data["config"]), data["labels"], data["provenance"]
+        card = Card(
+            preprocessing=Preprocessing.from_dict(data["preprocessing"]),
+            labels=None if labels is None else tuple(str(label) for label in labels),
+            provenance=dict(provenance),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"incomplete description: {error!r}") from None
+    if card.labels is not None and len(card.labels) != config.classes:
+        raise ConfigError(f"{len(card.labels)} labels for {config.classes} classes")
+    return config, card

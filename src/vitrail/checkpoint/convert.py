@@ -1,0 +1,172 @@
+"""`convert`: weights from any format to any other, tensor by tensor, with a certificate of what came out."""
+
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from vitrail.checkpoint import certificate
+from vitrail.checkpoint.bundle import Bundle
+from vitrail.checkpoint.certificate import Certificate
+from vitrail.checkpoint.formats import huggingface, timm
+from vitrail.checkpoint.formats.known import Format, find_format
+from vitrail.checkpoint.formats.table import Tensors, export_tensors
+from vitrail.checkpoint.sidecar import sidecar_of, write_sidecar
+from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.weights import write_bundle
+from vitrail.core.errors import ConfigError, ExportRefused, WeightsError
+from vitrail.models.config import ModelConfig
+
+OWN = "vitrail"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """What a conversion wrote, what the format could not hold, and the certificate."""
+
+    source: Path
+    target: Path
+    format: str
+    config: ModelConfig
+    sidecar: Path | None
+    unheld: list[str]
+    certificate: Certificate
+
+
+def convert(source: str | Path, target: str | Path, to: str | None = None, **facts: Any) -> Conversion:
+    """Read weights of any format and write them in another; `to` is needed where the target's name does not tell.
+
+    A `.npz` is Google's layout, a `.safetensors` our own, a folder Hugging Face's; `to="timm"` or `"torchvision"` with
+    `.safetensors` or `.pth` is a state dict of theirs, and `to="timm"` with a folder is one that timm's hub code reads.
+    """
+    bundle = read_bundle(source, **facts)
+    return export(bundle, Path(target), to, source=Path(source))
+
+
+def export(bundle: Bundle, target: Path, to: str | None = None, *, source: Path = Path()) -> Conversion:
+    """Write a bundle, read it back, and hold both against each other and against the other library where it is."""
+    name = format_for(target, to)
+    if not target.parent.is_dir():
+        raise WeightsError(f"{target}: the folder {target.parent} does not exist; make it first")
+    sidecar, unheld = None, list[str]()
+    if name == OWN:
+        write_bundle(bundle, target)
+    else:
+        known = find_format(name, bundle.config)
+        name = known.name
+        sidecar, unheld = _write_foreign(bundle, target, known)
+    return Conversion(
+        source=source,
+        target=target,
+        format=name,
+        config=bundle.config,
+        sidecar=sidecar,
+        unheld=unheld,
+        certificate=certificate.certify(bundle, read_bundle(target), name, target),
+    )
+
+
+def format_for(target: Path, to: str | None) -> str:
+    """The format that a target's name asks for, held against `to`."""
+    suffix = target.suffix
+    if to is None:
+        match suffix:
+            case ".safetensors":
+                return OWN
+            case ".npz":
+                return "npz"
+            case "":
+                return huggingface.NAME
+            case _:
+                raise ConfigError(f"{target}: {suffix} does not say a format; add --to timm or --to torchvision")
+    if to == OWN:
+        allowed: tuple[str, ...] = (".safetensors",)
+    else:
+        known = find_format(to).name
+        allowed = {huggingface.NAME: ("",), timm.NAME: ("", ".safetensors", ".pth", ".bin")}.get(
+            known, (".npz",) if known.startswith("npz") else (".safetensors", ".pth", ".bin")
+        )
+    if suffix not in allowed:
+        named = ", ".join(repr(a) if a else "a folder" for a in allowed)
+        raise ConfigError(f"{target}: format {to!r} goes into {named}")
+    return to
+
+
+def _write_foreign(bundle: Bundle, target: Path, known: Format) -> tuple[Path | None, list[str]]:
+    """Tensors, the format's own config files, and a sidecar for what neither holds; in place only when whole."""
+    tensors = export_tensors(known.table(bundle.config), bundle.tensors)
+    folder = target.suffix == ""
+    if folder and target.exists() and not target.is_dir():
+        raise ExportRefused(f"{target}: is a file; a folder is to be written there")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
+        draft = Path(scratch) / target.name
+        weights = draft
+        if folder:
+            draft.mkdir()
+            weights = draft / "model.safetensors"
+            _write_settings(bundle, draft, known)
+        _write_tensors(tensors, weights)
+        unheld = _unheld(bundle, draft)
+        final = target / weights.name if folder else target
+        if unheld:
+            write_sidecar(weights, bundle.config, bundle.card, unheld)
+        sidecar_of(final).unlink(missing_ok=True)
+        if folder:
+            target.mkdir(exist_ok=True)
+        for file in sorted(draft.iterdir()) if folder else (draft, sidecar_of(draft)):
+            if file.exists():
+                shutil.move(file, (target if folder else target.parent) / file.name)
+    return (sidecar_of(final) if unheld else None), unheld
+
+
+def _write_tensors(tensors: Tensors, path: Path) -> None:
+    try:
+        if path.suffix == ".npz":
+            np.savez(path, **{name: _numpy(tensor) for name, tensor in tensors.items()})
+        elif path.suffix == ".safetensors":
+            save_file(tensors, path, metadata={"format": "pt"})
+        else:
+            torch.save(tensors, path)
+    except OSError as error:
+        raise WeightsError(f"{path.name}: cannot be written ({error.strerror or error})") from None
+
+
+def _numpy(tensor: torch.Tensor) -> Any:
+    """numpy has no bfloat16; float32 holds the same numbers."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _dtype(bundle: Bundle) -> str:
+    return str(next(iter(bundle.tensors.values())).dtype).removeprefix("torch.")
+
+
+def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
+    files: dict[str, Any] = {}
+    if known.name == huggingface.NAME:
+        files["config.json"] = huggingface.settings(bundle.config, bundle.card.labels, _dtype(bundle))
+        files["preprocessor_config.json"] = huggingface.preprocessor(bundle.card.preprocessing)
+    else:
+        files["config.json"] = timm.settings(bundle.config, bundle.card.preprocessing, bundle.card.labels)
+    for name, data in files.items():
+        (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+
+
+def _unheld(bundle: Bundle, draft: Path) -> list[str]:
+    """Fields that reading the bare format gets wrong, or cannot say at all (a grid that is not square)."""
+    try:
+        seen = read_bundle(draft)
+    except WeightsError:
+        return ["image"]
+    mine, theirs = bundle.config, seen.config
+    out = [f.name for f in fields(mine) if getattr(mine, f.name) != getattr(theirs, f.name, None)]
+    if bundle.card.preprocessing != seen.card.preprocessing:
+        out.append("preprocessing")
+    if bundle.card.labels != seen.card.labels:
+        out.append("labels")
+    return out

@@ -1,0 +1,1 @@
+"""Other people's formats: one module each, one table for both directions."""

@@ -1,0 +1,243 @@
+"""Google's `.npz` files of ViTs and hybrids: the original layout, Linen's, and big_vision's (also scan-stacked).
+
+    layout       attention, second norm, MLP                                positions
+    original     MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3    Transformer/posembed_input/pos_embedding
+    linen        MultiHeadDotProductAttention_0, LayerNorm_1, MlpBlock_0    Transformer/posembed_input/pos_embedding
+    big_vision   as linen                                                   pos_embedding, without a class row
+
+Kernels are stored input first (HWIO, [in, out]), q, k and v apart with a dimension for heads. JAX computed with the
+tanh GELU, eps 1e-6, and the hybrid's backbone with (std + 1e-5) and SAME padding.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vitrail.checkpoint.formats.infer import grid_of
+from vitrail.checkpoint.formats.plain import position_entry, require_plain
+from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, same
+from vitrail.core.errors import ExportRefused, MismatchedWeights
+from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.zoo import backbone
+
+PREFIXES = ("opt/target/", "params/img/", "params/")
+BLOCK = "Transformer/encoderblock_{}/"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one generation of the code numbers the parts of a block and where it keeps positions."""
+
+    name: str
+    attention: str
+    norm_mlp: str
+    mlp: str
+    position: str
+    norms: tuple[int, ...]  # dimensions in front of a GroupNorm vector: the original hybrids store [1, 1, 1, C]
+
+
+STEM = "Transformer/posembed_input/pos_embedding"
+ORIGINAL = Layout("npz", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3", STEM, (1, 1, 1))
+LINEN = Layout("npz-linen", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0", STEM, ())
+BIG_VISION = Layout(
+    "npz-big-vision", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0", "pos_embedding", ()
+)
+LAYOUTS = (ORIGINAL, LINEN, BIG_VISION)
+
+
+def recognises(names: set[str]) -> bool:
+    return any("MultiHeadDotProductAttention_" in name for name in names)
+
+
+def modern(tensors: Tensors) -> Tensors:
+    """Without prefixes and scan stacks, so that the three layouts remain."""
+    out = dict(tensors)
+    for prefix in PREFIXES:
+        inside = {name.removeprefix(prefix): t for name, t in out.items() if name.startswith(prefix)}
+        out = inside or out  # what stands beside the prefix is optimiser state
+    out = _unstacked(out)
+    if "Transformer/pos_embedding" in out:
+        out["pos_embedding"] = out.pop("Transformer/pos_embedding")
+    dims = layout_of(set(out)).norms
+    return {name: _norm_shaped(name, tensor, dims) for name, tensor in out.items()}
+
+
+def _unstacked(tensors: Tensors) -> Tensors:
+    """A scanned model stores every block in one tensor with the layer in front."""
+    out: Tensors = {}
+    for name, tensor in tensors.items():
+        if not name.startswith("Transformer/encoderblock/") or not tensor.ndim or tensor.shape[0] > 1000:
+            out[name] = tensor
+            continue
+        for layer, part in enumerate(tensor.unbind(0)):
+            out[name.replace("encoderblock/", f"encoderblock_{layer}/", 1)] = part
+    return out
+
+
+def _norm_shaped(name: str, tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """GroupNorm vectors as the layout has them, whichever way the file does."""
+    norm = re.search(r"(^|/)gn(_root|_proj|\d)/(scale|bias)$", name)
+    return tensor.reshape(*dims, -1) if norm and tensor.numel() else tensor
+
+
+def layout_of(names: set[str]) -> Layout:
+    if "pos_embedding" in names:
+        return BIG_VISION
+    return ORIGINAL if any("MultiHeadDotProductAttention_1/" in name for name in names) else LINEN
+
+
+def infer(shapes: Shapes) -> ModelConfig:
+    layout = layout_of(set(shapes.tensors))
+    attention = f"{BLOCK.format(0)}{layout.attention}/"
+    width, heads, _ = shapes.of(f"{attention}query/kernel", 3)
+    *patch, channels, _ = shapes.of("embedding/kernel", 4)
+    token = "cls" in shapes
+    trunk = _infer_backbone(shapes) if "conv_root/kernel" in shapes else None
+    ground = (patch[0], patch[1])
+    if trunk is not None:
+        channels, stride = shapes.of("conv_root/kernel", 4)[2], 4 * 2 ** (len(trunk.blocks) - 1)
+        ground = (patch[0] * stride, patch[1] * stride)
+    has_table = layout.position in shapes
+    if has_table:
+        rows = shapes.of(layout.position, 3)[1]
+        size, prefix = grid_of(shapes, rows, ground, token)
+    elif shapes.image is None:
+        raise MismatchedWeights(
+            f"{shapes.path}: no positions in the file, so it does not say its image size; pass image="
+        )
+    else:
+        size, prefix = shapes.image, 0
+    classes = shapes.of("head/kernel", 2)[1] if "head/kernel" in shapes else 0
+    tanh = "pre_logits/kernel" in shapes
+    return ViTConfig(
+        width=width,
+        depth=shapes.count(BLOCK + "LayerNorm_0/scale"),
+        mlp_width=shapes.of(f"{BLOCK.format(0)}{layout.mlp}/Dense_0/kernel", 2)[1],
+        heads=heads,
+        image=size,
+        patch=(patch[0], patch[1]),
+        channels=channels,
+        classes=classes,
+        head="tanh" if tanh else "linear" if classes else "none",
+        pool="token" if token else "mean",
+        class_token=token,
+        position="learned" if has_table else "none",
+        position_prefix=bool(prefix) or not token,
+        backbone=None if trunk is None else replace(trunk, image=size, channels=channels),
+    )
+
+
+def _infer_backbone(shapes: Shapes) -> ResNetConfig:
+    stages = shapes.count("block{}/unit1/conv1/kernel", 1)
+    return backbone(tuple(shapes.count(f"block{stage}/unit{{}}/conv1/kernel", 1) for stage in range(1, stages + 1)))
+
+
+def table(config: ModelConfig, layout: Layout = ORIGINAL) -> list[Entry]:
+    free = ("backbone", "class_token", "pool")
+    c = require_plain(layout.name, config, heads=("none", "linear", "tanh"), free=(*free, "position"))
+    if c.position not in ("learned", "none"):
+        raise ExportRefused(
+            f"{layout.name} has no place for field position={c.position!r}; it holds 'learned' and 'none'"
+        )
+    rows = [same("class_token", "cls")] if c.class_token else []
+    if c.position == "learned":
+        rows += [_positions(c, layout)]
+    rows += _trunk_table(c.backbone, layout) if c.backbone is not None else []
+    rows += [
+        conv("embedding.projection.weight", "embedding/kernel"),
+        same("embedding.projection.bias", "embedding/bias"),
+    ]
+    for i in range(c.depth):
+        rows += _block_table(f"blocks.{i}.", BLOCK.format(i), layout, c.heads)
+    rows += norm("norm", "Transformer/encoder_norm")
+    rows += dense("head.hidden", "pre_logits") if c.head == "tanh" else []
+    return rows + (dense("head.classifier", "head") if c.classes else [])
+
+
+def _positions(c: ViTConfig, layout: Layout) -> Entry:
+    if layout is not BIG_VISION:
+        return position_entry(c, layout.position)
+    if c.class_token and c.position_prefix:
+        raise ExportRefused(
+            "npz-big-vision keeps no position for the class token: field position_prefix=True cannot be held; use npz"
+        )
+    return same("position.tables.0.table", layout.position)
+
+
+def _block_table(ours: str, theirs: str, layout: Layout, heads: int) -> list[Entry]:
+    attention = f"{theirs}{layout.attention}/"
+    parts = ("query", "key", "value")
+    return [
+        *norm(f"{ours}norm_attention", f"{theirs}LayerNorm_0"),
+        qkv_kernel(f"{ours}attention.qkv.weight", tuple(f"{attention}{part}/kernel" for part in parts), heads),
+        qkv_bias(f"{ours}attention.qkv.bias", tuple(f"{attention}{part}/bias" for part in parts), heads),
+        out_kernel(f"{ours}attention.out.weight", f"{attention}out/kernel", heads),
+        same(f"{ours}attention.out.bias", f"{attention}out/bias"),
+        *norm(f"{ours}norm_mlp", f"{theirs}{layout.norm_mlp}"),
+        *dense(f"{ours}mlp.expand", f"{theirs}{layout.mlp}/Dense_0"),
+        *dense(f"{ours}mlp.contract", f"{theirs}{layout.mlp}/Dense_1"),
+    ]
+
+
+def _trunk_table(c: ResNetConfig, layout: Layout) -> list[Entry]:
+    if (c.unit, c.root, c.mixing, c.factor) != ("postactivation", "7x7", "convolution", 1):
+        raise ExportRefused(
+            f"{layout.name} holds hybrids of R50: field root={c.root!r} or factor={c.factor} cannot be held"
+        )
+    ours = "embedding.backbone."
+    rows = [conv(f"{ours}root.weight", "conv_root/kernel"), *group_norm(f"{ours}norm_root", "gn_root", layout)]
+    for stage, count in enumerate(c.blocks):
+        for unit in range(count):
+            here, there = f"{ours}stages.{stage}.{unit}.", f"block{stage + 1}/unit{unit + 1}/"
+            for part in (1, 2, 3):
+                rows += [conv(f"{here}conv{part}.weight", f"{there}conv{part}/kernel")]
+                rows += group_norm(f"{here}norm{part}", f"{there}gn{part}", layout)
+            if unit == 0:
+                rows += [conv(f"{here}project.weight", f"{there}conv_proj/kernel")]
+                rows += group_norm(f"{here}norm_project", f"{there}gn_proj", layout)
+    return rows
+
+
+def conv(ours: str, theirs: str) -> Entry:
+    """OIHW here, HWIO there."""
+    return Entry(ours, (theirs,), lambda t: (t.permute(2, 3, 1, 0),), lambda ts: ts[0].permute(3, 2, 0, 1))
+
+
+def dense(ours: str, theirs: str) -> list[Entry]:
+    """[out, in] here, [in, out] there."""
+    kernel = Entry(f"{ours}.weight", (f"{theirs}/kernel",), lambda t: (t.T,), lambda ts: ts[0].T)
+    return [kernel, same(f"{ours}.bias", f"{theirs}/bias")]
+
+
+def norm(ours: str, theirs: str) -> list[Entry]:
+    return [same(f"{ours}.weight", f"{theirs}/scale"), same(f"{ours}.bias", f"{theirs}/bias")]
+
+
+def group_norm(ours: str, theirs: str, layout: Layout) -> list[Entry]:
+    def entry(mine: str, yours: str) -> Entry:
+        return Entry(mine, (yours,), lambda t: (t.reshape(*layout.norms, -1),), lambda ts: ts[0].flatten())
+
+    return [entry(f"{ours}.weight", f"{theirs}/scale"), entry(f"{ours}.bias", f"{theirs}/bias")]
+
+
+def qkv_kernel(ours: str, names: tuple[str, ...], heads: int) -> Entry:
+    """[3D, D] here; three times [D, heads, D_h] there."""
+
+    def out(t: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.T.unflatten(1, (heads, -1)) for part in t.chunk(3))
+
+    return Entry(ours, names, out, lambda ts: torch.cat([t.flatten(1).T for t in ts]))
+
+
+def qkv_bias(ours: str, names: tuple[str, ...], heads: int) -> Entry:
+    def out(t: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.unflatten(0, (heads, -1)) for part in t.chunk(3))
+
+    return Entry(ours, names, out, lambda ts: torch.cat([t.flatten() for t in ts]))
+
+
+def out_kernel(ours: str, theirs: str, heads: int) -> Entry:
+    """[D, D] here, [heads, D_h, D] there."""
+    return Entry(ours, (theirs,), lambda t: (t.T.unflatten(0, (heads, -1)),), lambda ts: ts[0].flatten(0, 1).T)

@@ -1,0 +1,276 @@
+"""Hugging Face folders: `config.json` with `model.safetensors` (or `pytorch_model.bin`), ViT and BiT.
+
+Files are written with the tensor names of transformers 4, which 5 reads too; both names are read. `ViTModel` folders,
+whose tensors stand without the `vit.` in front, may carry a pooler: a hidden tanh layer without a classifier.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, cast
+
+from vitrail.checkpoint.formats.plain import position_entry, require_plain
+from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, both, parted, same
+from vitrail.core.errors import ExportRefused, MismatchedWeights
+from vitrail.core.shapes import Pair, pair
+from vitrail.data.preprocessing import Preprocessing, triple
+from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+
+NAME = "huggingface"
+GELU = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
+FIVE = {
+    r"attention\.q_proj\.": "attention.attention.query.",
+    r"attention\.k_proj\.": "attention.attention.key.",
+    r"attention\.v_proj\.": "attention.attention.value.",
+    r"attention\.o_proj\.": "attention.output.dense.",
+    r"mlp\.fc1\.": "intermediate.dense.",
+    r"mlp\.fc2\.": "output.dense.",
+}
+
+
+def recognises(names: set[str]) -> bool:
+    return bool(names & {"vit.embeddings.cls_token", "embeddings.cls_token", "bit.embedder.convolution.weight"})
+
+
+def modern(tensors: Tensors) -> Tensors:
+    """Names of transformers 5, and of bare `ViTModel` folders, to those of transformers 4."""
+    return {_four(name): tensor for name, tensor in tensors.items()}
+
+
+def _four(name: str) -> str:
+    if name.startswith(("embeddings.", "encoder.", "layers.", "layernorm.", "pooler.")):
+        name = f"vit.{name}"
+    if name.startswith("vit.layers."):
+        name = "vit.encoder.layer." + name.removeprefix("vit.layers.")
+        for five, four in FIVE.items():
+            name = re.sub(five, four, name)
+    return name
+
+
+def infer(shapes: Shapes) -> ModelConfig:
+    """The config that the folder's `config.json` states; tensors are held against it afterwards."""
+    if shapes.settings is None:
+        raise MismatchedWeights(f"{shapes.path}: Hugging Face tensors without their config.json; give the folder")
+    get = Settings(shapes, shapes.settings)
+    return _infer_bit(get) if get.values.get("model_type") == "bit" else _infer_vit(get)
+
+
+class Settings:
+    """A config.json, read with the types it must have."""
+
+    def __init__(self, shapes: Shapes, values: dict[str, Any]):
+        self.shapes, self.values = shapes, values
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        value = self.values.get(name, default)
+        if type(value) is not int or not 0 < value < 2**20:
+            raise MismatchedWeights(
+                f"{self.shapes.path}: config.json says {name}={value!r}, expected a whole number above 0"
+            )
+        return value
+
+    def size(self, name: str, default: int) -> Pair:
+        value = self.values.get(name, default)
+        numbers = [value, value] if type(value) is int else value
+        if not isinstance(numbers, list) or [type(n) for n in cast(list[object], numbers)] != [int, int]:
+            raise MismatchedWeights(
+                f"{self.shapes.path}: config.json says {name}={value!r}, expected one or two whole numbers"
+            )
+        return pair(cast(list[int], numbers))
+
+    def number(self, name: str, default: float) -> float:
+        value = self.values.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise MismatchedWeights(f"{self.shapes.path}: config.json says {name}={value!r}, expected a number")
+        return float(value)
+
+
+def _infer_vit(get: Settings) -> ViTConfig:
+    shapes, settings = get.shapes, get.values
+    if settings.get("model_type", "vit") not in ("vit", "deit"):
+        raise MismatchedWeights(
+            f"{shapes.path}: model_type {settings.get('model_type')!r} is not a ViT or BiT of the paper"
+        )
+    act = settings.get("hidden_act", "gelu")
+    if act not in GELU:
+        raise MismatchedWeights(f"{shapes.path}: hidden_act {act!r} is no GELU; known: {', '.join(GELU)}")
+    depth, found = get.whole("num_hidden_layers", 12), shapes.count("vit.encoder.layer.{}.layernorm_before.weight")
+    if depth != found:
+        raise MismatchedWeights(f"{shapes.path}: config.json says num_hidden_layers={depth}, the tensors make {found}")
+    classes = shapes.of("classifier.weight", 2)[0] if "classifier.weight" in shapes else 0
+    pooler = "vit.pooler.dense.weight" in shapes
+    return ViTConfig(
+        width=get.whole("hidden_size", 768),
+        depth=depth,
+        mlp_width=get.whole("intermediate_size", 3072),
+        heads=get.whole("num_attention_heads", 12),
+        image=shapes.image or get.size("image_size", 224),
+        patch=get.size("patch_size", 16),
+        channels=get.whole("num_channels", 3),
+        classes=classes,
+        head="tanh" if pooler else "linear" if classes else "none",
+        qkv_bias=bool(settings.get("qkv_bias", True)),
+        dropout=get.number("hidden_dropout_prob", 0.0),
+        attention_dropout=get.number("attention_probs_dropout_prob", 0.0),
+        gelu="erf" if GELU[act] == "erf" else "tanh",
+        norm_eps=get.number("layer_norm_eps", 1e-12),
+    )
+
+
+def _infer_bit(get: Settings) -> ResNetConfig:
+    shapes, settings = get.shapes, get.values
+    layers = "bit.encoder.stages.{}.layers.{}.conv1.weight"
+    stages = shapes.count("bit.encoder.stages.{}.layers.0.conv1.weight")
+    blocks = tuple(shapes.count(layers.replace("{}", str(stage), 1)) for stage in range(stages))
+    if settings.get("layer_type", "preactivation") != "preactivation" or settings.get("global_padding"):
+        raise MismatchedWeights(
+            f"{shapes.path}: only the pre-activation BiT with its own padding is a network of the paper"
+        )
+    if tuple(settings.get("depths", (3, 4, 6, 3))) != blocks:
+        raise MismatchedWeights(
+            f"{shapes.path}: config.json says depths={settings.get('depths')}, the tensors make {blocks}"
+        )
+    width, channels, *_ = shapes.of("bit.embedder.convolution.weight", 4)
+    classes = shapes.of("classifier.1.weight", 2)[0] if "classifier.1.weight" in shapes else 0
+    groups = get.whole("num_groups", 32)
+    return ResNetConfig(
+        blocks=blocks, factor=width / 64, channels=channels, classes=classes, groups=groups, standardisation_eps=1e-8
+    )
+
+
+def table(config: ModelConfig) -> list[Entry]:
+    if isinstance(config, ResNetConfig):
+        return _bit_table(config)
+    c = require_plain(NAME, config, heads=("none", "linear", "tanh"), free=("qkv_bias",))
+    if c.head == "tanh" and c.classes:
+        raise ExportRefused(
+            "huggingface has no classifier behind a hidden tanh layer: field head='tanh' goes with classes=0"
+        )
+    rows = [same("class_token", "vit.embeddings.cls_token"), position_entry(c, "vit.embeddings.position_embeddings")]
+    rows += both("embedding.projection", "vit.embeddings.patch_embeddings.projection")
+    for i in range(c.depth):
+        ours, theirs = f"blocks.{i}.", f"vit.encoder.layer.{i}."
+        inner = f"{theirs}attention.attention."
+        rows += both(f"{ours}norm_attention", f"{theirs}layernorm_before")
+        for p in ("weight", "bias")[: 2 if c.qkv_bias else 1]:
+            rows += [parted(f"{ours}attention.qkv.{p}", (f"{inner}query.{p}", f"{inner}key.{p}", f"{inner}value.{p}"))]
+        rows += both(f"{ours}attention.out", f"{theirs}attention.output.dense")
+        rows += both(f"{ours}norm_mlp", f"{theirs}layernorm_after")
+        rows += both(f"{ours}mlp.expand", f"{theirs}intermediate.dense")
+        rows += both(f"{ours}mlp.contract", f"{theirs}output.dense")
+    rows += both("norm", "vit.layernorm")
+    rows += both("head.hidden", "vit.pooler.dense") if c.head == "tanh" else []
+    return rows + (both("head.classifier", "classifier") if c.classes else [])
+
+
+def _bit_table(c: ResNetConfig) -> list[Entry]:
+    if (c.unit, c.root, c.mixing) != ("preactivation", "7x7", "convolution"):
+        raise ExportRefused(
+            f"huggingface's BiT has no place for field unit={c.unit!r}, root={c.root!r} or mixing={c.mixing!r}"
+        )
+    rows = [same("trunk.root.weight", "bit.embedder.convolution.weight")]
+    for stage, count in enumerate(c.blocks):
+        for block in range(count):
+            here, there = f"trunk.stages.{stage}.{block}.", f"bit.encoder.stages.{stage}.layers.{block}."
+            for part in (1, 2, 3):
+                rows += [same(f"{here}conv{part}.weight", f"{there}conv{part}.weight")]
+                rows += both(f"{here}norm{part}", f"{there}norm{part}")
+            if block == 0:
+                rows += [same(f"{here}project.weight", f"{there}downsample.conv.weight")]
+    rows += both("norm", "bit.norm")
+    return rows + (both("head", "classifier.1") if c.classes else [])
+
+
+def settings(c: ModelConfig, class_names: tuple[str, ...] | None, dtype: str) -> dict[str, Any]:
+    """The folder's `config.json`."""
+    names = class_names or [f"LABEL_{i}" for i in range(c.classes)]
+    common: dict[str, Any] = {
+        "num_channels": c.channels,
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+        "torch_dtype": dtype,
+    }
+    if isinstance(c, ResNetConfig):
+        bit: dict[str, Any] = {
+            "model_type": "bit",
+            "architectures": ["BitForImageClassification"],
+            "layer_type": "preactivation",
+            "depths": list(c.blocks),
+            "embedding_size": c.root_width,
+            "hidden_sizes": [4 * c.bottleneck(stage) for stage in range(len(c.blocks))],
+            "num_groups": c.groups,
+            "global_padding": None,
+            "width_factor": 1,
+        }
+        return bit | common
+    vit: dict[str, Any] = {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification" if c.classes else "ViTModel"],
+        "hidden_size": c.width,
+        "num_hidden_layers": c.depth,
+        "num_attention_heads": c.heads,
+        "intermediate_size": c.mlp_width,
+        "hidden_act": "gelu" if c.gelu == "erf" else "gelu_pytorch_tanh",
+        "hidden_dropout_prob": c.dropout,
+        "attention_probs_dropout_prob": c.attention_dropout,
+        "layer_norm_eps": c.norm_eps,
+        "image_size": c.image[0] if c.image[0] == c.image[1] else list(c.image),
+        "patch_size": c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch),
+        "qkv_bias": c.qkv_bias,
+    }
+    return vit | common
+
+
+def labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | None:
+    """Class names, unless they are the LABEL_0, LABEL_1, ... that stand for none."""
+    names: Any = settings.get("id2label")
+    if not isinstance(names, dict) or not classes:
+        return None
+    found = tuple(str(cast(dict[str, Any], names).get(str(i))) for i in range(classes))
+    return None if len(cast(dict[str, Any], names)) != classes or found[0] == "LABEL_0" else found
+
+
+RESAMPLE = {"bilinear": 2, "bicubic": 3}
+
+
+def preprocessor(p: Preprocessing) -> dict[str, Any]:
+    """The folder's `preprocessor_config.json`; a centre crop needs BiT's image processor."""
+    common: dict[str, Any] = {
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "rescale_factor": 1 / 255,
+        "resample": RESAMPLE[p.interpolation],
+        "image_mean": list(p.mean),
+        "image_std": list(p.std),
+    }
+    box = {"height": p.image[0], "width": p.image[1]}
+    if p.resize is None:
+        return {"image_processor_type": "ViTImageProcessor", "size": box, **common}
+    size = {"shortest_edge": p.resize}
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "size": size,
+        "crop_size": box,
+        "do_center_crop": True,
+        **common,
+    }
+
+
+def read_preprocessor(values: dict[str, Any], image: Pair) -> Preprocessing | None:
+    """What a `preprocessor_config.json` says, where it says what we can do; None otherwise."""
+    names: dict[int, Callable[[], str]] = {2: lambda: "bilinear", 3: lambda: "bicubic"}
+    try:
+        size, crop = values["size"], values.get("crop_size")
+        size = {"height": size, "width": size} if isinstance(size, int) else size
+        box = crop if values.get("do_center_crop") and crop else size
+        return Preprocessing.from_dict(
+            {
+                "image": (box["height"], box["width"]) if isinstance(box, dict) and "height" in box else image,
+                "resize": size.get("shortest_edge"),
+                "interpolation": names[values.get("resample", 2)](),
+                "mean": triple(values["image_mean"]),
+                "std": triple(values["image_std"]),
+            }
+        )
+    except (KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,156 @@
+"""Key tables that read both ways: one entry ties a tensor of ours to the tensors of theirs that hold the same numbers.
+
+Import walks the table from right to left, export from left to right, so that a round trip is the identity by
+construction. Every map moves numbers about and never computes with them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from vitrail.core.errors import MismatchedWeights
+from vitrail.core.shapes import Pair, pair
+from vitrail.models.build import skeleton
+from vitrail.models.config import ModelConfig, ResNetConfig
+
+Tensors: TypeAlias = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`ours` is `names` of theirs; `out` splits ours into theirs, `back` joins theirs into ours."""
+
+    ours: str
+    names: tuple[str, ...]
+    out: Callable[[Tensor], tuple[Tensor, ...]]
+    back: Callable[[tuple[Tensor, ...]], Tensor]
+
+
+def same(ours: str, theirs: str) -> Entry:
+    return Entry(ours, (theirs,), lambda t: (t,), lambda ts: ts[0])
+
+
+def both(ours: str, theirs: str) -> list[Entry]:
+    """Weight and bias under one stem each."""
+    return [same(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
+
+
+def parted(ours: str, names: tuple[str, str, str]) -> Entry:
+    """q, k and v stacked in one matrix here, three of their own there."""
+    return Entry(ours, names, lambda t: t.chunk(3), torch.cat)
+
+
+def pointwise(ours: str, theirs: str) -> Entry:
+    """A matrix here, a 1x1 convolution there."""
+    return Entry(ours, (theirs,), lambda t: (t[:, :, None, None],), lambda ts: ts[0].flatten(1))
+
+
+def class_row_added(ours: str, theirs: str) -> Entry:
+    """Positions of patches alone here; there the class token has a row too, which stays zero and adds nothing."""
+
+    def out(t: Tensor) -> tuple[Tensor, ...]:
+        return (torch.cat([t.new_zeros(1, 1, t.shape[2]), t], dim=1),)
+
+    return Entry(ours, (theirs,), out, lambda ts: ts[0][:, 1:])
+
+
+def export_tensors(table: Iterable[Entry], tensors: Tensors) -> Tensors:
+    """Ours to theirs."""
+    out: Tensors = {}
+    for entry in table:
+        parts = entry.out(tensors[entry.ours])
+        out |= {name: part.contiguous() for name, part in zip(entry.names, parts, strict=True)}
+    return out
+
+
+def import_tensors(path: Path, config: ModelConfig, table: Iterable[Entry], theirs: Tensors) -> Tensors:
+    """Theirs to ours; the first tensor that is missing, left over or of the wrong shape or type is named."""
+    shapes = shapes_of(path, config, theirs)
+    left = dict(theirs)
+    out: Tensors = {}
+    for entry in table:
+        with torch.device("meta"):
+            wanted = entry.out(torch.empty(shapes[entry.ours]))
+        parts = tuple(
+            _checked(path, name, left.pop(name, None), tuple(want.shape))
+            for name, want in zip(entry.names, wanted, strict=True)
+        )
+        out[entry.ours] = entry.back(parts).contiguous()
+    if left:
+        name = next(iter(left))
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        raise MismatchedWeights(
+            f"{path}: tensor {name!r}{more} has no place in this network; it is another architecture, or another file"
+        )
+    return {name: out[name] for name in shapes}
+
+
+def identity(path: Path, config: ModelConfig, theirs: Tensors) -> list[Entry]:
+    """The table of our own files."""
+    return [same(name, name) for name in shapes_of(path, config, theirs)]
+
+
+def shapes_of(path: Path, config: ModelConfig, theirs: Tensors) -> dict[str, tuple[int, ...]]:
+    """What the network holds; a file that speaks of more layers than it has tensors is not taken at its word."""
+    layers = sum(config.blocks) if isinstance(config, ResNetConfig) else config.depth
+    if layers > len(theirs):
+        raise MismatchedWeights(
+            f"{path}: {len(theirs)} tensors cannot hold the {layers} layers that the file speaks of"
+        )
+    return skeleton(config)
+
+
+def _checked(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    if tensor is None:
+        raise MismatchedWeights(f"{path}: tensor {name!r} of shape {list(shape)} is missing; the file is not whole")
+    if tuple(tensor.shape) != shape:
+        raise MismatchedWeights(f"{path}: tensor {name!r} has shape {list(tensor.shape)}, expected {list(shape)}")
+    if not tensor.is_floating_point():
+        raise MismatchedWeights(f"{path}: tensor {name!r} has type {tensor.dtype}, expected floating point")
+    return tensor
+
+
+class Shapes:
+    """Questions to a file's tensors that answer with a clear error when a tensor is not there.
+
+    `settings` is the config.json beside them; `facts` is what the caller knows and the file may not say.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tensors: Tensors,
+        *,
+        settings: dict[str, Any] | None = None,
+        facts: dict[str, Any] | None = None,
+    ):
+        self.path = path
+        self.tensors = tensors
+        self.settings = settings
+        self.facts = facts or {}
+
+    @property
+    def image(self) -> Pair | None:
+        return pair(self.facts["image"]) if "image" in self.facts else None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def of(self, name: str, rank: int) -> tuple[int, ...]:
+        if name not in self.tensors:
+            raise MismatchedWeights(f"{self.path}: tensor {name!r} is missing; the file is not whole")
+        shape = tuple(self.tensors[name].shape)
+        if len(shape) != rank or min(shape, default=0) < 1:
+            raise MismatchedWeights(f"{self.path}: tensor {name!r} has shape {list(shape)}, expected {rank} dimensions")
+        return shape
+
+    def count(self, template: str, start: int = 0) -> int:
+        """How many of `template.format(i)` there are, without a hole."""
+        i = start
+        while template.format(i) in self.tensors:
+            i += 1
+        return i - start

@@ -1,0 +1,56 @@
+"""torchvision's `vit_*` state dicts, with today's names; the `mlp.linear_1` of older files is read too."""
+
+from vitrail.checkpoint.formats.infer import grid_of, heads_of
+from vitrail.checkpoint.formats.plain import position_entry, require_plain
+from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, both, same
+from vitrail.models.config import ModelConfig, ViTConfig
+
+NAME = "torchvision"
+LAYER = "encoder.layers.encoder_layer_{}."
+
+
+def recognises(names: set[str]) -> bool:
+    return {"conv_proj.weight", "class_token"} <= names
+
+
+def modern(tensors: Tensors) -> Tensors:
+    """Older files name the MLP's layers `linear_1` and `linear_2`."""
+    return {n.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3."): t for n, t in tensors.items()}
+
+
+def infer(shapes: Shapes) -> ModelConfig:
+    width, channels, *patch = shapes.of("conv_proj.weight", 4)
+    mlp_width = shapes.of(LAYER.format(0) + "mlp.0.weight", 2)[0]
+    rows = shapes.of("encoder.pos_embedding", 3)[1]
+    size, _ = grid_of(shapes, rows, (patch[0], patch[1]), True)
+    classes = shapes.of("heads.head.weight", 2)[0] if "heads.head.weight" in shapes else 0
+    tanh = "heads.pre_logits.weight" in shapes
+    return ViTConfig(
+        width=width,
+        depth=shapes.count(LAYER + "ln_1.weight"),
+        mlp_width=mlp_width,
+        heads=heads_of(shapes, width, mlp_width),
+        image=size,
+        patch=(patch[0], patch[1]),
+        channels=channels,
+        classes=classes,
+        head="tanh" if tanh else "linear" if classes else "none",
+        gelu="erf",
+    )
+
+
+def table(config: ModelConfig) -> list[Entry]:
+    c = require_plain(NAME, config, heads=("none", "linear", "tanh"))
+    rows = [same("class_token", "class_token"), position_entry(c, "encoder.pos_embedding")]
+    rows += both("embedding.projection", "conv_proj")
+    for i in range(c.depth):
+        ours, theirs = f"blocks.{i}.", LAYER.format(i)
+        rows += both(f"{ours}norm_attention", f"{theirs}ln_1")
+        rows += [same(f"{ours}attention.qkv.{p}", f"{theirs}self_attention.in_proj_{p}") for p in ("weight", "bias")]
+        rows += both(f"{ours}attention.out", f"{theirs}self_attention.out_proj")
+        rows += both(f"{ours}norm_mlp", f"{theirs}ln_2")
+        rows += both(f"{ours}mlp.expand", f"{theirs}mlp.0")
+        rows += both(f"{ours}mlp.contract", f"{theirs}mlp.3")
+    rows += both("norm", "encoder.ln")
+    rows += both("head.hidden", "heads.pre_logits") if c.head == "tanh" else []
+    return rows + (both("head.classifier", "heads.head") if c.classes else [])

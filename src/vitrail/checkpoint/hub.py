@@ -1,0 +1,451 @@
+"""A public weight file, from the cache or from the hub; checked on the way in and again at every use.
+
+    path = fetch(find("vit_b_16", "augreg_in21k"))
+
+The path is <cache>/weights/<repository, "--" for "/">/<file>. Beside the file lie `<file>.json` (its checksum and where
+it came from), `<file>.part` while a download is unfinished, and `<file>.lock`, which lets one process at a time write.
+What the environment says:
+
+VITRAIL_CACHE                        the cache; else $XDG_CACHE_HOME/vitrail, else ~/.cache/vitrail
+VITRAIL_HUB, HF_ENDPOINT             the hub, or a mirror of it
+VITRAIL_OFFLINE=1, HF_HUB_OFFLINE=1  use what is cached and ask nobody
+HF_TOKEN                             sent to the hub, and to no host that it redirects to
+
+The expected checksum is the registry's where one is pinned, else the hub's word (`X-Linked-Etag`, given before the
+redirect to storage). A server that gives neither is believed, with a warning; what is recorded then guards later uses.
+"""
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import ssl
+import string
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import SplitResult, quote, urldefrag, urljoin, urlsplit
+
+from vitrail.checkpoint.registry import PublicWeights
+from vitrail.core.errors import ConfigError, CorruptWeights, UnsafeWeights, WeightsError, WeightsNotFound
+
+HUB = "https://huggingface.co"
+MAX_BYTES = 16 * 2**30
+MAX_REDIRECTS = 5
+RETRIES = 3
+BACKOFF_S = 0.5
+TIMEOUT_S = 30.0
+LOCK_POLL_S = 0.05
+CHUNK = 2**18
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Record:
+    """What `<file>.json` says of the file beside it; no address where the file was put there by hand."""
+
+    sha256: str
+    size: int
+    url: str | None
+    etag: str | None
+    date: str
+
+
+class _TransferFailed(Exception):
+    """A failure that may pass: worth another try."""
+
+
+def fetch(
+    entry: PublicWeights, *, endpoint: str | None = None, cache: Path | None = None, offline: bool | None = None
+) -> Path:
+    """The path of a sound copy of the file, downloaded if need be.
+
+    A cached copy is used without asking the network. One that no longer has its recorded checksum is removed and
+    downloaded again, or offline refused.
+    """
+    url = file_url(entry, endpoint)
+    path = cached_path(entry, cache)
+    if offline is None:
+        offline = _flag("VITRAIL_OFFLINE") or _flag("HF_HUB_OFFLINE")
+    missing = f"{path} is not in the cache and vitrail is offline; download {url} and put it there"
+    try:
+        # Neither of these writes, so that a read-only cache serves.
+        record = _read_record(path)
+        if record is not None and path.is_file() and _is_sound(path, entry.sha256 or record.sha256, record.size):
+            return path
+        if offline and not path.is_file():
+            raise WeightsNotFound(missing)
+        with _locked(path):
+            if path.is_file() and _keep(path, entry, url, offline):
+                return path
+            if offline:
+                raise WeightsNotFound(missing)
+            _download(path, entry, url)
+            return path
+    except OSError as error:
+        fault = f"cannot use {error.filename or path} ({error.strerror or error})"
+        raise WeightsError(f"{fault}; put that right, or set VITRAIL_CACHE to another folder") from error
+
+
+def cached_path(entry: PublicWeights, cache: Path | None = None) -> Path:
+    """Where the file is kept, whether it is there or not."""
+    named, home = os.environ.get("VITRAIL_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    folder = cache or (Path(named) if named else Path(home or "~/.cache") / "vitrail")
+    try:
+        return folder.expanduser().absolute() / "weights" / entry.repo.replace("/", "--") / entry.file
+    except RuntimeError:
+        raise ConfigError(f"there is no home folder for {folder}; set VITRAIL_CACHE to a folder") from None
+
+
+def file_url(entry: PublicWeights, endpoint: str | None = None) -> str:
+    """The file's address on the hub."""
+    base = endpoint or os.environ.get("VITRAIL_HUB") or os.environ.get("HF_ENDPOINT") or HUB
+    parts = _split(base)
+    if parts is None or parts.query or parts.fragment:
+        raise ConfigError(f"hub {base!r} must be an http(s) address of a host, such as {HUB}")
+    return f"{base.rstrip('/')}/{entry.repo}/resolve/main/{entry.file}"
+
+
+# The cache.
+
+
+def _keep(path: Path, entry: PublicWeights, url: str, offline: bool) -> bool:
+    """Whether the file in the cache may stay; one put there by hand is given its record."""
+    record = _read_record(path)
+    size, sha256 = path.stat().st_size, _digest(path)
+    expected = entry.sha256 or (record.sha256 if record else sha256)
+    if sha256 == expected:
+        if record is None or (record.sha256, record.size) != (sha256, size):
+            _write_record(path, _Record(sha256=sha256, size=size, url=None, etag=None, date=_now()))
+            _say(f"using {path}, put there by hand; recorded its sha256 {sha256}")
+        return True
+    fault = f"{path} has sha256 {sha256}, not {expected}"
+    if offline:
+        record_name = _beside(path, "json").name
+        raise CorruptWeights(f"{fault}, and vitrail is offline; put {url} in its place and delete {record_name}")
+    _say(f"{fault}; removed, downloading it again")
+    path.unlink()
+    _beside(path, "json").unlink(missing_ok=True)
+    return False
+
+
+def _is_sound(path: Path, sha256: str, size: int) -> bool:
+    return path.stat().st_size == size and _digest(path) == sha256
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{path.name}.{suffix}")
+
+
+def _read_record(path: Path) -> _Record | None:
+    """The record beside a file; one that cannot be read counts as none."""
+    try:
+        data: Any = json.loads(_beside(path, "json").read_text(encoding="utf-8"))
+        return _Record(**data) if (type(data["sha256"]), type(data["size"])) == (str, int) else None
+    except (FileNotFoundError, ValueError, TypeError, LookupError, RecursionError):
+        return None
+
+
+def _write_record(path: Path, record: _Record) -> None:
+    unfinished = _beside(path, "json.part")
+    unfinished.write_text(json.dumps(asdict(record), indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(_beside(path, "json"))
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None, None, None]:
+    """Hold the file's lock, which the system lets go of should the process die."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(path, "lock").open("ab") as file:
+        waiting = False
+        while not _lock(file.fileno()):
+            if not waiting:
+                _say(f"waiting for another process that is fetching {path}")
+                waiting = True
+            time.sleep(LOCK_POLL_S)
+        try:
+            yield
+        finally:
+            _unlock(file.fileno())
+
+
+def _lock(handle: int) -> bool:
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(handle, 0, os.SEEK_SET)
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+    else:
+        import fcntl
+
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _unlock(handle: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(handle, 0, os.SEEK_SET)
+        msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+# The download.
+
+
+def _download(path: Path, entry: PublicWeights, url: str) -> None:
+    """Bring the file to its place whole, or not at all."""
+    part = _beside(path, "part")
+    record = _persist(part, path, entry, url)
+    # The record goes first: a crash in between leaves a checksum without a file, never a file without its checksum.
+    _write_record(path, record)
+    part.replace(path)
+    _say(f"kept {path}")
+
+
+def _persist(part: Path, path: Path, entry: PublicWeights, url: str) -> _Record:
+    """Try, and try again where a failure may pass."""
+    attempt = 0
+    while True:
+        try:
+            return _transfer(part, path, entry, url)
+        except _TransferFailed as error:
+            if attempt == RETRIES:
+                fault = f"cannot download {url} ({error})"
+                raise WeightsNotFound(f"{fault}; run it again to go on, or put the file at {path}") from None
+            _say(f"{error}; trying again")
+        time.sleep(BACKOFF_S * 2**attempt)
+        attempt += 1
+
+
+def _transfer(part: Path, path: Path, entry: PublicWeights, url: str) -> _Record:
+    """One try at the whole file, from where the last one stopped."""
+    start = part.stat().st_size if part.exists() else 0
+    answer, etag = _ask(url, start, path)
+    with answer:
+        expected = entry.sha256 or etag
+        if etag is not None and expected != etag:
+            fault = f"{url} now has sha256 {etag}, not the pinned {expected}"
+            raise CorruptWeights(f"{fault}; look for the earlier file and put it at {path}")
+        if answer.status == 200:
+            start = 0
+        if start and (expected is None or not _continues(answer, start)):
+            part.unlink()
+            raise _TransferFailed(f"the unfinished {part.name} cannot be gone on with")
+        if answer.status != 416:  # 416: there is nothing behind `start`, the last try had it all
+            total = _total(answer, start)
+            if expected is None:
+                _refuse_unverifiable(answer, total, url)
+            _say(f"downloading {entry.repo} ({_size(total)}, {entry.licence}) from {urlsplit(url).hostname}")
+            _receive(answer, part, start, total)
+    sha256 = _digest(part)
+    if expected is None:
+        _say(f"warning: no checksum to be had for {url}; recorded what came, sha256 {sha256}")
+    elif sha256 != expected:
+        part.unlink()
+        fault = f"{url} came with sha256 {sha256}, not {expected}"
+        if start:
+            raise _TransferFailed(f"{fault}, so the unfinished {part.name} was no part of it")
+        raise CorruptWeights(
+            f"{fault}; nothing was kept: try again, and if it recurs distrust the connection or mirror"
+        )
+    return _Record(sha256=sha256, size=part.stat().st_size, url=url, etag=etag, date=_now())
+
+
+def _continues(answer: http.client.HTTPResponse, start: int) -> bool:
+    match = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
+    return answer.status == 416 or (match is not None and int(match[1]) == start)
+
+
+def _total(answer: http.client.HTTPResponse, start: int) -> int | None:
+    """Bytes of the whole file as the server announces them."""
+    length = answer.headers.get("Content-Length", "")
+    total = start + int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
+    if total is not None and total > MAX_BYTES:
+        raise UnsafeWeights(f"a body of {_size(total)} was announced; no public weights are above {_size(MAX_BYTES)}")
+    return total
+
+
+def _refuse_unverifiable(answer: http.client.HTTPResponse, total: int | None, url: str) -> None:
+    """Without a checksum, a length must at least tell a whole file from a cut one, and a log-in page is no weights."""
+    is_text = answer.headers.get("Content-Type", "").lower().startswith("text/")
+    if total is None or is_text or "Content-Encoding" in answer.headers:
+        raise CorruptWeights(f"{url} has no checksum and is no plain file of known length; check the hub's address")
+
+
+def _receive(answer: http.client.HTTPResponse, part: Path, start: int, total: int | None) -> None:
+    received, most = start, MAX_BYTES if total is None else total
+    with part.open("ab" if start else "wb") as file, _progress(start, total) as advance:
+        while chunk := _read(answer):
+            received += len(chunk)
+            if received > most:
+                raise UnsafeWeights(f"a body of more than {most} bytes came; the rest was refused")
+            file.write(chunk)
+            advance(len(chunk))
+        file.flush()
+        os.fsync(file.fileno())
+    if total is not None and received < total:
+        raise _TransferFailed(f"the connection broke after {received} of {total} bytes")
+
+
+# The wire.
+
+
+def _ask(url: str, start: int, path: Path) -> tuple[http.client.HTTPResponse, str | None]:
+    """The answer that carries the body, and the sha256 that the hub names on the way to it."""
+    here, etag, token = url, None, _token()
+    for _ in range(MAX_REDIRECTS + 1):
+        headers = {"User-Agent": "vitrail", "Accept-Encoding": "identity"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        answer = _open(here, headers)
+        etag = etag or _sha256(answer.headers.get("X-Linked-Etag", ""))
+        if answer.status == 200 or (start and answer.status in (206, 416)):
+            return answer, etag
+        answer.close()
+        if answer.status not in (301, 302, 303, 307, 308):
+            raise _refusal(answer, here, path)
+        there = _redirected(here, answer.headers.get("Location", ""))
+        if _origin(there) != _origin(url):
+            token = None  # gone for good: another host does not get it by sending us back
+        here = there
+    raise UnsafeWeights(f"{url} redirects more than {MAX_REDIRECTS} times; check the hub's address")
+
+
+def _open(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+    """Any answer at all, redirects and errors included: this opener knows HTTP and nothing else."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
+        opener.add_handler(handler)
+    host = urlsplit(url).netloc
+    try:
+        answer = opener.open(urllib.request.Request(url, headers=dict(headers)), timeout=TIMEOUT_S)
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            fault = f"the certificate of {host} is not trusted ({reason.verify_message})"
+            raise WeightsNotFound(f"{fault}; if a proxy of your own signs it, set SSL_CERT_FILE") from None
+        raise _TransferFailed(f"no answer from {host}: {reason}") from None
+    return cast("http.client.HTTPResponse", answer)
+
+
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    try:
+        return answer.read1(CHUNK)  # what has come so far, so that a break loses none of it
+    except (OSError, http.client.HTTPException) as error:
+        raise _TransferFailed(f"the connection broke: {error}") from None
+
+
+def _redirected(here: str, location: str) -> str:
+    """Where a redirect leads, if it may lead there."""
+    there = urldefrag(urljoin(here, quote(location, safe=string.punctuation, encoding="latin-1"))).url
+    parts = _split(there)
+    if not location or parts is None:
+        raise UnsafeWeights(f"{here} redirects to {location[:200]!r}, which is no http(s) address")
+    if urlsplit(here).scheme == "https" and parts.scheme != "https":
+        raise UnsafeWeights(f"{here} redirects from https down to {parts.scheme}://{parts.netloc}; refused")
+    return there
+
+
+def _split(url: str) -> SplitResult | None:
+    """The parts of an http(s) address without a user name in it; None for anything else."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises where it is no number
+    except ValueError:
+        return None
+    return parts if parts.scheme in ("http", "https") and parts.hostname and parts.username is None else None
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return (parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme))
+
+
+def _refusal(answer: http.client.HTTPResponse, url: str, path: Path) -> Exception:
+    """What to do about an answer that is neither the file nor a redirect."""
+    status = answer.status
+    if status >= 500 or status == 408:
+        return _TransferFailed(f"{urlsplit(url).netloc} answers {status}")
+    after = answer.headers.get("Retry-After", "")
+    wait = f"{after} s" if re.fullmatch("[0-9]{1,6}", after) else "a while"
+    remedies = {
+        401: "set HF_TOKEN to a token that may read it, or unset one that has expired",
+        403: "set HF_TOKEN to a token that may read it, and accept the licence on its page",
+        404: "no such file there; check VITRAIL_HUB and HF_ENDPOINT",
+        429: f"too many requests; wait {wait}, or set HF_TOKEN",
+    }
+    remedy = remedies.get(status, "an answer that a hub does not give; check VITRAIL_HUB and HF_ENDPOINT")
+    return WeightsNotFound(f"{url.partition('?')[0]} answers {status}: {remedy}; or put the file at {path}")
+
+
+def _token() -> str | None:
+    token = os.environ.get("HF_TOKEN", "").strip()
+    if not re.fullmatch(r"[\x21-\x7e]*", token):
+        raise ConfigError("HF_TOKEN holds characters that no token has; set it anew")
+    return token or None
+
+
+def _sha256(etag: str) -> str | None:
+    """The checksum in an `X-Linked-Etag`; files outside of LFS have a git hash there instead, which is shorter."""
+    match = re.fullmatch(r'(?:W/)?"?([0-9a-fA-F]{64})"?', etag.strip())
+    return match[1].lower() if match else None
+
+
+# What the user sees.
+
+
+@contextmanager
+def _progress(start: int, total: int | None) -> Generator[Callable[[int], None], None, None]:
+    """A bar on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
+    with progress.Progress(
+        *columns, progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task("", total=total, completed=start)
+        yield lambda count: bar.advance(task, count)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _size(count: int | None) -> str:
+    return "size unknown" if count is None else f"{count / 1e6:,.1f} MB"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on")

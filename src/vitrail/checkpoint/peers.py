@@ -1,0 +1,130 @@
+"""Other people's networks, built around what was just written: only where their library is installed.
+
+Each is loaded with `strict=True`, so that a certificate also says that the other library takes the file.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.checkpoint.formats.timm import architecture
+from vitrail.checkpoint.read import read_weights
+from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """A foreign network and where to look at it."""
+
+    library: str
+    network: nn.Module
+    first: nn.Module
+    blocks: list[nn.Module]
+    logits: Callable[[Any], Tensor] | None = None
+
+
+def peer(format_name: str, config: ModelConfig, target: Path) -> Peer | str:
+    """The other library's network with the written weights, or the reason why there is none."""
+    builders: dict[str, Callable[[ModelConfig, Path], Peer]] = {
+        "timm": timm_peer,
+        "huggingface": huggingface_peer,
+        "torchvision": torchvision_peer,
+    }
+    library = {"huggingface": "transformers"}.get(format_name, format_name)
+    if format_name not in builders:
+        return "no other library to hold it against"
+    if importlib.util.find_spec(library) is None:
+        return f"{library} is not installed"
+    return builders[format_name](config, target)
+
+
+def timm_peer(config: ModelConfig, target: Path) -> Peer:
+    import timm
+
+    file = target / "model.safetensors" if target.is_dir() else target
+    network: Any
+    if isinstance(config, ResNetConfig):
+        network = timm_bit(config)
+    else:
+        name, args = architecture(config)
+        network = timm.create_model(name, pretrained=False, **_tuples(args))
+    network.load_state_dict(_floats(file), strict=True)
+    version = f"timm {timm.__version__}"
+    if isinstance(config, ResNetConfig):
+        units = [block for stage in network.stages for block in stage.blocks]
+        return Peer(library=version, network=network.eval(), first=units[0], blocks=units)
+    return Peer(library=version, network=network.eval(), first=network.blocks[0], blocks=list(network.blocks))
+
+
+def timm_bit(config: ResNetConfig) -> Any:
+    """timm's BiT of any depth and width, also those it has no name for."""
+    from timm.layers.std_conv import StdConv2d
+    from timm.models.resnetv2 import ResNetV2
+
+    return ResNetV2(
+        layers=list(config.blocks),
+        width_factor=int(config.factor),
+        num_classes=config.classes,
+        in_chans=config.channels,
+        stem_type="fixed",
+        conv_layer=partial(StdConv2d, eps=1e-8),
+    )
+
+
+def huggingface_peer(config: ModelConfig, target: Path) -> Peer:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    name = "AutoModelForImageClassification" if config.classes else "AutoModel"
+    network = getattr(transformers, name).from_pretrained(str(target), dtype=torch.float32).eval()
+    if isinstance(config, ResNetConfig):
+        units = [layer for stage in network.bit.encoder.stages for layer in stage.layers]
+    else:
+        vit = getattr(network, "vit", network)
+        units = list(vit.layers if hasattr(vit, "layers") else vit.encoder.layer)
+    return Peer(
+        library=f"transformers {transformers.__version__}",
+        network=network,
+        first=units[0],
+        blocks=units,
+        logits=lambda out: out.logits if config.classes else out.pooler_output,
+    )
+
+
+def torchvision_peer(config: ModelConfig, target: Path) -> Peer:
+    import torchvision
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    if not isinstance(config, ViTConfig):
+        raise TypeError("torchvision's format holds ViTs")
+    network = VisionTransformer(
+        image_size=config.image[0],
+        patch_size=config.patch[0],
+        num_layers=config.depth,
+        num_heads=config.heads,
+        hidden_dim=config.width,
+        mlp_dim=config.mlp_width,
+        num_classes=config.classes or 1,
+        representation_size=config.width if config.head == "tanh" else None,
+    )
+    if not config.classes:
+        network.heads = nn.Sequential()
+    network.load_state_dict(_floats(target), strict=True)
+    layers = list(network.encoder.layers.children())
+    return Peer(
+        library=f"torchvision {torchvision.__version__}", network=network.eval(), first=layers[0], blocks=layers
+    )
+
+
+def _floats(file: Path) -> dict[str, Tensor]:
+    return {name: tensor.float() for name, tensor in read_weights(file).tensors.items()}
+
+
+def _tuples(args: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}

@@ -1,0 +1,65 @@
+"""`create_model`: a network by name, fresh or with public weights."""
+
+from dataclasses import replace
+from typing import Any
+
+from vitrail.checkpoint import hub, registry
+from vitrail.checkpoint.bundle import Bundle, Card
+from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.weights import fresh, network, operate
+from vitrail.core.shapes import Pair
+from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitrail.models.build import Model
+from vitrail.models.resize import Numerics
+from vitrail.models.zoo import backbone, model_config, resolve, slug
+
+
+def create_model(
+    name: str,
+    *,
+    classes: int | None = None,
+    image_size: int | Pair | None = None,
+    weights: str | None = None,
+    numerics: Numerics = "reference",
+    **replacements: Any,
+) -> Model:
+    """A network by the paper's notation ("ViT-B/16") or slug ("vit_b_16").
+
+    Without `weights` it is fresh, initialised as in the reference, with 1000 classes unless said otherwise. With the
+    tag of public weights they are downloaded into the cache, and `classes` and `image_size` are surgery as in `load`.
+    Any other keyword replaces a config field.
+    """
+    if weights is None:
+        return fresh(model_config(name, classes=classes, image_size=image_size, **replacements))
+    return network(operate(public(name, weights, **replacements), classes, image_size, numerics))
+
+
+def public(name: str, tag: str, **facts: Any) -> Bundle:
+    """Public weights as a bundle, with the numerics they were trained in and the preprocessing they expect."""
+    entry = registry.find(slug(resolve(name)), tag)
+    bundle = read_bundle(hub.fetch(entry), **{**_trained_numerics(entry, name), **facts})
+    card = Card(preprocessing=_preprocessing(entry), provenance={"weights": f"{entry.repo}", "tag": tag})
+    return replace(bundle, card=card)
+
+
+def _trained_numerics(entry: registry.PublicWeights, name: str) -> dict[str, Any]:
+    """Google's weights were trained with the tanh GELU and their own standardisation; timm's names hide that."""
+    if entry.origin == "google-bit":
+        return {"standardisation_eps": 1e-10}
+    if entry.origin != "google-vit":
+        return {}
+    config: Any = model_config(name)
+    if config.backbone is None:
+        return {"gelu": "tanh"}
+    return {"gelu": "tanh", "backbone": backbone(config.backbone.blocks)}
+
+
+def _preprocessing(entry: registry.PublicWeights) -> Preprocessing:
+    half = entry.normalisation == "half"
+    return Preprocessing(
+        image=(entry.image, entry.image),
+        resize=max(round(entry.image / entry.crop), entry.image),
+        interpolation=entry.interpolation,
+        mean=HALF if half else IMAGENET_MEAN,
+        std=HALF if half else IMAGENET_STD,
+    )

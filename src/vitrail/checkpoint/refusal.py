@@ -1,0 +1,52 @@
+"""How a weight file is refused: one line that names the file, the cause and the remedy.
+
+A file comes from anywhere, so every name and message taken from one is shortened and kept on one line before it is
+shown; and every reader draws on the one allowance for memory that is set here.
+"""
+
+from pathlib import Path
+from typing import TypeVar
+
+from vitrail.core.errors import UnsafeWeights, WeightsError
+
+DOWNLOAD_AGAIN = "fetch or copy the file again"
+RESAVE = "re-save the tensors as .safetensors where they were made"
+
+EXPANSION = 20  # times the size of the file
+ALLOWANCE = 64 << 20  # bytes on top, so that small files are never in doubt
+
+E = TypeVar("E", bound=WeightsError)
+
+
+def budget(file_size: int) -> int:
+    """The most bytes a file may expand to: honest weights hardly compress, a bomb does by a factor of a thousand."""
+    return EXPANSION * file_size + ALLOWANCE
+
+
+def check_budget(path: Path, file_size: int, wanted: int, *, what: str = "its tensors") -> None:
+    """Refuse a file that would fill memory out of proportion to its own size, before any of it is allocated."""
+    if wanted > budget(file_size):
+        raise refusal(
+            UnsafeWeights,
+            path,
+            f"{what} take {wanted} bytes, over {EXPANSION} times the file's {file_size} plus {ALLOWANCE >> 20} MiB",
+            "re-save uncompressed and without expanded views if the file is trusted",
+        )
+
+
+def shown(name: object, limit: int = 120) -> str:
+    """A name from an untrusted file, quoted, on one line and of bounded length."""
+    text = repr(name) if not isinstance(name, str) or len(name) <= limit else repr(name[:limit]) + "..."
+    return text if len(text) <= 4 * limit else text[: 4 * limit] + "..."
+
+
+def told(error: BaseException, limit: int = 200) -> str:
+    """Another library's error as a short cause; some of them write pages."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+def refusal(kind: type[E], path: Path, cause: str, remedy: str) -> E:
+    """The error to raise: ``file: cause; remedy``, printable on one line whatever the file is called."""
+    line = " ".join(f"{path}: {cause}; {remedy}".split())
+    return kind("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))

@@ -1,0 +1,80 @@
+"""Weights in, from anywhere: one of our files, a foreign file or folder, recognised by what is in it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.checkpoint.bundle import Bundle, Card, described
+from vitrail.checkpoint.formats import huggingface, timm
+from vitrail.checkpoint.formats.known import Format, recognise
+from vitrail.checkpoint.formats.table import Shapes, identity, import_tensors
+from vitrail.checkpoint.read import RawWeights, read_weights
+from vitrail.checkpoint.sidecar import read_json, read_sidecar
+from vitrail.core.errors import ConfigError, MismatchedWeights
+from vitrail.models.config import ModelConfig
+from vitrail.models.zoo import adapted
+
+FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "model.npz")
+
+
+def read_bundle(path: str | Path, **facts: Any) -> Bundle:
+    """Config, tensors and card of any weights; `facts` are config fields that the caller knows better than the file."""
+    path = Path(path)
+    settings: dict[str, Any] | None = None
+    folder = path if path.is_dir() else None
+    if folder is not None:
+        path, settings = _inside(folder)
+    raw = read_weights(path)
+    try:
+        if raw.description is not None:
+            return _own(raw, facts)
+        return _foreign(raw, settings, folder, facts)
+    except ConfigError as error:
+        raise MismatchedWeights(f"{path}: {error}") from None
+
+
+def _inside(folder: Path) -> tuple[Path, dict[str, Any] | None]:
+    """The weight file of a folder, and its config.json."""
+    for name in FOLDER_FILES:
+        if (folder / name).is_file():
+            config = folder / "config.json"
+            return folder / name, read_json(config) if config.is_file() else None
+    raise MismatchedWeights(f"{folder}: no weight file in this folder; expected one of {', '.join(FOLDER_FILES)}")
+
+
+def _own(raw: RawWeights, facts: dict[str, Any]) -> Bundle:
+    config, card = described(raw.description or {})
+    config = adapted(config, **facts)
+    table = identity(raw.path, config, raw.tensors)
+    return Bundle(config=config, tensors=import_tensors(raw.path, config, table, raw.tensors), card=card)
+
+
+def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | None, facts: dict[str, Any]) -> Bundle:
+    found = recognise(raw.tensors)
+    if found is None:
+        some = ", ".join(list(raw.tensors)[:3])
+        raise MismatchedWeights(f"{raw.path}: tensors like {some} are of no format that vitrail knows")
+    known, tensors = found
+    beside = read_sidecar(raw.path)
+    if beside is not None:
+        config, card = beside
+    else:
+        config = known.infer(Shapes(raw.path, tensors, settings=settings, facts=facts))
+        card = _card(known, config, settings, folder)
+    config = adapted(config, **facts)
+    ours = import_tensors(raw.path, config, known.table(config), tensors)
+    provenance = {"imported_from": known.name, "file": raw.path.name, **card.provenance}
+    return Bundle(config=config, tensors=ours, card=replace(card, provenance=provenance))
+
+
+def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, folder: Path | None) -> Card:
+    """What a folder says of pictures and classes, or the format's own habit."""
+    card = Card(preprocessing=known.preprocessing(config.image))
+    if settings is None or folder is None:
+        return card
+    labels = huggingface.labels(settings, config.classes) or timm.labels(settings, config.classes)
+    prepared = timm.preprocessing(settings, config.image)
+    processor = folder / "preprocessor_config.json"
+    if known.name == huggingface.NAME and processor.is_file():
+        prepared = huggingface.read_preprocessor(read_json(processor), config.image)
+    return Card(preprocessing=prepared or card.preprocessing, labels=labels)

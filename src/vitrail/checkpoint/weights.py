@@ -1,0 +1,136 @@
+"""`load` and `save`: a network from any weights, and one file that says everything about it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from vitrail.checkpoint.bundle import Bundle, Card, describe
+from vitrail.checkpoint.formats.table import Tensors
+from vitrail.checkpoint.seal import write_sealed
+from vitrail.checkpoint.source import read_bundle
+from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import Pair
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.build import Model, build, build_from
+from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.resize import Numerics, resize_positions
+from vitrail.models.resnet import ResNet
+from vitrail.models.vit import ViT
+from vitrail.models.zoo import adapted
+
+
+def load(
+    path: str | Path,
+    *,
+    classes: int | None = None,
+    image_size: int | Pair | None = None,
+    numerics: Numerics = "reference",
+    dtype: torch.dtype = torch.float32,
+    **facts: Any,
+) -> Model:
+    """The network of any weights that vitrail reads, in evaluation mode.
+
+    `classes` and `image_size` are the fine-tuning surgery of 3.2: the whole head is thrown away for one linear layer at
+    zero, and positions are resampled to the new grid in the given numerics. Any other keyword replaces a config field:
+    what a bare state dict does not say (`heads=12`), or what training wants otherwise (`dropout=0.1`).
+    """
+    return network(operate(read_bundle(path, **facts), classes, image_size, numerics), dtype)
+
+
+def network(bundle: Bundle, dtype: torch.dtype = torch.float32) -> Model:
+    """The module around a bundle's tensors; those already of the right type are not copied."""
+    model = build_from(bundle.config, {name: tensor.to(dtype) for name, tensor in bundle.tensors.items()})
+    model.card = bundle.card
+    return model.eval()
+
+
+def operate(
+    bundle: Bundle, classes: int | None = None, image_size: int | Pair | None = None, numerics: Numerics = "reference"
+) -> Bundle:
+    """Fine-tuning surgery (3.2) on a bundle."""
+    if image_size is not None:
+        config = adapted(bundle.config, image_size=image_size)
+        bundle = replace(
+            bundle, config=config, tensors=_resized(bundle, config, numerics), card=bundle.card.resized(config.image)
+        )
+    if classes is not None:
+        bundle = _new_head(bundle, classes)
+    return bundle
+
+
+def _resized(bundle: Bundle, config: ModelConfig, numerics: Numerics) -> Tensors:
+    if isinstance(bundle.config, ViTConfig) and isinstance(config, ViTConfig):
+        return resize_positions(bundle.tensors, bundle.config, config, numerics)
+    if not isinstance(config, ViTConfig) and config.mixing == "axial" and config.image != bundle.config.image:
+        raise ConfigError(f"an axial ResNet's relative positions are tied to image_size={bundle.config.image}")
+    return bundle.tensors
+
+
+def _new_head(bundle: Bundle, classes: int) -> Bundle:
+    old = bundle.config
+    if isinstance(old, ViTConfig):
+        config = adapted(old, classes=classes, head="linear" if classes else "none")
+        weight, bias, features = "head.classifier.weight", "head.classifier.bias", old.width
+    else:
+        config = adapted(old, classes=classes)
+        weight, bias, features = "head.weight", "head.bias", old.features
+    tensors = {name: tensor for name, tensor in bundle.tensors.items() if not name.startswith("head.")}
+    if classes:
+        like = next(iter(tensors.values()))
+        tensors |= {weight: like.new_zeros(classes, features), bias: like.new_zeros(classes)}
+    return Bundle(config=config, tensors=tensors, card=replace(bundle.card, labels=None))
+
+
+def save(
+    model: torch.nn.Module,
+    path: str | Path,
+    *,
+    preprocessing: Preprocessing | None = None,
+    labels: list[str] | tuple[str, ...] | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> None:
+    """Write a network to one self-describing file. What is not given is taken from the card it was loaded with."""
+    write_bundle(bundle_of(model, preprocessing=preprocessing, labels=labels, provenance=provenance), path)
+
+
+def write_bundle(bundle: Bundle, path: str | Path) -> None:
+    write_sealed(Path(path), bundle.tensors, describe(bundle.config, bundle.card))
+
+
+def bundle_of(
+    model: torch.nn.Module,
+    *,
+    preprocessing: Preprocessing | None = None,
+    labels: list[str] | tuple[str, ...] | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> Bundle:
+    """A network and its card as data; compiled and parallel wrappers are looked through."""
+    inner = model
+    while not isinstance(inner, ViT | ResNet):
+        wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
+        if not isinstance(wrapped, torch.nn.Module):
+            raise ConfigError(f"{type(model).__name__} is not a vitrail network")
+        inner = wrapped
+    config = inner.config
+    old = inner.card if isinstance(inner.card, Card) else Card(preprocessing=Preprocessing(image=config.image))
+    names = old.labels if labels is None else tuple(labels)
+    if labels is None and names is not None and len(names) != config.classes:
+        names = None  # the head was replaced since
+    if names is not None and len(names) != config.classes:
+        raise ConfigError(f"{len(names)} labels for {config.classes} classes")
+    card = Card(
+        preprocessing=preprocessing or old.preprocessing,
+        labels=names,
+        provenance=old.provenance if provenance is None else provenance,
+    )
+    tensors = {name: tensor.detach() for name, tensor in cast(Tensors, inner.state_dict()).items()}
+    return Bundle(config=config, tensors=tensors, card=card)
+
+
+def fresh(config: ModelConfig) -> Model:
+    """A network with new weights, and the card of one that is trained on pixels in [-1, 1]."""
+    model = build(config)
+    model.card = Card(preprocessing=Preprocessing(image=config.image))
+    return model

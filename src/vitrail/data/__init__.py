@@ -1,0 +1,1 @@
+"""Pictures to tensors. Knows no model."""
