@@ -1,0 +1,250 @@
+"""Damage weight files by the thousand and see what the readers make of them.
+
+    python bench/fuzz_weights.py --files 2000 --flips 4000 --seed 0
+
+For every kind of file, ``--files`` damaged copies and ``--flips`` copies with one flipped bit are read, in forked
+children under a memory limit and a watchdog, so that crashes in native code, endless loops and blow-ups are seen as
+well. A copy should be refused with one of vitrail's errors, or load and equal the original. A foreign file without
+checksums may also load with other numbers in it; a sealed one may not, and no flipped bit of it may pass at all.
+Anything else ends the run with exit status 1 and leaves the file in ``--keep``. The same seed does the same damage.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.checkpoint.mutations import Sample, flip_bit, mutate, same_tensors, samples
+from vitrail.checkpoint.read import read_weights
+from vitrail.core.errors import VitrailError
+
+BATCH = 50  # files a child
+MEMORY = 1500 << 20  # bytes a child may map beyond what it was born with
+GROWTH = 256 << 20  # bytes of resident memory that no small file has a claim to
+PATIENCE = 20.0  # seconds for one file
+OUTCOMES = ("refused", "equal", "different", "exception", "crash", "hang", "memory")
+NO_MEMORY = "asks for more memory than there is"  # how read_weights words a MemoryError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Original:
+    """A sound file to damage: its kind, its bytes, the name it must have and the files that belong beside it."""
+
+    kind: str
+    content: bytes
+    name: str = "weights.bin"
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def sealed(self) -> bool:
+        return self.kind.startswith("sealed")
+
+
+Reader = Callable[[Path], Mapping[str, Tensor]]
+
+
+def corpus(folder: Path) -> list[Original]:
+    """The sound files; real models of other people's formats are added here."""
+    return [Original(kind=sample.kind, content=sample.content) for sample in samples(folder)]
+
+
+def readers() -> dict[str, Reader]:
+    """The ways into the package: the plain reader, and ``vitrail.load`` where it is there."""
+    found: dict[str, Reader] = {"read_weights": lambda path: read_weights(path).tensors}
+    try:
+        from vitrail import load
+    except ImportError:
+        return found
+    return found | {"load": lambda path: load(path).state_dict()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One damaged copy, made when its turn comes."""
+
+    index: int
+    original: Original
+    make: Callable[[], tuple[str, bytes]]
+
+
+def damaged(original: Original, others: list[Original], count: int, seed: int) -> list[Job]:
+    """Copies with every sort of damage that the kind of file knows."""
+    sample = Sample(original.kind, original.content, {})
+
+    def job(index: int) -> Job:
+        other = others[index % len(others)].content
+        return Job(index=index, original=original, make=lambda: mutate(sample, other, f"{seed} {sample.kind} {index}"))
+
+    return [job(index) for index in range(count)]
+
+
+def flipped(original: Original, count: int, seed: int) -> list[Job]:
+    """Copies with one flipped bit, no bit twice."""
+    total = 8 * len(original.content)
+    bits = random.Random(f"{seed} {original.kind}").sample(range(total), min(count, total))
+
+    def job(index: int, bit: int) -> Job:
+        return Job(index=index, original=original, make=lambda: (f"bit{bit}", flip_bit(original.content, bit)))
+
+    return [job(index, bit) for index, bit in enumerate(bits)]
+
+
+def place(original: Original, content: bytes, folder: Path) -> Path:
+    """Write a copy where a reader expects it, with what belongs beside it."""
+    for name, data in original.beside.items():
+        (folder / name).write_bytes(data)
+    path = folder / original.name
+    path.write_bytes(content)
+    return path
+
+
+def attempt(reader: Reader, path: Path, expected: Mapping[str, Tensor]) -> tuple[str, str]:
+    """Read one file: what came of it, and the error's own words."""
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        outcome, words = ("equal" if same_tensors(reader(path), expected) else "different"), ""
+    except VitrailError as error:
+        words = str(error)
+        outcome = "memory" if NO_MEMORY in words else "refused" if words.isprintable() else "exception"
+    except MemoryError as error:
+        outcome, words = "memory", repr(error)
+    except Exception as error:
+        outcome, words = "exception", repr(error)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) << 10
+    return ("memory", f"grew by {grown >> 20} MiB; {words}") if grown > GROWTH else (outcome, words)
+
+
+def child(jobs: list[Job], reader: Reader, expected: Mapping[str, Tensor], folder: Path, pipe: int) -> None:
+    """Read a batch of copies and report each as soon as it is done."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for job in jobs:
+        damage, content = job.make()
+        outcome, words = attempt(reader, place(job.original, content, folder), expected)
+        os.write(pipe, json.dumps([damage, outcome, words[:1000]]).encode() + b"\n")
+
+
+def run_batch(
+    jobs: list[Job], reader: Reader, expected: Mapping[str, Tensor], folder: Path
+) -> list[tuple[str, str, str]]:
+    """The reports of a batch; shorter than the batch, and ending in crash or hang, when its child did not survive."""
+    out, into = os.pipe()
+    process = os.fork()
+    if process == 0:
+        status = 1
+        try:
+            os.close(out)
+            child(jobs, reader, expected, folder, into)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(into)
+    pending, ended = b"", "crash"
+    while True:
+        ready, _, _ = select.select([out], [], [], PATIENCE)
+        if not ready:
+            ended = "hang"
+            os.kill(process, signal.SIGKILL)
+            break
+        piece = os.read(out, 1 << 16)
+        if not piece:
+            break
+        pending += piece
+    os.close(out)
+    _, status = os.waitpid(process, 0)
+    reports = [tuple(json.loads(line)) for line in pending.split(b"\n")[:-1]]
+    if len(reports) < len(jobs):
+        damage, _ = jobs[len(reports)].make()
+        reports.append((damage, ended, f"child ended with status {os.waitstatus_to_exitcode(status)}"))
+    return reports
+
+
+def run(
+    jobs: list[Job], reader: Reader, expected: Mapping[str, Tensor], folder: Path
+) -> Iterable[tuple[Job, str, str, str]]:
+    """All jobs with damage, outcome and words; whoever outlives its child's death is read by the next one."""
+    done = 0
+    while done < len(jobs):
+        batch = jobs[done : done + BATCH]
+        for job, report in zip(batch, run_batch(batch, reader, expected, folder), strict=False):
+            yield job, *report
+            done += 1
+
+
+def is_failure(original: Original, damage: str, outcome: str) -> bool:
+    if outcome == "refused":
+        return False
+    if original.sealed:
+        return damage.startswith("bit") or outcome != "equal"
+    return outcome not in ("equal", "different")
+
+
+def keep(folder: Path, job: Job, label: str, damage: str, outcome: str, words: str) -> str:
+    """Leave a file that should not have done what it did, and say where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{label}-{job.original.kind}-{damage}-{job.index}.bin"
+    path.write_bytes(job.make()[1])
+    return f"{outcome}: {path} {words}"
+
+
+def table(rows: list[tuple[str, Counter[str], float]]) -> str:
+    width = max(len(name) for name, _, _ in rows)
+    lines = [" ".join([" " * width, *(f"{name:>9}" for name in ("files", *OUTCOMES, "seconds"))])]
+    for name, counts, seconds in rows:
+        cells = [counts.total(), *(counts[outcome] for outcome in OUTCOMES)]
+        lines.append(" ".join([f"{name:<{width}}", *(f"{cell:>9}" for cell in cells), f"{seconds:>9.1f}"]))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--files", type=int, default=2000, help="damaged copies of each kind")
+    parser.add_argument("--flips", type=int, default=4000, help="copies of each kind with one flipped bit")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="folder for files that failed")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # a forked child has no use for the threads of its parent
+    rows: list[tuple[str, Counter[str], float]] = []
+    failures: list[str] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        originals = corpus(folder)
+        for label, reader in readers().items():
+            for original in originals:
+                try:
+                    expected = dict(reader(place(original, original.content, folder)))
+                except VitrailError:
+                    continue  # sound, but not a file for this reader
+                plans = {
+                    "damaged": damaged(original, originals, options.files, options.seed),
+                    "one bit": flipped(original, options.flips, options.seed),
+                }
+                for plan, jobs in plans.items():
+                    start, counts = time.monotonic(), Counter[str]()
+                    for job, damage, outcome, words in run(jobs, reader, expected, folder):
+                        counts[outcome] += 1
+                        if is_failure(original, damage, outcome):
+                            failures.append(keep(options.keep, job, label, damage, outcome, words))
+                    rows.append((f"{label} {original.kind}, {plan}", counts, time.monotonic() - start))
+    sys.stdout.write("\n".join([table(rows), f"{len(failures)} failures", *failures[:50]]) + "\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""Inference speed and memory beside timm's same network: the ratio of medians in one run.
+
+    python bench/inference.py                       # ViT-Ti/16, S/16, B/16, B/32, R50+ViT-B/16 and BiT-R50x1, batch 8
+    python bench/inference.py --models vit_b_16 --batch 1 --rounds 30
+    python bench/inference.py --device cuda --dtype bfloat16 --batch 256 --compile
+
+Both networks hold the same weights (timm's, imported), see the same pictures (cut out of the bundled one), and take
+turns batch by batch, so that whatever else the machine does falls on both. Memory is what a fresh process that only
+builds one network and runs one batch adds at its peak. A ratio under 1 says that vitrail is the quicker or smaller.
+"""
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+TIMM = {
+    "vit_ti_16": "vit_tiny_patch16_224",
+    "vit_s_16": "vit_small_patch16_224",
+    "vit_b_16": "vit_base_patch16_224",
+    "vit_b_32": "vit_base_patch32_224",
+    "vit_l_16": "vit_large_patch16_224",
+    "vit_h_14": "vit_huge_patch14_224",
+    "r50_vit_b_16": "vit_base_r50_s16_224",
+    "bit_r50x1": "resnetv2_50x1_bit",
+}
+DEFAULT = ("vit_ti_16", "vit_s_16", "vit_b_16", "vit_b_32", "r50_vit_b_16", "bit_r50x1")
+
+
+def pictures(batch: int) -> Tensor:
+    """A batch of real crops: [B, 3, 224, 224] in [-1, 1]."""
+    from torchvision.transforms.v2 import functional as F
+
+    with resources.files("vitrail").joinpath("assets", "window.png").open("rb") as file:
+        whole = F.pil_to_tensor(Image.open(file).convert("RGB")).float() / 127.5 - 1
+    crops = [whole[:, 7 * i % 200 :, 11 * i % 200 :][:, :224, :224] for i in range(batch)]
+    return torch.stack([crop.flip(-1) if i % 2 else crop for i, crop in enumerate(crops)])
+
+
+def timm_network(name: str) -> torch.nn.Module:
+    import timm
+
+    torch.manual_seed(0)
+    args = {"img_size": 224} if name.startswith("vit_base_r50") else {}
+    return timm.create_model(TIMM.get(name, name), num_classes=1000, **args).eval()
+
+
+def own_network(name: str, file: Path) -> torch.nn.Module:
+    import vitrail
+
+    del name
+    return vitrail.load(file).eval()
+
+
+def write_weights(name: str, file: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(timm_network(name).state_dict(), file)
+
+
+def timed(model: Any, images: Tensor) -> float:
+    if images.is_cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    model(images)
+    if images.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def speed(name: str, file: Path, args: argparse.Namespace) -> dict[str, Any]:
+    dtype = getattr(torch, args.dtype)
+    images = pictures(args.batch).to(args.device, dtype)
+    networks: dict[str, Any] = {"vitrail": own_network(name, file), "timm": timm_network(name)}
+    for library, network in networks.items():
+        network.to(args.device, dtype)
+        networks[library] = torch.compile(network) if args.compile else network
+    times: dict[str, list[float]] = {library: [] for library in networks}
+    with torch.inference_mode():
+        outputs = {library: network(images) for library, network in networks.items()}
+        for _ in range(args.warmup):
+            for network in networks.values():
+                network(images)
+        for round_ in range(args.rounds):
+            order = list(networks) if round_ % 2 else list(networks)[::-1]
+            for library in order:
+                times[library].append(timed(networks[library], images))
+    scale = outputs["timm"].abs().max()
+    median = {library: statistics.median(values) for library, values in times.items()}
+    return {
+        "images/s": {library: args.batch / value for library, value in median.items()},
+        "ratio": median["vitrail"] / median["timm"],
+        "difference": float((outputs["vitrail"] - outputs["timm"]).abs().max() / scale),
+    }
+
+
+def memory(name: str, file: Path, args: argparse.Namespace) -> dict[str, int]:
+    """Peak memory in bytes that each network adds, each in a process of its own."""
+    out: dict[str, int] = {}
+    for library in ("vitrail", "timm"):
+        command = [sys.executable, __file__, "--child", library, "--models", name, "--weights", str(file)]
+        command += ["--batch", str(args.batch), "--device", args.device, "--dtype", args.dtype]
+        out[library] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return out
+
+
+def child(args: argparse.Namespace) -> None:
+    """Prints what building one network from the file and running one batch adds to the peak."""
+    import timm
+
+    import vitrail
+
+    (name,), file = args.models, Path(args.weights)
+    dtype = getattr(torch, args.dtype)
+    images = pictures(args.batch).to(args.device, dtype)
+    vitrail.create_model("vit_nano_4").eval()(torch.zeros(1, 3, 32, 32))  # both libraries warm, both imported
+    timm.list_models("vit_tiny*")
+    before = peak(args.device)
+    if args.child == "vitrail":
+        network = own_network(name, file)
+    else:
+        network = timm_network(name)
+        from safetensors.torch import load_file
+
+        network.load_state_dict(load_file(file))
+    network.to(args.device, dtype)
+    with torch.inference_mode():
+        network(images)
+    print(peak(args.device) - before)
+
+
+def peak(device: str) -> int:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if status.exists():  # rusage carries the parent's peak across exec
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(DEFAULT), choices=TIMM)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--json", type=Path, help="also write the numbers here")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--weights", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(args)
+        return
+    import timm
+
+    machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
+    print(f"torch {torch.__version__}, timm {timm.__version__}, {machine}, ", end="")
+    print(f"{args.device} {args.dtype}, batch {args.batch}, {args.rounds} rounds{', compiled' if args.compile else ''}")
+    rates = f"{'vitrail img/s':>14} {'timm img/s':>12}"
+    print(f"{'network':14} {rates} {'time ratio':>11} {'memory ratio':>13} {'difference':>11}")
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.models:
+            file = Path(folder) / f"{name}.safetensors"
+            write_weights(name, file)
+            row = speed(name, file, args)
+            row["memory"] = memory(name, file, args)
+            row["memory ratio"] = row["memory"]["vitrail"] / max(row["memory"]["timm"], 1)
+            rate = row["images/s"]
+            print(f"{name:14} {rate['vitrail']:14.2f} {rate['timm']:12.2f} {row['ratio']:11.3f} ", end="")
+            print(f"{row['memory ratio']:13.3f} {row['difference']:11.1e}", flush=True)
+            results[name] = row
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Vision Transformers after "An Image is Worth 16x16 Words": build them, read and write weights, see what they do.
+
+The names below are imported when first used, so that `import vitrail` does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitrail.checkpoint.convert import convert
+    from vitrail.checkpoint.pretrained import create_model
+    from vitrail.checkpoint.weights import load, save
+    from vitrail.core.errors import VitrailError
+    from vitrail.models.config import ResNetConfig, ViTConfig
+    from vitrail.models.resize import resize_position
+    from vitrail.models.zoo import list_models
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ResNetConfig",
+    "ViTConfig",
+    "VitrailError",
+    "convert",
+    "create_model",
+    "list_models",
+    "load",
+    "resize_position",
+    "save",
+]
+
+_FACE = {
+    "ResNetConfig": "vitrail.models.config:ResNetConfig",
+    "ViTConfig": "vitrail.models.config:ViTConfig",
+    "VitrailError": "vitrail.core.errors:VitrailError",
+    "convert": "vitrail.checkpoint.convert:convert",
+    "create_model": "vitrail.checkpoint.pretrained:create_model",
+    "list_models": "vitrail.models.zoo:list_models",
+    "load": "vitrail.checkpoint.weights:load",
+    "resize_position": "vitrail.models.resize:resize_position",
+    "save": "vitrail.checkpoint.weights:save",
+}
+
+
+def __getattr__(name: str) -> object:
+    """The public face, one name at a time (PEP 562)."""
+    if name not in _FACE:
+        raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+    module, _, attribute = _FACE[name].partition(":")
+    value: object = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

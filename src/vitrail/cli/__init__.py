@@ -1,0 +1,5 @@
+"""The command line: parsing and printing, one file a command."""
+
+from vitrail.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,111 @@
+"""The `vitrail` command: finds the command that was asked for, imports only that one, and turns errors into one line.
+
+Exit status: 0 done, 2 a mistake of the user's, 130 interrupted, 141 the reader of a pipe went away. With
+VITRAIL_TRACEBACK=1 in the environment a mistake also shows where it was noticed.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple, NoReturn, Protocol, cast
+
+from vitrail import __version__
+from vitrail.core.errors import VitrailError, unknown
+
+
+class Command(NamedTuple):
+    """A line of the help text and the module that does the work."""
+
+    group: str
+    help: str
+    module: str
+
+
+class CommandModule(Protocol):
+    """What every command's module offers; its docstring is the command's description."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+COMMANDS = {
+    "demo": Command("Start here", "classify a picture with a ViT-B/16 and list the models", "vitrail.cli.demo"),
+    "models": Command("Look at models", "list the networks by name, size and cost", "vitrail.cli.models"),
+    "trace": Command("Look at models", "follow one image through a network, shape by shape", "vitrail.cli.trace"),
+    "convert": Command("Move weights", "rewrite a weight file in another library's format", "vitrail.cli.convert"),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints leave by the same door as all other mistakes."""
+
+    def error(self, message: str) -> NoReturn:
+        raise VitrailError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit status."""
+    try:
+        status = dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # a pipe that broke late is noticed here, not in the interpreter's shutdown
+    except VitrailError as error:
+        if os.environ.get("VITRAIL_TRACEBACK") == "1":
+            import traceback
+
+            traceback.print_exc()
+        print(f"vitrail: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("vitrail: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return silence()
+    except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # rich's way of saying so
+            return silence()
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
+    return status
+
+
+def dispatch(argv: list[str]) -> int:
+    """Parses what stands before the command, then leaves the rest to the command's own parser."""
+    at = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
+    top = Parser(
+        prog="vitrail",
+        usage="vitrail <command> [options]",
+        description="Vision Transformers: build them, move their weights, see what they do.",
+        epilog=overview(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"vitrail {__version__}")
+    top.parse_args(argv[:at])
+    if at == len(argv):
+        top.print_help()
+        return 0
+    name = argv[at]
+    if name not in COMMANDS:
+        raise unknown("command", name, COMMANDS)
+    module = import_module(COMMANDS[name].module)
+    parser = Parser(prog=f"vitrail {name}", description=module.__doc__, allow_abbrev=False)
+    command = cast(CommandModule, module)
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(argv[at + 1 :]))
+
+
+def overview() -> str:
+    """The commands, under what a person would want of them."""
+    lines: list[str] = []
+    for group in dict.fromkeys(command.group for command in COMMANDS.values()):
+        lines.append(f"{group}:")
+        lines += [f"  {name:<10} {c.help}" for name, c in COMMANDS.items() if c.group == group]
+        lines.append("")
+    return "\n".join([*lines, "vitrail <command> --help says more about one of them."])
+
+
+def silence() -> int:
+    """Gives stdout a place to flush to, so that nothing is said about a reader that has left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141

@@ -1,0 +1,55 @@
+"""Follow one image through a network: every step with the shape that comes out, its parameters and its MACs."""
+
+import argparse
+
+from vitrail.core.console import print_table
+from vitrail.core.shapes import Pair
+from vitrail.models.walk import Step, summed, walk
+from vitrail.models.zoo import model_config, resolve
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="a network, as in ViT-L/32 or vit_l_32")
+    parser.add_argument("--image-size", type=image_size, default=None, help="pixels a side, or HEIGHTxWIDTH")
+    parser.add_argument("--classes", type=int, default=None, help="classes of the head (default: 1000)")
+    parser.add_argument("--all", action="store_true", help="every block; by default blocks that repeat are folded")
+
+
+def run(args: argparse.Namespace) -> int:
+    config = model_config(args.model, image_size=args.image_size, classes=args.classes)
+    steps = walk(config)
+    shown = steps if args.all else folded(steps)
+    rows = [line(step) for step in [*shown, summed(steps)]]
+    height, width = config.image
+    print_table(
+        ["step", "shape", "parameters", "MACs"], rows, title=f"{resolve(args.model)} at {height}x{width}", left=2
+    )
+    return 0
+
+
+def image_size(text: str) -> int | Pair:
+    parts = [int(part) for part in text.lower().split("x")]
+    if len(parts) > 2:
+        raise ValueError(text)
+    return parts[0] if len(parts) == 1 else (parts[0], parts[1])
+
+
+def line(step: Step) -> list[str]:
+    shape = "x".join(str(n) for n in step.shape)
+    return [step.name, shape, f"{step.params:,}" if step.params else "", f"{step.macs:,}" if step.macs else ""]
+
+
+def folded(steps: list[Step]) -> list[Step]:
+    """The walk with blocks 2 to L-1 of an encoder in one line, where they are alike."""
+    first = [step for step in steps if step.name.startswith("block 1:")]
+    middle = [step for step in steps if step.name.startswith("block ") and not step.name.startswith("block 1:")]
+    if len(middle) <= len(first):
+        return steps
+    start, end = steps.index(middle[0]), steps.index(middle[-1])
+    last = middle[-1].name.split(":")[0].removeprefix("block ")
+    total = summed(middle)
+    return [
+        *steps[:start],
+        Step(f"blocks 2-{last}: the same", total.shape, total.params, total.macs),
+        *steps[end + 1 :],
+    ]
