@@ -29,10 +29,17 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import vitrail
 from tests.checkpoint.mutations import Sample, flip_bit, mutate, same_tensors, samples
+from vitrail.checkpoint.convert import export
 from vitrail.checkpoint.read import read_weights
+from vitrail.checkpoint.weights import bundle_of
 from vitrail.core.errors import VitrailError
+from vitrail.models.build import build
+from vitrail.models.config import ResNetConfig, ViTConfig
 
+VIT = ViTConfig(width=64, depth=1, mlp_width=16, heads=1, image=(8, 8), patch=(4, 4), classes=3)
+BIT = ResNetConfig(blocks=(1, 1), classes=3)
 BATCH = 50  # files a child
 MEMORY = 1500 << 20  # bytes a child may map beyond what it was born with
 GROWTH = 256 << 20  # bytes of resident memory that no small file has a claim to
@@ -43,34 +50,73 @@ NO_MEMORY = "asks for more memory than there is"  # how read_weights words a Mem
 
 @dataclass(frozen=True, kw_only=True)
 class Original:
-    """A sound file to damage: its kind, its bytes, the name it must have and the files that belong beside it."""
+    """A sound file to damage: its kind, its bytes, the name it must have and the files that belong beside it.
+
+    The kind is one that the mutations know, with more said after a colon where there are several: "npz:google".
+    """
 
     kind: str
     content: bytes
     name: str = "weights.bin"
     beside: Mapping[str, bytes] = field(default_factory=dict)
+    folder: bool = False  # what is read is the folder, not the file
 
     @property
     def sealed(self) -> bool:
-        return self.kind.startswith("sealed")
+        return self.family == "sealed"
+
+    @property
+    def family(self) -> str:
+        return self.kind.partition(":")[0]
 
 
 Reader = Callable[[Path], Mapping[str, Tensor]]
 
 
 def corpus(folder: Path) -> list[Original]:
-    """The sound files; real models of other people's formats are added here."""
-    return [Original(kind=sample.kind, content=sample.content) for sample in samples(folder)]
+    """The sound files: plain tensors in every container, and whole, if tiny, networks in every format."""
+    plain = (Original(kind=made.kind, content=made.content) for made in samples(folder))
+    return [*plain, own_model(folder), *foreign_models(folder)]
+
+
+def own_model(folder: Path) -> Original:
+    path = folder / "model.safetensors"
+    torch.manual_seed(0)
+    vitrail.save(build(VIT), path)
+    return Original(kind="sealed:vit", content=path.read_bytes(), name=path.name)
+
+
+def foreign_models(folder: Path) -> list[Original]:
+    """The same network, and a ResNet, as other libraries would have written them."""
+    torch.manual_seed(0)
+    targets = [
+        ("safetensors:timm", VIT, "timm.safetensors", "timm"),
+        ("torch:torchvision", VIT, "torchvision.pth", "torchvision"),
+        ("npz:google", VIT, "google.npz", "npz"),
+        ("npz:linen", VIT, "linen.npz", "npz-linen"),
+        ("npz:bit", BIT, "bit.npz", "npz-bit"),
+        ("safetensors:timm-bit", BIT, "bit.safetensors", "timm"),
+    ]
+    found: list[Original] = []
+    for kind, config, name, form in targets:
+        path = folder / name
+        export(bundle_of(build(config)), path, form)
+        path.with_name(path.name + ".vitrail.json").unlink(missing_ok=True)
+        found.append(Original(kind=kind, content=path.read_bytes(), name=name))
+    export(bundle_of(build(VIT)), folder / "hf", "hf")
+    files = {path.name: path.read_bytes() for path in (folder / "hf").iterdir() if "vitrail" not in path.name}
+    for kind, name in (("safetensors:huggingface", "model.safetensors"), ("json:huggingface", "config.json")):
+        rest = {other: content for other, content in files.items() if other != name}
+        found.append(Original(kind=kind, content=files[name], name=name, beside=rest, folder=True))
+    return found
 
 
 def readers() -> dict[str, Reader]:
-    """The ways into the package: the plain reader, and ``vitrail.load`` where it is there."""
-    found: dict[str, Reader] = {"read_weights": lambda path: read_weights(path).tensors}
-    try:
-        from vitrail import load
-    except ImportError:
-        return found
-    return found | {"load": lambda path: load(path).state_dict()}
+    """The ways into the package: the plain reader of files, and the one that makes networks of them."""
+    return {
+        "read_weights": lambda path: read_weights(path).tensors,
+        "load": lambda path: vitrail.load(path).state_dict(),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +130,13 @@ class Job:
 
 def damaged(original: Original, others: list[Original], count: int, seed: int) -> list[Job]:
     """Copies with every sort of damage that the kind of file knows."""
-    sample = Sample(original.kind, original.content, {})
+    sample = Sample(original.family, original.content, {})
 
     def job(index: int) -> Job:
         other = others[index % len(others)].content
-        return Job(index=index, original=original, make=lambda: mutate(sample, other, f"{seed} {sample.kind} {index}"))
+        return Job(
+            index=index, original=original, make=lambda: mutate(sample, other, f"{seed} {original.kind} {index}")
+        )
 
     return [job(index) for index in range(count)]
 
@@ -106,11 +154,14 @@ def flipped(original: Original, count: int, seed: int) -> list[Job]:
 
 def place(original: Original, content: bytes, folder: Path) -> Path:
     """Write a copy where a reader expects it, with what belongs beside it."""
+    if original.folder:
+        folder = folder / "folder"
+        folder.mkdir(exist_ok=True)
     for name, data in original.beside.items():
         (folder / name).write_bytes(data)
     path = folder / original.name
     path.write_bytes(content)
-    return path
+    return folder if original.folder else path
 
 
 def attempt(reader: Reader, path: Path, expected: Mapping[str, Tensor]) -> tuple[str, str]:
@@ -198,7 +249,7 @@ def is_failure(original: Original, damage: str, outcome: str) -> bool:
 def keep(folder: Path, job: Job, label: str, damage: str, outcome: str, words: str) -> str:
     """Leave a file that should not have done what it did, and say where."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{label}-{job.original.kind}-{damage}-{job.index}.bin"
+    path = folder / f"{label}-{job.original.kind.replace(':', '-')}-{damage}-{job.index}.bin"
     path.write_bytes(job.make()[1])
     return f"{outcome}: {path} {words}"
 
