@@ -159,12 +159,18 @@ def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
 
 def _unheld(bundle: Bundle, draft: Path) -> list[str]:
     """Fields that reading the bare format gets wrong, or cannot say at all (a grid that is not square)."""
-    try:
-        seen = read_bundle(draft)
-    except WeightsError:
-        return ["image"]
-    mine, theirs = bundle.config, seen.config
-    out = [f.name for f in fields(mine) if getattr(mine, f.name) != getattr(theirs, f.name, None)]
+    mine = bundle.config
+    known = {name: getattr(mine, name) for name in ("heads", "image") if hasattr(mine, name)}
+    for told in ((), *((name,) for name in known), tuple(known)):
+        try:
+            seen = read_bundle(draft, **{name: known[name] for name in told})
+            break
+        except WeightsError:
+            continue
+    else:
+        raise ExportRefused(f"{draft.name}: cannot be read back")
+    theirs = seen.config
+    out = [f.name for f in fields(mine) if f.name in told or getattr(mine, f.name) != getattr(theirs, f.name, None)]
     if bundle.card.preprocessing != seen.card.preprocessing:
         out.append("preprocessing")
     if bundle.card.labels != seen.card.labels:

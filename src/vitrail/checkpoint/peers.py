@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.checkpoint.formats.timm import architecture
 from vitrail.checkpoint.read import read_weights
+from vitrail.checkpoint.refusal import told
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
 
 
@@ -41,7 +42,10 @@ def peer(format_name: str, config: ModelConfig, target: Path) -> Peer | str:
         return "no other library to hold it against"
     if importlib.util.find_spec(library) is None:
         return f"{library} is not installed"
-    return builders[format_name](config, target)
+    try:
+        return builders[format_name](config, target)
+    except Exception as error:  # what the other library cannot build: other channels, other grids, odd widths
+        return f"{library} does not take this network ({told(error)})"
 
 
 def timm_peer(config: ModelConfig, target: Path) -> Peer:
@@ -84,7 +88,7 @@ def huggingface_peer(config: ModelConfig, target: Path) -> Peer:
     name = "AutoModelForImageClassification" if config.classes else "AutoModel"
     network = getattr(transformers, name).from_pretrained(str(target), dtype=torch.float32).eval()
     if isinstance(config, ResNetConfig):
-        units = [layer for stage in network.bit.encoder.stages for layer in stage.layers]
+        units = [layer for stage in getattr(network, "bit", network).encoder.stages for layer in stage.layers]
     else:
         vit = getattr(network, "vit", network)
         units = list(vit.layers if hasattr(vit, "layers") else vit.encoder.layer)
@@ -93,8 +97,17 @@ def huggingface_peer(config: ModelConfig, target: Path) -> Peer:
         network=network,
         first=units[0],
         blocks=units,
-        logits=lambda out: out.logits if config.classes else out.pooler_output,
+        logits=lambda out: _answer(config, out),
     )
+
+
+def _answer(config: ModelConfig, out: Any) -> Tensor:
+    """What of transformers' output stands where our network ends."""
+    if config.classes:
+        return out.logits
+    if isinstance(config, ResNetConfig):
+        return out.pooler_output.flatten(1)
+    return out.pooler_output if config.head == "tanh" else out.last_hidden_state[:, 0]
 
 
 def torchvision_peer(config: ModelConfig, target: Path) -> Peer:

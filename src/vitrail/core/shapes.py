@@ -8,6 +8,8 @@ A size is always (height, width); `pair` makes one from an int.
 
 from typing import TypeAlias
 
+from vitrail.core.errors import ConfigError
+
 Pair: TypeAlias = tuple[int, int]
 
 
@@ -15,8 +17,9 @@ def pair(size: int | Pair | list[int]) -> Pair:
     """(height, width) from one number or two."""
     if isinstance(size, int):
         return (size, size)
-    height, width = size
-    return (int(height), int(width))
+    if len(size) != 2:
+        raise ConfigError(f"image or patch size {size!r} must be one number or (height, width)")
+    return (int(size[0]), int(size[1]))
 
 
 def times(size: Pair) -> str:

@@ -29,7 +29,7 @@ def build_from(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
     model.load_state_dict(tensors, strict=True, assign=True)
     for module in model.modules():
         if isinstance(module, SineTable):
-            module.materialise()
+            module.materialise(next(iter(tensors.values())))
     return model
 
 

@@ -6,7 +6,7 @@ weights were trained with.
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from vitrail.core.errors import ConfigError, ImageSizeError, unknown
 from vitrail.core.shapes import Pair, pair, times
@@ -54,8 +54,10 @@ class ResNetConfig:
         check_choices(self)
         check_positive(self, "channels", "groups", "norm_eps", "standardisation_eps", "factor", "axial_heads")
         check_positive_pairs(self, "image")
-        if not self.blocks or min(self.blocks) < 1:
-            raise ConfigError(f"blocks={self.blocks}: every stage needs at least one block")
+        if not self.blocks or min(self.blocks) < 1 or len(self.blocks) > 8:
+            raise ConfigError(f"blocks={self.blocks}: one to eight stages, each of at least one block")
+        if not 1 / 64 <= self.factor <= 64:
+            raise ConfigError(f"factor={self.factor} must lie between 1/64 and 64")
         if self.classes < 0:
             raise ConfigError(f"classes={self.classes} must be 0 (no head) or more")
         if self.unit == "postactivation" and self.pool_padding == "zero":
@@ -271,9 +273,9 @@ def from_dict(data: dict[str, Any]) -> ModelConfig:
     """The config that `to_dict` wrote; unknown or ill-typed fields are refused by name."""
     families: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
     rest = dict(data)
-    family = rest.pop("family", None)
+    family = str(rest.pop("family", None))
     if family not in families:
-        raise unknown("model family", str(family), families)
+        raise unknown("model family", family, families)
     kind = families[family]
     known = {field.name: field for field in fields(kind)}
     values: dict[str, Any] = {}
@@ -290,12 +292,19 @@ def from_dict(data: dict[str, Any]) -> ModelConfig:
 def _typed(name: str, kind: Any, value: Any) -> Any:
     """JSON knows no tuples and blurs 1 and 1.0; everything else must already be right."""
     if name == "backbone":
-        return None if value is None else from_dict({"family": "resnet", **value})
+        if value is None:
+            return None
+        if not isinstance(value, dict) or cast(dict[str, Any], value).get("family", "resnet") != "resnet":
+            raise ConfigError(f"backbone={value!r} must be the config of a ResNet")
+        try:
+            return from_dict({"family": "resnet", **cast(dict[str, Any], value)})
+        except ConfigError as error:
+            raise ConfigError(f"backbone: {error}") from None
     if name in ("image", "patch", "blocks"):
         if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
             raise ConfigError(f"{name}={value!r} must be a list of whole numbers")
         return pair(list(value)) if name != "blocks" and len(value) == 2 else tuple(value)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) < 2**53:
         return float(value)
     if not isinstance(value, kind if kind in (int, float, bool) else (str, type(None))) or (
         type(value) is bool and kind is not bool

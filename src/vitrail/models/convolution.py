@@ -48,8 +48,7 @@ def root_pool(x: Tensor, config: ResNetConfig) -> Tensor:
     """The root's 3x3 max-pool. No ReLU stands before BiT's, so padding by zero and by minus infinity differ there."""
     if config.root == "3x3":
         return x
+    value = 0.0 if config.pool_padding == "zero" else float("-inf")
     if config.padding == "same":
-        return F.max_pool2d(pad_same(x, 3, 2, value=float("-inf")), 3, stride=2)
-    if config.pool_padding == "zero":
-        return F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, stride=2)
-    return F.max_pool2d(x, 3, stride=2, padding=1)
+        return F.max_pool2d(pad_same(x, 3, 2, value=value), 3, stride=2)
+    return F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=value), 3, stride=2)

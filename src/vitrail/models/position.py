@@ -74,9 +74,9 @@ class SineTable(nn.Module):
     def initialise(self) -> None:
         self.table.copy_(self._table())
 
-    def materialise(self) -> None:
+    def materialise(self, like: Tensor) -> None:
         """Fixed tables are in no weight file: make one where the network was built without storage."""
-        self.table = self._table()
+        self.table = self._table().to(like.device, like.dtype)
 
     def forward(self) -> Tensor:
         return _whole(self.config, None, self.table)

@@ -74,8 +74,29 @@ class Block(nn.Module):
         self.skip = StochasticDepth(config.stochastic_depth * layer / max(config.depth - 1, 1), mode="row")
 
     def forward(self, z: Tensor, offsets: Tensor | None = None) -> Tensor:
-        z = z + self.skip(self.dropout(self.attention(self.norm_attention(z), offsets)))  # Eq. 2
+        z = z + self.skip(self.dropout(self.mix(self.norm_attention(z), offsets)))  # Eq. 2
         return z + self.skip(self.mlp(self.norm_mlp(z)))  # Eq. 3
+
+    def mix(self, z: Tensor, offsets: Tensor | None) -> Tensor:
+        return self.attention(z, offsets)
+
+
+class RowBlock(Block):
+    """A layer whose tokens see their own row of the grid alone (D.6)."""
+
+    def __init__(self, config: ViTConfig, layer: int):
+        super().__init__(config, layer)
+        self.grid = config.grid
+
+    def mix(self, z: Tensor, offsets: Tensor | None) -> Tensor:
+        return attention.from_rows(self.attention(attention.rows(z, self.grid), offsets), self.grid)
+
+
+class ColumnBlock(RowBlock):
+    """A layer whose tokens see their own column of the grid alone (D.6)."""
+
+    def mix(self, z: Tensor, offsets: Tensor | None) -> Tensor:
+        return attention.from_columns(self.attention(attention.columns(z, self.grid), offsets), self.grid)
 
 
 class AxialBlock(nn.Module):
@@ -83,13 +104,11 @@ class AxialBlock(nn.Module):
 
     def __init__(self, config: ViTConfig, layer: int):
         super().__init__()
-        self.grid = config.grid
-        self.row = Block(config, layer)
-        self.column = Block(config, layer)
+        self.row = RowBlock(config, layer)
+        self.column = ColumnBlock(config, layer)
 
     def forward(self, z: Tensor, offsets: Tensor | None = None) -> Tensor:
-        z = attention.from_rows(self.row(attention.rows(z, self.grid)), self.grid)
-        return attention.from_columns(self.column(attention.columns(z, self.grid)), self.grid)
+        return self.column(self.row(z, offsets), offsets)
 
 
 class ViT(nn.Module):
@@ -125,7 +144,7 @@ class ViT(nn.Module):
             )
         patches = self.embedding(images)
         prefix = [
-            token.expand(len(patches), -1, -1) for token in (self.class_token, self.registers) if token is not None
+            token.expand(patches.shape[0], -1, -1) for token in (self.class_token, self.registers) if token is not None
         ]
         return torch.cat([*prefix, patches], dim=1) if prefix else patches
 

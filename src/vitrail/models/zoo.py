@@ -192,11 +192,10 @@ def adapted(
 
 def _move_together(config: ViTConfig, changes: dict[str, Any]) -> None:
     """No classes means no head and the other way round; the backbone sees the network's image and channels."""
-    classes: int = changes.get("classes", config.classes)
     if "head" not in changes:
-        if classes == 0:
+        if changes.get("classes") == 0:
             changes["head"] = "none"
-        elif config.head == "none":
+        elif config.head == "none" and "classes" in changes:
             changes["head"] = "linear"
     elif changes["head"] == "none" and "classes" not in changes:
         changes["classes"] = 0

@@ -1,0 +1,106 @@
+# `make demo` and `make test` each work by themselves in a fresh clone: they need make, Python 3.11 to 3.13 with its venv
+# module (or uv), and the package index once. Everything goes into .venv; nothing is installed twice.
+#
+#   PYTHON=python3.12   the interpreter that .venv is made from
+#   CONSTRAINTS=        whatever pyproject.toml allows, instead of the tested versions of constraints.txt
+#   SYSTEM_SITE=1       .venv also sees the interpreter's own packages
+#   WORKERS=            run the tests in one process
+#   ARGS="-k zoo"       more arguments for pytest
+#
+# To keep a torch that is already there, for a GPU say:  make test PYTHON=python3.12 CONSTRAINTS= SYSTEM_SITE=1
+# The first three are remembered in .venv until others are given.
+
+VENV := .venv
+BIN := $(VENV)/bin
+-include $(VENV)/settings.mk
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+SYSTEM_SITE ?=
+WORKERS ?= 2
+ARGS ?=
+# uv would not see the interpreter's own packages, and install them again.
+UV := $(if $(SYSTEM_SITE),,$(shell command -v uv 2>/dev/null))
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# A stamp carries the checksum of what it vouches for, so a changed input has no stamp.
+checksum = $(shell { $(1); } | cksum | cut -d ' ' -f 1)
+MADE := $(VENV)/made-$(call checksum,pwd; echo "$(PYTHON) $(SYSTEM_SITE)")
+KEY := $(call checksum,cat pyproject.toml $(CONSTRAINTS))
+CORE := $(VENV)/core-$(KEY)
+TEST := $(VENV)/test-$(KEY)
+# No interpreter, or an install that was cut short: start over. A .venv that someone else made is theirs.
+START_OVER := $(if $(wildcard $(VENV)/unfinished),start-over,$(if $(wildcard $(BIN)/python),,start-over))
+FOREIGN := $(if $(wildcard $(VENV)),$(if $(wildcard $(VENV)/made-* $(VENV)/unfinished),,yes))
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test verify lint types contracts bench clean start-over
+
+help: ## say what there is
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+demo: $(CORE) ## classify the sample picture with random weights, list the models
+	$(BIN)/vitrail demo
+
+test: lint types contracts ## every check but the slow tests, and those that need a GPU or the network
+	$(PYTEST) -m "not slow and not gpu and not network" $(ARGS)
+
+verify: lint types contracts ## every check, all tests
+	$(PYTEST) $(ARGS)
+
+# One thread a worker: two workers with a thread pool each are slower than one.
+PYTEST = $(if $(WORKERS),OMP_NUM_THREADS=1 )$(BIN)/python -m pytest$(if $(WORKERS), -n $(WORKERS))
+
+lint: $(TEST) ## ruff: rules and format
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+types: $(TEST) ## basedpyright, strict on src
+	$(BIN)/python -m basedpyright --pythonpath $(BIN)/python
+
+contracts: $(TEST) ## import-linter: imports point downward, help stays quick
+	$(BIN)/lint-imports
+
+bench: ## list the benchmark scripts
+	@ls bench/*.py 2>/dev/null || echo "no benchmark scripts yet"
+
+clean: ## remove .venv, caches and build outputs; runs/ stays
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(MADE): $(START_OVER)
+	$(if $(FOREIGN),@echo "$(VENV) was not made by this Makefile: move it away or let 'make clean' remove it" >&2; exit 1)
+	@mkdir -p $(VENV) && touch $(VENV)/unfinished
+	@find $(VENV) -mindepth 1 -maxdepth 1 ! -name unfinished -exec rm -rf {} +
+ifdef UV
+	uv venv --seed --allow-existing --python $(PYTHON) $(if $(SYSTEM_SITE),--system-site-packages) $(VENV)
+else
+	$(PYTHON) -m venv $(if $(SYSTEM_SITE),--system-site-packages) $(VENV)
+endif
+	@touch $@
+
+ifdef UV
+pip_install = uv pip install --python $(BIN)/python
+else
+pip_install = $(BIN)/python -m pip install
+endif
+
+# $(1) is what to install. Stamps of other inputs go, for they no longer describe what is there. An installer that gives
+# up by itself has left .venv as it was; one that was killed has not, and `unfinished` stays to say so.
+define install
+	@touch $(VENV)/unfinished
+	@rm -f $(filter-out $(CORE) $(TEST),$(wildcard $(VENV)/core-* $(VENV)/test-*))
+	$(pip_install) $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '$(1)' \
+	|| { code=$$?; test $$code -gt 128 || rm $(VENV)/unfinished; exit $$code; }
+	@printf '%s\n' 'PYTHON ?= $(PYTHON)' 'CONSTRAINTS ?= $(CONSTRAINTS)' 'SYSTEM_SITE ?= $(SYSTEM_SITE)' > $(VENV)/settings.mk
+	@rm $(VENV)/unfinished
+endef
+
+$(CORE): $(MADE)
+	$(call install,.)
+	@touch $@
+
+$(TEST): $(MADE)
+	$(call install,.[test])
+	@touch $(CORE) $@

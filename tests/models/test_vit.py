@@ -1,0 +1,238 @@
+"""Section 3.1: the module against its equations, and what goes in and out of it."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.models import slow
+from tests.models.tiny import HYBRID, VARIANTS, VIT, awake, images
+from vitrail.core.errors import ImageSizeError
+from vitrail.models.build import build
+from vitrail.models.config import ViTConfig
+from vitrail.models.vit import MLP, AxialBlock, Block, PatchEmbedding, ViT
+
+VITS = {name: c for name, c in VARIANTS.items() if isinstance(c, ViTConfig) and c.backbone is None}
+
+
+def vit(config: ViTConfig) -> ViT:
+    model = awake(config)
+    assert isinstance(model, ViT)
+    return model
+
+
+@pytest.mark.parametrize("name", VITS)
+def test_equals_equations_1_to_4(name: str) -> None:
+    """Every kind of network, step by step in numpy: positions of each kind and place, registers, pools, heads."""
+    config = VITS[name]
+    model, x = vit(config), images(config)
+    weights = slow.arrays(model.state_dict())
+    with torch.no_grad():
+        tokens, out = model.encode(x), model(x)
+    for b in range(2):
+        z, y = slow.vit(x[b].numpy(), weights, config)
+        np.testing.assert_allclose(tokens[b].numpy(), z, atol=2e-6 if config.position == "sincos2d" else 1e-11)
+        np.testing.assert_allclose(out[b].numpy(), y, atol=2e-6 if config.position == "sincos2d" else 1e-11)
+
+
+def test_hybrid_is_the_same_encoder_on_the_backbones_feature_map() -> None:
+    """Each position of the map is a 1x1 patch."""
+    model, x = vit(HYBRID), images(HYBRID)
+    assert HYBRID.backbone is not None
+    features = model.embedding.backbone(x)
+    rows, columns = HYBRID.backbone.grid
+    assert features.shape == (2, HYBRID.backbone.features, rows, columns)
+    plain = replace(HYBRID, backbone=None, image=(rows, columns), channels=HYBRID.backbone.features)
+    twin = vit(plain)
+    twin.load_state_dict({k: v for k, v in model.state_dict().items() if not k.startswith("embedding.backbone.")})
+    torch.testing.assert_close(model(x), twin(features), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("channels", "patch", "image"), [(3, (2, 3), (6, 12)), (1, (4, 2), (8, 4)), (5, (1, 1), (2, 3))]
+)
+def test_patch_embedding_is_one_matrix_on_flattened_patches(
+    channels: int, patch: tuple[int, int], image: tuple[int, int]
+) -> None:
+    module = PatchEmbedding(channels, 7, patch).double()
+    x = torch.randn(2, channels, *image, dtype=torch.float64)
+    config = replace(VIT, width=7, heads=1, channels=channels, patch=patch, image=image)
+    weights = slow.arrays({f"embedding.{name}": tensor for name, tensor in module.state_dict().items()})
+    got = module(x).detach().numpy()
+    for b in range(2):
+        np.testing.assert_allclose(got[b], slow.embed(x[b].numpy(), weights, config), atol=1e-13)
+
+
+def test_class_token_stands_before_registers_before_patches() -> None:
+    model = vit(replace(VIT, registers=2))
+    x = images(VIT)
+    tokens = model.tokens(x)
+    assert tokens.shape == (2, 1 + 2 + 12, 16)
+    assert model.class_token is not None
+    assert model.registers is not None
+    assert torch.equal(tokens[1, 0], model.class_token[0, 0])
+    assert torch.equal(tokens[1, 1:3], model.registers[0])
+    assert torch.equal(tokens[:, 3:], model.embedding(x))
+
+
+def test_network_is_pre_norm() -> None:
+    """With both branches silent a layer passes its input on untouched, norms and all."""
+    model = vit(VIT)
+    with torch.no_grad():
+        for block in model.blocks:
+            for layer in (block.attention.out, block.mlp.contract):
+                layer.weight.zero_()
+                layer.bias.zero_()
+    x = images(VIT)
+    assert torch.equal(model.encode(x), model.position(model.tokens(x), 0))
+
+
+@pytest.mark.parametrize("form", ["tanh", "erf"])
+def test_gelu_form_is_the_configs(form: str) -> None:
+    x = torch.tensor([[2.7]], dtype=torch.float64)
+    mlp = MLP(replace(VIT, gelu=form))
+    assert mlp.gelu(x).item() == pytest.approx(slow.gelu(x.numpy(), form).item(), abs=1e-12)
+    gap = slow.gelu(x.numpy(), "erf") - slow.gelu(x.numpy(), "tanh")
+    assert abs(gap.item()) == pytest.approx(4.73e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-12, 0.5])
+def test_norm_eps_is_the_configs_everywhere(eps: float) -> None:
+    config = replace(VIT, norm_eps=eps)
+    model = vit(config)
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 2 * config.depth + 1
+    assert {norm.eps for norm in norms} == {eps}
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((2, 3, 12, 6), "(2, 3, 12, 6)"),
+        ((2, 3, 6, 15), "(2, 3, 6, 15)"),
+        ((2, 1, 6, 12), "(2, 1, 6, 12)"),
+        ((3, 6, 12), "(3, 6, 12)"),
+    ],
+)
+def test_images_of_another_size_are_refused_by_size(shape: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ImageSizeError) as caught:
+        vit(VIT)(torch.zeros(shape, dtype=torch.float64))
+    assert said in str(caught.value)
+    assert "[B, 3, 6, 12]" in str(caught.value)
+    assert "image_size=" in str(caught.value)
+
+
+def test_hybrid_refuses_other_images_too() -> None:
+    with pytest.raises(ImageSizeError, match=r"\[B, 3, 20, 28\]"):
+        vit(HYBRID)(torch.zeros(1, 3, 24, 28, dtype=torch.float64))
+
+
+# Dropout and stochastic depth.
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"placement": "every"},
+        {"placement": "shared", "position": "learned2d"},
+        {"attention": "axial", "class_token": False, "pool": "mean"},
+        {"head": "tanh"},
+    ],
+    ids=str,
+)
+def test_dropout_stands_in_four_places(changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the positions, the attention's output, the GELU and the second MLP layer; never on q, k, v or the head.
+
+    Dropout is replaced by a factor of 0.7, which the slow network applies in exactly these places.
+    """
+    monkeypatch.setattr(nn.Dropout, "forward", lambda self, x: 0.7 * x if self.p == 0.25 else x)
+    config = replace(VIT, dropout=0.25, **changes)
+    model, x = vit(config).train(), images(config)
+    with torch.no_grad():
+        out = model(x)
+    weights = slow.arrays(model.state_dict())
+    for b in range(2):
+        _, y = slow.vit(x[b].numpy(), weights, config, drop=lambda a: 0.7 * a)
+        np.testing.assert_allclose(out[b].numpy(), y, atol=1e-11)
+
+
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout", "stochastic_depth"])
+def test_noise_is_in_training_only(field: str) -> None:
+    config = replace(VIT, **{field: 0.5})
+    model, x = vit(config), images(config, batch=8)
+    quiet = vit(VIT)
+    quiet.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), model(x))
+    assert torch.equal(model(x), quiet(x))
+    model.train()
+    assert not torch.equal(model(x), model(x))
+
+
+def test_stochastic_depth_grows_linearly_from_zero() -> None:
+    model = build(replace(VIT, depth=5, stochastic_depth=0.4))
+    assert [block.skip.p for block in model.blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+    assert build(replace(VIT, depth=1, stochastic_depth=0.4)).blocks[0].skip.p == 0
+    axial = replace(VITS["axial"], depth=3, stochastic_depth=0.4)
+    assert [(b.row.skip.p, b.column.skip.p) for b in build(axial).blocks] == [(0, 0), (0.2, 0.2), (0.4, 0.4)]
+
+
+def branches(block: Block, z: Tensor, keep: float) -> list[Tensor]:
+    """The four outcomes of a layer whose two branches are each kept, and scaled up, or left out."""
+    scale = 1 / keep
+    outcomes: list[Tensor] = []
+    for attention, mlp in itertools.product((0.0, scale), repeat=2):
+        middle = z + attention * block.attention(block.norm_attention(z))
+        outcomes.append(middle + mlp * block.mlp(block.norm_mlp(middle)))
+    return outcomes
+
+
+def test_stochastic_depth_drops_each_branch_for_a_whole_image() -> None:
+    block = vit(replace(VIT, stochastic_depth=0.5)).blocks[1].train()
+    assert isinstance(block, Block)
+    z = torch.randn(64, 13, 16, dtype=torch.float64)
+    with torch.no_grad():
+        out, outcomes = block(z), branches(block, z, keep=0.5)
+    fits = torch.stack([(out - outcome).abs().amax(dim=(1, 2)) < 1e-12 for outcome in outcomes])
+    assert (fits.sum(dim=0) == 1).all()
+    assert (fits.sum(dim=1) >= 6).all()  # of 64 images, 16 are expected in each
+
+
+def test_stochastic_depth_drops_axial_branches_for_a_whole_image() -> None:
+    """The rows of a grid are sequences of their own in axial attention; the draw is still one for an image."""
+    config = replace(VITS["axial"], stochastic_depth=0.5)
+    block = vit(config).blocks[1].train()
+    assert isinstance(block, AxialBlock)
+    rows, columns = config.grid
+    one_row = torch.randn(16, 1, columns, 16, dtype=torch.float64)
+    z = one_row.expand(16, rows, columns, 16).flatten(1, 2)  # all rows of an image are alike
+    with torch.no_grad():
+        out = block(z).unflatten(1, config.grid)
+    torch.testing.assert_close(out, out[:, :1].expand_as(out), atol=1e-12, rtol=0)
+
+
+def test_axial_block_connects_a_row_and_then_its_columns() -> None:
+    """One block already connects every pair of tokens; with its column half silent, only those of one row (D.6)."""
+    config = VITS["axial"]
+    block = vit(config).blocks[0]
+    assert isinstance(block, AxialBlock)
+    z = torch.randn(1, 12, 16, dtype=torch.float64)
+    other = z.clone()
+    other[0, 0] = torch.randn(16, dtype=torch.float64)
+
+    def moved() -> Tensor:
+        with torch.no_grad():
+            return (block(z) != block(other)).any(dim=2)[0].unflatten(0, config.grid)
+
+    assert moved().all()
+    with torch.no_grad():
+        for layer in (block.column.attention.out, block.column.mlp.contract):
+            layer.weight.zero_()
+    assert moved()[0].all()
+    assert not moved()[1:].any()

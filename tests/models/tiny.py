@@ -1,0 +1,134 @@
+"""Networks of a few thousand weights that keep the kind of the large ones."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models.build import Model, build
+from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.zoo import adapted, backbone
+
+# Neither the image, the grid nor a patch is square, and no two sizes are equal, so that a swapped axis shows.
+VIT = ViTConfig(width=16, depth=2, mlp_width=24, heads=2, image=(6, 12), patch=(2, 3), classes=5)
+RESNET = ResNetConfig(blocks=(1, 2), factor=0.125, groups=4, image=(20, 28), classes=5)
+BACKBONE = replace(backbone((1, 2), (20, 28)), factor=0.125, groups=4)
+HYBRID = replace(VIT, image=(20, 28), patch=(1, 1), backbone=BACKBONE)
+
+POSITIONS: list[dict[str, Any]] = [
+    {"position": "none"},
+    *(
+        {"position": kind, "placement": placement}
+        for kind in ("learned", "learned2d", "learned2d-sum", "sincos2d", "relative")
+        for placement in ("stem", "every", "shared")
+    ),
+]
+OTHERS: dict[str, dict[str, Any]] = {
+    "registers": {"registers": 3},
+    "registers, class token without position": {"registers": 2, "position_prefix": False},
+    "class token without position": {"position_prefix": False},
+    "mean": {"pool": "mean"},
+    "mean, no class token": {"pool": "mean", "class_token": False},
+    "mean, registers, norm last": {"pool": "mean", "norm_after_pool": True, "registers": 2},
+    "tanh": {"head": "tanh"},
+    "tanh without classes": {"head": "tanh", "classes": 0},
+    "no head": {"head": "none", "classes": 0},
+    "no qkv bias": {"qkv_bias": False},
+    "erf": {"gelu": "erf"},
+    "one channel": {"channels": 1},
+    "axial": {"attention": "axial", "class_token": False, "pool": "mean"},
+    "axial, learned2d in every layer": {
+        "attention": "axial",
+        "class_token": False,
+        "pool": "mean",
+        "position": "learned2d",
+        "placement": "every",
+    },
+    "relative with registers": {"position": "relative", "registers": 2, "placement": "shared"},
+    "2d sum, registers, no prefix": {"position": "learned2d-sum", "registers": 2, "position_prefix": False},
+}
+RESNETS: dict[str, ModelConfig] = {
+    "bit": RESNET,
+    "bit, infinite pool padding": replace(RESNET, pool_padding="infinity"),
+    "bit, same padding": replace(RESNET, padding="same", pool_padding="infinity"),
+    "bit, 3x3 root": replace(RESNET, root="3x3", image=(9, 7)),
+    "bit without head": replace(RESNET, classes=0),
+    "bit of three stages": replace(RESNET, blocks=(1, 1, 1), standardisation="std+eps", standardisation_eps=1e-5),
+    "post-activation": replace(BACKBONE, classes=5),
+    "axial resnet": replace(RESNET, mixing="axial", axial_heads=2),
+    "axial resnet, odd grid": replace(RESNET, mixing="axial", axial_heads=4, image=(26, 18)),
+    "hybrid": HYBRID,
+    "hybrid, 3x3 root": adapted(replace(HYBRID, backbone=replace(BACKBONE, root="3x3")), image_size=(8, 10)),
+    "hybrid, patch 2x1": replace(HYBRID, image=(32, 28), patch=(2, 1), backbone=replace(BACKBONE, image=(32, 28))),
+    "hybrid, relative": replace(HYBRID, position="relative"),
+    "hybrid, axial": replace(HYBRID, attention="axial", class_token=False, pool="mean"),
+}
+VARIANTS: dict[str, ModelConfig] = {
+    **{", ".join(changes.values()): replace(VIT, **changes) for changes in POSITIONS},
+    **{name: replace(VIT, **changes) for name, changes in OTHERS.items()},
+    **RESNETS,
+}
+
+
+def small(config: ModelConfig) -> ModelConfig:
+    """A network of the zoo at two layers and a sixteenth of its width; heads, patch, stages and units stay."""
+    if isinstance(config, ResNetConfig):
+        return _small_resnet(config)
+    width = 4 * config.heads
+    image = (2 * config.patch[0], 3 * config.patch[1])
+    inner = None if config.backbone is None else _small_resnet(config.backbone)
+    return replace(
+        config,
+        width=width,
+        depth=2,
+        mlp_width=width * config.mlp_width // config.width,
+        classes=5,
+        image=image if inner is None else inner.image,
+        backbone=inner,
+    )
+
+
+def _small_resnet(config: ResNetConfig) -> ResNetConfig:
+    return replace(
+        config,
+        blocks=(*(1 for _ in config.blocks[1:]), 2),  # a unit that projects in each stage, and one that does not
+        factor=config.factor / 16,
+        groups=2,
+        axial_heads=2,
+        image=(64, 96) if config.root == "7x7" else (16, 24),  # the last map is 2x3, so that attention has a choice
+        classes=min(config.classes, 5),
+    )
+
+
+def tiny(config: ModelConfig) -> ModelConfig:
+    """Smaller still, and the same for all networks of one structure: two heads, two stages of one block."""
+    config = small(config)
+    if isinstance(config, ResNetConfig):
+        return _tiny_resnet(config)
+    inner = None if config.backbone is None else _tiny_resnet(config.backbone)
+    patch = (2, 3) if inner is None else (1, 1)
+    image, depth = ((6, 12), 2) if inner is None else (inner.image, 1)
+    return replace(config, width=16, depth=depth, mlp_width=24, heads=2, patch=patch, image=image, backbone=inner)
+
+
+def _tiny_resnet(config: ResNetConfig) -> ResNetConfig:
+    return replace(config, blocks=(1, 1), factor=1 / 16, image=(16, 24) if config.root == "7x7" else (4, 6))
+
+
+def awake(config: ModelConfig, dtype: torch.dtype = torch.float64) -> Model:
+    """A network in which nothing is zero: a fresh one has a zero head and, in hybrids, zero scales."""
+    model = build(config).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
+
+
+def images(config: ModelConfig, batch: int = 2, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(batch, config.channels, *config.image, dtype=dtype)
+
+
+def count(model: nn.Module) -> int:
+    return sum(math.prod(parameter.shape) for parameter in model.parameters())

@@ -1,0 +1,94 @@
+"""The package from outside: what importing it costs, what it offers, what it carries."""
+
+import subprocess
+import sys
+import time
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import vitrail
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("torch", "torchvision", "numpy", "rich", "PIL")
+
+
+def python(code: str, *flags: str) -> str:
+    """What a fresh interpreter prints; it must not complain."""
+    done = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return done.stdout
+
+
+def loaded_by(code: str) -> set[str]:
+    last = python(f"import sys\n{code}\nprint('\\nloaded', *sys.modules)").splitlines()[-1]
+    return set(last.split()[1:])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import vitrail",
+        "import vitrail; dir(vitrail), vitrail.VitrailError",
+        "from vitrail.cli import main; main(['--help'])",
+        "from vitrail.cli import main; main(['--version'])",
+    ],
+)
+def test_quick_ways_in_leave_the_heavy_libraries_alone(code: str) -> None:
+    loaded = loaded_by(code)
+    assert "vitrail" in loaded
+    assert not loaded.intersection(HEAVY)
+
+
+@pytest.mark.parametrize("code", ["vitrail.list_models()", "vitrail.ViTConfig", "vitrail.ResNetConfig"])
+def test_names_and_configs_need_no_torch(code: str) -> None:
+    assert "torch" not in loaded_by(f"import vitrail; {code}")
+
+
+def test_help_takes_less_than_half_a_second() -> None:
+    times: list[float] = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "vitrail", "--help"], capture_output=True, check=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.5
+
+
+def test_version_is_written_twice_and_equal() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert vitrail.__version__ == project["version"]
+    assert f"## [{vitrail.__version__}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", vitrail.__all__)
+def test_public_face_is_there(name: str) -> None:
+    assert getattr(vitrail, name).__name__ == name
+    assert name in dir(vitrail)
+
+
+def test_public_face_has_one_table() -> None:
+    assert vitrail.__all__ == sorted(vitrail._FACE)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = vitrail.nonsense
+
+
+def test_every_module_imports_in_silence() -> None:
+    modules = [
+        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted((ROOT / "src" / "vitrail").rglob("*.py"))
+    ]
+    assert "vitrail.cli.app" in modules
+    assert python("\n".join(f"import {module}" for module in modules), "-W", "error") == ""
+
+
+def test_sample_picture_and_type_marker_are_inside_the_package() -> None:
+    package = resources.files("vitrail")
+    assert package.joinpath("py.typed").is_file()
+    picture = package.joinpath("assets", "window.png")
+    assert len(picture.read_bytes()) < 120_000
+    with picture.open("rb") as file, Image.open(file) as image:
+        assert image.size == (512, 512)
