@@ -104,6 +104,8 @@ def _write_foreign(bundle: Bundle, target: Path, known: Format) -> tuple[Path | 
     folder = target.suffix == ""
     if folder and target.exists() and not target.is_dir():
         raise ExportRefused(f"{target}: is a file; a folder is to be written there")
+    if not folder and target.is_dir():
+        raise ExportRefused(f"{target}: is a folder; a file is to be written there")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         draft = Path(scratch) / target.name
         weights = draft
@@ -158,21 +160,15 @@ def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
 
 
 def _unheld(bundle: Bundle, draft: Path) -> list[str]:
-    """Fields that reading the bare format gets wrong, or cannot say at all (a grid that is not square)."""
+    """Fields that reading the bare format gets wrong, or must be told (a grid that is not square, heads)."""
     mine = bundle.config
-    known = {name: getattr(mine, name) for name in ("heads", "image") if hasattr(mine, name)}
-    for told in ((), *((name,) for name in known), tuple(known)):
+    for told in ((), ("image",), ("heads",), ("image", "heads")):
         try:
-            seen = read_bundle(draft, **{name: known[name] for name in told})
-            break
+            seen = read_bundle(draft, **{name: getattr(mine, name) for name in told if hasattr(mine, name)})
         except WeightsError:
             continue
-    else:
-        raise ExportRefused(f"{draft.name}: cannot be read back")
-    theirs = seen.config
-    out = [f.name for f in fields(mine) if f.name in told or getattr(mine, f.name) != getattr(theirs, f.name, None)]
-    if bundle.card.preprocessing != seen.card.preprocessing:
-        out.append("preprocessing")
-    if bundle.card.labels != seen.card.labels:
-        out.append("labels")
-    return out
+        theirs = seen.config
+        out = [f.name for f in fields(mine) if f.name in told or getattr(mine, f.name) != getattr(theirs, f.name, None)]
+        out += ["preprocessing"] if bundle.card.preprocessing != seen.card.preprocessing else []
+        return out + (["labels"] if bundle.card.labels != seen.card.labels else [])
+    return [f.name for f in fields(mine) if getattr(mine, f.name) != f.default]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitrail.checkpoint.formats.timm import architecture
 from vitrail.checkpoint.read import read_weights
 from vitrail.checkpoint.refusal import told
+from vitrail.core.errors import ExportRefused
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
 
 
@@ -44,8 +45,8 @@ def peer(format_name: str, config: ModelConfig, target: Path) -> Peer | str:
         return f"{library} is not installed"
     try:
         return builders[format_name](config, target)
-    except Exception as error:  # what the other library cannot build: other channels, other grids, odd widths
-        return f"{library} does not take this network ({told(error)})"
+    except (ExportRefused, RuntimeError, ValueError, AssertionError) as error:
+        return f"{library} cannot build this network ({told(error)})"
 
 
 def timm_peer(config: ModelConfig, target: Path) -> Peer:
@@ -53,12 +54,13 @@ def timm_peer(config: ModelConfig, target: Path) -> Peer:
 
     file = target / "model.safetensors" if target.is_dir() else target
     network: Any
-    if isinstance(config, ResNetConfig):
-        network = timm_bit(config)
-    else:
-        name, args = architecture(config)
-        network = timm.create_model(name, pretrained=False, **_tuples(args))
-    network.load_state_dict(_floats(file), strict=True)
+    with torch.device("meta"):  # its own weights would be drawn only to be overwritten
+        if isinstance(config, ResNetConfig):
+            network = timm_bit(config)
+        else:
+            name, args = architecture(config)
+            network = timm.create_model(name, pretrained=False, **_tuples(args))
+    network.load_state_dict(_floats(file), strict=True, assign=True)
     version = f"timm {timm.__version__}"
     if isinstance(config, ResNetConfig):
         units = [block for stage in network.stages for block in stage.blocks]
@@ -71,6 +73,8 @@ def timm_bit(config: ResNetConfig) -> Any:
     from timm.layers.std_conv import StdConv2d
     from timm.models.resnetv2 import ResNetV2
 
+    if config.factor % 1 or config.groups != 32 or config.unit != "preactivation":
+        raise ExportRefused(f"factor={config.factor}, groups={config.groups}, unit={config.unit!r}")
     return ResNetV2(
         layers=list(config.blocks),
         width_factor=int(config.factor),
@@ -86,28 +90,27 @@ def huggingface_peer(config: ModelConfig, target: Path) -> Peer:
 
     transformers.utils.logging.disable_progress_bar()
     name = "AutoModelForImageClassification" if config.classes else "AutoModel"
-    network = getattr(transformers, name).from_pretrained(str(target), dtype=torch.float32).eval()
+    # A pooler that is not in the folder would be drawn anew; without one there is nothing behind the last norm.
+    without = {"add_pooling_layer": False} if isinstance(config, ViTConfig) and config.head == "none" else {}
+    network = getattr(transformers, name).from_pretrained(str(target), dtype=torch.float32, **without).eval()
     if isinstance(config, ResNetConfig):
         units = [layer for stage in getattr(network, "bit", network).encoder.stages for layer in stage.layers]
     else:
         vit = getattr(network, "vit", network)
         units = list(vit.layers if hasattr(vit, "layers") else vit.encoder.layer)
+
+    def logits(out: Any) -> Tensor:
+        if config.classes:
+            return out.logits
+        return out.last_hidden_state[:, 0] if without else out.pooler_output.flatten(1)
+
     return Peer(
         library=f"transformers {transformers.__version__}",
         network=network,
         first=units[0],
         blocks=units,
-        logits=lambda out: _answer(config, out),
+        logits=logits,
     )
-
-
-def _answer(config: ModelConfig, out: Any) -> Tensor:
-    """What of transformers' output stands where our network ends."""
-    if config.classes:
-        return out.logits
-    if isinstance(config, ResNetConfig):
-        return out.pooler_output.flatten(1)
-    return out.pooler_output if config.head == "tanh" else out.last_hidden_state[:, 0]
 
 
 def torchvision_peer(config: ModelConfig, target: Path) -> Peer:
@@ -116,19 +119,20 @@ def torchvision_peer(config: ModelConfig, target: Path) -> Peer:
 
     if not isinstance(config, ViTConfig):
         raise TypeError("torchvision's format holds ViTs")
-    network = VisionTransformer(
-        image_size=config.image[0],
-        patch_size=config.patch[0],
-        num_layers=config.depth,
-        num_heads=config.heads,
-        hidden_dim=config.width,
-        mlp_dim=config.mlp_width,
-        num_classes=config.classes or 1,
-        representation_size=config.width if config.head == "tanh" else None,
-    )
+    with torch.device("meta"):
+        network = VisionTransformer(
+            image_size=config.image[0],
+            patch_size=config.patch[0],
+            num_layers=config.depth,
+            num_heads=config.heads,
+            hidden_dim=config.width,
+            mlp_dim=config.mlp_width,
+            num_classes=config.classes or 1,
+            representation_size=config.width if config.head == "tanh" else None,
+        )
     if not config.classes:
-        network.heads = nn.Sequential()
-    network.load_state_dict(_floats(target), strict=True)
+        del network.heads.head
+    network.load_state_dict(_floats(target), strict=True, assign=True)
     layers = list(network.encoder.layers.children())
     return Peer(
         library=f"torchvision {torchvision.__version__}", network=network.eval(), first=layers[0], blocks=layers

@@ -45,7 +45,7 @@ def public(name: str, tag: str, **facts: Any) -> Bundle:
 def _trained_numerics(entry: registry.PublicWeights, name: str) -> dict[str, Any]:
     """Google's weights were trained with the tanh GELU and their own standardisation; timm's names hide that."""
     if entry.origin == "google-bit":
-        return {"standardisation_eps": 1e-10}
+        return {"standardisation_eps": 1e-10, "image": (entry.image, entry.image)}
     if entry.origin != "google-vit":
         return {}
     config: Any = model_config(name)

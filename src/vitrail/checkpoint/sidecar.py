@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vitrail.checkpoint.bundle import Card, describe, described
-from vitrail.core.errors import ConfigError, CorruptWeights
+from vitrail.core.errors import ConfigError, CorruptWeights, WeightsError
 from vitrail.models.config import ModelConfig
 
 
@@ -30,6 +30,8 @@ def read_sidecar(weights: Path) -> tuple[ModelConfig, Card] | None:
     data = read_json(path)
     if data.get("weights") != file_digest(weights):
         raise CorruptWeights(f"{path}: belongs to another version of {weights.name}; remove it or restore the weights")
+    if data.get("format") != 1:
+        raise WeightsError(f"{path}: written by a newer vitrail (format {data.get('format')!r}); upgrade vitrail")
     try:
         return described(data)
     except ConfigError as error:

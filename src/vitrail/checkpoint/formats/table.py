@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from vitrail.checkpoint.refusal import check_budget, told
 from vitrail.core.errors import MismatchedWeights
 from vitrail.core.shapes import Pair, pair
 from vitrail.models.build import skeleton
-from vitrail.models.config import ModelConfig, ResNetConfig
+from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
 
 Tensors: TypeAlias = dict[str, Tensor]
 
@@ -101,7 +102,13 @@ def shapes_of(path: Path, config: ModelConfig, theirs: Tensors) -> dict[str, tup
         raise MismatchedWeights(
             f"{path}: {len(theirs)} tensors cannot hold the {layers} layers that the file speaks of"
         )
-    return skeleton(config)
+    if isinstance(config, ViTConfig) and config.position == "sincos2d":  # no tensor of the file vouches for its size
+        held = sum(tensor.nbytes for tensor in theirs.values())
+        check_budget(path, held, 8 * config.tokens * config.width, what="its fixed positions")
+    try:
+        return skeleton(config)
+    except RuntimeError as error:  # torch counts bytes in 64 bits
+        raise MismatchedWeights(f"{path}: speaks of tensors beyond any memory ({told(error)})") from None
 
 
 def _checked(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:
@@ -153,4 +160,6 @@ class Shapes:
         i = start
         while template.format(i) in self.tensors:
             i += 1
+        if i == start:
+            raise MismatchedWeights(f"{self.path}: tensor {template.format(i)!r} is missing; the file is not whole")
         return i - start

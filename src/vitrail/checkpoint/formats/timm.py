@@ -174,7 +174,7 @@ def architecture(c: ModelConfig) -> tuple[str, dict[str, Any]]:
         "mlp_ratio": (c.mlp_width + 0.5) / c.width,  # timm rounds the product down
         "qkv_bias": c.qkv_bias,
         "class_token": c.class_token,
-        "no_embed_class": c.class_token and not c.position_prefix,
+        "no_embed_class": bool(c.registers) or (c.class_token and not c.position_prefix),
         "reg_tokens": c.registers,
         "global_pool": "token" if c.pool == "token" else "avg",
         "fc_norm": c.norm_after_pool,
@@ -200,7 +200,7 @@ def settings(c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...] | No
         "crop_pct": 1.0 if p.resize is None else min(p.image) / p.resize,
         "crop_mode": "squash" if p.resize is None else "center",
         "num_classes": classes,
-        "fixed_input_size": True,
+        "fixed_input_size": isinstance(c, ViTConfig),  # timm hands `img_size` to such networks, and a ResNet takes none
     }
     out: dict[str, Any] = {
         "architecture": name,
