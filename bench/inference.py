@@ -93,8 +93,9 @@ def speed(name: str, file: Path, args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(args.warmup):
             for network in networks.values():
                 network(images)
-        for round_ in range(args.rounds):
-            order = list(networks) if round_ % 2 else list(networks)[::-1]
+        start = time.perf_counter()
+        while len(times["timm"]) < args.rounds or time.perf_counter() - start < args.seconds:
+            order = list(networks) if len(times["timm"]) % 2 else list(networks)[::-1]
             for library in order:
                 times[library].append(timed(networks[library], images))
     scale = outputs["timm"].abs().max()
@@ -125,8 +126,10 @@ def child(args: argparse.Namespace) -> None:
     (name,), file = args.models, Path(args.weights)
     dtype = getattr(torch, args.dtype)
     images = pictures(args.batch).to(args.device, dtype)
-    vitrail.create_model("vit_nano_4").eval()(torch.zeros(1, 3, 32, 32))  # both libraries warm, both imported
-    timm.list_models("vit_tiny*")
+    nano = file.with_name("nano.safetensors")  # both libraries imported and warm, so that only the network counts
+    vitrail.save(vitrail.create_model("vit_nano_4"), nano)
+    vitrail.load(nano)(torch.zeros(1, 3, 32, 32))
+    timm.create_model("vit_tiny_patch16_224", embed_dim=32, depth=1, num_heads=2)(torch.zeros(1, 3, 224, 224))
     before = peak(args.device)
     if args.child == "vitrail":
         network = own_network(name, file)
@@ -155,7 +158,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(DEFAULT), choices=TIMM)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20, help="at least so many batches a network")
+    parser.add_argument("--seconds", type=float, default=20, help="at least so long for a pair of networks")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
@@ -171,7 +175,8 @@ def main() -> None:
 
     machine = f"{platform.machine()}, {torch.get_num_threads()} threads"
     print(f"torch {torch.__version__}, timm {timm.__version__}, {machine}, ", end="")
-    print(f"{args.device} {args.dtype}, batch {args.batch}, {args.rounds} rounds{', compiled' if args.compile else ''}")
+    compiled = ", compiled" if args.compile else ""
+    print(f"{args.device} {args.dtype}, batch {args.batch}, at least {args.rounds} rounds{compiled}")
     rates = f"{'vitrail img/s':>14} {'timm img/s':>12}"
     print(f"{'network':14} {rates} {'time ratio':>11} {'memory ratio':>13} {'difference':>11}")
     results: dict[str, Any] = {}

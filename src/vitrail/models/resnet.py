@@ -67,11 +67,11 @@ class PreActivationUnit(Unit):
         self.norm3 = group_norm(config, inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.norm1(x))
+        out = F.relu(self.norm1(x), inplace=True)
         shortcut = x if self.project is None else self.project(out)
         out = self.conv1(out)
-        out = self.conv2(F.relu(self.norm2(out)))
-        out = self.conv3(F.relu(self.norm3(out)))
+        out = self.conv2(F.relu(self.norm2(out), inplace=True))
+        out = self.conv3(F.relu(self.norm3(out), inplace=True))
         return out + shortcut
 
 
@@ -93,9 +93,9 @@ class PostActivationUnit(Unit):
         shortcut = x
         if self.project is not None and self.norm_project is not None:
             shortcut = self.norm_project(self.project(x))
-        out = F.relu(self.norm1(self.conv1(x)))
-        out = F.relu(self.norm2(self.conv2(out)))
-        return F.relu(self.norm3(self.conv3(out)) + shortcut)
+        out = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        out = F.relu(self.norm2(self.conv2(out)), inplace=True)
+        return F.relu(self.norm3(self.conv3(out)) + shortcut, inplace=True)
 
 
 class Trunk(nn.Module):
@@ -123,7 +123,7 @@ class Trunk(nn.Module):
         """Root convolution and max-pool."""
         x = self.root(images)
         if self.norm_root is not None:
-            x = F.relu(self.norm_root(x))
+            x = F.relu(self.norm_root(x), inplace=True)
         return root_pool(x, self.config)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class ResNet(nn.Module):
         if self.config.mixing == "axial" and tuple(images.shape[2:]) != self.config.image:
             raise ImageSizeError(f"images of {tuple(images.shape)} do not fit axial tables for {self.config.image}")
         x = self.trunk(images)
-        return x if self.norm is None else F.relu(self.norm(x))
+        return x if self.norm is None else F.relu(self.norm(x), inplace=True)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         y = features.mean(dim=(2, 3))
