@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import vitrail
 from tests.checkpoint.mutations import Sample, flip_bit, mutate, same_tensors, samples
 from vitrail.checkpoint.convert import export
-from vitrail.checkpoint.read import read_weights
+from vitrail.checkpoint.files.read import read_weights
 from vitrail.checkpoint.weights import bundle_of
 from vitrail.core.errors import VitrailError
 from vitrail.models.build import build

@@ -26,9 +26,10 @@ from typing import Any
 import pytest
 import torch
 
-from vitrail.checkpoint import convert, peers, registry
+from vitrail.checkpoint import convert, peers
 from vitrail.checkpoint.formats import huggingface
 from vitrail.checkpoint.formats.known import FORMATS
+from vitrail.checkpoint.public import registry
 from vitrail.checkpoint.weights import bundle_of, fresh
 from vitrail.cli import models
 from vitrail.cli.app import main

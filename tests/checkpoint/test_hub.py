@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from vitrail.checkpoint import hub
-from vitrail.checkpoint.hub import cached_path, fetch, file_url
-from vitrail.checkpoint.registry import PublicWeights, find
+from vitrail.checkpoint.public import hub, wire
+from vitrail.checkpoint.public.hub import cached_path, fetch, file_url
+from vitrail.checkpoint.public.registry import PublicWeights, find
 from vitrail.core.errors import ConfigError, CorruptWeights, UnsafeWeights, WeightsError, WeightsNotFound
 
 ENTRY = find("vit_ti_16", "augreg_in21k")
@@ -397,9 +397,9 @@ def test_redirect_out_of_http_is_refused(site: Hub, target: str) -> None:
 
 def test_redirect_from_https_down_is_refused() -> None:
     with pytest.raises(UnsafeWeights, match="from https down to http://storage"):
-        hub._redirected("https://hub/file", "http://storage/file")
-    assert hub._redirected("https://hub/a/b", "/c?d=e%2F f#g") == "https://hub/c?d=e%2F%20f"
-    assert hub._redirected("http://hub/file", "https://storage/file") == "https://storage/file"
+        wire.redirected("https://hub/file", "http://storage/file")
+    assert wire.redirected("https://hub/a/b", "/c?d=e%2F f#g") == "https://hub/c?d=e%2F%20f"
+    assert wire.redirected("http://hub/file", "https://storage/file") == "https://storage/file"
 
 
 # Offline.
@@ -514,7 +514,7 @@ def test_threads_share_one_download(site: Hub, monkeypatch: pytest.MonkeyPatch) 
 
 PROGRAM = f"""
 import sys
-from vitrail.checkpoint import hub, registry
+from vitrail.checkpoint.public import hub, registry
 path = hub.fetch(registry.find({ENTRY.model!r}, {ENTRY.tag!r}), endpoint=sys.argv[1])
 sys.stdout.write(hub._digest(path))
 """

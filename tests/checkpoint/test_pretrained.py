@@ -18,7 +18,7 @@ from tests.models.tiny import awake
 from vitrail.checkpoint.formats import timm
 from vitrail.checkpoint.formats.table import export_tensors
 from vitrail.checkpoint.pretrained import create_model
-from vitrail.checkpoint.registry import find
+from vitrail.checkpoint.public.registry import find
 from vitrail.checkpoint.weights import load
 from vitrail.core.errors import ConfigError, CorruptWeights, UnknownName, VitrailError, WeightsNotFound
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing

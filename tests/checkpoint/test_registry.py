@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vitrail.checkpoint.registry import PUBLIC, PublicWeights, find, tags
+from vitrail.checkpoint.public.registry import PUBLIC, PublicWeights, find, tags
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.models.zoo import resolve, slug
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.models.tiny import HYBRID, RESNET, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.bundle import Card, describe
-from vitrail.checkpoint.seal import write_sealed
+from vitrail.checkpoint.files.seal import write_sealed
 from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import bundle_of, fresh, load, save
 from vitrail.core.errors import (

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.checkpoint.files.read import read_weights
+from vitrail.checkpoint.files.refusal import told
 from vitrail.checkpoint.formats.timm import architecture
-from vitrail.checkpoint.read import read_weights
-from vitrail.checkpoint.refusal import told
 from vitrail.core.errors import ExportRefused
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
 

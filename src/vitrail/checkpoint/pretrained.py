@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from vitrail.checkpoint import hub, registry
 from vitrail.checkpoint.bundle import Bundle, Card
+from vitrail.checkpoint.public import hub, registry
 from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import fresh, network, operate
 from vitrail.core.shapes import Pair

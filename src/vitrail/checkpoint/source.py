@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.checkpoint.bundle import Bundle, Card, described
+from vitrail.checkpoint.files.read import RawWeights, read_weights
 from vitrail.checkpoint.formats import huggingface, timm
 from vitrail.checkpoint.formats.known import Format, recognise
 from vitrail.checkpoint.formats.table import Shapes, identity, import_tensors
-from vitrail.checkpoint.read import RawWeights, read_weights
 from vitrail.checkpoint.sidecar import read_json, read_sidecar
 from vitrail.core.errors import ConfigError, MismatchedWeights
 from vitrail.models.config import ModelConfig

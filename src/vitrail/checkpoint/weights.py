@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 
 from vitrail.checkpoint.bundle import Bundle, Card, describe
+from vitrail.checkpoint.files.seal import write_sealed
 from vitrail.checkpoint.formats.table import Tensors
-from vitrail.checkpoint.seal import write_sealed
 from vitrail.checkpoint.source import read_bundle
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair

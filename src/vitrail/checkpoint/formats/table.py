@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.refusal import check_budget, told
+from vitrail.checkpoint.files.refusal import check_budget, told
 from vitrail.core.errors import MismatchedWeights
 from vitrail.core.shapes import Pair, pair
 from vitrail.models.build import skeleton

@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.archive import opened_member, pieces
-from vitrail.checkpoint.pickle_scan import scan_pickle
-from vitrail.checkpoint.refusal import DOWNLOAD_AGAIN, RESAVE, check_budget, refusal, shown, told
+from vitrail.checkpoint.files.archive import opened_member, pieces
+from vitrail.checkpoint.files.pickle_scan import scan_pickle
+from vitrail.checkpoint.files.refusal import DOWNLOAD_AGAIN, RESAVE, check_budget, refusal, shown, told
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights
 
 PICKLE = "/data.pkl"

@@ -20,30 +20,25 @@ import http.client
 import json
 import os
 import re
-import ssl
-import string
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
-from urllib.parse import SplitResult, quote, urldefrag, urljoin, urlsplit
+from typing import Any
+from urllib.parse import urlsplit
 
-from vitrail.checkpoint.registry import PublicWeights
+from vitrail.checkpoint.public.registry import PublicWeights
+from vitrail.checkpoint.public.wire import TransferFailed, ask, read_some, split_address
 from vitrail.core.errors import ConfigError, CorruptWeights, UnsafeWeights, WeightsError, WeightsNotFound
 
 HUB = "https://huggingface.co"
 MAX_BYTES = 16 * 2**30
-MAX_REDIRECTS = 5
 RETRIES = 3
 BACKOFF_S = 0.5
-TIMEOUT_S = 30.0
 LOCK_POLL_S = 0.05
-CHUNK = 2**18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +50,6 @@ class _Record:
     url: str | None
     etag: str | None
     date: str
-
-
-class _TransferFailed(Exception):
-    """A failure that may pass: worth another try."""
 
 
 def fetch(
@@ -106,7 +97,7 @@ def cached_path(entry: PublicWeights, cache: Path | None = None) -> Path:
 def file_url(entry: PublicWeights, endpoint: str | None = None) -> str:
     """The file's address on the hub."""
     base = endpoint or os.environ.get("VITRAIL_HUB") or os.environ.get("HF_ENDPOINT") or HUB
-    parts = _split(base)
+    parts = split_address(base)
     if parts is None or parts.query or parts.fragment:
         raise ConfigError(f"hub {base!r} must be an http(s) address of a host, such as {HUB}")
     return f"{base.rstrip('/')}/{entry.repo}/resolve/main/{entry.file}"
@@ -230,7 +221,7 @@ def _persist(part: Path, path: Path, entry: PublicWeights, url: str) -> _Record:
     while True:
         try:
             return _transfer(part, path, entry, url)
-        except _TransferFailed as error:
+        except TransferFailed as error:
             if attempt == RETRIES:
                 fault = f"cannot download {url} ({error})"
                 raise WeightsNotFound(f"{fault}; run it again to go on, or put the file at {path}") from None
@@ -242,7 +233,7 @@ def _persist(part: Path, path: Path, entry: PublicWeights, url: str) -> _Record:
 def _transfer(part: Path, path: Path, entry: PublicWeights, url: str) -> _Record:
     """One try at the whole file, from where the last one stopped."""
     start = part.stat().st_size if part.exists() else 0
-    answer, etag = _ask(url, start, path)
+    answer, etag = ask(url, start, path)
     with answer:
         expected = entry.sha256 or etag
         if etag is not None and expected != etag:
@@ -252,7 +243,7 @@ def _transfer(part: Path, path: Path, entry: PublicWeights, url: str) -> _Record
             start = 0
         if start and (expected is None or not _continues(answer, start)):
             part.unlink()
-            raise _TransferFailed(f"the unfinished {part.name} cannot be gone on with")
+            raise TransferFailed(f"the unfinished {part.name} cannot be gone on with")
         if answer.status != 416:  # 416: there is nothing behind `start`, the last try had it all
             total = _total(answer, start)
             if expected is None:
@@ -266,7 +257,7 @@ def _transfer(part: Path, path: Path, entry: PublicWeights, url: str) -> _Record
         part.unlink()
         fault = f"{url} came with sha256 {sha256}, not {expected}"
         if start:
-            raise _TransferFailed(f"{fault}, so the unfinished {part.name} was no part of it")
+            raise TransferFailed(f"{fault}, so the unfinished {part.name} was no part of it")
         raise CorruptWeights(
             f"{fault}; nothing was kept: try again, and if it recurs distrust the connection or mirror"
         )
@@ -297,7 +288,7 @@ def _refuse_unverifiable(answer: http.client.HTTPResponse, total: int | None, ur
 def _receive(answer: http.client.HTTPResponse, part: Path, start: int, total: int | None) -> None:
     received, most = start, MAX_BYTES if total is None else total
     with part.open("ab" if start else "wb") as file, _progress(start, total) as advance:
-        while chunk := _read(answer):
+        while chunk := read_some(answer):
             received += len(chunk)
             if received > most:
                 raise UnsafeWeights(f"a body of more than {most} bytes came; the rest was refused")
@@ -306,113 +297,7 @@ def _receive(answer: http.client.HTTPResponse, part: Path, start: int, total: in
         file.flush()
         os.fsync(file.fileno())
     if total is not None and received < total:
-        raise _TransferFailed(f"the connection broke after {received} of {total} bytes")
-
-
-# The wire.
-
-
-def _ask(url: str, start: int, path: Path) -> tuple[http.client.HTTPResponse, str | None]:
-    """The answer that carries the body, and the sha256 that the hub names on the way to it."""
-    here, etag, token = url, None, _token()
-    for _ in range(MAX_REDIRECTS + 1):
-        headers = {"User-Agent": "vitrail", "Accept-Encoding": "identity"}
-        if start:
-            headers["Range"] = f"bytes={start}-"
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        answer = _open(here, headers)
-        etag = etag or _sha256(answer.headers.get("X-Linked-Etag", ""))
-        if answer.status == 200 or (start and answer.status in (206, 416)):
-            return answer, etag
-        answer.close()
-        if answer.status not in (301, 302, 303, 307, 308):
-            raise _refusal(answer, here, path)
-        there = _redirected(here, answer.headers.get("Location", ""))
-        if _origin(there) != _origin(url):
-            token = None  # gone for good: another host does not get it by sending us back
-        here = there
-    raise UnsafeWeights(f"{url} redirects more than {MAX_REDIRECTS} times; check the hub's address")
-
-
-def _open(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-    """Any answer at all, redirects and errors included: this opener knows HTTP and nothing else."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
-        opener.add_handler(handler)
-    host = urlsplit(url).netloc
-    try:
-        answer = opener.open(urllib.request.Request(url, headers=dict(headers)), timeout=TIMEOUT_S)
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            fault = f"the certificate of {host} is not trusted ({reason.verify_message})"
-            raise WeightsNotFound(f"{fault}; if a proxy of your own signs it, set SSL_CERT_FILE") from None
-        raise _TransferFailed(f"no answer from {host}: {reason}") from None
-    return cast("http.client.HTTPResponse", answer)
-
-
-def _read(answer: http.client.HTTPResponse) -> bytes:
-    try:
-        return answer.read1(CHUNK)  # what has come so far, so that a break loses none of it
-    except (OSError, http.client.HTTPException) as error:
-        raise _TransferFailed(f"the connection broke: {error}") from None
-
-
-def _redirected(here: str, location: str) -> str:
-    """Where a redirect leads, if it may lead there."""
-    there = urldefrag(urljoin(here, quote(location, safe=string.punctuation, encoding="latin-1"))).url
-    parts = _split(there)
-    if not location or parts is None:
-        raise UnsafeWeights(f"{here} redirects to {location[:200]!r}, which is no http(s) address")
-    if urlsplit(here).scheme == "https" and parts.scheme != "https":
-        raise UnsafeWeights(f"{here} redirects from https down to {parts.scheme}://{parts.netloc}; refused")
-    return there
-
-
-def _split(url: str) -> SplitResult | None:
-    """The parts of an http(s) address without a user name in it; None for anything else."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises where it is no number
-    except ValueError:
-        return None
-    return parts if parts.scheme in ("http", "https") and parts.hostname and parts.username is None else None
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return (parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme))
-
-
-def _refusal(answer: http.client.HTTPResponse, url: str, path: Path) -> Exception:
-    """What to do about an answer that is neither the file nor a redirect."""
-    status = answer.status
-    if status >= 500 or status == 408:
-        return _TransferFailed(f"{urlsplit(url).netloc} answers {status}")
-    after = answer.headers.get("Retry-After", "")
-    wait = f"{after} s" if re.fullmatch("[0-9]{1,6}", after) else "a while"
-    remedies = {
-        401: "set HF_TOKEN to a token that may read it, or unset one that has expired",
-        403: "set HF_TOKEN to a token that may read it, and accept the licence on its page",
-        404: "no such file there; check VITRAIL_HUB and HF_ENDPOINT",
-        429: f"too many requests; wait {wait}, or set HF_TOKEN",
-    }
-    remedy = remedies.get(status, "an answer that a hub does not give; check VITRAIL_HUB and HF_ENDPOINT")
-    return WeightsNotFound(f"{url.partition('?')[0]} answers {status}: {remedy}; or put the file at {path}")
-
-
-def _token() -> str | None:
-    token = os.environ.get("HF_TOKEN", "").strip()
-    if not re.fullmatch(r"[\x21-\x7e]*", token):
-        raise ConfigError("HF_TOKEN holds characters that no token has; set it anew")
-    return token or None
-
-
-def _sha256(etag: str) -> str | None:
-    """The checksum in an `X-Linked-Etag`; files outside of LFS have a git hash there instead, which is shorter."""
-    match = re.fullmatch(r'(?:W/)?"?([0-9a-fA-F]{64})"?', etag.strip())
-    return match[1].lower() if match else None
+        raise TransferFailed(f"the connection broke after {received} of {total} bytes")
 
 
 # What the user sees.

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from vitrail.checkpoint.refusal import DOWNLOAD_AGAIN, RESAVE, check_budget, refusal, shown, told
+from vitrail.checkpoint.files.refusal import DOWNLOAD_AGAIN, RESAVE, check_budget, refusal, shown, told
 from vitrail.core.errors import CorruptWeights, UnsafeWeights, WeightsError
 
 END_MARK = b"PK\x05\x06"

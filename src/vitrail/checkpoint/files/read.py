@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from vitrail.checkpoint.archive import open_archive
-from vitrail.checkpoint.read_npz import SUFFIX, read_npz
-from vitrail.checkpoint.read_safetensors import read_safetensors
-from vitrail.checkpoint.read_torch import PICKLE, read_torch_stream, read_torch_zip
-from vitrail.checkpoint.refusal import DOWNLOAD_AGAIN, refusal, shown, told
-from vitrail.checkpoint.soundness import first_unsound
+from vitrail.checkpoint.files.archive import open_archive
+from vitrail.checkpoint.files.npz import SUFFIX, read_npz
+from vitrail.checkpoint.files.pickled import PICKLE, read_torch_stream, read_torch_zip
+from vitrail.checkpoint.files.refusal import DOWNLOAD_AGAIN, refusal, shown, told
+from vitrail.checkpoint.files.safetensors import read_safetensors
+from vitrail.checkpoint.files.soundness import first_unsound
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError, WeightsNotFound
 
 ZIP_START = b"PK\x03\x04"

@@ -25,9 +25,9 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.refusal import DOWNLOAD_AGAIN, refusal, shown, told
-from vitrail.checkpoint.safetensors_header import DTYPES, HEADER_LIMIT, LENGTH_BYTES, Header, unique_pairs
-from vitrail.checkpoint.soundness import first_unsound
+from vitrail.checkpoint.files.refusal import DOWNLOAD_AGAIN, refusal, shown, told
+from vitrail.checkpoint.files.safetensors_header import DTYPES, HEADER_LIMIT, LENGTH_BYTES, Header, unique_pairs
+from vitrail.checkpoint.files.soundness import first_unsound
 from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, WeightsError
 
 KEY = "vitrail"
