@@ -20,7 +20,7 @@ RULES: list[tuple[ModelConfig, dict[str, Any], str]] = [
     *((VIT, {name: 0}, f"{name}=0 must be above 0") for name in ("width", "depth", "mlp_width", "heads", "channels")),
     (VIT, {"depth": -3}, "depth=-3 must be above 0"),
     (VIT, {"norm_eps": 0.0}, "norm_eps=0.0 must be above 0"),
-    (VIT, {"norm_eps": math.nan}, "norm_eps=nan must be above 0"),
+    (VIT, {"norm_eps": math.nan}, "norm_eps=nan must be a finite number"),
     (VIT, {"heads": 3}, "heads=3 does not divide width=16"),
     (VIT, {"image": (0, 12)}, r"image=\(0, 12\) must be \(height, width\)"),
     (VIT, {"image": (6,)}, r"image=\(6,\) must be \(height, width\)"),

@@ -18,6 +18,10 @@ class Card:
     labels: tuple[str, ...] | None = None
     provenance: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    def without_labels(self) -> "Card":
+        """The card of a network whose head was replaced."""
+        return replace(self, labels=None)
+
     def resized(self, image: Pair) -> "Card":
         """The card for another image size; a shorter side before the crop grows in proportion."""
         old = self.preprocessing

@@ -24,6 +24,7 @@ from vitrail.core.errors import ConfigError, ExportRefused, WeightsError
 from vitrail.models.config import ModelConfig
 
 OWN = "vitrail"
+FILE_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +90,8 @@ def format_for(target: Path, to: str | None) -> str:
         allowed: tuple[str, ...] = (".safetensors",)
     else:
         known = find_format(to).name
+        if suffix not in FILE_SUFFIXES:
+            suffix = ""  # a folder may be called vit-1.0
         allowed = {huggingface.NAME: ("",), timm.NAME: ("", ".safetensors", ".pth", ".bin")}.get(
             known, (".npz",) if known.startswith("npz") else (".safetensors", ".pth", ".bin")
         )
@@ -101,7 +104,7 @@ def format_for(target: Path, to: str | None) -> str:
 def _write_foreign(bundle: Bundle, target: Path, known: Format) -> tuple[Path | None, list[str]]:
     """Tensors, the format's own config files, and a sidecar for what neither holds; in place only when whole."""
     tensors = export_tensors(known.table(bundle.config), bundle.tensors)
-    folder = target.suffix == ""
+    folder = target.suffix not in FILE_SUFFIXES
     if folder and target.exists() and not target.is_dir():
         raise ExportRefused(f"{target}: is a file; a folder is to be written there")
     if not folder and target.is_dir():
@@ -159,6 +162,12 @@ def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
         (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
+def _differs(mine: ModelConfig, theirs: ModelConfig, field: str) -> bool:
+    """A placement spelt out and the same one by default are one."""
+    field = "placed" if field == "placement" else field
+    return getattr(mine, field) != getattr(theirs, field, None)
+
+
 def _unheld(bundle: Bundle, draft: Path) -> list[str]:
     """Fields that reading the bare format gets wrong, or must be told (a grid that is not square, heads)."""
     mine = bundle.config
@@ -168,7 +177,7 @@ def _unheld(bundle: Bundle, draft: Path) -> list[str]:
         except WeightsError:
             continue
         theirs = seen.config
-        out = [f.name for f in fields(mine) if f.name in told or getattr(mine, f.name) != getattr(theirs, f.name, None)]
+        out = [f.name for f in fields(mine) if f.name in told or _differs(mine, theirs, f.name)]
         out += ["preprocessing"] if bundle.card.preprocessing != seen.card.preprocessing else []
         return out + (["labels"] if bundle.card.labels != seen.card.labels else [])
     return [f.name for f in fields(mine) if getattr(mine, f.name) != f.default]

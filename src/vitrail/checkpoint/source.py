@@ -1,6 +1,6 @@
 """Weights in, from anywhere: one of our files, a foreign file or folder, recognised by what is in it."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +10,20 @@ from vitrail.checkpoint.formats import huggingface, timm
 from vitrail.checkpoint.formats.known import Format, recognise
 from vitrail.checkpoint.formats.table import Shapes, identity, import_tensors
 from vitrail.checkpoint.sidecar import read_json, read_sidecar
-from vitrail.core.errors import ConfigError, MismatchedWeights
-from vitrail.models.config import ModelConfig
+from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, unknown
+from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitrail.models.zoo import adapted
 
+FIELDS = sorted({field.name for config in (ViTConfig, ResNetConfig) for field in fields(config)})
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "model.npz")
 
 
 def read_bundle(path: str | Path, **facts: Any) -> Bundle:
     """Config, tensors and card of any weights; `facts` are config fields that the caller knows better than the file."""
     path = Path(path)
+    for name in facts:
+        if name not in FIELDS:
+            raise unknown("config field", name, FIELDS)
     settings: dict[str, Any] | None = None
     folder = path if path.is_dir() else None
     if folder is not None:
@@ -29,7 +33,7 @@ def read_bundle(path: str | Path, **facts: Any) -> Bundle:
         if raw.description is not None:
             return _own(raw, facts)
         return _foreign(raw, settings, folder, facts)
-    except ConfigError as error:
+    except (ConfigError, ExportRefused) as error:
         raise MismatchedWeights(f"{path}: {error}") from None
 
 
@@ -63,7 +67,7 @@ def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | No
         card = _card(known, config, settings, folder)
     config = adapted(config, **facts)
     ours = import_tensors(raw.path, config, known.table(config), tensors)
-    provenance = {"imported_from": known.name, "file": raw.path.name, **card.provenance}
+    provenance = {**card.provenance, "imported_from": known.name, "file": raw.path.name}
     return Bundle(config=config, tensors=ours, card=replace(card, provenance=provenance))
 
 

@@ -80,7 +80,7 @@ def _new_head(bundle: Bundle, classes: int) -> Bundle:
     if classes:
         like = next(iter(tensors.values()))
         tensors |= {weight: like.new_zeros(classes, features), bias: like.new_zeros(classes)}
-    return Bundle(config=config, tensors=tensors, card=replace(bundle.card, labels=None))
+    return Bundle(config=config, tensors=tensors, card=bundle.card.without_labels())
 
 
 def save(

@@ -51,6 +51,7 @@ class ResNetConfig:
     axial_heads: int = 8
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_positive(self, "channels", "groups", "norm_eps", "standardisation_eps", "factor", "axial_heads")
         check_positive_pairs(self, "image")
@@ -138,6 +139,7 @@ class ViTConfig:
     norm_after_pool: bool = False
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_choices(self)
         check_positive(self, "width", "depth", "mlp_width", "heads", "channels", "norm_eps")
         check_positive_pairs(self, "image", "patch")
@@ -241,6 +243,16 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "pool_padding": get_args(PoolPadding),
     "mixing": get_args(Mixing),
 }
+
+
+def check_types(config: ModelConfig) -> None:
+    """Numbers are numbers and switches are switches; a file, a shell or a slip may say otherwise."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.type in (int, bool) and type(value) is not field.type:
+            raise ConfigError(f"{field.name}={value!r} must be of type {getattr(field.type, '__name__', field.type)}")
+        if field.type is float and (type(value) not in (int, float) or not -math.inf < value < math.inf):
+            raise ConfigError(f"{field.name}={value!r} must be a finite number")
 
 
 def check_choices(config: ModelConfig) -> None:

@@ -24,7 +24,8 @@ class StandardisedConv(nn.Conv2d):
     def standardised(self) -> Tensor:
         if self.form == "std+eps":
             variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
-            return (self.weight - mean) / (variance.sqrt() + self.eps)
+            # Below the smallest normal number nothing changes but the root's gradient, which at 0 would be infinite.
+            return (self.weight - mean) / (variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt() + self.eps)
         # Batch norm over [1, out, rest] is this very formula, in one pass instead of five.
         flat = self.weight.flatten(1)[None]
         return F.batch_norm(flat, None, None, training=True, eps=self.eps).view_as(self.weight)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from vitrail.core.errors import ImageSizeError
 from vitrail.core.shapes import Pair
 from vitrail.models.attention import Attention, columns, from_columns, from_rows, rows
+from vitrail.models.card import Card
 from vitrail.models.config import ResNetConfig
 from vitrail.models.convolution import StandardisedConv, root_pool
 
@@ -136,7 +137,7 @@ class Trunk(nn.Module):
 class ResNet(nn.Module):
     """A BiT ResNet: images to logits [B, K], or to features [B, 2048w] where there is no head."""
 
-    card: object = None  # what travels with the weights; the checkpoint layer puts it here and reads it
+    card: Card | None = None  # what travels with the weights; the checkpoint layer puts it here and reads it
 
     def __init__(self, config: ResNetConfig):
         super().__init__()
@@ -183,6 +184,7 @@ class ResNet(nn.Module):
         if self.head is not None:
             self.head.to(like.device, like.dtype)
         self.initialise()
+        self.card = None if self.card is None else self.card.without_labels()
 
 
 def group_norm(config: ResNetConfig, channels: int) -> nn.GroupNorm:

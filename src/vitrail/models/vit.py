@@ -19,6 +19,7 @@ from vitrail.core.errors import ImageSizeError
 from vitrail.core.shapes import Pair, times
 from vitrail.models import attention
 from vitrail.models.attention import Attention
+from vitrail.models.card import Card
 from vitrail.models.config import ViTConfig
 from vitrail.models.heads import ClassificationHead, pooled
 from vitrail.models.initialise import lecun_normal_
@@ -114,7 +115,7 @@ class AxialBlock(nn.Module):
 class ViT(nn.Module):
     """Images to logits: [B, C, H, W] -> [B, K], or to the representation y [B, D] where there is no head."""
 
-    card: object = None  # what travels with the weights; the checkpoint layer puts it here and reads it
+    card: Card | None = None  # what travels with the weights; the checkpoint layer puts it here and reads it
 
     def __init__(self, config: ViTConfig, embedding: nn.Module):
         super().__init__()
@@ -191,3 +192,4 @@ class ViT(nn.Module):
         like = self.norm.weight
         self.head = ClassificationHead(self.config).to(like.device, like.dtype)
         self.head.initialise()
+        self.card = None if self.card is None else self.card.without_labels()

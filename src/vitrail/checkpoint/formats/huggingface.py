@@ -32,7 +32,9 @@ def recognises(names: set[str]) -> bool:
 
 
 def modern(tensors: Tensors) -> Tensors:
-    """Names of transformers 5, and of bare `ViTModel` folders, to those of transformers 4."""
+    """Names of transformers 5, and of bare `ViTModel` and `BitModel` folders, to those of transformers 4."""
+    if "embedder.convolution.weight" in tensors:
+        return {f"bit.{name}": tensor for name, tensor in tensors.items()}
     return {_four(name): tensor for name, tensor in tensors.items()}
 
 
@@ -98,6 +100,8 @@ def _infer_vit(get: Settings) -> ViTConfig:
         raise MismatchedWeights(f"{shapes.path}: config.json says num_hidden_layers={depth}, the tensors make {found}")
     classes = shapes.of("classifier.weight", 2)[0] if "classifier.weight" in shapes else 0
     pooler = "vit.pooler.dense.weight" in shapes
+    if pooler and settings.get("pooler_act", "tanh") != "tanh":
+        raise MismatchedWeights(f"{shapes.path}: pooler_act {settings['pooler_act']!r} is not the paper's tanh")
     return ViTConfig(
         width=get.whole("hidden_size", 768),
         depth=depth,
@@ -121,7 +125,9 @@ def _infer_bit(get: Settings) -> ResNetConfig:
     layers = "bit.encoder.stages.{}.layers.{}.conv1.weight"
     stages = shapes.count("bit.encoder.stages.{}.layers.0.conv1.weight")
     blocks = tuple(shapes.count(layers.replace("{}", str(stage), 1)) for stage in range(stages))
-    if settings.get("layer_type", "preactivation") != "preactivation" or settings.get("global_padding"):
+    if settings.get("layer_type", "preactivation") != "preactivation" or any(
+        settings.get(name) for name in ("global_padding", "embedding_dynamic_padding")
+    ):
         raise MismatchedWeights(
             f"{shapes.path}: only the pre-activation BiT with its own padding is a network of the paper"
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitrail.checkpoint.formats.infer import grid_of, heads_of
 from vitrail.checkpoint.formats.table import Entry, Shapes, both, pointwise, same
-from vitrail.core.errors import ConfigError, ExportRefused
+from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
@@ -42,6 +42,9 @@ def infer(shapes: Shapes) -> ModelConfig:
     after = "fc_norm.weight" in shapes
     args: dict[str, Any] = dict((shapes.settings or {}).get("model_args") or {})
     heads = args.get("num_heads")
+    act = args.get("act_layer", "gelu")
+    if act not in ("gelu", "gelu_tanh"):
+        raise MismatchedWeights(f"{shapes.path}: act_layer {act!r} is no GELU; known: gelu, gelu_tanh")
     return ViTConfig(
         width=width,
         depth=shapes.count("blocks.{}.norm1.weight"),
@@ -58,7 +61,7 @@ def infer(shapes: Shapes) -> ModelConfig:
         position_prefix=bool(prefix) or not token,
         qkv_bias="blocks.0.attn.qkv.bias" in shapes,
         backbone=None if backbone is None else replace(backbone, image=size, channels=channels),
-        gelu="tanh" if args.get("act_layer") == "gelu_tanh" else "erf",
+        gelu="tanh" if act == "gelu_tanh" else "erf",
         norm_after_pool=after,
     )
 
