@@ -85,11 +85,6 @@ def test_an_activation_that_is_no_gelu_is_refused(tmp_path: Path) -> None:
         read_bundle(tmp_path / "bit")
 
 
-def test_a_placement_spelt_out_needs_no_sidecar(tmp_path: Path) -> None:
-    done = export(bundle_of(build(replace(VIT, placement="stem"))), tmp_path / "m.npz", "npz")
-    assert "placement" not in done.unheld
-
-
 def test_provenance_says_the_last_import(tmp_path: Path) -> None:
     export(bundle_of(build(VIT)), tmp_path / "a.npz", "npz")
     convert(tmp_path / "a.npz", tmp_path / "b.safetensors", "timm")

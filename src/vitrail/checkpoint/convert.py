@@ -162,12 +162,6 @@ def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
         (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
-def _differs(mine: ModelConfig, theirs: ModelConfig, field: str) -> bool:
-    """A placement spelt out and the same one by default are one."""
-    field = "placed" if field == "placement" else field
-    return getattr(mine, field) != getattr(theirs, field, None)
-
-
 def _unheld(bundle: Bundle, draft: Path) -> list[str]:
     """Fields that reading the bare format gets wrong, or must be told (a grid that is not square, heads)."""
     mine = bundle.config
@@ -177,7 +171,7 @@ def _unheld(bundle: Bundle, draft: Path) -> list[str]:
         except WeightsError:
             continue
         theirs = seen.config
-        out = [f.name for f in fields(mine) if f.name in told or _differs(mine, theirs, f.name)]
+        out = [f.name for f in fields(mine) if f.name in told or getattr(mine, f.name) != getattr(theirs, f.name, None)]
         out += ["preprocessing"] if bundle.card.preprocessing != seen.card.preprocessing else []
         return out + (["labels"] if bundle.card.labels != seen.card.labels else [])
     return [f.name for f in fields(mine) if getattr(mine, f.name) != f.default]
