@@ -5,7 +5,6 @@ whose tensors stand without the `vit.` in front, may carry a pooler: a hidden ta
 """
 
 import re
-from collections.abc import Callable
 from typing import Any, cast
 
 from vitrail.checkpoint.formats.plain import position_entry, require_plain
@@ -264,7 +263,7 @@ def preprocessor(p: Preprocessing) -> dict[str, Any]:
 
 def read_preprocessor(values: dict[str, Any], image: Pair) -> Preprocessing | None:
     """What a `preprocessor_config.json` says, where it says what we can do; None otherwise."""
-    names: dict[int, Callable[[], str]] = {2: lambda: "bilinear", 3: lambda: "bicubic"}
+    names = {number: name for name, number in RESAMPLE.items()}
     try:
         size, crop = values["size"], values.get("crop_size")
         size = {"height": size, "width": size} if isinstance(size, int) else size
@@ -273,7 +272,7 @@ def read_preprocessor(values: dict[str, Any], image: Pair) -> Preprocessing | No
             {
                 "image": (box["height"], box["width"]) if isinstance(box, dict) and "height" in box else image,
                 "resize": size.get("shortest_edge"),
-                "interpolation": names[values.get("resample", 2)](),
+                "interpolation": names[values.get("resample", 2)],
                 "mean": triple(values["image_mean"]),
                 "std": triple(values["image_std"]),
             }
