@@ -9,18 +9,14 @@ header, with its own 64 digits as zeros. So any flipped bit is noticed, and a te
 written beside its target and renamed onto it, so that there is at every moment one whole file under the name.
 """
 
-import contextlib
-import errno
 import hashlib
 import json
-import os
 import re
-import secrets
 import struct
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +25,7 @@ from vitrail.checkpoint.files.refusal import DOWNLOAD_AGAIN, refusal, shown, tol
 from vitrail.checkpoint.files.safetensors_header import DTYPES, HEADER_LIMIT, LENGTH_BYTES, Header, unique_pairs
 from vitrail.checkpoint.files.soundness import first_unsound
 from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, WeightsError
+from vitrail.core.storage import NotOnDisk, replacing
 
 KEY = "vitrail"
 FORMAT = 1
@@ -91,7 +88,7 @@ def write_sealed(path: str | Path, tensors: Mapping[str, Tensor], description: M
     header = _header(path, ordered, description, checksums)
     _sealed(path, header)
     try:
-        with _replacing(path) as file:
+        with replacing(path) as file:
             file.write(header)
             for name, tensor in ordered.items():
                 content = _bytes_of(tensor)
@@ -99,6 +96,9 @@ def write_sealed(path: str | Path, tensors: Mapping[str, Tensor], description: M
                 file.write(content)
             file.seek(0)
             file.write(_sealed(path, _header(path, ordered, description, checksums)))
+    except NotOnDisk as error:
+        cause = f"is written, but its folder could not be put on disk ({error.strerror or told(error)})"
+        raise refusal(WeightsError, path, cause, "check the disk before relying on it") from error
     except OSError as error:
         cause = f"cannot be written ({error.strerror or told(error)})"
         raise refusal(WeightsError, path, cause, "free space or choose another folder; nothing was replaced") from error
@@ -184,35 +184,3 @@ def _check_writable(path: Path, tensors: Mapping[str, Tensor]) -> None:
     if unsound is not None:
         cause = f"tensor {shown(unsound[0])} holds {unsound[1]}"
         raise refusal(CorruptWeights, path, cause, "nothing was written; go back to an earlier state")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Generator[BinaryIO]:
-    """A file to write that takes its name only once it is whole and on disk."""
-    temporary = path.with_name(f".{KEY}-{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    _sync_folder(path)
-
-
-def _sync_folder(path: Path) -> None:
-    """Put the rename itself on disk, where the filesystem can be asked to."""
-    if not hasattr(os, "O_DIRECTORY"):
-        return
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            cause = f"is written, but its folder could not be put on disk ({error.strerror or told(error)})"
-            raise refusal(WeightsError, path, cause, "check the disk before relying on it") from error
-    finally:
-        os.close(descriptor)

@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 from vitrail.checkpoint.public.registry import PublicWeights
 from vitrail.checkpoint.public.wire import TransferFailed, ask, read_some, split_address
 from vitrail.core.errors import ConfigError, CorruptWeights, UnsafeWeights, WeightsError, WeightsNotFound
+from vitrail.core.storage import cache_folder
 
 HUB = "https://huggingface.co"
 MAX_BYTES = 16 * 2**30
@@ -86,12 +87,8 @@ def fetch(
 
 def cached_path(entry: PublicWeights, cache: Path | None = None) -> Path:
     """Where the file is kept, whether it is there or not."""
-    named, home = os.environ.get("VITRAIL_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    folder = cache or (Path(named) if named else Path(home or "~/.cache") / "vitrail")
-    try:
-        return folder.expanduser().absolute() / "weights" / entry.repo.replace("/", "--") / entry.file
-    except RuntimeError:
-        raise ConfigError(f"there is no home folder for {folder}; set VITRAIL_CACHE to a folder") from None
+    folder = cache_folder("weights") if cache is None else cache.expanduser().absolute() / "weights"
+    return folder / entry.repo.replace("/", "--") / entry.file
 
 
 def file_url(entry: PublicWeights, endpoint: str | None = None) -> str:

@@ -1,0 +1,56 @@
+"""Where files are kept, and how one is replaced: whole or not at all."""
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Generator
+from pathlib import Path
+from typing import BinaryIO
+
+from vitrail.core.errors import ConfigError
+
+
+class NotOnDisk(OSError):
+    """The file stands under its name, but its folder could not be put on disk."""
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[BinaryIO]:
+    """A file to write that takes its name only once it is whole and on disk."""
+    temporary = path.with_name(f".vitrail-{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts a rename itself on disk, where the filesystem can be asked to."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise NotOnDisk(error.errno, error.strerror) from error
+    finally:
+        os.close(descriptor)
+
+
+def cache_folder(kind: str) -> Path:
+    """The folder for one kind of cached thing: under $VITRAIL_CACHE, else $XDG_CACHE_HOME/vitrail, else ~/.cache/vitrail."""
+    named, home = os.environ.get("VITRAIL_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    folder = Path(named) if named else Path(home or "~/.cache") / "vitrail"
+    try:
+        return folder.expanduser().absolute() / kind
+    except RuntimeError:
+        raise ConfigError(f"there is no home folder for {folder}; set VITRAIL_CACHE to a folder") from None
