@@ -4,6 +4,11 @@ VitrailError
 ├── ConfigError            a field has a value that its rule forbids
 │   ├── UnknownName        no such model, weights, format or field; the nearest ones are named
 │   └── ImageSizeError     the image does not fit the patch grid
+├── DataError              a collection of pictures cannot be used as asked; names the file or the sample
+│   ├── SourceNotFound     neither a path nor a known name, or its files are missing; says which file goes where
+│   ├── BadPicture         one file that is no picture we read: the reason, and the name where it is known
+│   ├── BadLabels          an empty class, a class that train lacks, a label outside the range
+│   └── WorkerDied         a loader process ended; names the sample it was reading
 └── WeightsError           a weight file cannot be used; names the file and the first offending tensor
     ├── UnsafeWeights      the file asks for code to run, or for memory beyond any honest need
     ├── CorruptWeights     truncated, torn, flipped, not finite, or not a weight file at all
@@ -32,6 +37,26 @@ class UnknownName(ConfigError):
 
 class ImageSizeError(ConfigError):
     """An image size that leaves pixels over, or that a model was not built for."""
+
+
+class DataError(VitrailError):
+    """A collection of pictures that cannot be used as asked."""
+
+
+class SourceNotFound(DataError):
+    """A source that is neither a path nor a known name, or whose files are not there."""
+
+
+class BadPicture(DataError):
+    """A file that is not a picture, or not one that is safe or sensible to decode."""
+
+
+class BadLabels(DataError):
+    """Classes or labels that contradict each other."""
+
+
+class WorkerDied(DataError):
+    """A loader process that ended while it read a sample."""
 
 
 class WeightsError(VitrailError):

@@ -47,7 +47,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder for one kind of cached thing: under $VITRAIL_CACHE, else $XDG_CACHE_HOME/vitrail, else ~/.cache/vitrail."""
+    """For one kind of cached thing: under $VITRAIL_CACHE, else $XDG_CACHE_HOME/vitrail, else ~/.cache/vitrail."""
     named, home = os.environ.get("VITRAIL_CACHE"), os.environ.get("XDG_CACHE_HOME")
     folder = Path(named) if named else Path(home or "~/.cache") / "vitrail"
     try:

@@ -1,0 +1,196 @@
+"""One split of a collection: random access to pictures, their labels and their names. All else is built on it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.core.errors import BadPicture, DataError
+from vitrail.data.decode.picture import Picture
+from vitrail.data.labels import Labels
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Encoded: TypeAlias = bytes | NDArray[np.uint8]
+
+HASHED: Final = 1 << 30  # bytes of pixels in memory that go into a fingerprint
+
+
+class Source(ABC):
+    """N samples. A reader of a format fills in `classes`, `labels`, `read` and `name`; it opens its files lazily, in
+    the process that reads, and keeps what it knows of the samples in arrays, so that loader processes share it."""
+
+    classes: tuple[str, ...] = ()  # K names; none where there are no labels
+    labels: Labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def read(self, index: int) -> Encoded:
+        """The bytes of an image file, or pixels [H, W, 3] or [H, W]. BadPicture or OSError where that fails."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What a person would call the sample: a path, a member of an archive, a row."""
+
+    def sizes(self) -> "NDArray[np.int64] | None":
+        """Bytes of each sample [N] where that is quick to know; part of the fingerprint."""
+        return None
+
+    def picture(self, index: int) -> Picture:
+        """A sample with its header read and checked. BadPicture, with the sample's name, where it cannot be used."""
+        try:
+            return Picture(self.read(index))
+        except BadPicture as error:
+            raise BadPicture(f"{self.name(index)}: {error}") from None
+        except OSError as error:
+            raise BadPicture(f"{self.name(index)}: {error.strerror or error}") from None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of what is in here and in which order: names, labels, classes, sizes. Another set, another hash."""
+        names = (self.name(i).encode("utf-8", "surrogateescape") + b"\0" for i in range(len(self)))
+        return hashed("source", self.classes, [self.labels.values, self.labels.starts, self.sizes()], names)
+
+
+def hashed(
+    kind: str,
+    words: Iterable[str],
+    arrays: "Iterable[NDArray[np.integer[Any]] | None]",
+    rest: "Iterable[Buffer]" = (),
+) -> str:
+    """One hash of words, whole numbers and bytes, each told apart from the next."""
+    digest = sha256("\0".join([kind, *words]).encode("utf-8", "surrogateescape"))
+    for array in arrays:
+        digest.update(b"|" if array is None else f"|{len(array)}|".encode())
+        digest.update(b"" if array is None else np.ascontiguousarray(array, np.int64).data)
+    for piece in rest:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+class Subset(Source):
+    """Some samples of another source, in the given order. One of a subset is one of the whole."""
+
+    def __init__(self, source: Source, indices: "NDArray[np.int64] | Sequence[int]") -> None:
+        self.source = source
+        self.indices = np.asarray(indices, np.int64)
+        if self.indices.size and not (int(self.indices.min()) >= 0 and int(self.indices.max()) < len(source)):
+            raise DataError(f"a subset asks for sample {int(self.indices.max())} of a source with {len(source)}")
+        self.classes = source.classes
+        self.labels = source.labels.take(self.indices)
+        if isinstance(source, Subset):
+            self.source, self.indices = source.source, source.indices[self.indices]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """That of the whole where nothing is left out or moved."""
+        if np.array_equal(self.indices, np.arange(len(self.source))):
+            return self.source.fingerprint
+        return hashed("subset", [self.source.fingerprint], [self.indices])
+
+    def read(self, index: int) -> Encoded:
+        return self.source.read(int(self.indices[index]))
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self.indices[index]))
+
+    def sizes(self) -> "NDArray[np.int64] | None":
+        sizes = self.source.sizes()
+        return None if sizes is None else sizes[self.indices]
+
+
+class Concat(Source):
+    """Sources with the same classes, one after the other: Flowers' train and val, say."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = tuple(sources)
+        if len({source.classes for source in sources}) != 1:
+            raise DataError("sources with different classes cannot be joined")
+        self.classes = self.sources[0].classes
+        self.ends: NDArray[np.int64] = np.cumsum([len(source) for source in sources])
+        if any(source.labels.multiple for source in sources):
+            self.labels = Labels.several(source.labels[i] for source in sources for i in range(len(source)))
+        else:
+            self.labels = Labels(np.concatenate([source.labels.values for source in sources]))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashed("concat", [source.fingerprint for source in self.sources], [])
+
+    def sizes(self) -> "NDArray[np.int64] | None":
+        sizes = [source.sizes() for source in self.sources]
+        known = [size for size in sizes if size is not None]
+        return np.concatenate(known) if len(known) == len(sizes) else None
+
+    def place(self, index: int) -> tuple[Source, int]:
+        part = int(np.searchsorted(self.ends, index, side="right"))
+        return self.sources[part], index - (int(self.ends[part - 1]) if part else 0)
+
+    def read(self, index: int) -> Encoded:
+        source, within = self.place(index)
+        return source.read(within)
+
+    def name(self, index: int) -> str:
+        source, within = self.place(index)
+        return source.name(within)
+
+
+class Relabelled(Source):
+    """The same pictures with other labels: ReaL's, another task of a set, a class merged."""
+
+    def __init__(self, source: Source, labels: Labels, classes: Sequence[str]) -> None:
+        if len(labels) != len(source):
+            raise DataError(f"{len(labels)} labels for {len(source)} samples")
+        self.source, self.labels, self.classes = source, labels, tuple(classes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        words = [self.source.fingerprint, *self.classes]
+        return hashed("relabelled", words, [self.labels.values, self.labels.starts])
+
+    def read(self, index: int) -> Encoded:
+        return self.source.read(index)
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)
+
+    def sizes(self) -> "NDArray[np.int64] | None":
+        return self.source.sizes()
+
+
+class Arrays(Source):
+    """Pictures that are in memory already: uint8 [N, H, W, 3] or [N, H, W], an array or anything indexed like one."""
+
+    def __init__(
+        self,
+        pictures: "NDArray[np.uint8]",
+        labels: "Labels | None" = None,
+        classes: Sequence[str] = (),
+        *,
+        called: str = "array",
+    ) -> None:
+        self.pictures, self.called, self.classes = pictures, called, tuple(classes)
+        self.labels = Labels.none(len(pictures)) if labels is None else labels
+        if len(self.labels) != len(pictures):
+            raise DataError(f"{called}: {len(self.labels)} labels for {len(pictures)} pictures")
+
+    def read(self, index: int) -> Encoded:
+        return np.asarray(self.pictures[index])
+
+    def name(self, index: int) -> str:
+        return f"{self.called}[{index}]"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the pixels themselves; of some thousand evenly spaced pictures where all would take long."""
+        size = np.asarray(self.pictures[0]).nbytes if len(self) else 1
+        some = np.linspace(0, len(self) - 1, min(len(self), max(4096, HASHED // size))).astype(np.int64)
+        pixels = (np.ascontiguousarray(self.pictures[int(index)]).data for index in some)
+        return hashed("arrays", [self.called, *self.classes], [self.labels.values, self.labels.starts], pixels)

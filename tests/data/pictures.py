@@ -1,0 +1,67 @@
+"""Small pictures and sources for tests."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from vitrail.core.shapes import Pair
+from vitrail.data.decode.picture import Picture
+from vitrail.data.draws import Draws
+from vitrail.data.labels import Labels
+from vitrail.data.source import Source
+
+
+def noise(number: int, height: int = 12, width: int = 10) -> NDArray[np.uint8]:
+    """A picture of its own for every number."""
+    return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def encoded(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind)
+    return out.getvalue()
+
+
+class Listed(Source):
+    """Encoded pictures from a list; what is not bytes is raised instead."""
+
+    def __init__(
+        self, files: Sequence[bytes | Exception], labels: Sequence[int] | None = None, classes: int = 3
+    ) -> None:
+        self.files = list(files)
+        numbers = [i % classes for i in range(len(files))] if labels is None else labels
+        self.labels = Labels(np.array(numbers, np.int64))
+        self.classes = tuple(f"class {i}" for i in range(classes))
+
+    def read(self, index: int) -> bytes:
+        data = self.files[index]
+        if isinstance(data, Exception):
+            raise data
+        return data
+
+    def name(self, index: int) -> str:
+        return f"picture-{index}.png"
+
+
+def listed(count: int, classes: int = 3) -> Listed:
+    return Listed([encoded(noise(i)) for i in range(count)], classes=classes)
+
+
+class Shifted:
+    """A view with something random in it, cheap enough for property tests: a random crop, a random constant added."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.sizes: tuple[Pair, ...] = ((4, 4),) * count
+
+    def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
+        pixels = F.pil_to_tensor(picture.rgb())
+        return tuple(self.shifted(pixels, each) for each in draws)
+
+    def shifted(self, pixels: Tensor, draws: Draws) -> Tensor:
+        top, left = draws.integers("place", 6, 2)[0].tolist()
+        return pixels[:, top : top + 4, left : left + 4] + int(draws.integers("colour", 256)[0, 0])

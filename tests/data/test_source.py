@@ -1,0 +1,86 @@
+"""What is built of sources: parts, joins, other labels; and the fingerprint that tells them apart."""
+
+import numpy as np
+import pytest
+
+from tests.data.pictures import Listed, encoded, listed, noise
+from vitrail.core.errors import BadPicture, DataError
+from vitrail.data.labels import Labels
+from vitrail.data.source import Arrays, Concat, Relabelled, Subset
+
+
+def test_a_subset_keeps_names_labels_and_pictures() -> None:
+    whole = listed(7)
+    part = Subset(whole, [5, 0])
+    assert [part.name(i) for i in range(len(part))] == ["picture-5.png", "picture-0.png"]
+    assert part.labels.values.tolist() == [2, 0]
+    assert part.read(0) == whole.read(5)
+    assert Subset(part, [1]).name(0) == "picture-0.png"
+    for wrong in ([7], [-1]):
+        with pytest.raises(DataError, match="source with 7"):
+            Subset(whole, wrong)
+
+
+def test_sources_end_to_end() -> None:
+    both = Concat([listed(2), listed(3)])
+    assert [both.name(i) for i in range(5)] == [f"picture-{i}.png" for i in (0, 1, 0, 1, 2)]
+    assert both.labels.values.tolist() == [0, 1, 0, 1, 2]
+    with pytest.raises(DataError, match="different classes"):
+        Concat([listed(2), listed(2, classes=2)])
+    mixed = Concat([listed(1), Relabelled(listed(1), Labels.several([[1, 2]]), listed(1).classes)])
+    assert [mixed.labels[i] for i in range(2)] == [(0,), (1, 2)]
+
+
+def test_other_labels_must_be_as_many() -> None:
+    with pytest.raises(DataError, match="2 labels for 3"):
+        Relabelled(listed(3), Labels(np.zeros(2, np.int64)), ["a"])
+    with pytest.raises(DataError, match="1 labels for 2"):
+        Arrays(np.zeros((2, 4, 4), np.uint8), Labels(np.zeros(1, np.int64)))
+
+
+def test_pictures_of_arrays() -> None:
+    grey = Arrays(np.stack([np.full((4, 6), 9, np.uint8)]))
+    assert grey.picture(0).size == (4, 6)
+    assert np.asarray(grey.picture(0).rgb()).tolist() == [[[9, 9, 9]] * 6] * 4
+    assert grey.name(0) == "array[0]"
+
+
+def test_what_cannot_be_read_is_named() -> None:
+    source = Listed([b"", FileNotFoundError(2, "No such file")])
+    with pytest.raises(BadPicture, match=r"^picture-0\.png: "):
+        source.picture(0)
+    with pytest.raises(BadPicture, match=r"^picture-1\.png: No such file$"):
+        source.picture(1)
+
+
+def test_fingerprints_tell_what_matters() -> None:
+    base = listed(4)
+    same, fewer, swapped = listed(4), Subset(listed(4), [0, 1, 2]), Subset(listed(4), [1, 0, 2, 3])
+    relabelled = Relabelled(listed(4), Labels(np.array([0, 1, 2, 1])), base.classes)
+    renamed = Relabelled(listed(4), base.labels, ["a", "b", "c"])
+    several = Relabelled(listed(4), Labels.several([[0], [1], [2], [0]]), base.classes)
+    assert base.fingerprint == same.fingerprint == Subset(base, [0, 1, 2, 3]).fingerprint
+    prints = [base, fewer, swapped, relabelled, renamed, several]
+    assert len({source.fingerprint for source in prints}) == len(prints)
+
+
+def test_pixels_in_memory_are_part_of_the_fingerprint() -> None:
+    one, other = Arrays(np.zeros((2, 4, 4), np.uint8)), Arrays(np.ones((2, 4, 4), np.uint8))
+    assert len({s.fingerprint for s in (one, other, Subset(one, [0]), Subset(other, [0]), Concat([one, other]))}) == 5
+
+
+def test_a_subset_of_a_subset_is_one_of_the_whole() -> None:
+    inner = Subset(Subset(listed(7), [6, 4, 2]), [2, 0])
+    assert inner.indices.tolist() == [2, 6]
+    assert inner.labels.values.tolist() == [2, 0]
+    assert inner.fingerprint == Subset(listed(7), [2, 6]).fingerprint
+
+
+def test_sizes_are_part_of_the_fingerprint() -> None:
+    class Sized(Listed):
+        def sizes(self) -> "np.ndarray":
+            return np.array([len(self.read(i)) for i in range(len(self))])
+
+    one, other = Sized([encoded(noise(0))]), Sized([encoded(noise(0)) + b"x"])
+    assert one.fingerprint != other.fingerprint
+    assert Subset(one, [0]).fingerprint == one.fingerprint
