@@ -1,0 +1,237 @@
+"""What a file says of itself, read before any decoder runs: its format, its size, which way up it is.
+
+A decoder is then handed only what the pixels need. EXIF, profiles, texts, thumbnails and further frames stay outside:
+whatever they hold cannot fail, warn, take memory or take time.
+"""
+
+import re
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from vitrail.core.errors import BadPicture
+from vitrail.data.decode.tiff import (
+    UPRIGHT,
+    bare_tiff,
+    orientation_of_exif,
+    orientation_of_profile,
+    orientation_of_xmp,
+)
+
+# JPEG includes MPO, the stereo and phone cameras' JPEG with further pictures behind the first. AVIF and JPEG 2000 are
+# left out: image collections do not come in them, and their decoders allocate by what a stream says as they go, so that
+# a bomb cannot be refused from the header.
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+MAGIC: Final = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),
+    (b"MM\0+", "TIFF"),
+)
+OTHERS: Final = (
+    (b"%!PS", "PostScript"),
+    (b"\xc5\xd0\xd3\xc6", "EPS"),
+    (b"%PDF", "PDF"),
+    (b"8BPS", "Photoshop"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x1f\x8b", "gzip"),
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\0\0\1\0", "a Windows icon"),
+    (b"\xff\xd8", "the stump of a JPEG"),
+    (b"\x89PNG", "a PNG that was altered as text, or a stump of one"),
+)
+BRANDS: Final = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC"}
+SCAN: Final = 0xDA
+FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+KEPT: Final = FRAMES | {0xC4, 0xCC, 0xDA, 0xDB, 0xDD, 0xE0, 0xEE}
+MAX_SCANS: Final = 100  # a progressive JPEG has about ten; each costs a pass over all of the picture
+MAX_TEXT: Final = 1 << 16  # bytes of a PNG's packed text that are looked at
+
+
+class Header(NamedTuple):
+    """What to decode: Pillow's name of the format, the bytes for its decoder, how the picture is turned (EXIF's 1 to
+    8), and (width, height) in the formats whose decoder takes memory as soon as it is made."""
+
+    kind: str
+    data: bytes
+    orientation: int = UPRIGHT
+    size: tuple[int, int] | None = None
+
+
+def read_header(data: bytes) -> Header:
+    """BadPicture where the format is not on the list; struct.error, KeyError or IndexError where the header is cut."""
+    kind = format_of(data)
+    reader = READERS.get(kind)
+    return Header(kind, data) if reader is None else reader(data)
+
+
+def format_of(data: bytes) -> str:
+    """The name of the format by its first bytes, whatever the file is called. BadPicture says what else it is."""
+    for magic, kind in MAGIC:
+        if data.startswith(magic):
+            return kind
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    if re.match(rb"P[1-6f]\s", data):
+        return "PPM"
+    raise BadPicture(what_it_is(data))
+
+
+def what_it_is(data: bytes) -> str:
+    """A file that is not a picture we read, in words."""
+    if not data:
+        return "empty file"
+    if not any(data):
+        return f"not a picture: all of its {len(data):,} bytes are zero"
+    other = next((name for magic, name in OTHERS if data.startswith(magic)), None)
+    if data[4:8] == b"ftyp":
+        other = BRANDS.get(data[8:12], "a film")
+    if other is not None:
+        return f"{other}, which is not read; {', '.join(FORMATS)} are"
+    start = data[:24].split(b"\n")[0].strip()
+    if start and all(32 <= byte < 127 for byte in start):
+        return f"not a picture: starts with {start.decode('ascii')!r}"
+    return f"not a picture: starts with the bytes {data[:8].hex(' ')}"
+
+
+def jpeg(data: bytes) -> Header:
+    """Tables, frame and scans are kept, and the JFIF and Adobe segments, which say how colours are coded."""
+    pieces, since, at, turned, frame = list[bytes](), 0, 2, UPRIGHT, b""
+    while True:
+        start = data.find(b"\xff", at)  # what lies between two segments is skipped, as everybody does
+        if start < 0 or start + 4 > len(data):
+            raise BadPicture("truncated JPEG: it ends before its pixels")
+        marker, end = data[start + 1], start + 2 + int.from_bytes(data[start + 2 : start + 4])
+        if marker in (0x00, 0x01, 0xFF) or 0xD0 <= marker <= 0xD9:  # not a segment: stuffing, fill, restart, end
+            end = start + (1 if marker == 0xFF else 2)
+        elif marker == 0xE1 and turned == UPRIGHT:
+            turned = orientation_of_segment(data[start + 4 : end])
+        elif marker in FRAMES:
+            frame = data[start:end]
+        if start > at or marker not in KEPT:
+            pieces.append(data[since:at])
+            since = start if marker in KEPT else end
+        at = end
+        if marker == SCAN:
+            break
+    refuse_many_scans(data, start, frame)
+    return Header("JPEG", b"".join([*pieces, data[since:]]) if pieces else data, turned)
+
+
+def orientation_of_segment(segment: bytes) -> int:
+    if segment.startswith(b"Exif\0\0"):
+        return orientation_of_exif(segment)
+    return orientation_of_xmp(segment) if segment.startswith(b"http://ns.adobe.com/xap/1.0/\0") else UPRIGHT
+
+
+def refuse_many_scans(data: bytes, start: int, frame: bytes) -> None:
+    """Only a progressive JPEG, or one whose first scan lacks a component, has more scans than one."""
+    if len(frame) < 10 or start + 4 >= len(data):
+        raise BadPicture("damaged JPEG: its frame is missing")
+    if frame[1] in (0xC2, 0xC6, 0xCA, 0xCE) or data[start + 4] < frame[9]:
+        scans = data.count(b"\xff\xda", start)
+        if scans > MAX_SCANS:
+            raise BadPicture(f"JPEG of {scans:,} scans, made to take for ever; {MAX_SCANS} are read")
+
+
+def png(data: bytes) -> Header:
+    """Header, palette and pixels are kept. An animated PNG is its still picture, alpha is not asked for (tRNS)."""
+    kept, since, at, turned = list[bytes](), 0, 8, UPRIGHT
+    while at < len(data):
+        length, name = struct.unpack_from(">I4s", data, at)
+        end = at + 12 + length
+        if end > len(data):
+            raise BadPicture(f"truncated PNG: {end - len(data):,} bytes are missing")
+        if name not in (b"IHDR", b"PLTE", b"IDAT", b"IEND"):
+            if turned == UPRIGHT and name in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+                turned = orientation_of_chunk(name, data[at + 8 : end - 4])
+            kept.append(data[since:at])
+            since = end
+        at = end
+        if name == b"IEND":
+            break
+    return Header("PNG", b"".join([*kept, data[since:]]) if kept else data, turned)
+
+
+def orientation_of_chunk(name: bytes, chunk: bytes) -> int:
+    keyword, _, text = chunk.partition(b"\0")
+    if name == b"eXIf":
+        return orientation_of_exif(chunk)
+    if name == b"iTXt":
+        return orientation_of_xmp(text) if keyword == b"XML:com.adobe.xmp" else UPRIGHT
+    if keyword not in (b"Raw profile type exif", b"Raw profile type APP1"):
+        return UPRIGHT
+    if name == b"zTXt":
+        try:
+            text = zlib.decompressobj().decompress(text[1:], MAX_TEXT)
+        except zlib.error:
+            return UPRIGHT
+    return orientation_of_profile(text)
+
+
+def check_png(data: bytes) -> None:
+    """BadPicture where a checksum over the pixels is wrong; Pillow passes over those."""
+    view, at = memoryview(data), 8
+    while at + 12 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, at)
+        end = at + 12 + length
+        if name == b"IDAT" and zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
+            raise BadPicture("damaged PNG: the checksum of its pixels is wrong")
+        at = end
+
+
+def gif(data: bytes) -> Header:
+    """The canvas as the first frame stretches it. Of what comes before that frame only its transparency is kept."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    first = at = 13 + (3 << ((flags & 7) + 1) if flags & 128 else 0)
+    control = b""
+    while data[at] != 0x2C:
+        if data[at] == 0x3B:
+            raise BadPicture("GIF without a picture")
+        at += 1
+        if data[at - 1] == 0x21:  # an extension: a label, blocks that give their length, a zero
+            if data[at : at + 2] == b"\xf9\x04" and data[at + 2] & 1:
+                control = b"\x21\xf9\x04\x01\0\0" + data[at + 5 : at + 6] + b"\0"
+            at += 1
+            while data[at]:
+                at += 1 + data[at]
+            at += 1
+    left, top, across, down = struct.unpack_from("<4H", data, at + 1)
+    size = (max(width, left + across), max(height, top + down))
+    return Header("GIF", data[:first] + control + data[at:], UPRIGHT, size)
+
+
+def webp(data: bytes) -> Header:
+    """The size of the canvas; libwebp refuses frames that do not fit it."""
+    chunk = data[12:16]
+    if chunk == b"VP8X":
+        size = (int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1)
+    elif chunk == b"VP8L":
+        bits = int.from_bytes(data[21:25], "little")
+        size = ((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)
+    elif chunk == b"VP8 ":
+        width, height = struct.unpack_from("<HH", data, 26)
+        size = (width & 0x3FFF, height & 0x3FFF)
+    else:
+        raise BadPicture("damaged WEBP: no picture in it")
+    return Header("WEBP", data, UPRIGHT, size)
+
+
+def tiff(data: bytes) -> Header:
+    return Header("TIFF", *bare_tiff(data))
+
+
+READERS: Final[dict[str, Callable[[bytes], Header]]] = {
+    "JPEG": jpeg,
+    "PNG": png,
+    "GIF": gif,
+    "WEBP": webp,
+    "TIFF": tiff,
+}

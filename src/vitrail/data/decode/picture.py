@@ -1,0 +1,206 @@
+"""From the bytes of a file to right RGB pixels, or to a reason why not.
+
+Only formats on a list are tried, whatever a file is called; the size is believed from the header and checked before a
+pixel is decoded; orientation tags are honoured; 16-bit and float pictures are scaled, never clipped. Transparency is
+dropped, not composited: what lies under it is what torchvision's, timm's and TensorFlow's readers hand to a classifier,
+so weights of theirs see the pixels they were trained on. Of an animation the first frame counts.
+"""
+
+import io
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.PpmImagePlugin import PpmImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from vitrail.core.errors import BadPicture
+from vitrail.core.shapes import Pair
+from vitrail.data.decode.headers import check_png, read_header
+from vitrail.data.decode.tiff import TURNING, UPRIGHT, orientation_of
+
+MAX_PIXELS: Final = 178_956_970  # where Pillow too speaks of a bomb: 0.7 GB decoded
+SMALL: Final = 1 << 24  # pixels that any file may have; beyond them ...
+DENSITY: Final = 2000  # ... no more than this many a byte: PNG packs greys up to 1032, JPEG about 340, WebP without end
+SAMPLE_FORMAT: Final = 339
+BLOCK: Final = 1 << 20  # pixels scaled at a time
+# The classes themselves and not Image.open: nothing off this list can run, no MPO or warning logic is in between.
+DECODERS: Final[dict[str, Callable[[io.BytesIO], ImageFile]]] = {
+    "JPEG": JpegImageFile,
+    "PNG": PngImageFile,
+    "WEBP": WebPImageFile,
+    "GIF": GifImageFile,
+    "BMP": BmpImageFile,
+    "TIFF": TiffImageFile,
+    "PPM": PpmImageFile,
+}
+PREMULTIPLIED: Final = {"La": "LA", "RGBa": "RGBA"}  # Pillow knows no shorter way from these
+TURNS: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class Picture:
+    """A picture whose header is read: its size is known, its pixels are not decoded yet."""
+
+    __slots__ = ("failed", "image", "orientation", "size")
+
+    def __init__(self, data: "bytes | NDArray[np.uint8]", *, max_pixels: int = MAX_PIXELS) -> None:
+        """BadPicture where this is no picture that we read, or one of more pixels than `max_pixels`."""
+        self.failed = ""
+        if isinstance(data, np.ndarray):
+            self.image, self.orientation = image_of(data), UPRIGHT
+        else:
+            self.image, self.orientation = opened(data, max_pixels)
+        width, height = self.image.size
+        self.size: Pair = (width, height) if self.orientation >= 5 else (height, width)  # (H, W) as a person sees it
+
+    def rgb(self, scale: int = 1) -> Image.Image:
+        """Decoded, upright, three channels of 8 bits. With `scale` 2, 4 or 8 a JPEG comes at about that fraction of its
+        size, for much less time; any other picture comes whole. The size of the result says which. Decodes once: a
+        second call finds what the first one decoded, at the first one's scale."""
+        if self.failed:  # Pillow would hand out what a failed decoder left behind
+            raise BadPicture(self.failed)
+        image = self.image
+        try:
+            if scale > 1 and isinstance(image, JpegImageFile):
+                image.draft("RGB", (max(1, image.width // scale), max(1, image.height // scale)))
+            elif isinstance(image, PngImageFile) and isinstance(image.fp, io.BytesIO):
+                check_png(image.fp.getvalue())
+            image.load()
+            return turned(to_rgb(image), self.orientation)
+        except Exception as error:
+            self.failed = reason(error, image.format)
+            raise BadPicture(self.failed) from None
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Any Pillow image by the same rules: turned as its EXIF says, 16-bit and float scaled, transparency dropped."""
+    try:
+        image.load()  # some formats keep EXIF behind the pixels; TIFF turns itself here
+        return turned(to_rgb(image), orientation_of(image.info))
+    except BadPicture:
+        raise
+    except Exception as error:
+        raise BadPicture(reason(error, image.format)) from None
+
+
+def opened(data: bytes, max_pixels: int) -> tuple[ImageFile, int]:
+    """The decoder of a file, not run yet, and how the picture is turned."""
+    kind = None
+    try:
+        kind, content, orientation, size = read_header(data)
+        if kind in ("GIF", "TIFF"):  # here Pillow's own limit warns on the way
+            max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
+        if size is not None:
+            refuse_bomb(size, len(data), max_pixels)
+        image = DECODERS[kind](io.BytesIO(content))
+        refuse_bomb(image.size, len(data), SMALL if is_run_length(image) else max_pixels)
+        return image, orientation_of(image.info) if kind == "WEBP" else orientation
+    except BadPicture:
+        raise
+    except Exception as error:
+        raise BadPicture(reason(error, kind)) from None
+
+
+def is_run_length(image: ImageFile) -> bool:
+    """A packed BMP, which Pillow unpacks in Python, pixel by pixel."""
+    return bool(image.tile) and image.tile[0][0] == "bmp_rle"
+
+
+def refuse_bomb(size: tuple[int, int], length: int, max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise BadPicture(f"{width} x {height} pixels are more than the limit of {max_pixels:,}")
+    if width * height > max(SMALL, DENSITY * length):
+        raise BadPicture(f"a decompression bomb: {width} x {height} pixels claimed by {length:,} bytes")
+
+
+def reason(error: Exception, kind: str | None) -> str:
+    """One short line on what a decoder stumbled over."""
+    if isinstance(error, BadPicture):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"{kind or 'picture'} that takes more memory than there is"
+    words = " ".join("".join(sign if sign.isprintable() else " " for sign in str(error)).split())[:160]
+    return f"unreadable {kind or 'picture'}: {words or type(error).__name__}"
+
+
+def image_of(pixels: "NDArray[np.uint8]") -> Image.Image:
+    """Pixels that are in memory already."""
+    grey = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 1)
+    if pixels.dtype != np.uint8 or not (grey or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))) or not pixels.size:
+        form = f"{pixels.dtype} {list(pixels.shape)}"
+        raise BadPicture(f"an array of {form}; a picture is uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]")
+    return Image.fromarray(np.ascontiguousarray(pixels.reshape(pixels.shape[:2]) if grey else pixels[:, :, :3]))
+
+
+def turned(image: Image.Image, orientation: int) -> Image.Image:
+    turn = TURNS.get(orientation)
+    if turn is None:
+        return image
+    upright = image.transpose(turn)
+    for key in TURNING:  # so that nobody turns it again
+        upright.info.pop(key, None)
+    return upright
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """A loaded image in RGB; itself where it is that already."""
+    if image.mode == "RGB":
+        return image
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return Image.fromarray(eight_bits(image)).convert("RGB")
+    if "transparency" in image.info:  # to be dropped; Pillow would convert it along, and warn
+        image = image.copy()
+        del image.info["transparency"]
+    if image.mode in PREMULTIPLIED:
+        image = image.convert(PREMULTIPLIED[image.mode])
+    return image.convert("RGB")
+
+
+def eight_bits(image: Image.Image) -> NDArray[np.uint8]:
+    """One channel of 16 or 32 bits, or of floats, in 8. What a format says is 16 bits goes by 1/257; floats within
+    [0, 1] by 255; all else by its own range. NaN is as dark as the darkest, infinities are the ends of the range."""
+    values = np.asarray(image)
+    if isinstance(image, TiffImageFile) and image.mode == "I" and image.tag_v2.get(SAMPLE_FORMAT, (1,))[0] == 1:
+        values = values.view(np.uint32)  # Pillow has no unsigned mode of 32 bits
+    low, high = finite_range(values)
+    if values.dtype.kind in "iu" and low >= 0 and high <= 65535:
+        low, high = 0.0, 65535.0
+    elif values.dtype.kind == "f" and low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    gain = 255 / (high - low) if high > low else 0.0
+    flat, out = values.reshape(-1), np.empty(values.size, np.uint8)
+    for start in range(0, flat.size, BLOCK):
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            part = flat[start : start + BLOCK].astype(np.float64)
+        part = np.nan_to_num(part, nan=low, posinf=high, neginf=low)
+        out[start : start + BLOCK] = np.rint((part - low) * gain)
+    return out.reshape(values.shape)
+
+
+def finite_range(values: "NDArray[np.generic]") -> tuple[float, float]:
+    """The least and the greatest value that is a number. BadPicture where there is none."""
+    with np.errstate(invalid="ignore"):
+        low, high = float(values.min()), float(values.max())
+    if np.isfinite(low) and np.isfinite(high):
+        return low, high
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        raise BadPicture("none of its pixels is a finite number")
+    return float(finite.min()), float(finite.max())

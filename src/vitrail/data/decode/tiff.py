@@ -1,0 +1,159 @@
+"""The directory of a TIFF, which is also what EXIF is: which way up a picture is, and the tags its pixels need.
+
+Read here and not by Pillow, because a decoder that meets odd metadata warns, and a warning filter belongs to the whole
+process: other threads would see it change. What is not needed is never handed over, so there is nothing to warn about.
+"""
+
+import re
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from vitrail.core.errors import BadPicture
+
+ORIENTATION: Final = 0x0112
+WIDTH, HEIGHT, BITS, COMPRESSION, SAMPLES = 256, 257, 258, 259, 277
+STRIPS, ROWS_PER_STRIP, TILE_WIDTH, TILE_HEIGHT, TILES = 273, 278, 322, 323, 324
+SINGLE: Final = {256, 257, 259, 262, 266, 277, 278, 284, 292, 293, 317, 322, 323, 531}  # one value, or not believed
+NEEDED: Final = SINGLE | {258, 273, 279, 320, 324, 325, 338, 339, 347, 529, 530, 532}
+UNITS: Final = {1: 1, 3: 2, 4: 4, 5: 8, 7: 1, 16: 8}  # bytes, shorts, longs, rationals, opaque, longs of BigTIFF
+CODES: Final = {1: "B", 3: "H", 4: "I", 16: "Q"}
+# Left out: JPEG of the old style, which no two programs read alike, and what pictures of this kind do not come in.
+PACKINGS: Final = {1, 2, 3, 4, 5, 7, 8, 32773, 32946, 50000}  # none, fax, LZW, JPEG, deflate, PackBits, deflate, zstd
+LARGE_TILE: Final = 1 << 24  # pixels; a tile may be larger than a small picture, but not without end
+UPRIGHT: Final = 1
+
+
+class Entry(NamedTuple):
+    """One tag: its type, how many values, and the 4 (BigTIFF: 8) bytes that hold them or say where they are."""
+
+    tag: int
+    kind: int
+    amount: int
+    value: bytes
+
+
+class Directory:
+    """The first directory of a TIFF or of an EXIF block. struct.error or KeyError where there is none."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.order = {b"II": "<", b"MM": ">"}[data[:2]]
+        self.big = {42: False, 43: True}[self.number("H", 2)]
+        self.word = "Q" if self.big else "I"
+        start = self.number(self.word, 8 if self.big else 4)
+        first = start + (8 if self.big else 2)
+        row = struct.Struct(f"{self.order}HH{self.word}{'8s' if self.big else '4s'}")
+        count = min(self.number("Q" if self.big else "H", start), (len(data) - first) // row.size, 65535)
+        rows = row.iter_unpack(data[first : first + count * row.size])
+        self.entries: dict[int, Entry] = {}
+        for entry in map(Entry._make, rows):
+            self.entries.setdefault(entry.tag, entry)  # the first one counts, as in libtiff
+
+    def number(self, code: str, where: int) -> int:
+        return int(struct.unpack_from(self.order + code, self.data, where)[0])
+
+    def length(self, entry: Entry) -> int:
+        return UNITS.get(entry.kind, 0) * entry.amount
+
+    def inline(self, entry: Entry) -> bool:
+        return self.length(entry) <= len(entry.value)
+
+    def first(self, tag: int, otherwise: int) -> int:
+        """The first, mostly the only, value of a tag that holds whole numbers."""
+        entry = self.entries.get(tag)
+        code = CODES.get(entry.kind) if entry is not None and entry.amount else None
+        if entry is None or code is None:
+            return otherwise
+        if self.inline(entry):
+            return int(struct.unpack_from(self.order + code, entry.value)[0])
+        return self.number(code, int(struct.unpack(self.order + self.word, entry.value)[0]))
+
+
+def orientation_of_exif(exif: bytes) -> int:
+    """1 to 8 from an EXIF block, with or without its first words; 1 where it is damaged or does not say."""
+    try:
+        value = Directory(exif.removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0")).first(ORIENTATION, UPRIGHT)
+    except (KeyError, struct.error, OverflowError):
+        return UPRIGHT
+    return value if 1 <= value <= 8 else UPRIGHT
+
+
+def orientation_of_xmp(xmp: bytes) -> int:
+    found = re.search(rb"""tiff:Orientation(?:\s*=\s*["']|>)\s*([1-8])\s*["'<]""", xmp)
+    return int(found[1]) if found else UPRIGHT
+
+
+def orientation_of_profile(text: bytes) -> int:
+    """From the "Raw profile type exif" text that ImageMagick puts into PNG: a name, a length, hexadecimal digits."""
+    digits = b"".join(text.split(b"\n")[3:])
+    try:
+        return orientation_of_exif(bytes.fromhex(digits[: len(digits) // 2 * 2].decode("ascii")))
+    except ValueError:
+        return UPRIGHT
+
+
+TURNING: Final[dict[str, Callable[[bytes], int]]] = {
+    "exif": orientation_of_exif,
+    "Raw profile type exif": orientation_of_profile,
+    "xmp": orientation_of_xmp,
+    "XML:com.adobe.xmp": orientation_of_xmp,
+}
+
+
+def orientation_of(info: Mapping[Any, Any]) -> int:
+    """Which way up, from what Pillow keeps of a file (`Image.info`); EXIF's word goes before XMP's."""
+    for key, read in TURNING.items():
+        value = info.get(key)
+        block = value.encode("utf-8", "replace") if isinstance(value, str) else value
+        turned = read(block) if isinstance(block, bytes) else UPRIGHT
+        if turned != UPRIGHT:
+            return turned
+    return UPRIGHT
+
+
+def bare_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
+    """The first picture of a TIFF with no tag but those its pixels need, its orientation, its (width, height)."""
+    directory = Directory(data)
+    kept, total = list[Entry](), 0
+    for entry in sorted(directory.entries.values()):
+        length = directory.length(entry)
+        if entry.tag not in NEEDED or not length or (entry.tag in SINGLE and entry.amount != 1):
+            continue
+        if not directory.inline(entry):
+            total += length
+            if struct.unpack(directory.order + directory.word, entry.value)[0] + length > len(data):
+                raise BadPicture(f"damaged TIFF: the values of tag {entry.tag} lie beyond the end of the file")
+        kept.append(entry)
+    if total > len(data):
+        raise BadPicture(f"damaged TIFF: its tags claim {total:,} bytes of {len(data):,}")
+    size = (directory.first(WIDTH, 0), directory.first(HEIGHT, 0))
+    check_layout(directory, *size)
+    turned = directory.first(ORIENTATION, UPRIGHT)
+    return rewritten(directory, kept), turned if 1 <= turned <= 8 else UPRIGHT, size
+
+
+def check_layout(directory: Directory, width: int, height: int) -> None:
+    """BadPicture for a packing that is not read, and for blocks whose number or size is no picture's."""
+    packing = directory.first(COMPRESSION, 1)
+    if packing not in PACKINGS:
+        raise BadPicture(f"TIFF of a compression that is not read ({packing})")
+    across, down = 1, height
+    if TILES in directory.entries:
+        tile = (directory.first(TILE_WIDTH, 0), directory.first(TILE_HEIGHT, 0))
+        if min(tile) < 1 or tile[0] * tile[1] > max(LARGE_TILE, 4 * width * height):
+            raise BadPicture(f"damaged TIFF: tiles of {tile[0]} x {tile[1]} in a picture of {width} x {height}")
+        across, down = -(-width // tile[0]), -(-height // tile[1])
+    blocks = max((entry.amount for tag, entry in directory.entries.items() if tag in (STRIPS, TILES)), default=0)
+    if blocks > across * down * max(1, directory.first(SAMPLES, 1)):
+        raise BadPicture(f"damaged TIFF: {blocks:,} pieces for a picture of {width} x {height}")
+
+
+def rewritten(directory: Directory, kept: list[Entry]) -> bytes:
+    """The file with a new directory at its end. Values stay where they are, so no offset changes."""
+    data, order, word = directory.data, directory.order, directory.word
+    start = len(data) + len(data) % 2
+    rows = [struct.pack(f"{order}HH{word}{len(entry.value)}s", *entry) for entry in kept]
+    head = data[:8] + struct.pack(order + "Q", start) if directory.big else data[:4] + struct.pack(order + "I", start)
+    count = struct.pack(order + ("Q" if directory.big else "H"), len(rows))
+    return b"".join([head, data[len(head) :], b"\0" * (start - len(data)), count, *rows, struct.pack(order + word, 0)])
