@@ -1,0 +1,109 @@
+"""Which samples are for what: dev splits, nested subsets, few-shot draws. Each is a pure function of labels and a seed.
+
+The paper searches its learning rates on a part of the training set (Section 4.1): 10 % of Pets and Flowers, 2 % of
+CIFAR, 1 % of ImageNet. Section 4.3 trains on random subsets of which each holds the smaller ones. Few-shot draws (4.1)
+are the reference's: a numpy generator a seed, classes in order.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.core.errors import BadLabels, ConfigError
+from vitrail.core.storage import cache_folder
+from vitrail.data.draws import keyed, number
+from vitrail.data.labels import Labels
+from vitrail.data.order import Order
+from vitrail.data.selection import Selection
+from vitrail.data.source import Source
+
+DEV: Final = {"pets": 0.10, "flowers102": 0.10, "cifar10": 0.02, "cifar100": 0.02, "imagenet": 0.01}
+
+
+def stratified(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.int64]:
+    """A fraction of the samples, the same one of every class as nearly as whole samples allow, in ascending order.
+
+    The whole comes to round(fraction * N); what rounding leaves over goes to the classes that lost most by it. A class
+    is never taken whole. Samples with several labels, or none, are drawn without regard to class."""
+    if not 0 < fraction < 1:
+        raise ConfigError(f"fraction={fraction} must lie between 0 and 1")
+    count = len(labels)
+    lot = keyed(number("stratified"), seed, np.arange(count))
+    group = np.zeros(count, np.int64) if labels.multiple else labels.values.astype(np.int64)
+    order = np.lexsort((lot, group))  # by class, and by lot inside a class
+    present, first, sizes = np.unique(group[order], return_index=True, return_counts=True)
+    ideal = sizes * fraction
+    taken = np.minimum(np.floor(ideal).astype(np.int64), np.maximum(sizes - 1, 0))
+    room = sizes - 1 - taken
+    left = round(count * fraction) - int(taken.sum())
+    # The largest remainders first; among equal ones the lot of their first sample decides, not the class's number.
+    for at in np.lexsort((lot[order[first]], -(ideal - taken)))[: max(left, 0)]:
+        taken[at] += min(1, int(room[at]))
+    chosen = [order[first[at] : first[at] + taken[at]] for at in range(len(present))]
+    return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
+
+
+def nested(count: int, size: int, *, seed: int = 0) -> NDArray[np.int64]:
+    """A random subset of `size` among `count`, ascending; for one seed, a larger one holds every smaller one (4.3)."""
+    if not 0 < size <= count:
+        raise ConfigError(f"size={size}: a subset of {count} samples has between 1 and {count}")
+    return np.sort(Order(count, keyed_seed("nested", seed))(0, np.arange(size, dtype=np.int64)))
+
+
+def few_shot(labels: Labels, classes: int, shots: int, *, seed: int = 0) -> NDArray[np.int64]:
+    """`shots` samples a class, as the reference draws them: one generator a seed, permuting class after class."""
+    if labels.multiple:
+        raise BadLabels("a few-shot draw needs one label a sample")
+    generator = np.random.default_rng(seed)
+    drawn = [generator.permutation(np.flatnonzero(labels.values == number)) for number in range(classes)]
+    short = [number for number, found in enumerate(drawn) if len(found) < shots]
+    if short:
+        raise BadLabels(
+            f"class {short[0]} has {len(drawn[short[0]])} samples, {shots} shots were asked for "
+            f"({len(short)} of {classes} classes have too few)"
+        )
+    return np.concatenate([found[:shots] for found in drawn])
+
+
+def first_shots(labels: Labels, classes: int, shots: int) -> NDArray[np.int64]:
+    """The first `shots` samples of each class in the order of the source: the sweep variant, without seeds."""
+    if labels.multiple:
+        raise BadLabels("a few-shot draw needs one label a sample")
+    return np.concatenate([np.flatnonzero(labels.values == number)[:shots] for number in range(classes)])
+
+
+def dev_split(source: Source, fraction: float, *, seed: int = 0) -> tuple[Selection, Selection]:
+    """The part to train on and the dev part, as selections that say what they are."""
+    held = stratified(source.labels, fraction, seed=seed)
+    rule = {"name": "dev", "fraction": fraction, "seed": seed}
+    rest = np.setdiff1d(np.arange(len(source)), held)
+    return (
+        Selection(source=source.fingerprint, rule={**rule, "part": "train"}, indices=rest),
+        Selection(source=source.fingerprint, rule={**rule, "part": "dev"}, indices=held),
+    )
+
+
+def few_shot_split(source: Source, shots: int, *, seed: int = 0) -> Selection:
+    """A few-shot draw as a selection."""
+    chosen = few_shot(source.labels, len(source.classes), shots, seed=seed)
+    return Selection(source=source.fingerprint, rule={"name": "few-shot", "shots": shots, "seed": seed}, indices=chosen)
+
+
+def nested_split(source: Source, size: int, *, seed: int = 0) -> Selection:
+    """A subset of Section 4.3 as a selection."""
+    rule = {"name": "nested", "size": size, "seed": seed}
+    return Selection(source=source.fingerprint, rule=rule, indices=nested(len(source), size, seed=seed))
+
+
+def keep(selection: Selection) -> Selection:
+    """Writes a selection to the cache, under its hash, so that a result can point to it; the same one is kept once."""
+    path = cache_folder("splits") / f"{selection.hash}.json"
+    if not path.exists():
+        selection.save(path)
+    return selection
+
+
+def keyed_seed(purpose: str, seed: int) -> int:
+    """A seed of one purpose's own."""
+    return int(keyed(number(purpose), seed)[0])

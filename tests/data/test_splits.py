@@ -1,0 +1,117 @@
+"""Dev splits, nested subsets and few-shot draws."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data.pictures import listed
+from vitrail.core.errors import BadLabels, ConfigError
+from vitrail.data.labels import Labels
+from vitrail.data.selection import Selection
+from vitrail.data.splits import (
+    DEV,
+    dev_split,
+    few_shot,
+    few_shot_split,
+    first_shots,
+    keep,
+    nested,
+    nested_split,
+    stratified,
+)
+
+
+@given(
+    values=st.lists(st.integers(0, 6), min_size=4, max_size=300),
+    fraction=st.floats(0.01, 0.6),
+    seed=st.integers(0, 1000),
+)
+def test_a_fraction_of_every_class(values: list[int], fraction: float, seed: int) -> None:
+    labels = Labels(np.array(values))
+    held = stratified(labels, fraction, seed=seed)
+    assert np.array_equal(held, np.unique(held))
+    whole, taken = labels.counts(7), labels.take(held).counts(7)
+    assert (np.abs(taken - whole * fraction) < 1 + 1e-9).all()
+    assert (taken[whole > 0] < whole[whole > 0]).all()
+    assert len(held) <= round(len(values) * fraction)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "each", "held"),
+    [("cifar10", 10, 5000, 1000), ("cifar100", 100, 500, 1000), ("flowers102", 102, 10, 102), ("pets", 37, 100, 370)],
+)
+def test_the_papers_dev_splits(name: str, classes: int, each: int, held: int) -> None:
+    labels = Labels(np.repeat(np.arange(classes), each))
+    chosen = stratified(labels, DEV[name])
+    assert set(labels.take(chosen).counts(classes).tolist()) == {held // classes}
+
+
+def test_the_total_is_met_though_every_class_rounds_down() -> None:
+    labels = Labels(np.repeat(np.arange(100), 7))
+    chosen = stratified(labels, 0.1)
+    assert len(chosen) == 70
+    assert set(labels.take(chosen).counts(100).tolist()) <= {0, 1}
+
+
+def test_seeds_differ_and_the_draw_does_not_follow_the_order() -> None:
+    labels = Labels(np.zeros(1000, np.int64))
+    one, other = stratified(labels, 0.1, seed=0), stratified(labels, 0.1, seed=1)
+    assert 2 <= len(np.intersect1d(one, other)) <= 25
+    assert 350 < one.mean() < 650
+
+
+def test_several_labels_or_none_are_drawn_without_classes() -> None:
+    assert len(stratified(Labels.none(50), 0.1)) == 5
+    assert len(stratified(Labels.several([[0, 1]] * 50), 0.1)) == 5
+    with pytest.raises(ConfigError, match="fraction=1"):
+        stratified(Labels.none(5), 1.0)
+
+
+@given(count=st.integers(1, 3000), seed=st.integers(0, 1000), data=st.data())
+def test_a_larger_subset_holds_the_smaller(count: int, seed: int, data: st.DataObject) -> None:
+    large = data.draw(st.integers(1, count))
+    small = data.draw(st.integers(1, large))
+    outer, inner = nested(count, large, seed=seed), nested(count, small, seed=seed)
+    assert np.isin(inner, outer).all()
+    assert (len(np.unique(inner)), len(np.unique(outer))) == (small, large)
+
+
+def test_a_subset_larger_than_the_set_is_refused() -> None:
+    for size in (0, 11):
+        with pytest.raises(ConfigError, match=f"size={size}"):
+            nested(10, size)
+
+
+def test_few_shot_is_the_references_draw() -> None:
+    """numpy's generator of the seed permutes the indices of class after class; the first `shots` of each."""
+    labels = Labels(np.random.default_rng(1).integers(0, 5, 200))
+    generator = np.random.default_rng(2)
+    wanted = np.concatenate([generator.permutation(np.where(labels.values == c)[0])[:10] for c in range(5)])
+    assert np.array_equal(few_shot(labels, 5, 10, seed=2), wanted)
+    first = first_shots(labels, 5, 3)
+    assert first[:3].tolist() == np.flatnonzero(labels.values == 0)[:3].tolist()
+    assert labels.take(first).counts(5).tolist() == [3] * 5
+
+
+def test_too_few_samples_of_a_class_are_named() -> None:
+    with pytest.raises(BadLabels, match="class 1 has 1 samples, 2 shots"):
+        few_shot(Labels(np.array([0, 0, 1])), 2, 2)
+    for draw in (few_shot, first_shots):
+        with pytest.raises(BadLabels, match="one label a sample"):
+            draw(Labels.several([[0]]), 1, 1)
+
+
+def test_selections_say_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    source = listed(30)
+    train, dev = dev_split(source, 0.2)
+    assert sorted([*train.indices.tolist(), *dev.indices.tolist()]) == list(range(30))
+    assert dev.rule == {"name": "dev", "fraction": 0.2, "seed": 0, "part": "dev"}
+    assert few_shot_split(source, 2, seed=1).apply(source).labels.values.tolist() == [0, 0, 1, 1, 2, 2]
+    assert len(nested_split(source, 7).apply(source)) == 7
+    kept = keep(keep(dev))
+    (path,) = (tmp_path / "splits").iterdir()
+    assert Selection.load(path).hash == kept.hash == path.stem
