@@ -1,0 +1,119 @@
+"""Everything that training does to one picture, as one value: crop, flip, policy, erasing.
+
+augmentation = inception(224)
+pixels = augmentation(picture, Draws.of(seed=0, epoch=3, sample=17))    # uint8 [3, 224, 224]
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import Pair, pair
+from vitrail.data.decode.picture import Picture
+from vitrail.data.draws import Draws
+from vitrail.data.transforms.crop import Crop, Cut, InceptionCrop, Range, ResizeCrop
+from vitrail.data.transforms.erase import RandomErasing
+from vitrail.data.transforms.policy import Distort, Policy, ThreeAugment
+from vitrail.data.transforms.programme import Programme
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Augmentation:
+    """The parts are done in this order. A task whose answer a crop or a flip would change is given a `Squash` or a
+    `flip` of 0 (VTAB)."""
+
+    crop: Crop
+    flip: float = 0.5
+    policy: Policy | None = None
+    erase: RandomErasing | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.flip <= 1:
+            raise ConfigError(f"flip={self.flip} must be a probability, 0 to 1")
+
+    @property
+    def size(self) -> Pair:
+        return self.crop.size
+
+    def flips(self, draws: Draws) -> NDArray[np.bool_]:
+        """Whether each of the B samples is mirrored [B]."""
+        return draws.uniform("flip")[:, 0] < self.flip
+
+    def __call__(self, picture: Picture, draws: Draws) -> Tensor:
+        """One picture to pixels [3, H, W], uint8; `draws` are those of one sample and view."""
+        return views([self], picture, [draws])[0]
+
+    def finish(self, image: "Image", whole: Pair, cut: Cut, draws: Draws) -> Tensor:
+        """All that follows the decoding. `whole` is the size of the picture, which may have come smaller."""
+        seen = np.asarray(cut(image, whole))  # [H, W, 3]
+        if self.flips(draws)[0]:
+            seen = seen[:, ::-1]
+        pixels = torch.from_numpy(np.array(seen.transpose(2, 0, 1), order="C"))  # mirrored and reordered in one copy
+        if self.policy is not None:
+            pixels = run(self.policy.draw(draws, self.size), pixels)
+        return pixels if self.erase is None else self.erase(pixels, draws)
+
+
+def views(augmentations: Sequence[Augmentation], picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
+    """Several views of one picture, which is decoded once, as finely as the most demanding of them needs."""
+    whole = picture.size
+    cuts = [each.crop.cut(whole, drawn) for each, drawn in zip(augmentations, draws, strict=True)]
+    image = picture.rgb(min(cut.scale for cut in cuts))
+    return tuple(
+        each.finish(image, whole, cut, drawn) for each, cut, drawn in zip(augmentations, cuts, draws, strict=True)
+    )
+
+
+def run(programme: Programme, pixels: Tensor) -> Tensor:
+    """What was drawn for one picture, done to it."""
+    from vitrail.data.transforms.operations import OPERATIONS  # loads torchvision
+
+    for which, level in zip(programme.which[0].tolist(), programme.level[0].tolist(), strict=True):
+        pixels = OPERATIONS[which](pixels, level)
+    return pixels
+
+
+def inception(size: int | Pair) -> Augmentation:
+    """The paper's: Inception crop and flip."""
+    return Augmentation(crop=InceptionCrop(size=pair(size)))
+
+
+def bit(resize: int = 448, crop: int = 384) -> Augmentation:
+    """BiT's, which the paper fine-tunes with: resize to a square, crop at random, flip."""
+    return Augmentation(crop=ResizeCrop(size=pair(crop), resize=pair(resize)))
+
+
+def cifar(size: int | Pair = 32, padding: int = 4) -> Augmentation:
+    """The usual one for small pictures: pad, crop at random, flip."""
+    return Augmentation(crop=ResizeCrop(size=pair(size), resize=pair(size), padding=padding))
+
+
+def three_augment(size: int | Pair, *, area: Range = (0.08, 1.0)) -> Augmentation:
+    """DeiT III's on ImageNet-1k: Inception crop, flip, 3-Augment with a colour jitter of 0.3."""
+    crop = InceptionCrop(size=pair(size), area=area, interpolation="bicubic")
+    return Augmentation(crop=crop, policy=ThreeAugment())
+
+
+def simple_three_augment(size: int | Pair) -> Augmentation:
+    """DeiT III's on ImageNet-21k: the shorter side to the size, a reflected border of 4, a random window."""
+    size = pair(size)
+    crop = ResizeCrop(size=size, resize=max(size), padding=4, edge="reflect", interpolation="bicubic")
+    return Augmentation(crop=crop, policy=ThreeAugment())
+
+
+def multi_crop(size: int = 224, local: int = 96, count: int = 8, split: float = 0.4) -> tuple[Augmentation, ...]:
+    """DINO's views: two of more than `split` of the picture, `count` of less, each with its colour distortion."""
+    wide = InceptionCrop(size=pair(size), area=(split, 1.0), interpolation="bicubic")
+    near = InceptionCrop(size=pair(local), area=(0.05, split), interpolation="bicubic")
+    first = Augmentation(crop=wide, policy=Distort(blur=1.0))
+    second = Augmentation(crop=wide, policy=Distort(blur=0.1, solarise=0.2))
+    return (first, second, *[Augmentation(crop=near, policy=Distort(blur=0.5))] * count)

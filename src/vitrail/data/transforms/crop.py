@@ -1,0 +1,210 @@
+"""Which part of a picture is seen, at the size the network wants.
+
+A crop first says what it will do with a picture of a certain size (`cut`), before a pixel is decoded. So a JPEG that is
+much larger than its crop needs is decoded at a half, a quarter or an eighth, which is what large pictures wait for.
+"""
+
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.shapes import Pair, pair, times
+from vitrail.data.draws import Draws
+from vitrail.data.preprocessing import Interpolation
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Range: TypeAlias = tuple[float, float]
+Whole: TypeAlias = "int | NDArray[np.int64]"  # one size for all B pictures, or one each
+Edge: TypeAlias = Literal["zeros", "reflect"]
+
+TRIES: Final = 10  # torchvision's number
+SCALES: Final = (8, 4, 2)  # at which a JPEG can be decoded, besides 1
+
+
+class Cut(NamedTuple):
+    """What is to be done with one picture: a box of it (top, left, height, width, in the pixels of the whole picture)
+    becomes `inner` pixels, to which `pad` (left, top, right, bottom) are added. A `tight` box of a picture that came
+    whole is cut out before it is resized, so that nothing outside it shines through."""
+
+    box: tuple[float, float, float, float]
+    inner: Pair
+    interpolation: Interpolation
+    tight: bool = True
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+    edge: Edge = "zeros"
+
+    @property
+    def scale(self) -> int:
+        """The smallest fraction of the picture, as 1, 2, 4 or 8, that still has as many pixels as come out."""
+        _, _, height, width = self.box
+        for scale in SCALES:
+            if height >= scale * self.inner[0] and width >= scale * self.inner[1]:
+                return scale
+        return 1
+
+    def __call__(self, image: "Image", whole: Pair) -> "Image":
+        """Does it to a picture of size `whole`, which may have come smaller than that."""
+        from torchvision.transforms.v2 import functional as F
+
+        functional: Any = F  # takes pictures too, whatever its annotation says
+        mode = resampling(self.interpolation)
+        top, left, height, width = self.box
+        if self.tight and (image.height, image.width) == whole:
+            box = (int(top), int(left), int(height), int(width))
+            done = functional.resized_crop(image, *box, list(self.inner), interpolation=mode)
+        else:  # with fractions of pixels, so that a picture that came smaller is not shifted
+            down, across = image.height / whole[0], image.width / whole[1]
+            bottom, right = min((top + height) * down, image.height), min((left + width) * across, image.width)
+            region = (left * across, top * down, right, bottom)
+            done = image.resize((self.inner[1], self.inner[0]), mode, box=region)
+        if any(self.pad):
+            how = "constant" if self.edge == "zeros" else "reflect"
+            done = functional.pad(done, list(self.pad), padding_mode=how)
+        return done
+
+
+def resampling(interpolation: Interpolation) -> Any:
+    from PIL import Image
+
+    return Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InceptionCrop:
+    """A box of random area and aspect, resized: what the paper trains with (5 to 100 %, 3/4 to 4/3). The distribution
+    is that of torchvision's RandomResizedCrop."""
+
+    size: Pair
+    area: Range = (0.05, 1.0)
+    aspect: Range = (3 / 4, 4 / 3)
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        check(self.size, self.interpolation)
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ConfigError(f"area={self.area} must be two fractions of the picture, the smaller first")
+        if not 0 < self.aspect[0] <= self.aspect[1]:
+            raise ConfigError(f"aspect={self.aspect} must be two ratios above 0, the smaller first")
+
+    def boxes(self, draws: Draws, height: Whole, width: Whole) -> NDArray[np.int64]:
+        """Top, left, height, width for each of the B samples [B, 4]."""
+        drawn = draws.uniform("crop", 2 * TRIES + 2)
+        tall, wide = column(height), column(width)
+        columns, rows = rectangles(drawn, tall * wide, self.area, self.aspect)
+        fits = (columns <= wide) & (rows <= tall) & (columns * rows > 0)
+        first = np.arange(len(draws)), fits.argmax(1)
+        out = np.empty((len(draws), 4))
+        out[:, 2], out[:, 3] = rows[first], columns[first]
+        out[:, 0] = drawn[:, -2] * (tall[:, 0] + 1 - out[:, 2])
+        out[:, 1] = drawn[:, -1] * (wide[:, 0] + 1 - out[:, 3])
+        if not (found := fits[first]).all():
+            out = np.where(found[:, None], out, self.central(tall, wide))
+        return out.astype(np.int64)
+
+    def central(self, tall: NDArray[np.int64], wide: NDArray[np.int64]) -> NDArray[np.float64]:
+        """After ten misses, as on a picture far from square: the largest box of an allowed aspect, in the centre."""
+        narrowest, widest = self.aspect
+        rows = np.where(wide < narrowest * tall, np.rint(wide / narrowest), tall).clip(1)
+        columns = np.where(wide > widest * tall, np.rint(tall * widest), wide).clip(1)
+        return np.concatenate([(tall - rows) // 2, (wide - columns) // 2, rows, columns], 1, dtype=np.float64)
+
+    def cut(self, whole: Pair, draws: Draws) -> Cut:
+        top, left, height, width = self.boxes(draws, *whole)[0].tolist()
+        return Cut((top, left, height, width), self.size, self.interpolation)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResizeCrop:
+    """The whole picture resized, perhaps padded, then a random window of it. With two numbers for `resize` it goes
+    straight to (height, width), as BiT's square does; with one number its shorter side goes there. The usual crop of
+    CIFAR is `resize` equal to `size` with a padding of 4."""
+
+    size: Pair
+    resize: Pair | int
+    padding: int = 0
+    edge: Edge = "zeros"
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        check(self.size, self.interpolation)
+        if self.edge not in get_args(Edge):
+            raise unknown("edge", str(self.edge), get_args(Edge))
+        smallest = self.resize if isinstance(self.resize, tuple) else pair(self.resize)
+        if smallest[0] + 2 * self.padding < self.size[0] or smallest[1] + 2 * self.padding < self.size[1]:
+            raise ConfigError(f"resize={self.resize} and padding={self.padding} leave less than a crop of {self.size}")
+        if self.padding and not 0 <= 3 * self.padding < min(self.size):
+            raise ConfigError(f"padding={self.padding} must stay under a third of the crop {self.size}")
+
+    def resized(self, whole: Pair) -> Pair:
+        """The size of the picture that the window is cut from, without its padding."""
+        if isinstance(self.resize, tuple):
+            return self.resize
+        height, width = whole
+        short, long = min(whole), max(whole)
+        other = self.resize * long // short
+        return (self.resize, other) if height <= width else (other, self.resize)
+
+    def windows(self, draws: Draws, whole: Pair) -> NDArray[np.int64]:
+        """Top and left of each of the B windows in the resized, padded picture [B, 2]."""
+        height, width = self.resized(whole)
+        room = np.array([height, width]) + 2 * self.padding - np.array(self.size) + 1
+        return (draws.uniform("crop", 2) * room).astype(np.int64)
+
+    def cut(self, whole: Pair, draws: Draws) -> Cut:
+        height, width = self.resized(whole)
+        top, left = (int(at) - self.padding for at in self.windows(draws, whole)[0])
+        bottom, right = min(top + self.size[0], height), min(left + self.size[1], width)
+        inside = (max(top, 0), max(left, 0))
+        inner = (bottom - inside[0], right - inside[1])
+        down, across = whole[0] / height, whole[1] / width
+        box = (inside[0] * down, inside[1] * across, inner[0] * down, inner[1] * across)
+        over = (inside[1] - left, inside[0] - top, left + self.size[1] - right, top + self.size[0] - bottom)
+        return Cut(box, inner, self.interpolation, False, over, self.edge)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Squash:
+    """The whole picture, whatever its aspect: for tasks where a crop would cut the answer off (VTAB's structured)."""
+
+    size: Pair
+    interpolation: Interpolation = "bilinear"
+
+    def __post_init__(self) -> None:
+        check(self.size, self.interpolation)
+
+    def cut(self, whole: Pair, draws: Draws) -> Cut:
+        del draws  # nothing is random here
+        return Cut((0, 0, *whole), self.size, self.interpolation)
+
+
+Crop: TypeAlias = InceptionCrop | ResizeCrop | Squash
+
+
+def column(sizes: Whole) -> NDArray[np.int64]:
+    """[B, 1], or [1, 1] where one size holds for all."""
+    return np.array(sizes, np.int64, ndmin=1)[:, None]
+
+
+def rectangles(
+    drawn: NDArray[np.float64], pixels: NDArray[np.int64], area: Range, aspect: Range
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """TRIES rectangles for each of B pictures, [B, TRIES] twice: areas uniform, aspects log-uniform. The first of the
+    two sides is aspect times the second. `pixels` [B, 1] are those of the pictures."""
+    areas = pixels * (area[0] + (area[1] - area[0]) * drawn[:, :TRIES])
+    low, high = log(aspect[0]) / 2, log(aspect[1]) / 2
+    root = np.exp(low + (high - low) * drawn[:, TRIES : 2 * TRIES])
+    side = np.sqrt(areas)
+    return np.rint(side * root), np.rint(side / root)
+
+
+def check(size: Pair, interpolation: Interpolation) -> None:
+    if min(size) < 1:
+        raise ConfigError(f"a crop of {times(size)} has no pixels")
+    if interpolation not in get_args(Interpolation):
+        raise unknown("interpolation", str(interpolation), get_args(Interpolation))

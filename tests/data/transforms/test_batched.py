@@ -1,0 +1,150 @@
+"""Whole batches, on a device or not, come out as one picture at a time does."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.data.transforms.test_crop import drawn, pixels
+from vitrail.core.errors import ConfigError
+from vitrail.data.decode.picture import Picture
+from vitrail.data.draws import Draws
+from vitrail.data.transforms import batched_operations
+from vitrail.data.transforms.augmentation import Augmentation, cifar, inception, multi_crop, three_augment
+from vitrail.data.transforms.batched import BatchedAugmentation, run, supported
+from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
+from vitrail.data.transforms.erase import RandomErasing
+from vitrail.data.transforms.operations import OPERATIONS
+from vitrail.data.transforms.policy import Distort, RandAugment, ThreeAugment
+from vitrail.data.transforms.programme import NUMBER, Programme
+
+SMOOTH = np.stack([pixels(32, 40, seed) for seed in range(24)])
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def together(augmentation: Augmentation, arrays: Any, draws: Draws, device: str = "cpu") -> Tensor:
+    batch = torch.from_numpy(arrays).permute(0, 3, 1, 2).contiguous().to(device)
+    return BatchedAugmentation(augmentation)(batch, draws).cpu()
+
+
+def one_by_one(augmentation: Augmentation, arrays: Any, draws: Draws) -> Tensor:
+    return torch.stack([augmentation(Picture(array), draws.row(i)) for i, array in enumerate(arrays)])
+
+
+def close(one: Tensor, other: Tensor, most: int, mean: float) -> None:
+    assert one.shape == other.shape
+    assert one.dtype == torch.uint8
+    difference = (one.int() - other.int()).abs()
+    assert int(difference.max()) <= most
+    assert float(difference.float().mean()) <= mean
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "augmentation",
+    [
+        Augmentation(crop=Squash(size=(32, 40))),
+        Augmentation(crop=Squash(size=(32, 40)), flip=0.0),
+        cifar((32, 40)),
+        Augmentation(crop=ResizeCrop(size=(32, 40), resize=(32, 40), padding=5, edge="reflect")),
+        Augmentation(crop=ResizeCrop(size=(28, 30), resize=(32, 40))),
+        Augmentation(crop=Squash(size=(32, 40)), erase=RandomErasing(probability=0.7)),
+        Augmentation(crop=Squash(size=(32, 40)), erase=RandomErasing(probability=0.7, fill=9)),
+    ],
+)
+def test_bit_for_bit(augmentation: Augmentation, device: str) -> None:
+    draws = drawn(24, seed=3)
+    assert torch.equal(together(augmentation, SMOOTH, draws, device), one_by_one(augmentation, SMOOTH, draws))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(16, 16), (32, 40), (64, 48)])
+def test_resampling_is_pillows(size: tuple[int, int], interpolation: Any, device: str) -> None:
+    for crop in (
+        InceptionCrop(size=size, interpolation=interpolation),
+        Squash(size=size, interpolation=interpolation),
+        ResizeCrop(size=size, resize=(size[0] + 8, size[1] + 6), interpolation=interpolation),
+    ):
+        augmentation, draws = Augmentation(crop=crop), drawn(24)
+        close(together(augmentation, SMOOTH, draws, device), one_by_one(augmentation, SMOOTH, draws), 2, 0.1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", [name for name in NUMBER if name in supported()])
+def test_each_operation_with_a_level_a_sample(name: str, device: str) -> None:
+    span = {"posterise": (3, 8), "solarise": (0, 255), "blur": (0.1, 2.0), "rotate": (-30, 30)}.get(name)
+    span = span or ((-0.3, 0.3) if "shear" in name else (-9, 9) if "translate" in name else (0.1, 1.9))
+    levels = np.linspace(*span, 24)
+    levels = np.round(levels) if name == "posterise" else levels
+    batch = torch.from_numpy(SMOOTH).permute(0, 3, 1, 2).contiguous()
+    programme = Programme(np.full((24, 1), NUMBER[name]), levels[:, None])
+    got = run(programme, batch.to(device)).cpu()
+    wanted = torch.stack(
+        [OPERATIONS[NUMBER[name]](picture, level) for picture, level in zip(batch, levels, strict=True)]
+    )
+    if NUMBER[name] in batched_operations.GEOMETRIC:  # a nearest neighbour may be another one, where two are as near
+        assert (got != wanted).any(1).float().mean() < 0.01
+    else:
+        close(got, wanted, 1, 0.01)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "policy", [RandAugment(), RandAugment(ops=3, magnitude=20), ThreeAugment(), Distort(jitter=(0.4, 0.4, 0.2, 0.0))]
+)
+def test_policies(policy: Any, device: str) -> None:
+    augmentation = Augmentation(crop=Squash(size=(32, 40)), policy=policy)
+    draws = drawn(24, seed=1)
+    got, wanted = together(augmentation, SMOOTH, draws, device), one_by_one(augmentation, SMOOTH, draws)
+    assert ((got.int() - wanted.int()).abs() > 2).float().mean() < 0.02
+    assert len({tuple(row) for row in policy.draw(draws, (32, 40)).which.tolist()}) > 5
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3)])
+def test_the_smallest_pictures(size: tuple[int, int]) -> None:
+    augmentation = Augmentation(crop=Squash(size=size), policy=RandAugment(ops=4), erase=RandomErasing())
+    arrays = np.stack([pixels(*size, seed) for seed in range(40)])
+    assert together(augmentation, arrays, drawn(40)).shape == (40, 3, *size)
+
+
+def test_the_batch_is_left_as_it_was_and_comes_out_the_same_again() -> None:
+    augmentation = Augmentation(
+        crop=InceptionCrop(size=(32, 40)), policy=RandAugment(), erase=RandomErasing(probability=1.0)
+    )
+    batch = torch.from_numpy(SMOOTH).permute(0, 3, 1, 2).contiguous()
+    before, augment = batch.clone(), BatchedAugmentation(augmentation)
+    first = augment(batch, drawn(24))
+    assert torch.equal(batch, before)
+    assert torch.equal(first, augment(batch, drawn(24)))
+    halves = [augment(batch[part], Draws(drawn(24).keys[part])) for part in (slice(0, 12), slice(12, 24))]
+    close(first, torch.cat(halves), 1, 0.001)
+
+
+def test_what_is_not_supported_is_refused_with_what_is() -> None:
+    with pytest.raises(ConfigError, match=r"Distort uses hue.*supported: InceptionCrop.*blur"):
+        BatchedAugmentation(multi_crop()[0])
+    with pytest.raises(ConfigError, match="resize and pad"):
+        together(Augmentation(crop=ResizeCrop(size=(16, 16), resize=16, padding=2)), SMOOTH, drawn(24))
+    with pytest.raises(ConfigError, match="3 draws"):
+        together(inception(8), SMOOTH, drawn(3))
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("augmentation", [three_augment(32), cifar((32, 40)), inception(32)])
+def test_the_host_never_waits(augmentation: Augmentation) -> None:
+    policy = augmentation.policy or RandAugment(ops=3)
+    full = Augmentation(crop=augmentation.crop, policy=policy, erase=RandomErasing(probability=0.5))
+    batch = torch.from_numpy(SMOOTH).permute(0, 3, 1, 2).contiguous().cuda()
+    augment = BatchedAugmentation(full)
+    augment(batch, drawn(24))
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for seed in range(5):
+            augment(batch, drawn(24, seed))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
