@@ -1,0 +1,79 @@
+"""What could not be read: every file once, by name and reason, counted and kept in a list.
+
+A picture that cannot be read is never replaced by another. Its place in the batch stays, filled with zeros and marked
+as not valid, so that a step has the same samples whatever happens and the loss leaves the place out.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from vitrail.core.errors import BadPicture, DataError
+
+FILE: Final = "unreadable.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A sample that gave no pixels, and why."""
+
+    sample: int
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+class Ledger:
+    """Collects what was unreadable. With a folder it writes `unreadable.jsonl` there, and goes on with one it finds;
+    with `strict` the first one is an error. `tell` hears of each file once."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        strict: bool = False,
+        tell: Callable[[Unreadable], None] | None = None,
+    ) -> None:
+        self.path = None if folder is None else folder / FILE
+        self.strict, self.tell = strict, tell
+        self.known: dict[str, Unreadable] = {}
+        self.times = 0  # how often one was met, which grows with the epochs
+        if self.path is not None and self.path.exists():
+            self.known = {entry.name: entry for entry in earlier(self.path)}
+
+    def __len__(self) -> int:
+        """How many files were unreadable."""
+        return len(self.known)
+
+    def note(self, found: Iterable[Unreadable]) -> None:
+        """Takes what a batch met."""
+        for entry in found:
+            if self.strict:
+                raise BadPicture(f"{entry}; without --strict such files are left out and listed")
+            self.times += 1
+            if entry.name in self.known:
+                continue
+            self.known[entry.name] = entry
+            if self.path is not None:
+                with open(self.path, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(entry)) + "\n")  # ASCII, so that any name can be written
+            if self.tell is not None:
+                self.tell(entry)
+
+
+def earlier(path: Path) -> list[Unreadable]:
+    """The entries of a list from an earlier run; a last line that was cut off is passed over."""
+    entries: list[Unreadable] = []
+    lines = path.read_bytes().splitlines(keepends=True)
+    for at, line in enumerate(lines):
+        try:
+            entries.append(Unreadable(**json.loads(line)))
+        except (ValueError, TypeError):
+            if at == len(lines) - 1 and not line.endswith(b"\n"):
+                break
+            raise DataError(f"{path}: line {at + 1} is no entry of such a list; move the file away") from None
+    return entries

@@ -1,0 +1,310 @@
+"""Batches for training and evaluation, each a pure function of its step.
+
+    for batch in stream(source, augmentation, batch=256, seed=0, start=1000): ...   # endless, from step 1000 on
+    for batch in sweep(source, preprocessing, batch=256): ...                       # every sample once
+
+Step s of a training stream reads samples sB to sB + B - 1 of one epoch after another: no batch is short, no sample is
+dropped. A `torch.utils.data.DataLoader` asks its processes for whole steps, so the number of processes changes nothing,
+and what a run must remember of its data is the step.
+"""
+
+import itertools
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from vitrail.core.errors import BadPicture, ConfigError, DataError, WorkerDied
+from vitrail.core.shapes import Pair
+from vitrail.data.decode.picture import Picture
+from vitrail.data.draws import Draws
+from vitrail.data.ledger import Ledger, Unreadable
+from vitrail.data.order import Order, Positions
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.source import Source
+from vitrail.data.transforms.augmentation import Augmentation, views
+
+PATIENCE_S = 600.0  # a batch that takes longer means a store that hangs
+
+
+class Views(Protocol):
+    """From a picture to one or more views of it, uint8 [3, H, W] each; what is random in them comes from the draws."""
+
+    @property
+    def sizes(self) -> tuple[Pair, ...]: ...
+    def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Augmented:
+    """The views of training. The picture is decoded once for all of them."""
+
+    augmentations: tuple[Augmentation, ...]
+
+    @property
+    def sizes(self) -> tuple[Pair, ...]:
+        return tuple(augmentation.size for augmentation in self.augmentations)
+
+    def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
+        return views(self.augmentations, picture, draws)
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The view of evaluation: the preprocessing alone, nothing drawn."""
+
+    preprocessing: Preprocessing
+
+    @property
+    def sizes(self) -> tuple[Pair, ...]:
+        return (self.preprocessing.image,)
+
+    def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
+        return (self.preprocessing.pixels(picture.rgb()),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """B places of a step. Where `valid` is false there is no picture: unreadable, or past the end of a sweep."""
+
+    step: int
+    views: tuple[Tensor, ...]  # uint8 [B, 3, H, W] each
+    label: Tensor  # int64 [B]; or [B, M], filled up with -1, where samples have several
+    sample: Tensor  # int64 [B], the place in the source; -1 past the end
+    epoch: Tensor  # int64 [B]
+    valid: Tensor  # bool [B]
+    unreadable: tuple[Unreadable, ...] = ()
+
+    @property
+    def pixels(self) -> Tensor:
+        """The first view."""
+        return self.views[0]
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+    def pin_memory(self) -> "Batch":
+        """In memory that an accelerator can fetch from by itself; the DataLoader asks for this."""
+        return self.moved(lambda tensor: tensor.pin_memory())
+
+    def to(self, device: torch.device | str) -> "Batch":
+        return self.moved(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+        return Batch(
+            step=self.step,
+            views=tuple(move(view) for view in self.views),
+            label=move(self.label),
+            sample=move(self.sample),
+            epoch=move(self.epoch),
+            valid=move(self.valid),
+            unreadable=self.unreadable,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The part of every global batch that this process reads: a run of neighbours, so that a global batch is the same
+    on 1 process or 64."""
+
+    batch: int
+    rank: int = 0
+    world: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or not 0 <= self.rank < self.world:
+            raise ConfigError(f"batch={self.batch}, rank={self.rank}, world={self.world} make no share of a batch")
+        if self.batch % self.world:
+            raise ConfigError(
+                f"a global batch of {self.batch} cannot be split over {self.world} processes; "
+                f"use {self.batch - self.batch % self.world or self.world} or a multiple of {self.world}"
+            )
+
+    @property
+    def local(self) -> int:
+        return self.batch // self.world
+
+    def places(self, step: int) -> NDArray[np.int64]:
+        """Where this process's part of a step lies in the stream [B / world]."""
+        first = step * self.batch + self.rank * self.local
+        return np.arange(first, first + self.local, dtype=np.int64)
+
+
+class Steps(Dataset[Batch]):
+    """Step in, batch out. This is all that a loader process runs."""
+
+    def __init__(self, source: Source, views: Views, share: Share, seed: int, repeats: int) -> None:
+        self.source, self.views, self.share, self.seed, self.repeats = source, views, share, seed, repeats
+        # What each loader process is reading: its pid and the sample. Shared, so that it outlives the process.
+        self.reading = torch.full((1, 2), -1, dtype=torch.int64)
+
+    def watch(self, workers: int) -> None:
+        self.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()
+
+    def at(self, step: int) -> tuple[Positions, NDArray[np.bool_]]:
+        """What stands at a step's places, and which of them exist."""
+        raise NotImplementedError
+
+    def __getitem__(self, step: int) -> Batch:
+        at, exists = self.at(step)
+        views = tuple(torch.zeros((len(exists), 3, *size), dtype=torch.uint8) for size in self.views.sizes)
+        draws = [
+            Draws.of(seed=self.seed, epoch=at.epoch, sample=at.sample, view=at.repeat * len(views) + number)
+            for number in range(len(views))
+        ]
+        valid, unreadable = exists.copy(), list[Unreadable]()
+        info = get_worker_info()
+        mine = self.reading[0 if info is None else info.id]
+        mine[0] = os.getpid()
+        for place in np.flatnonzero(exists):
+            sample = int(at.sample[place])
+            mine[1] = sample
+            fault = self.fill(sample, [view[place] for view in views], [draw.row(int(place)) for draw in draws])
+            if fault is not None:
+                valid[place] = False
+                unreadable.append(Unreadable(sample, self.source.name(sample), fault))
+        mine[1] = -1
+        return Batch(
+            step=step,
+            views=views,
+            label=torch.from_numpy(self.source.labels.rows(np.where(exists, at.sample, 0))),
+            sample=torch.from_numpy(np.where(exists, at.sample, -1)),
+            epoch=torch.from_numpy(at.epoch),
+            valid=torch.from_numpy(valid),
+            unreadable=tuple(unreadable),
+        )
+
+    def fill(self, sample: int, into: list[Tensor], draws: list[Draws]) -> str | None:
+        """Puts a sample's views where they belong; the reason where there are none."""
+        try:
+            picture = Picture(self.source.read(sample))
+            for place, pixels in zip(into, self.views(picture, draws), strict=True):
+                place.copy_(pixels)
+        except BadPicture as error:
+            fault = str(error)
+        except OSError as error:
+            fault = error.strerror or str(error)
+        else:
+            return None
+        return fault
+
+
+class Endless(Steps):
+    """Training: shuffled epochs, one after the other."""
+
+    def at(self, step: int) -> tuple[Positions, NDArray[np.bool_]]:
+        at = Order(len(self.source), self.seed).stream(self.share.places(step), self.repeats)
+        return at, np.ones(len(at.sample), np.bool_)
+
+
+class Once(Steps):
+    """Evaluation: every sample once, in its own order. The last batch has places without a picture, so that all batches
+    have one shape and all processes the same number of them."""
+
+    def at(self, step: int) -> tuple[Positions, NDArray[np.bool_]]:
+        places = self.share.places(step)
+        nought = np.zeros_like(places)
+        return Positions(epoch=nought, sample=places, repeat=nought), places < len(self.source)
+
+
+def stream(
+    source: Source,
+    augmentations: Augmentation | Sequence[Augmentation] | Views,
+    *,
+    batch: int,
+    seed: int,
+    start: int = 0,
+    stop: int | None = None,
+    rank: int = 0,
+    world: int = 1,
+    repeats: int = 1,
+    workers: int = 0,
+    pin: bool = False,
+    ledger: Ledger | None = None,
+) -> Iterator[Batch]:
+    """The training batches from step `start` on, without end or up to `stop`. With `repeats` every sample comes so many
+    times in a row, each time drawn anew (repeated augmentation); with several views each batch has them all."""
+    if not len(source):
+        raise DataError("a source without pictures cannot be trained on")
+    if repeats < 1:
+        raise ConfigError(f"repeats={repeats} must be at least 1")
+    if isinstance(augmentations, Augmentation):
+        augmentations = (augmentations,)
+    wanted = Augmented(tuple(augmentations)) if isinstance(augmentations, Sequence) else augmentations
+    share = Share(batch=batch, rank=rank, world=world)
+    steps = itertools.count(start) if stop is None else range(start, stop)
+    endless = Endless(source, wanted, share, seed, repeats)
+    return load(endless, steps, workers=workers, pin=pin, ledger=ledger)
+
+
+def sweep(
+    source: Source,
+    views: Preprocessing | Views,
+    *,
+    batch: int,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+    pin: bool = False,
+    ledger: Ledger | None = None,
+) -> Iterator[Batch]:
+    """Every sample once. All processes get the same number of batches of the same shape."""
+    plain = Plain(views) if isinstance(views, Preprocessing) else views
+    share = Share(batch=batch, rank=rank, world=world)
+    once = Once(source, plain, share, 0, 1)
+    return load(once, range(-(-len(source) // batch)), workers=workers, pin=pin, ledger=ledger)
+
+
+def load(
+    steps: Steps, wanted: "range | itertools.count[int]", *, workers: int, pin: bool, ledger: Ledger | None
+) -> Iterator[Batch]:
+    """Runs the steps, in this process or in `workers` others, and hands the batches over in order."""
+    steps.watch(workers)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # how many is the caller's choice
+        loader: DataLoader[Batch] = DataLoader(
+            steps,
+            batch_size=None,
+            sampler=wanted,
+            num_workers=workers,
+            collate_fn=whole,
+            pin_memory=pin,
+            timeout=PATIENCE_S if workers else 0,
+            generator=torch.Generator(),  # else it would draw from the global one
+        )
+        batches = iter(loader)
+    ledger = Ledger() if ledger is None else ledger
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            raise died(error, steps) from error
+        ledger.note(batch.unreadable)
+        yield batch
+
+
+def whole(batch: Any) -> Any:
+    """A step is a batch already."""
+    return batch
+
+
+def died(error: RuntimeError, steps: Steps) -> Exception:
+    """The same error with the samples that were being read, where it tells of a loader process."""
+    told = str(error)
+    if "DataLoader" not in told or "Caught" in told:  # an exception raised inside a process is a bug: it comes as it is
+        return error
+    pids = {int(number) for group in re.findall(r"pids?(?:\(s\))? ([\d, ]+)", told) for number in group.split(",")}
+    rows = [(int(pid), int(sample)) for pid, sample in steps.reading.tolist() if sample >= 0]
+    named = [sample for pid, sample in rows if pid in pids] or [sample for _, sample in rows]
+    reading = ", ".join(steps.source.name(sample) for sample in named) or "nothing yet"
+    return WorkerDied(f"a loader process ended or hung while reading {reading} ({' '.join(told.split())})")
