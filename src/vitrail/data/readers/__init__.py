@@ -1,0 +1,1 @@
+"""One file a format: each gives the splits that lie at a path, or under a name."""

@@ -1,0 +1,183 @@
+"""Which reader a path calls for: found by looking at it, and refused with what was found where that is not plain."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from vitrail.core.errors import DataError, SourceNotFound, unknown
+from vitrail.data.readers.folder import Contents, look, read_classes, read_flat, split_name
+from vitrail.data.source import Source
+
+MANIFESTS: Final = (".csv", ".tsv", ".jsonl")
+ARRAYS: Final = (".npz", ".npy")
+SAVED: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
+
+READINGS: Final = {
+    "classes": "folders are classes",
+    "flat": "all pictures below it, without labels",
+    "shards": "tar shards",
+    "parquet": "Parquet files",
+    "saved": "a saved Hugging Face dataset",
+    "manifest": "a list of paths and labels",
+    "arrays": "arrays",
+}
+
+Found = tuple[str, dict[str, Source]]  # the kind of the source, and its splits
+
+
+def read_path(path: Path) -> Found:
+    """What is at a path, recognised by its suffix or by what lies in it."""
+    if path.is_dir():
+        return read_folder(path)
+    if not path.is_file():
+        raise SourceNotFound(f"{path} is neither a file nor a folder")
+    suffix = path.suffix.lower()
+    kind = {".tar": "shards", ".parquet": "parquet", **dict.fromkeys(MANIFESTS, "manifest")}.get(suffix)
+    kind = "arrays" if suffix in ARRAYS else kind
+    if kind is None:
+        raise DataError(
+            f"{path}: a file that is a source ends in .tar, .parquet, {', '.join((*MANIFESTS, *ARRAYS))}; "
+            f"for pictures, give the folder they are in"
+        )
+    return read_as(kind, path)
+
+
+def read_as(kind: str, path: Path) -> Found:
+    """What is at a path, read as the given kind whatever else it might be. Readers are loaded when they are needed."""
+    if not path.exists() and not is_pattern(str(path)):
+        raise SourceNotFound(f"{path}: no such file or folder")
+    match kind:
+        case "classes":
+            return "class folders", {"train": read_classes(path)}
+        case "flat":
+            return "flat folder", {"train": read_flat(path)}
+        case "manifest":
+            from vitrail.data.readers import manifest
+
+            return "manifest", manifest.read(path)
+        case "shards":
+            from vitrail.data.readers import shards
+
+            return "tar shards", shards.read(path)
+        case "parquet":
+            from vitrail.data.readers import parquet
+
+            return "Parquet", parquet.read(path)
+        case "saved":
+            from vitrail.data.readers import parquet
+
+            return "Hugging Face dataset", parquet.read_saved(path)
+        case "arrays":
+            from vitrail.data.readers import arrays
+
+            return "arrays", arrays.read(path)
+        case other:
+            raise unknown("reading", other, READINGS)
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a text stands for several tar files: set/train-{00000..00146}.tar, set/*.tar."""
+    return text.endswith(".tar") and any(sign in text for sign in "{*?[")
+
+
+def read_folder(path: Path) -> Found:
+    """A folder: of splits, of one kind of file, or of class folders."""
+    contents = look(str(path))
+    if any(name in SAVED for name in contents.others):
+        return read_as("saved", path)
+    kind = kind_of(path, contents)
+    if kind != "folders":
+        return read_as(kind, path)
+    if contents.folders == ("data",) and look(str(path / "data")).with_suffix(".parquet"):
+        return read_as("parquet", path)  # as the Hugging Face hub lays it out
+    splits = {name: split_name(name) for name in contents.folders}
+    if any(splits.values()):
+        return read_splits(path, splits)
+    refuse_wrapper(path, contents)
+    return read_as("classes", path)
+
+
+def kind_of(path: Path, contents: Contents) -> str:
+    """The one kind of thing that is in a folder: "folders", "flat", "shards" or "parquet"."""
+    found: dict[str, tuple[str, ...]] = {
+        "folders": contents.folders,
+        "flat": contents.pictures,
+        "shards": contents.with_suffix(".tar"),
+        "parquet": contents.with_suffix(".parquet"),
+    }
+    kinds = [kind for kind, names in found.items() if names]
+    lists = [name for name in contents.with_suffix(*MANIFESTS) if is_manifest(path / name)]
+    if len(kinds) == 1 and not lists:
+        return kinds[0]
+    words = {"folders": "folder", "flat": "picture", "shards": "tar file", "parquet": "Parquet file"}
+    said = [counted(found[kind], words[kind]) for kind in kinds] + ([counted(lists, "manifest")] if lists else [])
+    if not kinds and not lists:
+        other = f" but {counted(contents.others, 'other file')}" if contents.others else ""
+        raise DataError(f"{path}: no images here{other}; a folder of class folders or of pictures is expected")
+    ways = [f"{path / name}" for name in lists[:1]]
+    ways += [f"{'classes' if kind == 'folders' else kind}:{path}" for kind in kinds]
+    raise DataError(f"{path} holds {' and '.join(said)}; say which is meant: {', '.join(ways)}")
+
+
+def counted(names: "tuple[str, ...] | list[str]", word: str) -> str:
+    """3 folders (cats, dogs, ...)"""
+    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"{len(names):,} {word}{'' if len(names) == 1 else 's'} ({some})"
+
+
+def is_manifest(path: Path) -> bool:
+    """Whether the first line names a column of paths; another table beside the pictures is none of our business."""
+    from vitrail.data.readers.manifest import has_paths
+
+    return has_paths(path)
+
+
+def refuse_wrapper(path: Path, contents: Contents) -> None:
+    """A single folder that only holds folders is more likely one level too high than one class."""
+    if len(contents.folders) != 1:
+        return
+    inner = path / contents.folders[0]
+    inside = look(str(inner))
+    if not inside.pictures and (inside.folders or inside.with_suffix(".tar", ".parquet")):
+        what = counted(inside.folders, "folder") if inside.folders else counted(inside.others, "file")
+        raise DataError(
+            f"{path} holds one folder, {inner.name}, and that one {what}; write {inner} to go one level down, "
+            f"or classes:{path} if {inner.name} is the only class"
+        )
+
+
+def read_splits(path: Path, names: Mapping[str, "str | None"]) -> Found:
+    """Folders called train, val and test, each of class folders, of pictures or of shards."""
+    strange = [name for name, split in names.items() if split is None]
+    if strange:
+        split = [name for name, split in names.items() if split]
+        raise DataError(
+            f"{path} holds {counted(split, 'split')} beside {counted(strange, 'other folder')}; "
+            f"move one of them, or write classes:{path} if all of them are classes"
+        )
+    chosen = [split for split in names.values() if split]
+    if len(set(chosen)) < len(chosen):
+        raise DataError(f"{path} holds {', '.join(names)}: two names for one split; keep one of them")
+    found = {name: kind_of(path / name, look(str(path / name))) for name in names}
+    if set(found.values()) == {"shards"}:
+        return read_as("shards", path)  # one index for all
+    splits: dict[str, Source] = {}
+    kinds: list[str] = []
+    for name, split in names.items():
+        assert split is not None
+        match found[name]:
+            case "folders":
+                splits[split], kind = read_classes(path, name), "class folders"
+            case "flat":
+                splits[split], kind = read_flat(path, name), "flat folders"
+            case other:
+                kind, inner = read_as(other, path / name)
+                splits[split] = only(path / name, inner)
+        kinds.append(kind)
+    return ", ".join(dict.fromkeys(kinds)), splits
+
+
+def only(path: Path, splits: dict[str, Source]) -> Source:
+    if len(splits) != 1:
+        raise DataError(f"{path} is a split by its name, but has splits of its own: {', '.join(splits)}")
+    return next(iter(splits.values()))

@@ -1,0 +1,288 @@
+"""The index of a set of shards: one file of plain arrays, mapped into memory rather than read.
+
+    magic (16 bytes), length of the header (8), its SHA-256 (32), header (JSON), then columns at multiples of 64 bytes
+
+The header names every shard with its size and time of change, and every column with its type, place and SHA-256. A
+shard that has changed since is scanned again, the others are not; an index that is damaged is made anew. The checksums
+of columns are compared where that takes no time, up to 64 MB in all.
+"""
+
+import errno
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from shutil import copyfileobj
+from typing import IO, Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.core.errors import DataError, SourceNotFound
+from vitrail.core.storage import cache_folder, replacing
+from vitrail.data.labels import NONE, Labels
+from vitrail.data.readers.shards.scan import Scanned, scan
+from vitrail.data.strings import Strings
+
+MAGIC: Final = b"vitrail shards 1"
+PREAMBLE: Final = len(MAGIC) + 8 + 32
+ALIGN: Final = 64
+CHECKED: Final = 64 << 20  # bytes of columns whose checksums are compared on opening
+SCANS: Final = 8  # at once: a mounted store answers many questions in the time of one
+
+DTYPES: Final = {
+    "offset": "<i8",
+    "size": "<i8",
+    "label": "<i4",
+    "names": "|u1",
+    "name_starts": "<i8",
+    "several": "<i4",
+    "several_starts": "<i8",
+}
+
+Progress: TypeAlias = Callable[[int, int], None]  # how many are done, of how many
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One tar file as it was when it was scanned."""
+
+    name: str  # relative to the folder of the set
+    size: int
+    changed: int  # nanoseconds
+    samples: int = 0
+    highest: int = -1  # the highest label in it
+    multiple: bool = False
+
+    def same_file(self, other: "Shard") -> bool:
+        return (self.name, self.size, self.changed) == (other.name, other.size, other.changed)
+
+
+class Index:
+    """An index file, mapped. It is handed to another process by its path."""
+
+    def __init__(self, path: Path) -> None:
+        """OSError where it cannot be read, ValueError where it is none or is damaged."""
+        self.path = path
+        with open(path, "rb") as file:
+            start = file.read(PREAMBLE)
+            length = int.from_bytes(start[len(MAGIC) : len(MAGIC) + 8], "little")
+            size = os.fstat(file.fileno()).st_size
+            if not start.startswith(MAGIC) or PREAMBLE + length > size:
+                raise ValueError("no index")
+            header = file.read(length)
+            self.digest = sha256(header).hexdigest()
+            if bytes.fromhex(self.digest) != start[-32:]:
+                raise ValueError("its header is damaged")
+            self.header: dict[str, Any] = json.loads(header)
+            if self.header["length"] != size:
+                raise ValueError("cut short")
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.shards = tuple(Shard(*row) for row in self.header["shards"])
+        self.ends: NDArray[np.int64] = np.cumsum([shard.samples for shard in self.shards], dtype=np.int64)
+        self.columns = {name: self.column(memory, name) for name in self.header["columns"]}
+        if size <= CHECKED:
+            for name, column in self.columns.items():
+                if sha256(column.data).hexdigest() != self.header["columns"][name]["sha256"]:
+                    raise ValueError(f"its column {name} is damaged")
+
+    def column(self, memory: mmap.mmap, name: str) -> NDArray[Any]:
+        place = self.header["columns"][name]
+        return np.frombuffer(memory, DTYPES[name], place["count"], place["offset"])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return reopen, (self.path, self.digest)
+
+    def __len__(self) -> int:
+        return len(self.columns["offset"])
+
+    @property
+    def highest(self) -> int:
+        """The highest label of all."""
+        return max((shard.highest for shard in self.shards), default=-1)
+
+    def names(self, first: int, last: int) -> Strings:
+        return Strings.over(self.columns["names"], self.columns["name_starts"][first : last + 1])
+
+    def labels(self, first: int, last: int) -> Labels:
+        if "several" not in self.columns:
+            return Labels(self.columns["label"][first:last])
+        starts = self.columns["several_starts"][first : last + 1]
+        values = self.columns["several"][int(starts[0]) : int(starts[-1])]
+        return Labels(values, starts - starts[0] if starts[0] else starts)
+
+    def rows(self, shard: int) -> Scanned:
+        """The columns of one shard, to be written again."""
+        last = int(self.ends[shard])
+        first = last - self.shards[shard].samples
+        names = self.columns["name_starts"][first : last + 1]
+        label = self.columns["label"][first:last]
+        several, count = label[label != NONE], (label != NONE).astype(np.int64)
+        if "several" in self.columns:
+            starts = self.columns["several_starts"][first : last + 1]
+            several, count = self.columns["several"][int(starts[0]) : int(starts[-1])], np.diff(starts)
+        return Scanned(
+            offset=self.columns["offset"][first:last],
+            size=self.columns["size"][first:last],
+            label=label,
+            names=self.columns["names"][int(names[0]) : int(names[-1])],
+            name_length=np.diff(names),
+            several=several,
+            count=count,
+            multiple=self.shards[shard].multiple,
+        )
+
+
+def reopen(path: Path, digest: str) -> Index:
+    """The index another process works with."""
+    try:
+        index = Index(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: the index cannot be opened again: {error}") from None
+    if index.digest != digest:
+        raise DataError(f"{path}: the shards changed while they were in use; start again")
+    return index
+
+
+def opened(root: Path, names: Sequence[str], beside: Path, progress: Progress | None = None) -> Index:
+    """The index of these shards, in this order; made, or brought up to date, where that is needed."""
+    shards = [looked_at(root, name) for name in names]
+    places = (beside, cache_folder("shards") / f"{sha256(os.fsencode(beside.absolute())).hexdigest()[:32]}.index")
+    old: Index | None = None
+    for place in places:
+        try:
+            index = Index(place)
+        except (OSError, ValueError, KeyError, TypeError):  # none there, or damaged: it can always be made anew
+            continue
+        if len(index.shards) == len(shards) and all(map(Shard.same_file, index.shards, shards)):
+            return index
+        old = old or index
+    with ExitStack() as stack:
+        place, spools = begin(places, stack)
+        done = fill(shards, scanned(root, old), spools, progress)
+        try:
+            return write(place, done, spools)
+        except OSError as error:
+            raise DataError(f"{place}: the index cannot be written: {error.strerror}") from None
+
+
+def looked_at(root: Path, name: str) -> Shard:
+    try:
+        status = os.stat(root / name)
+    except OSError as error:
+        raise SourceNotFound(f"{root / name}: {error.strerror}") from None
+    return Shard(name, status.st_size, status.st_mtime_ns)
+
+
+def begin(places: Sequence[Path], stack: ExitStack) -> tuple[Path, dict[str, IO[bytes]]]:
+    """The first place where one can write, and nameless files there to gather the columns in."""
+    refused: list[str] = []
+    for place in places:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not os.stat(place.parent).st_mode & 0o222:  # root could write all the same, but was asked not to
+                raise PermissionError(errno.EACCES, "marked as read-only")
+            return place, {
+                name: stack.enter_context(tempfile.TemporaryFile(dir=place.parent, prefix=".vitrail-"))
+                for name in DTYPES
+            }
+        except OSError as error:
+            refused.append(f"{place.parent}: {error.strerror}")
+    raise DataError(f"the index can be written nowhere ({'; '.join(refused)}); set VITRAIL_CACHE to a folder")
+
+
+def scanned(root: Path, old: Index | None) -> Callable[[Shard], Scanned]:
+    """Gives the columns of a shard: from the old index where it knows them, else from the file."""
+    known = {} if old is None else {shard.name: at for at, shard in enumerate(old.shards)}
+
+    def rows(shard: Shard) -> Scanned:
+        at = known.get(shard.name)
+        if old is not None and at is not None and old.shards[at].same_file(shard):
+            return old.rows(at)
+        return scan(root / shard.name)
+
+    return rows
+
+
+def fill(
+    shards: list[Shard],
+    rows: Callable[[Shard], Scanned],
+    spools: dict[str, IO[bytes]],
+    progress: Progress | None = None,
+) -> list[Shard]:
+    """Appends the columns of one shard after the other."""
+    done: list[Shard] = []
+    names = several = 0
+    for name in ("name_starts", "several_starts"):
+        spools[name].write(np.zeros(1, "<i8").tobytes())
+    for shard, part in zip(shards, ahead(rows, shards), strict=True):
+        pieces = {
+            "offset": part.offset,
+            "size": part.size,
+            "label": part.label,
+            "names": part.names,
+            "name_starts": names + np.cumsum(part.name_length),
+            "several": part.several,
+            "several_starts": several + np.cumsum(part.count),
+        }
+        names, several = names + len(part.names), several + len(part.several)
+        for name, piece in pieces.items():
+            spools[name].write(np.ascontiguousarray(piece, DTYPES[name]).tobytes())
+        highest = int(part.several.max(initial=-1))
+        done.append(Shard(shard.name, shard.size, shard.changed, len(part), highest, part.multiple))
+        if progress:
+            progress(len(done), len(shards))
+    return done
+
+
+def ahead(rows: Callable[[Shard], Scanned], shards: Sequence[Shard]) -> Iterator[Scanned]:
+    """Some shards at once, so that memory holds a few of them however many there are."""
+    if len(shards) == 1:
+        yield rows(shards[0])
+        return
+    with ThreadPoolExecutor(SCANS) as pool:
+        for first in range(0, len(shards), SCANS):
+            yield from pool.map(rows, shards[first : first + SCANS])
+
+
+def write(place: Path, shards: Sequence[Shard], spools: dict[str, IO[bytes]]) -> Index:
+    """Puts the gathered columns behind a header. Whole or not at all; of two that write at once, the later stays."""
+    if not any(shard.multiple for shard in shards):  # then the first label is the only one
+        spools = {name: spool for name, spool in spools.items() if not name.startswith("several")}
+    columns: dict[str, dict[str, Any]] = {}
+    for name, spool in spools.items():
+        size = spool.tell()
+        spool.seek(0)
+        digest = sha256()
+        while piece := spool.read(1 << 20):
+            digest.update(piece)
+        columns[name] = {"count": size // np.dtype(DTYPES[name]).itemsize, "offset": 0, "sha256": digest.hexdigest()}
+    rows = [[getattr(shard, field) for field in Shard.__slots__] for shard in shards]
+    header: dict[str, Any] = {"shards": rows, "columns": columns, "length": 2**62}
+    room = len(json.dumps(header)) + 24 * len(columns)  # places are filled in below, and take less
+    at = aligned(PREAMBLE + room)
+    for name, column in columns.items():
+        column["offset"] = at
+        header["length"] = at + column["count"] * np.dtype(DTYPES[name]).itemsize
+        at = aligned(header["length"])
+    text = json.dumps(header).encode().ljust(room)
+    with replacing(place) as file:
+        file.write(MAGIC + len(text).to_bytes(8, "little") + sha256(text).digest() + text)
+        for name, spool in spools.items():
+            file.write(bytes(columns[name]["offset"] - file.tell()))
+            spool.seek(0)
+            copyfileobj(spool, file, 1 << 20)
+        file.flush()
+        index = Index(Path(file.name))  # before it has its name, for then another process may replace it
+    index.path = place
+    return index
+
+
+def aligned(offset: int) -> int:
+    return -(-offset // ALIGN) * ALIGN

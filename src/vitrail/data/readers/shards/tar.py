@@ -1,0 +1,166 @@
+"""The members of a tar file, from its headers alone: names, where their bytes lie and how many they are.
+
+Nothing is ever extracted, so a name can do no harm. Only pieces of a few kilobytes around the headers are read, which
+takes a third of the time that `tarfile` takes, and little of a mounted store. A file that is cut short or damaged is
+refused, with the place: what would be lost in silence is worse.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from vitrail.core.errors import DataError
+
+BLOCK: Final = 512
+PIECE: Final = 4096  # holds a label and the two headers around it
+LONGEST: Final = 1 << 20  # bytes of an extended header or a label; honest ones have a few hundred
+ZEROS: Final = bytes(BLOCK)
+COMPRESSED: Final = {
+    b"\x1f\x8b": "gzip -d",
+    b"\x28\xb5\x2f\xfd": "zstd -d",
+    b"\xfd7zXZ": "xz -d",
+    b"BZh": "bzip2 -d",
+    b"PK\x03\x04": "unzip",
+}
+
+
+class Member(NamedTuple):
+    """A file in a tar file."""
+
+    name: str
+    offset: int  # where its bytes begin
+    size: int
+
+
+class Tar:
+    """An open tar file: its members once through, and small ones' bytes on the way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY)
+        self.size = os.fstat(self.descriptor).st_size
+        self.piece, self.start = b"", 0
+
+    def __enter__(self) -> "Tar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+    def at(self, offset: int, length: int) -> bytes:
+        """A few bytes at a place; shorter at the end of the file. Neighbours come from the same read."""
+        begin = offset - self.start
+        if begin < 0 or begin + length > len(self.piece):
+            self.piece, self.start, begin = os.pread(self.descriptor, max(length, PIECE), offset), offset, 0
+        return self.piece[begin : begin + length]
+
+    def text(self, member: Member) -> bytes:
+        """The bytes of a small member: a label or a description."""
+        if member.size > LONGEST:
+            raise self.wrong(member.offset, f"{member.name} has {member.size:,} bytes; a label has at most {LONGEST:,}")
+        return self.at(member.offset, member.size)
+
+    def wrong(self, offset: int, reason: str) -> DataError:
+        return DataError(f"{self.path}: at byte {offset:,}: {reason}")
+
+    def members(self) -> Iterator[Member]:
+        """Its plain files in order. DataError, with the place, where the file is damaged, cut short or no tar file."""
+        self.refuse_compressed()
+        offset, extra = 0, dict[str, str]()  # `extra` is what extended headers say of the member that follows
+        while True:
+            block = self.at(offset, BLOCK)
+            if block == ZEROS:
+                return self.check_end(offset)
+            kind, name, size = self.header(offset, block)
+            data = offset + BLOCK
+            if kind not in b"LKxg":
+                size = self.whole(extra["size"], offset) if "size" in extra else size
+            offset = data + -(-size // BLOCK) * BLOCK
+            if data + size > self.size:
+                raise self.wrong(data, f"cut short: {name} should have {size:,} bytes, {self.size - data:,} are there")
+            match kind:
+                case 0x4C:  # L: the next name, by GNU
+                    extra["path"] = decoded(self.text(Member("a long name", data, size)).partition(b"\0")[0])
+                case 0x78:  # x: the next member, by POSIX
+                    extra |= self.records(Member("an extended header", data, size))
+                case 0x67 | 0x35 | 0x4B:  # g, 5, K: what holds for all, a folder, a long link: not needed
+                    extra = extra if kind == 0x4B else {}
+                case 0x30 | 0x00 | 0x37:
+                    if extra and any(key.startswith("GNU.sparse") for key in extra):
+                        raise self.wrong(data, f"{name} is stored sparsely; pack without --sparse")
+                    yield Member(extra.get("path", name), data, size)
+                    extra = {}
+                case _:
+                    raise self.wrong(
+                        data - BLOCK,
+                        f"{extra.get('path', name)} is a link, sparse or special (type {chr(kind)!r}), and has no "
+                        "plain bytes of its own; pack it with tar --dereference --hard-dereference",
+                    )
+
+    def header(self, offset: int, block: bytes) -> tuple[int, str, int]:
+        """Kind, name and size from a header whose checksum fits."""
+        if len(block) < BLOCK:
+            raise self.wrong(
+                offset,
+                "ends without the end mark of a tar file, so pictures may be missing: write or copy it again "
+                f"(if you know it is whole: head -c 1024 /dev/zero >> {self.path.name})",
+            )
+        said = self.number(block[148:156], offset)
+        if said != sum(block) - sum(block[148:156]) + 8 * 32:
+            what = "damaged header: its checksum does not fit" if offset else "no tar file, or a damaged one"
+            raise self.wrong(offset, what)
+        name = block[:100].partition(b"\0")[0]
+        if block[257:263] == b"ustar\0" and block[345]:
+            name = block[345:500].partition(b"\0")[0] + b"/" + name
+        return block[156], decoded(name), self.number(block[124:136], offset)
+
+    def number(self, field: bytes, offset: int) -> int:
+        """Octal digits; or, where the first bit is set, a binary number."""
+        if field[0] & 0x80:
+            return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
+        try:
+            return int(field.partition(b"\0")[0].strip() or b"0", 8)
+        except ValueError:
+            what = "damaged header" if offset else "no tar file, or a damaged one"
+            raise self.wrong(offset, f"{what}: {field!r} is no number") from None
+
+    def whole(self, text: str, offset: int) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 19):
+            raise self.wrong(offset, f"damaged extended header: size {text[:40]!r}")
+        return int(text)
+
+    def records(self, member: Member) -> dict[str, str]:
+        """What an extended header says, as lines of "LENGTH key=value"."""
+        rest, found = self.text(member), dict[str, str]()
+        while rest:
+            digits = rest.partition(b" ")[0]
+            length = int(digits) if digits.isdigit() and len(digits) < 8 else 0
+            key, equals, value = rest[len(digits) + 1 : length - 1].partition(b"=")
+            if not (len(digits) < length <= len(rest) and equals and rest[length - 1 : length] == b"\n"):
+                raise self.wrong(member.offset, "damaged extended header")
+            found[decoded(key)] = decoded(value)
+            rest = rest[length:]
+        return found
+
+    def check_end(self, offset: int) -> None:
+        """After the end mark nothing may follow but zeros: of two archives put together one would be lost."""
+        if offset + 2 * BLOCK > self.size:
+            raise self.wrong(offset, "cut short in its end mark; write or copy it again")
+        for at in range(offset, self.size, 1 << 20):
+            if os.pread(self.descriptor, 1 << 20, at).strip(b"\0"):
+                raise self.wrong(at, "goes on after its end mark; were archives put together? Keep them apart")
+
+    def refuse_compressed(self) -> None:
+        first = self.at(0, 8)
+        for magic, command in COMPRESSED.items():
+            if first.startswith(magic):
+                raise DataError(
+                    f"{self.path} is compressed, so its pictures cannot be reached one by one: use {command}"
+                )
+        if not first:
+            raise DataError(f"{self.path} is empty")
+
+
+def decoded(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")

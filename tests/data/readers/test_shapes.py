@@ -1,0 +1,132 @@
+"""Rendered shapes: labels, boxes and masks that belong to the pixels, and nothing that depends on when or where."""
+
+import itertools
+import pickle
+import time
+from hashlib import sha256
+
+import numpy as np
+import pytest
+
+from vitrail.core.errors import ConfigError, UnknownName
+from vitrail.data.readers import shapes
+from vitrail.data.readers.shapes import CLASSES, COLOURS, POSITIONS, SIZES, Shapes
+
+LABELS = ("shape", "colour", "position", "size")
+
+
+def test_picture_is_a_function_of_seed_and_index() -> None:
+    some, more = Shapes(10), Shapes(1000)
+    assert all(np.array_equal(some.read(i), more.read(i)) for i in range(10))
+    assert np.array_equal(pickle.loads(pickle.dumps(some)).read(7), some.read(7))
+    assert not np.array_equal(Shapes(10, seed=1).read(7), some.read(7))
+    assert np.array_equal(Shapes(10, label="colour").read(3), some.read(3))
+    assert some.fingerprint == Shapes(10).fingerprint
+    others = [Shapes(11), Shapes(10, size=32), Shapes(10, seed=1), Shapes(10, label="size")]
+    assert len({some.fingerprint, *(other.fingerprint for other in others)}) == 5
+
+
+def test_pixels_are_the_same_on_every_machine() -> None:
+    source = Shapes(64, size=48)
+    digest = sha256(b"".join(source.read(i).tobytes() for i in range(64))).hexdigest()
+    assert digest[:16] == "252c5608d7ce3857"
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_labels_say_what_the_attributes_say(label: str) -> None:
+    source = Shapes(200, label=label)
+    assert [source.classes[source.labels[i][0]] for i in range(200)] == [
+        getattr(source.attributes(i), label) for i in range(200)
+    ]
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_classes_are_balanced(label: str) -> None:
+    counts = Shapes(20_000, label=label).labels.counts(len(CLASSES[label]))
+    expected = 20_000 / len(counts)
+    assert ((counts - expected) ** 2 / expected).sum() < 2.5 * len(counts) + 10  # chi squared, far in the tail
+
+
+def test_attributes_are_independent() -> None:
+    drawn = np.stack([Shapes(20_000, label=label).labels.values for label in LABELS]).astype(float)
+    assert np.abs(np.corrcoef(drawn) - np.eye(4)).max() < 0.03
+
+
+def test_blocks_of_labels_do_not_show() -> None:
+    assert np.array_equal(shapes.choices("colour", 0, 1000, block=64), shapes.choices("colour", 0, 1000))
+
+
+@pytest.mark.parametrize("size", [32, 64, 200])
+def test_boxes_and_masks_fit_the_attributes(size: int) -> None:
+    source = Shapes(160, size=size)
+    for i in range(160):
+        mask, (left, top, right, bottom), what = source.mask(i), source.box(i), source.attributes(i)
+        assert mask[top:bottom, left:right].sum() == mask.sum() > 0
+        assert all(line.any() for line in (mask[top], mask[bottom - 1], mask[:, left], mask[:, right - 1]))
+        low, high = SIZES[what.size]
+        assert low <= what.radius <= high
+        assert max(right - left, bottom - top) <= 2 * what.radius * size + 2
+        assert max(right - left, bottom - top) >= what.radius * size
+        row, column = divmod(POSITIONS.index(what.position), 3)
+        assert (int(what.y * 3), int(what.x * 3)) == (row, column)
+        assert left <= what.x * size <= right
+        assert 0 < min(left, top) < max(right, bottom) < size
+
+
+def test_mask_is_where_the_colour_is() -> None:
+    source = Shapes(60, size=96)
+    for i in range(60):
+        pixels, mask = source.read(i).astype(float), source.mask(i)
+        colour = np.array(COLOURS[source.attributes(i).colour])
+        near = np.abs(pixels / pixels.sum(-1, keepdims=True) - colour / colour.sum()).sum(-1) < 0.05
+        assert (near & mask).sum() > 0.6 * mask.sum()
+        assert (near & ~mask).sum() < 0.15 * mask.sum() + 10
+
+
+def test_resolution_changes_nothing_but_the_sampling() -> None:
+    small, large = Shapes(20, size=64), Shapes(20, size=256)
+    for i in range(20):
+        coarse = large.mask(i).reshape(64, 4, 64, 4).mean((1, 3))
+        assert np.abs(coarse - small.mask(i)).mean() < 0.02
+        assert large.box(i)[0] == pytest.approx(4 * small.box(i)[0], abs=5)
+
+
+def test_shapes_differ_from_each_other() -> None:
+    """Every class has its own area in its own circle: no two are drawn alike."""
+    areas: dict[str, list[float]] = {}
+    source = Shapes(300, size=128)
+    for i in range(300):
+        what = source.attributes(i)
+        areas.setdefault(what.shape, []).append(source.mask(i).sum() / (what.radius * 128) ** 2)
+    means = sorted(float(np.mean(values)) for values in areas.values())
+    assert len(means) == 8
+    assert min(b - a for a, b in itertools.pairwise(means)) > 0.02
+
+
+def test_default_set() -> None:
+    splits = shapes.read("shapes/colour")
+    assert {name: len(source) for name, source in splits.items()} == {"train": 10_000, "test": 2_000}
+    assert splits["train"].classes == tuple(COLOURS)
+    assert not np.array_equal(splits["train"].read(0), splits["test"].read(0))
+    assert splits["train"].picture(0).size == (64, 64)
+
+
+def test_mistakes() -> None:
+    with pytest.raises(UnknownName, match="did you mean colour"):
+        Shapes(10, label="color")
+    with pytest.raises(ConfigError, match="size=4"):
+        Shapes(10, size=4)
+    with pytest.raises(IndexError):
+        Shapes(10).read(10)
+
+
+@pytest.mark.slow
+def test_quick_enough_to_train_on() -> None:
+    source = Shapes(300)
+    times: list[float] = []
+    for _ in range(5):
+        start = time.process_time()
+        for i in range(300):
+            source.read(i)
+        times.append(time.process_time() - start)
+    assert 300 / min(times) > 1000  # 2,000 to 3,500 were measured
