@@ -1,0 +1,1 @@
+"""Any source as tar shards: the road to large sets."""
