@@ -1,0 +1,120 @@
+"""One HTML file that needs nothing else: no script, no other host, pictures inside, light and dark, paper and phone.
+
+    text = page("Duplicates", [Table(columns=..., rows=...), Pairs(title=..., pairs=...)], lead="What this shows.")
+    save_page(path, text)
+
+Every string is text, whatever it holds: markup in a file name is shown, never obeyed.
+"""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib import resources
+from pathlib import Path
+from typing import Final, Protocol
+
+from PIL import Image
+
+from vitrail.core.storage import replacing
+
+THUMBNAIL: Final = 192  # pixels, the longer side
+QUALITY: Final = 80
+
+
+class Section(Protocol):
+    """A part of a page: a template of this package that is given the section itself."""
+
+    @property
+    def template(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Rows under a header; the first `left` columns are text, the rest numbers."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    left: int = 1
+    template: str = field(default="table.html", init=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plate:
+    """A picture with its name; `picture` is a data URI, or empty where there is none to show."""
+
+    name: str
+    picture: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Two pictures side by side, with a word for what they are to each other and a note."""
+
+    one: Plate
+    other: Plate
+    kind: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairs:
+    """Pairs under a heading; `more` says what is not shown."""
+
+    title: str
+    pairs: Sequence[Pair]
+    sides: tuple[str, str] = ("", "")  # what the two columns of pictures are
+    more: str = ""
+    template: str = field(default="pairs.html", init=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notes:
+    """A list of lines under a heading."""
+
+    title: str
+    lines: Sequence[str]
+    more: str = ""
+    template: str = field(default="notes.html", init=False)
+
+
+def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
+    """The whole file as text."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # loaded when a page is made
+
+    style = resources.files("vitrail.report").joinpath("templates", "page.css").read_text("utf-8").strip()
+    digest = base64.b64encode(sha256(style.encode()).digest()).decode()
+    world = Environment(
+        loader=PackageLoader("vitrail.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return world.get_template("page.html").render(
+        title=printable(title), lead=printable(lead), sections=sections, style=style, digest=digest, printable=printable
+    )
+
+
+def printable(text: str) -> str:
+    """Text that UTF-8 can hold: a byte of a file name that is no text is shown as such, as is a control character."""
+    readable = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in readable)
+
+
+def data_uri(picture: Image.Image, side: int = THUMBNAIL) -> str:
+    """A small JPEG of a picture, as the text that an <img> takes. Tiny pictures grow in whole steps, so that their
+    pixels can be seen."""
+    small = picture.convert("RGB")
+    if max(small.size) > side:
+        small.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
+    elif (times := side // max(small.size)) > 1:
+        small = small.resize((small.width * times, small.height * times), Image.Resampling.NEAREST)
+    out = io.BytesIO()
+    small.save(out, "JPEG", quality=QUALITY, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def save_page(path: Path, text: str) -> None:
+    """Writes the file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(text.encode())
