@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vitrail.checkpoint.pretrained import create_model
     from vitrail.checkpoint.weights import load, save
     from vitrail.core.errors import VitrailError
+    from vitrail.data.collection import open_collection
     from vitrail.models.config import ResNetConfig, ViTConfig
     from vitrail.models.resize import resize_position
     from vitrail.models.zoo import list_models
@@ -25,6 +26,7 @@ __all__ = [
     "create_model",
     "list_models",
     "load",
+    "open_collection",
     "resize_position",
     "save",
 ]
@@ -37,6 +39,7 @@ _FACE = {
     "create_model": "vitrail.checkpoint.pretrained:create_model",
     "list_models": "vitrail.models.zoo:list_models",
     "load": "vitrail.checkpoint.weights:load",
+    "open_collection": "vitrail.data.collection:open_collection",
     "resize_position": "vitrail.models.resize:resize_position",
     "save": "vitrail.checkpoint.weights:save",
 }

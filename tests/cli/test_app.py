@@ -49,8 +49,9 @@ def test_help_lists_every_command_under_its_group(capsys: pytest.CaptureFixture[
 
 def test_every_command_has_its_own_module() -> None:
     for name, command in app.COMMANDS.items():
-        assert command.module == f"vitrail.cli.{name}"
-        assert (ROOT / "src" / "vitrail" / "cli" / f"{name}.py").is_file()
+        file = name.replace(" ", "_")
+        assert command.module == f"vitrail.cli.{file}"
+        assert (ROOT / "src" / "vitrail" / "cli" / f"{file}.py").is_file()
 
 
 def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

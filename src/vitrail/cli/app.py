@@ -34,6 +34,9 @@ COMMANDS = {
     "demo": Command("Start here", "classify a picture with a ViT-B/16 and list the models", "vitrail.cli.demo"),
     "models": Command("Look at models", "list the networks by name, size and cost", "vitrail.cli.models"),
     "trace": Command("Look at models", "follow one image through a network, shape by shape", "vitrail.cli.trace"),
+    "data": Command("Look at data", "say what is in a set of pictures, and draw a contact sheet", "vitrail.cli.data"),
+    "data pack": Command("Look at data", "write a set as tar shards", "vitrail.cli.data_pack"),
+    "data dedup": Command("Look at data", "find pictures of test sets in a training set", "vitrail.cli.data_dedup"),
     "convert": Command("Move weights", "rewrite a weight file in another library's format", "vitrail.cli.convert"),
 }
 
@@ -86,6 +89,8 @@ def dispatch(argv: list[str]) -> int:
         top.print_help()
         return 0
     name = argv[at]
+    if " ".join(argv[at : at + 2]) in COMMANDS:  # data pack
+        name, at = " ".join(argv[at : at + 2]), at + 1
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     module = import_module(COMMANDS[name].module)

@@ -1,0 +1,246 @@
+"""Say what is in a set of pictures: images, classes, sizes, splits, files that cannot be read; and draw a contact
+sheet. Without SOURCE, list the sets that are known by name. `vitrail data pack` writes tar shards, `vitrail data dedup`
+compares sets; a folder called pack is written ./pack. Exit status 1: --check found files that cannot be read."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from vitrail.cli.progress import bars
+from vitrail.core.console import print_table
+from vitrail.core.errors import DataError
+
+if TYPE_CHECKING:
+    from vitrail.data.collection import Collection
+    from vitrail.data.overview.summary import SplitSummary
+
+SHOWN: Final = 20  # unreadable files that are listed
+NAMED: Final = 12  # classes that are
+SOFTWARE: Final = "vitrail contact sheet"  # how a sheet of ours is known again
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source",
+        nargs="?",
+        help="a path or a name, perhaps @SPLIT: photos/, list.csv, shards/, digits, cifar10, pets:DIR@test",
+    )
+    parser.add_argument("--sheet", metavar="OUT.png", help="the contact sheet (default: contact-sheet-NAME.png)")
+    parser.add_argument("--no-sheet", action="store_true", help="draw no contact sheet")
+    parser.add_argument("--check", action="store_true", help="decode every picture, not only some headers")
+    parser.add_argument("--strict", action="store_true", help="stop at the first file that cannot be read")
+    parser.add_argument("--workers", type=int, help="processes that decode (default: one a core)")
+    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
+    parser.add_argument("--json", action="store_true", help="everything as one JSON object; a sheet only with --sheet")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.source is None:
+        return list_names(args.json)
+    from vitrail.data.collection import open_collection
+    from vitrail.data.overview.summary import SAMPLE, summarise
+
+    with bars(bytes_=True) as bar:
+        collection = open_collection(args.source, download=args.download, progress=bar)
+    counts = [len(source) for source in collection.splits.values()]
+    total, done = sum(counts) if args.check else sum(min(count, SAMPLE) for count in counts), 0
+    with bars() as bar:
+
+        def progress(more: int) -> None:
+            nonlocal done
+            done += more
+            bar("decoding" if args.check else "reading headers", done, total)
+
+        summaries = summarise(collection, check=args.check, strict=args.strict, workers=args.workers, progress=progress)
+    if args.json:
+        print(json.dumps(record(collection, summaries)))
+    else:
+        describe(collection, summaries)
+    if args.sheet or not (args.json or args.no_sheet):
+        target = Path(args.sheet) if args.sheet else Path(f"contact-sheet-{slug(collection, args.source)}.png")
+        said = write_sheet(collection, target)
+        if not args.json:
+            print(said)
+    return 1 if args.check and any(summary.unreadable for summary in summaries.values()) else 0
+
+
+def describe(collection: "Collection", summaries: "dict[str, SplitSummary]") -> None:
+    """The table of the splits, then what does not fit into one."""
+    from vitrail.data.overview.samples import shown
+
+    where = f" at {shown(str(collection.path))}" if collection.path is not None else ""
+    heads = ["split", "images", "classes", "fewest", "most", "median HxW", "smallest", "largest", "bytes", "unreadable"]
+    print_table(
+        heads,
+        [row(split, summary) for split, summary in summaries.items()],
+        title=f"{shown(collection.name)}: {collection.kind}{where}",
+    )
+    classes = [shown(name) for name in collection.classes]
+    if classes:
+        print(f"classes: {', '.join(classes[:NAMED])}{f', ... ({len(classes):,})' if len(classes) > NAMED else ''}")
+    for split, summary in summaries.items():
+        for line in details(split, summary):
+            print(line)
+    for note in collection.notes:
+        print(f"note: {shown(note)}")
+    for split, summary in summaries.items():
+        for name, reason in summary.unreadable[:SHOWN]:
+            print(f"unreadable in {split}: {shown(name)}: {shown(reason)}")
+        if len(summary.unreadable) > SHOWN:
+            print(f"unreadable in {split}: and {len(summary.unreadable) - SHOWN:,} more; --json lists all")
+
+
+def row(split: str, summary: "SplitSummary") -> list[str]:
+    import numpy as np
+
+    def size(pair: tuple[int, int] | None) -> str:
+        return "-" if pair is None else f"{pair[0]}x{pair[1]}"
+
+    present = summary.counts[summary.counts > 0]
+    return [
+        split,
+        f"{summary.images:,}",
+        f"{len(summary.classes):,}" if summary.classes else "-",
+        f"{present.min():,}" if present.size else "-",
+        f"{present.max():,}" if present.size else "-",
+        size(summary.median),
+        size(summary.extreme(np.argmin)),
+        size(summary.extreme(np.argmax)),
+        f"{'' if summary.looked == summary.images else '~'}{readable(summary.all_bytes)}",
+        f"{len(summary.unreadable):,}",
+    ]
+
+
+def details(split: str, summary: "SplitSummary") -> list[str]:
+    """How much was looked at, formats, balance and labels of one split."""
+    from vitrail.data.overview.samples import shown
+
+    looked = f"{summary.looked:,}" if summary.looked < summary.images else f"all {summary.looked:,}"
+    parts = [f"{count:,} {name}" for name, count in list(summary.formats.items())[:4]]
+    parts += ["..."] if len(summary.formats) > 4 else []
+    lines = [
+        f"{split}: {'decoded' if summary.decoded else 'headers of'} {looked}: {', '.join(parts) or 'none readable'}"
+    ]
+    if summary.multiple:
+        without = summary.images - summary.labelled
+        lines.append(
+            f"{split}: {summary.labels:,} labels on {summary.labelled:,} images, "
+            f"{summary.labels / max(1, summary.labelled):.2f} each; {without:,} have none"
+        )
+    counts = summary.counts
+    if len(counts) > 1 and counts.max() > 1.5 * max(1, counts[counts > 0].min()):
+        low = int((counts + (counts == 0) * (counts.max() + 1)).argmin())
+        high = int(counts.argmax())
+        lines.append(
+            f"{split}: classes differ in size {counts[high] / counts[low]:.1f} times, from {counts[low]:,} "
+            f"({shown(summary.classes[low])}) to {counts[high]:,} ({shown(summary.classes[high])})"
+        )
+    return lines
+
+
+def record(collection: "Collection", summaries: "dict[str, SplitSummary]") -> dict[str, object]:
+    return {
+        "name": collection.name,
+        "kind": collection.kind,
+        "path": None if collection.path is None else str(collection.path),
+        "classes": list(collection.classes),
+        "notes": list(collection.notes),
+        "splits": {split: summary.to_dict() for split, summary in summaries.items()},
+    }
+
+
+def readable(count: int) -> str:
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
+    return f"{count} B"
+
+
+def slug(collection: "Collection", source: str) -> str:
+    """shapes/colour@test -> shapes-colour-test; cifar10:DIR -> cifar10; of a path its last part."""
+    from vitrail.data.collection import known
+
+    name = collection.name.partition(":")[0]
+    if collection.path is not None and name not in known():
+        name = collection.path.resolve().stem
+    split = source.rpartition("@")[2]
+    return re.sub(r"[^\w.-]+", "-", f"{name}-{split}" if split in collection.splits else name).strip("-.") or "data"
+
+
+def write_sheet(collection: "Collection", target: Path) -> str:
+    """Draws the first split. What is there under the name is replaced only if it is such a sheet."""
+    from PIL.PngImagePlugin import PngInfo
+
+    from vitrail.core.storage import replacing
+    from vitrail.data.overview.samples import sheet_of
+
+    if target.suffix.lower() != ".png":
+        raise DataError(f"--sheet {target}: a contact sheet is a PNG; let the name end in .png")
+    replaced = target.exists()
+    if replaced and not is_sheet(target):
+        raise DataError(f"{target} is there and is no contact sheet; remove it, or name another file with --sheet")
+    info = PngInfo()
+    info.add_text("Software", SOFTWARE)
+    image = sheet_of(collection, next(iter(collection.splits)))
+    try:
+        with replacing(target) as file:
+            image.save(file, "PNG", pnginfo=info, optimize=True)
+    except OSError as error:
+        raise DataError(f"{target}: {error.strerror or error}; name another file with --sheet, or --no-sheet") from None
+    return f"contact sheet: {target}{' (replaced)' if replaced else ''}"
+
+
+def is_sheet(path: Path) -> bool:
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=("PNG",)) as image:
+            return image.info.get("Software") == SOFTWARE
+    except (OSError, ValueError, SyntaxError):
+        return False
+
+
+def list_names(as_json: bool) -> int:
+    """The sets that have a name, and whether their files are here."""
+    rows = known_sets()
+    if as_json:
+        for name, what, classes, images, files in rows:
+            print(json.dumps({"name": name, "what": what, "classes": classes, "images": images, "files": files}))
+        return 0
+    print_table(
+        ["name", "what", "classes", "images", "files"],
+        [[name, what, f"{classes:,}", f"{images:,}", files] for name, what, classes, images, files in rows],
+        left=2,
+    )
+    print(
+        "vitrail data NAME looks at one; NAME:FOLDER says where its files are; --download fetches what may be fetched."
+    )
+    return 0
+
+
+def known_sets() -> list[tuple[str, str, int, int, str]]:
+    """Name, title, classes, images in all, and where the files are."""
+    from vitrail.data.readers import digits, shapes
+    from vitrail.data.readers.named.catalogue import SETS
+    from vitrail.data.readers.named.vtab import TASKS
+
+    rows = [(digits.NAME, "handwritten digits, 8x8", 10, 1797, "in the package")]
+    for name in shapes.NAMES:
+        label = name.partition("/")[2] or "shape"
+        rows.append((name, f"rendered shapes by {label}", len(shapes.CLASSES[label]), 12_000, "in the package"))
+    for name, entry in SETS.items():
+        rows.append((name, entry.title, entry.classes, sum(entry.splits.values()), files_of(name)))
+    for name, task in TASKS.items():
+        rows.append((f"vtab/{name}", f"VTAB: {task.title}", task.classes, sum(task.sizes), files_of(task.source)))
+    return rows
+
+
+def files_of(name: str) -> str:
+    """Where the files of a set are, or how to come by them. Only folders are looked at, nothing is opened."""
+    from vitrail.data.readers.named.opening import find_set, folder_of, places
+
+    entry = find_set(name)
+    here = next((place for place in places(entry, folder_of(entry), True) if any(place.iterdir())), None)
+    return str(here) if here is not None else "--download" if entry.fetchable else "by hand"

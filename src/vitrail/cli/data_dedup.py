@@ -1,0 +1,82 @@
+"""Find pictures of test sets in a training set: exact copies, and near ones by perceptual hash.
+
+Prints a table and writes into the output folder: pairs.csv, a page that shows the pairs side by side (pairs.html), what
+was compared and how (dedup.json), and a selection that leaves the copies out of training (drop.json). Under torchrun
+the work is shared between the processes."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.cli.progress import bars
+from vitrail.core.console import print_table
+from vitrail.core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from vitrail.data.source import Source
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("train", help="the training set, as for `vitrail data`; without @SPLIT its train")
+    parser.add_argument(
+        "--against", nargs="+", default=[], metavar="TEST", help="test sets; without @SPLIT their test, else val"
+    )
+    parser.add_argument("--within", action="store_true", help="compare the training set with itself, too")
+    parser.add_argument("--out", default="dedup", metavar="DIR", help="the folder to write (default: dedup)")
+    parser.add_argument("--workers", type=int, help="processes (default: one a core)")
+    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
+
+
+def run(args: argparse.Namespace) -> int:
+    from vitrail.data.dedup.find import Job, find
+    from vitrail.data.dedup.record import COLUMNS
+    from vitrail.data.dedup.show import write_page
+    from vitrail.data.overview.survey import cores
+
+    if not (args.against or args.within):
+        raise ConfigError("nothing to compare with; name test sets behind --against, or ask for --within")
+    called, train = chosen(args.train, ("train",), args.download)
+    tests: dict[str, Source] = {}
+    for text in args.against:
+        name, source = chosen(text, ("test", "val"), args.download)
+        if name in tests:
+            raise ConfigError(f"--against names {name} twice")
+        tests[name] = source
+    rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    workers = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.workers is None else args.workers
+    with bars() as bar:
+        job = Job(
+            train=train,
+            tests=tests,
+            out=Path(args.out),
+            called=called,
+            within=args.within,
+            workers=workers if workers > 1 else 0,  # one process is this one
+            rank=rank,
+            world=world,
+            progress=bar,
+        )
+        outcome = find(job)
+    if rank == 0:
+        write_page(job, outcome, job.out / "pairs.html")
+        print_table(COLUMNS, outcome.record.rows(), left=2)
+        said = f"{outcome.record.dropped:,} of {outcome.record.pictures:,} pictures of {called} are to be left out"
+        print(f"{said}: {job.out / 'drop.json'}; the pairs: {job.out / 'pairs.html'}")
+    return 0
+
+
+def chosen(text: str, splits: tuple[str, ...], download: bool) -> "tuple[str, Source]":
+    """The split that a text names, else the first of the usual ones, else the only one."""
+    from vitrail.data.collection import open_collection
+
+    with bars(bytes_=True) as bar:
+        collection = open_collection(text, download=download, progress=bar)
+    there = collection.splits
+    name = next((split for split in splits if split in there), None)
+    if name is None and len(there) > 1:
+        raise DataError(
+            f"{text} has no {' or '.join(splits)}; say which split: {', '.join(f'{text}@{s}' for s in there)}"
+        )
+    name = next(iter(there)) if name is None or len(there) == 1 else name
+    return f"{collection.name}@{name}", there[name]

@@ -1,0 +1,243 @@
+"""One grammar for every command's --data: a path or a name, recognised by looking.
+
+    SOURCE[@SPLIT]
+
+    photos/                     a folder: of train, val and test, of classes, of pictures, of tar or Parquet files
+    list.csv  shards.tar        a file: .csv .tsv .jsonl .tar .parquet .npz .npy
+    set/train-{000..146}.tar    several tar files
+    classes:photos/             the same, read as said: classes, flat, shards, parquet, saved, manifest, arrays
+    digits  shapes/colour       a set that comes with the package
+    cifar10  cifar10:DIR        a set by name, in its usual folder or in DIR
+    vtab/pets:DIR               one of the 19 tasks of VTAB
+    pets@test                   one split of any of them
+
+Whatever contradicts itself is one clear error here, before anything starts.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from vitrail.core.errors import BadLabels, DataError, SourceNotFound
+from vitrail.data.labels import NONE, Labels
+from vitrail.data.readers.folder import split_name
+from vitrail.data.readers.recognise import READINGS, Found, is_pattern, read_as, read_path
+from vitrail.data.source import Relabelled, Source
+
+Progress = Callable[[str, int, int | None], None]  # a file, bytes done, bytes in all where that is known
+
+ORDER: Final = ("train", "val", "test")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collection:
+    """The splits of one set, all with the same classes."""
+
+    name: str  # as it was asked for, without the split
+    kind: str  # what it was found to be, in words
+    path: Path | None  # none for a set that is in the package
+    splits: dict[str, Source]
+    notes: tuple[str, ...] = ()  # what is odd but no mistake
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the K classes; none where there are no labels."""
+        return next((source.classes for source in self.splits.values() if source.classes), ())
+
+    def split(self, name: str) -> Source:
+        """One of the splits: by its name, or by another usual word for it."""
+        found = self.splits.get(name) or self.splits.get(split_name(name) or "")
+        if found is None:
+            raise DataError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetching:
+    """Where the files of a named set are, whether to download those that are not, and who hears how far that is."""
+
+    root: Path | None = None
+    download: bool = False
+    progress: Progress | None = None
+
+
+def open_collection(
+    text: str | Path, *, root: Path | None = None, download: bool = False, progress: Progress | None = None
+) -> Collection:
+    """The collection that SOURCE[@SPLIT] stands for. `root` is where the files of a named set are, unless the text says
+    it; with `download` missing ones are fetched, and `progress` is told (file, bytes done, bytes in all). A Path is
+    always a path. With a split, that one only, with the classes of the whole."""
+    if isinstance(text, Path):
+        return collected(str(text), text, read_path(text))
+    fetching = Fetching(root=root, download=download, progress=progress)
+    whole = resolve(text, fetching)
+    found = re.fullmatch(r"(.+)@([\w-]+)", text, re.DOTALL)
+    part = resolve(found[1], fetching) if found else None
+    if found is None or part is None or (whole and whole.there):
+        if found and whole and part and part.there:
+            raise DataError(f"{text!r} is a path here, and a split of {found[1]!r}; write {text}/ for the path")
+        if whole is None:
+            raise not_found(found[1] if found else text)
+        return whole.open()
+    opened = part.open()
+    chosen = opened.split(found[2])
+    name = next(name for name, source in opened.splits.items() if source is chosen)
+    return replace(opened, splits={name: chosen})
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a text without a split may stand for: whether its files are there, and how to open it."""
+
+    there: bool
+    open: Callable[[], Collection]
+
+
+def resolve(text: str, fetching: Fetching) -> Meaning | None:
+    """The meaning of a text without a split, or none where it stands for nothing."""
+    path = Path(os.path.expanduser(text))
+    if text and os.path.exists(path):
+        if text in known():
+            raise DataError(f"{text!r} is a set and a path here; write ./{text} for the path, {text}: for the set")
+        return Meaning(True, lambda: collected(text, path, read_path(path)))
+    if is_pattern(text):
+        return Meaning(True, lambda: collected(text, path, read_as("shards", path)))
+    head, _, tail = text.partition(":")
+    place = Path(os.path.expanduser(tail)) if tail else None
+    if head in READINGS and place is not None:
+        return Meaning(os.path.exists(place), lambda: collected(text, place, read_as(head, place)))
+    if head in known():
+        return Meaning(place is None or os.path.exists(place), lambda: open_known(head, place, fetching))
+    return None
+
+
+def known() -> dict[str, str]:
+    """The names that stand for a set, each with its kind: embedded, named or vtab."""
+    from vitrail.data.readers.digits import NAME as DIGITS
+    from vitrail.data.readers.named.catalogue import SETS
+    from vitrail.data.readers.named.vtab import TASKS
+    from vitrail.data.readers.shapes import NAMES as SHAPES
+
+    return {
+        **dict.fromkeys([DIGITS, *SHAPES], "embedded"),
+        **dict.fromkeys(SETS, "named"),
+        **dict.fromkeys((f"vtab/{task}" for task in TASKS), "vtab"),
+    }
+
+
+def open_known(name: str, place: Path | None, fetching: Fetching) -> Collection:
+    """A set by its name, in the folder that the text names, else in the one that is given, else in its usual one."""
+    kind, root = known()[name], place or fetching.root
+    if kind == "embedded":
+        if place is not None:
+            raise DataError(f"{name}:{place}: the set {name} is in the package and has no folder; write {name}")
+        return collected(name, None, ("in the package", embedded(name)))
+    from vitrail.data.readers.named import opening, vtab
+
+    if kind == "vtab":
+        task = vtab.find_task(name)
+        splits = vtab.open_vtab(name, root, download=fetching.download, progress=fetching.progress)
+        entry, kind = opening.find_set(task.source), f"task of VTAB: {task.title}"
+        return collected(name, opening.folder_of(entry, root), (kind, splits))
+    entry = opening.find_set(name)
+    splits = opening.open_named(name, root, download=fetching.download, progress=fetching.progress)
+    odd = [f"not as published: {difference}" for difference in opening.differences(entry, splits)]
+    made = collected(name, opening.folder_of(entry, root), (entry.title, splits))
+    return replace(made, notes=(*odd, *made.notes))
+
+
+def embedded(name: str) -> dict[str, Source]:
+    from vitrail.data.readers import digits, shapes
+
+    return digits.read() if name == digits.NAME else shapes.read(name)
+
+
+def collected(name: str, path: Path | None, found: Found) -> Collection:
+    """The splits in their usual order, with the same classes, checked."""
+    kind, splits = found
+    order = sorted(splits, key=lambda split: ORDER.index(split) if split in ORDER else len(ORDER))
+    agreed, notes = agree(name, {split: splits[split] for split in order})
+    return Collection(name=name, kind=kind, path=path, splits=agreed, notes=(*ignored(agreed), *notes))
+
+
+def ignored(splits: dict[str, Source]) -> list[str]:
+    """A note for the files that were passed over."""
+    counts = [(split, getattr(inner(source), "ignored", (0, ()))) for split, source in splits.items()]
+    return [
+        f"{split}: {count:,} {'file that is no picture' if count == 1 else 'files that are no pictures'} ignored "
+        f"({', '.join(some)}{', ...' if count > len(some) else ''})"
+        for split, (count, some) in counts
+        if count
+    ]
+
+
+def inner(source: Source) -> Source:
+    return source.source if isinstance(source, Relabelled) else source
+
+
+def agree(where: str, splits: dict[str, Source]) -> tuple[dict[str, Source], list[str]]:
+    """All splits with the classes of the first one that has labels, train where there is one. A class that only another
+    split has is refused; so is an empty split, or a label outside the range."""
+    first = next((split for split, source in splits.items() if source.classes), None)
+    out: dict[str, Source] = {}
+    notes: list[str] = []
+    for split, source in splits.items():
+        if not len(source):
+            raise DataError(f"{where}: no images in {split}")
+        if source.classes or bool((np.asarray(source.labels.values) != NONE).any()):
+            source.labels.check(len(source.classes), f"{where}, {split}")
+        if first is None or not source.classes:
+            out[split] = source
+            if first is not None:
+                notes.append(f"{split} has no labels")
+            continue
+        classes = splits[first].classes
+        out[split] = source if source.classes == classes else renumbered(where, split, source, first, classes)
+        missing = np.flatnonzero(out[split].labels.counts(len(classes)) == 0)
+        if missing.size:
+            some = ", ".join(classes[i] for i in missing[:5]) + (", ..." if missing.size > 5 else "")
+            notes.append(f"{split} has no pictures of {missing.size} of {len(classes)} classes ({some})")
+    return out, notes
+
+
+def renumbered(where: str, split: str, source: Source, first: str, classes: tuple[str, ...]) -> Source:
+    """A split with the class numbers of another one."""
+    place = {name: i for i, name in enumerate(classes)}
+    strange = [name for name in source.classes if name not in place]
+    if strange:
+        lacking = [name for name in classes if name not in set(source.classes)]
+        more = f"; {split} lacks {brief(lacking)}" if lacking else ""
+        raise BadLabels(
+            f"{where}: {split} has classes that {first} lacks: {brief(strange)}{more} "
+            f"({len(source.classes)} classes in {split}, {len(classes)} in {first})"
+        )
+    table = np.array([*(place[name] for name in source.classes), NONE], np.int64)  # -1 finds the last
+    return Relabelled(source, Labels(table[source.labels.values], source.labels.starts), classes)
+
+
+def brief(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def not_found(text: str) -> SourceNotFound:
+    """Says what was looked for, and the nearest names."""
+    name = text.partition(":")[0]
+    names = [*known(), *near_paths(text)]
+    near = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else "`vitrail data` lists the names"
+    return SourceNotFound(f"{text!r} is neither a path nor a known set: nothing at {Path(text).absolute()}; {hint}")
+
+
+def near_paths(text: str) -> list[str]:
+    """What lies where the path was looked for."""
+    folder = Path(text).parent
+    try:
+        return [str(folder / path.name) for path in folder.iterdir()]
+    except OSError:
+        return []

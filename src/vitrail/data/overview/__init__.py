@@ -1,0 +1,1 @@
+"""What a collection holds, for a person to read."""

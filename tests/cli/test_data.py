@@ -1,0 +1,250 @@
+"""`vitrail data`: what is printed, what is written, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.cli import data, data_pack
+from vitrail.cli.app import main
+from vitrail.core.errors import ConfigError
+from vitrail.data.collection import open_collection
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("VITRAIL_DATA", raising=False)
+    for name in ("photos/cat/1.png", "photos/cat/2.png", "photos/dog/1.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((40, 30), 60).convert("RGB").save(tmp_path / name)
+    return tmp_path
+
+
+def test_folder_is_summed_up_and_drawn(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "photos/dog/bad.jpg").write_text("no picture")
+    (here / "photos/dog/Thumbs.db").touch()
+    assert main(["data", "photos"]) == 0
+    said = capsys.readouterr().out
+    for words in (
+        "photos: class folders at photos",
+        "classes: cat, dog",
+        "train: headers of all 4: 3 PNG RGB",
+        "note: train: 1 file that is no picture ignored (dog/Thumbs.db)",
+        "unreadable in train: dog/bad.jpg: ",
+        "contact sheet: contact-sheet-photos.png\n",
+    ):
+        assert words in said
+    row = next(line.split() for line in said.splitlines() if line.split()[:1] == ["train"])
+    assert row[1:] == ["4", "2", "2", "2", "30x40", "30x40", "30x40", *row[8:10], "1"]
+    with Image.open(here / "contact-sheet-photos.png") as sheet:
+        assert sheet.size[0] > 1000
+
+
+def test_sheet_never_replaces_what_is_not_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "digits"]) == 0
+    assert main(["data", "digits", "--sheet", "contact-sheet-digits.png"]) == 0
+    assert capsys.readouterr().out.endswith("contact-sheet-digits.png (replaced)\n")
+    photo = here / "photos/cat/1.png"
+    before = photo.read_bytes()
+    assert main(["data", "digits", "--sheet", str(photo)]) == 2
+    assert "is there and is no contact sheet" in capsys.readouterr().err
+    assert photo.read_bytes() == before
+    (here / "contact-sheet-digits.png").write_text("mine")
+    assert main(["data", "digits"]) == 2
+    assert (here / "contact-sheet-digits.png").read_text() == "mine"
+
+
+def test_sheet_that_cannot_be_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "digits", "--sheet", "nowhere/x.png"]) == 2
+    assert "nowhere/x.png: No such file or directory" in capsys.readouterr().err
+    assert main(["data", "digits", "--sheet", "x.jpg"]) == 2
+    assert "let the name end in .png" in capsys.readouterr().err
+    assert main(["data", "digits", "--no-sheet"]) == 0
+    assert not list(here.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("digits", "digits"),
+        ("digits:", "digits"),
+        ("shapes/size@test", "shapes-size-test"),
+        ("photos/", "photos"),
+        ("photos@train", "photos-train"),
+        ("flat:photos", "photos"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_name_of_a_sheet(text: str, name: str) -> None:
+    assert data.slug(open_collection(text), text) == name
+
+
+def test_check_and_strict_have_their_status(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "photos", "--check", "--no-sheet"]) == 0
+    assert "decoded all 3" in capsys.readouterr().out
+    whole = (here / "photos/cat/1.png").read_bytes()
+    (here / "photos/cat/1.png").write_bytes(whole[:-40])
+    assert main(["data", "photos", "--check", "--no-sheet"]) == 1
+    assert "unreadable in train: cat/1.png: " in capsys.readouterr().out
+    assert main(["data", "photos", "--check", "--strict", "--no-sheet"]) == 2
+    assert capsys.readouterr().err.startswith("vitrail: error: cat/1.png: ")
+
+
+def test_json_is_one_object_and_draws_only_when_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "digits@test", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["kind"], found["path"]) == ("digits", "in the package", None)
+    assert found["splits"]["test"]["images"] == 360
+    assert sum(found["splits"]["test"]["classes"].values()) == 360
+    assert not list(here.glob("*.png"))
+    assert main(["data", "digits@test", "--json", "--sheet", "a.png"]) == 0
+    json.loads(capsys.readouterr().out)
+    assert (here / "a.png").exists()
+
+
+def test_names_that_are_not_utf8_are_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = here / "photos" / "caf\udce9"
+    folder.mkdir()
+    (folder / "\udcff.jpg").write_text("no picture")
+    assert main(["data", "photos"]) == 0
+    said = capsys.readouterr().out
+    assert "caf�" in said
+    assert main(["data", "photos", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["classes"][0] == "caf\udce9"
+
+
+def test_many_unreadable_files_are_counted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(30):
+        (here / f"photos/dog/bad{i}.jpg").touch()
+    assert main(["data", "photos", "--no-sheet"]) == 0
+    assert "unreadable in train: and 10 more; --json lists all" in capsys.readouterr().out
+
+
+def test_imbalance_and_several_labels_are_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "list.csv").write_text(
+        "path,labels\nphotos/cat/1.png,cat|indoors\nphotos/cat/2.png,cat\nphotos/dog/1.png,\n"
+    )
+    assert main(["data", "list.csv", "--no-sheet"]) == 0
+    said = capsys.readouterr().out
+    assert "train: 3 labels on 2 images, 1.50 each; 1 have none" in said
+    assert "train: classes differ in size 2.0 times, from 1 (indoors) to 2 (cat)" in said
+
+
+def test_without_a_source_the_names_are_listed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data"]) == 0
+    said = capsys.readouterr().out
+    for word in ("digits", "shapes/colour", "cifar10", "imagenet21k", "vtab/dtd", "in the package", "--download"):
+        assert word in said
+    assert main(["data", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == {
+        "name": "digits",
+        "what": "handwritten digits, 8x8",
+        "classes": 10,
+        "images": 1797,
+        "files": "in the package",
+    }
+    assert sum(row["name"].startswith("vtab/") for row in rows) == 19
+
+
+def test_files_of_a_set_that_are_here_are_said(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "sets" / "cifar10").mkdir(parents=True)
+    monkeypatch.setenv("VITRAIL_DATA", str(here / "sets"))
+    assert data.files_of("cifar10") == "--download"
+    (here / "sets" / "cifar10" / "x").touch()
+    assert data.files_of("cifar10") == str(here / "sets" / "cifar10")
+    assert data.files_of("imagenet") == "by hand"
+
+
+def test_mistakes_are_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["data", "photo"], ["data", "digits@val"], ["data", "cifar10"]):
+        assert main(words) == 2
+        said = capsys.readouterr()
+        assert not said.out
+        assert said.err.count("\n") == 1
+
+
+def test_pack_and_what_it_packed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "pack", "photos", "packed", "--max-side", "20", "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "train: 3 images\n1 shard, " in said
+    assert "3 images made smaller" in said
+    assert main(["data", "packed", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "tar shards"
+    assert found["splits"]["train"]["classes"] == {"cat": 2, "dog": 1}
+    assert found["splits"]["train"]["size"]["largest"] == [15, 20]
+
+
+def test_folder_called_pack(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "photos").rename(here / "pack")
+    assert main(["data", "./pack", "--no-sheet"]) == 0
+    assert "class folders at pack" in capsys.readouterr().out
+    assert main(["data", "pack"]) == 2
+    assert "see vitrail data pack --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("256MB", 256_000_000), ("1GiB", 2**30), ("1.5 kB", 1500), ("77", 77), ("2g", 2 * 10**9), ("3MiB", 3 * 2**20)],
+)
+def test_sizes(text: str, value: int) -> None:
+    assert data_pack.size(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-3MB", "3XB", "3 M B"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no size"):
+        data_pack.size(text)
+
+
+def test_dedup(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("jinja2")
+    (here / "test" / "cat").mkdir(parents=True)
+    (here / "test" / "cat" / "same.png").write_bytes((here / "photos/cat/2.png").read_bytes())
+    assert main(["data", "dedup", "photos", "--against", "test", "--out", "out", "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "photos@train" in said
+    assert "1 of 3 pictures of photos@train are to be left out: out/drop.json" in said
+    assert (here / "out" / "pairs.html").is_file()
+    drop = json.loads((here / "out" / "drop.json").read_text())
+    assert (drop["drop"], drop["indices"]) == (True, [1])
+
+
+def test_dedup_asks_for_something_to_compare(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "dedup", "photos"]) == 2
+    assert "name test sets behind --against" in capsys.readouterr().err
+    assert main(["data", "dedup", "photos", "--against", "digits", "digits@test"]) == 2
+    assert "names digits@test twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (256_000_000, "256 MB"), (15 * 10**14, "1,500 TB")]
+)
+def test_bytes_for_people(count: int, said: str) -> None:
+    assert data.readable(count) == said
+
+
+def test_numbers_of_a_row() -> None:
+    from vitrail.data.overview.summary import SplitSummary
+
+    empty = SplitSummary(
+        images=3,
+        classes=(),
+        counts=np.zeros(0, np.int64),
+        labelled=0,
+        labels=0,
+        multiple=False,
+        looked=3,
+        decoded=False,
+        sizes=np.zeros((0, 2), np.int64),
+        formats={},
+        bytes=0,
+        unreadable=(("a", "b"),) * 3,
+    )
+    assert data.row("train", empty) == ["train", "3", "-", "-", "-", "-", "-", "-", "0 B", "3"]
+    assert data.details("train", empty) == ["train: headers of all 3: none readable"]

@@ -1,0 +1,174 @@
+"""What is said of a collection, against pictures whose every property is known; and which of them a sheet shows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail.core.errors import BadPicture, WorkerDied
+from vitrail.data.collection import Collection, agree, open_collection
+from vitrail.data.labels import Labels
+from vitrail.data.overview import samples, summary, survey
+from vitrail.data.source import Arrays, Source
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes, three formats, five files that are no pictures in different ways."""
+    for name, size, mode in (
+        ("a/1.jpg", (30, 20), "RGB"),
+        ("a/2.jpg", (50, 40), "L"),
+        ("a/3.png", (10, 10), "P"),
+        ("b/1.webp", (100, 80), "RGB"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.effect_noise(size, 60).convert(mode).save(tmp_path / name)
+    (tmp_path / "b/empty.jpg").touch()
+    (tmp_path / "b/text.jpg").write_text("no picture at all")
+    Image.effect_noise((20, 30), 60).convert("RGB").save(tmp_path / "b/cut.jpg", quality=95)
+    whole = (tmp_path / "b/cut.jpg").read_bytes()
+    (tmp_path / "b/cut.jpg").write_bytes(whole[: len(whole) * 3 // 4])
+    (tmp_path / "b/gone.png").symlink_to("nowhere")
+    return tmp_path
+
+
+def one(source: Source, name: str = "x") -> Collection:
+    return Collection(name=name, kind="arrays", path=None, splits={"train": source})
+
+
+def test_every_number(photos: Path) -> None:
+    found = summary.summarise(open_collection(photos))["train"]
+    assert (found.images, found.classes, found.counts.tolist()) == (8, ("a", "b"), [3, 5])
+    assert (found.looked, found.decoded, found.labelled, found.labels, found.multiple) == (8, False, 8, 8, False)
+    assert found.formats == {"JPEG RGB": 2, "JPEG L": 1, "PNG P": 1, "WEBP RGB": 1}
+    assert found.median == (30, 30)
+    assert found.extreme(np.argmin) == (10, 10)
+    assert found.extreme(np.argmax) == (80, 100)
+    assert {name for name, _ in found.unreadable} == {"b/empty.jpg", "b/text.jpg", "b/gone.png"}
+    assert dict(found.unreadable)["b/gone.png"] == "No such file or directory"
+    assert found.all_bytes == sum(
+        (photos / n).stat().st_size for n in ("a/1.jpg", "a/2.jpg", "a/3.png", "b/1.webp", "b/cut.jpg")
+    )
+
+
+def test_check_decodes(photos: Path) -> None:
+    found = summary.summarise(open_collection(photos), check=True)["train"]
+    assert found.decoded
+    assert {name for name, _ in found.unreadable} == {"b/empty.jpg", "b/text.jpg", "b/gone.png", "b/cut.jpg"}
+
+
+def test_strict_stops_at_the_first(photos: Path) -> None:
+    with pytest.raises(BadPicture, match=r"^b/cut.jpg: .*"):
+        summary.summarise(open_collection(photos), check=True, strict=True)
+    with pytest.raises(BadPicture, match=r"^b/empty.jpg: .*empty"):
+        summary.summarise(open_collection(photos), strict=True)
+
+
+def test_large_sets_are_sampled_the_same_way_each_time() -> None:
+    source = Arrays(np.zeros((5000, 3, 4), np.uint8))
+    first, again = (summary.summarise(one(source), sample=100)["train"] for _ in range(2))
+    assert first.looked == 100
+    assert first.all_bytes == 5000 * 12
+    assert first.sizes.tolist() == again.sizes.tolist()
+    chosen = summary.sampled(5000, 100)
+    assert len(set(chosen)) == 100
+    assert max(chosen) > 4500  # from all over
+
+
+def test_several_labels() -> None:
+    source = Arrays(np.zeros((3, 2, 2), np.uint8), Labels.several([[0, 1], [], [1]]), ("a", "b"))
+    found = summary.summarise(one(source))["train"]
+    assert (found.labelled, found.labels, found.multiple, found.counts.tolist()) == (2, 3, True, [1, 2])
+
+
+def test_processes_see_what_one_sees(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "HERE", 1)
+    monkeypatch.setattr(survey, "CHUNK", 3)
+    source = open_collection(photos).split("train")
+    alone = list(survey.survey(source, range(len(source)), decode=True, workers=1))
+    heard: list[int] = []
+    together = list(survey.survey(source, range(len(source)), decode=True, workers=2, progress=heard.append))
+    assert together == alone
+    assert heard == [3, 3, 2]
+
+
+class Deadly(Arrays):
+    """Ends the process that reads the fourth sample, as a crashing decoder would."""
+
+    def read(self, index: int) -> np.ndarray:
+        import os
+
+        if index == 3:
+            os._exit(1)
+        return super().read(index)
+
+
+def test_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey, "HERE", 1)
+    monkeypatch.setattr(survey, "CHUNK", 2)
+    source = Deadly(np.zeros((6, 2, 2), np.uint8), called="deadly")
+    with pytest.raises(WorkerDied, match=r"deadly\["):
+        list(survey.survey(source, range(6), decode=True, workers=2))
+
+
+def test_summary_as_plain_values(photos: Path) -> None:
+    import json
+
+    plain = summary.summarise(open_collection(photos))["train"].to_dict()
+    assert json.loads(json.dumps(plain))["size"]["largest"] == [80, 100]
+    assert plain["classes"] == {"a": 3, "b": 5}
+
+
+# Sheets.
+
+
+def coloured(values: list[int], classes: int, several: bool = False) -> Arrays:
+    """Each picture is as bright as its class number, times ten."""
+    pixels = np.broadcast_to((np.array(values) * 10 + 5)[:, None, None, None], (len(values), 4, 4, 3)).astype(np.uint8)
+    labels = Labels.several([v] for v in values) if several else Labels(np.array(values))
+    return Arrays(pixels, labels, tuple(f"class {k}" for k in range(classes)))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_samples_belong_to_their_class(several: bool) -> None:
+    source = coloured([i % 7 for i in range(100)], 7, several)
+    chosen = samples.samples_of(source.labels, np.array([2, 5]), 4)
+    assert chosen.keys() == {2, 5}
+    for k, indices in chosen.items():
+        assert len(set(indices.tolist())) == 4
+        assert all(source.labels[int(i)] == (k,) for i in indices)
+
+
+def test_sheet_shows_classes_that_are_there_and_counts_the_rest() -> None:
+    few = samples.sheet_of(one(coloured([0, 0, 2, 2], 4)), "train")
+    many = samples.sheet_of(one(coloured([i % 25 for i in range(50)], 25)), "train")
+    assert few.size[1] < many.size[1]
+    huge = Arrays(np.zeros((3000, 2, 2), np.uint8), Labels(np.arange(3000) // 3), tuple(map(str, range(1000))))
+    agreed, _ = agree("x", {"train": huge})
+    assert samples.sheet_of(one(agreed["train"]), "train").size[1] < 3000
+
+
+def test_sheet_of_what_has_no_labels_or_cannot_be_read(photos: Path) -> None:
+    for text in (f"flat:{photos}", str(photos)):
+        collection = open_collection(text)
+        image = samples.sheet_of(collection, "train")
+        reddish = np.asarray(image).astype(int)
+        assert (reddish[..., 0] - reddish[..., 1] > 60).sum() > 300  # the cracks of four broken panes
+
+
+def test_pixels_for_a_tile_are_not_many(tmp_path: Path) -> None:
+    Image.effect_noise((1500, 1000), 60).save(tmp_path / "1.jpg")
+    Image.effect_noise((1500, 1000), 60).save(tmp_path / "2.png")
+    source = open_collection(tmp_path).split("train")
+    for i in range(2):
+        pixels = samples.pixels_of(source, i)
+        assert pixels is not None
+        assert samples.SIDE <= min(pixels.shape[:2]) <= 2 * samples.SIDE
+        assert pixels.shape[1] / pixels.shape[0] == pytest.approx(1.5, abs=0.02)
+
+
+def test_names_for_people() -> None:
+    assert samples.shown("caf\udce9") == "caf�"
+    assert samples.title_of(Collection(name="a/b@train", kind="", path=Path("a/b"), splits={})) == "b"
+    assert samples.title_of(Collection(name="digits", kind="", path=None, splits={})) == "digits"
