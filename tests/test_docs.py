@@ -8,7 +8,7 @@ versions of other libraries are masked, nothing else is. A comment right before 
     <!-- not run: reason -->    the block needs the network, or a file that does not come with the package
     <!-- exit 2 -->             the command of the block ends with this status
 
-Tables between `<!-- table: name -->` and `<!-- end -->` are generated; `python tests/test_docs.py` writes them anew.
+Tables between `<!-- table: name -->` and `<!-- end -->` are generated; `python -m tests.test_docs` writes them anew.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.data.readers.named import tables as data_tables
 from vitrail.checkpoint import convert, peers
 from vitrail.checkpoint.formats import huggingface
 from vitrail.checkpoint.formats.known import FORMATS
@@ -441,6 +442,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "fields of a BiT": lambda: field_table(
         ResNetConfig(blocks=(1,), factor=0.5, image=(224, 224), classes=10), BIT_FIELDS, BIT_TARGETS
     ),
+    "data sets": data_tables.set_table,
+    "tasks of VTAB": data_tables.task_table,
+    "original files": data_tables.file_table,
 }
 
 
@@ -453,7 +457,7 @@ def tables() -> list[tuple[Path, str]]:
 )
 def test_tables_are_what_the_package_says(page: Path, name: str) -> None:
     shown = next(found[3] for found in MARKED.finditer(page.read_text("utf-8")) if found[2] == name)
-    assert shown.splitlines() == TABLES[name]().splitlines(), "`python tests/test_docs.py` writes the tables anew"
+    assert shown.splitlines() == TABLES[name]().splitlines(), "`python -m tests.test_docs` writes the tables anew"
 
 
 def test_every_table_is_shown() -> None:
