@@ -159,12 +159,8 @@ def readable(count: int) -> str:
 
 
 def slug(collection: "Collection", source: str) -> str:
-    """shapes/colour@test -> shapes-colour-test; cifar10:DIR -> cifar10; of a path its last part."""
-    from vitrail.data.collection import known
-
-    name = collection.name.partition(":")[0]
-    if collection.path is not None and name not in known():
-        name = collection.path.resolve().stem
+    """shapes/colour@test -> shapes-colour-test; of a path its last part, without a suffix."""
+    name = collection.title if collection.path is None or collection.path.is_dir() else Path(collection.title).stem
     split = source.rpartition("@")[2]
     return re.sub(r"[^\w.-]+", "-", f"{name}-{split}" if split in collection.splits else name).strip("-.") or "data"
 

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against", nargs="+", default=[], metavar="TEST", help="test sets; without @SPLIT their test, else val"
     )
     parser.add_argument("--within", action="store_true", help="compare the training set with itself, too")
+    parser.add_argument("--exact", action="store_true", help="only the same pixels: for drawn sets that all look alike")
     parser.add_argument("--out", default="dedup", metavar="DIR", help="the folder to write (default: dedup)")
     parser.add_argument("--workers", type=int, help="processes (default: one a core)")
     parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from vitrail.data.dedup.find import Job, find
     from vitrail.data.dedup.record import COLUMNS
+    from vitrail.data.dedup.search import Method
     from vitrail.data.dedup.show import write_page
     from vitrail.data.overview.survey import cores
 
@@ -40,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     tests: dict[str, Source] = {}
     for text in args.against:
         name, source = chosen(text, ("test", "val"), args.download)
+        name = text if name in tests else name  # two folders of one name are told apart by their paths
         if name in tests:
             raise ConfigError(f"--against names {name} twice")
         tests[name] = source
@@ -51,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
             tests=tests,
             out=Path(args.out),
             called=called,
+            method=Method(near=not args.exact),
             within=args.within,
             workers=workers if workers > 1 else 0,  # one process is this one
             rank=rank,
@@ -79,4 +83,4 @@ def chosen(text: str, splits: tuple[str, ...], download: bool) -> "tuple[str, So
             f"{text} has no {' or '.join(splits)}; say which split: {', '.join(f'{text}@{s}' for s in there)}"
         )
     name = next(iter(there)) if name is None or len(there) == 1 else name
-    return f"{collection.name}@{name}", there[name]
+    return f"{collection.title}@{name}", there[name]

@@ -46,6 +46,14 @@ class Collection:
     notes: tuple[str, ...] = ()  # what is odd but no mistake
 
     @property
+    def title(self) -> str:
+        """A short name: of a set its own, of a path the last part."""
+        name = self.name.partition(":")[0]
+        if self.path is None or name in known():
+            return name
+        return self.path.absolute().name or str(self.path)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The names of the K classes; none where there are no labels."""
         return next((source.classes for source in self.splits.values() if source.classes), ())

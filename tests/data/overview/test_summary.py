@@ -170,5 +170,5 @@ def test_pixels_for_a_tile_are_not_many(tmp_path: Path) -> None:
 
 def test_names_for_people() -> None:
     assert samples.shown("caf\udce9") == "caf�"
-    assert samples.title_of(Collection(name="a/b@train", kind="", path=Path("a/b"), splits={})) == "b"
-    assert samples.title_of(Collection(name="digits", kind="", path=None, splits={})) == "digits"
+    assert Collection(name="a/b", kind="", path=Path("a/b"), splits={}).title == "b"
+    assert Collection(name="digits", kind="", path=None, splits={}).title == "digits"

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from vitrail.core.errors import BadLabels, BadPicture, DataError
-from vitrail.data.readers import folder
+from vitrail.data.readers import folder, recognise
 from vitrail.data.readers.folder import Files
 
 
@@ -25,7 +25,7 @@ def tree(root: Path, *names: str) -> Path:
 
 
 def opened(root: Path, split: str = "train") -> Files:
-    source = folder.read(root)[split]
+    source = recognise.read_folder(root)[1][split]
     assert isinstance(source, Files)
     return source
 
@@ -58,7 +58,7 @@ def test_order_and_classes_are_those_of_torchvision(tmp_path: Path) -> None:
 
 def test_splits_by_their_usual_words(tmp_path: Path) -> None:
     tree(tmp_path, "train/a/1.png", "train/b/1.png", "Validation/a/1.png", "test/1.png", "test/2.png")
-    splits = folder.read(tmp_path)
+    splits = recognise.read_folder(tmp_path)[1]
     assert {name: len(source) for name, source in splits.items()} == {"val": 1, "test": 2, "train": 2}
     assert splits["train"].name(0) == "train/a/1.png"
     assert splits["test"].classes == ()
@@ -100,7 +100,7 @@ def test_what_is_mixed_or_empty_is_refused_with_what_was_found(names, words, tmp
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         picture(tmp_path / name) if name.endswith("png") else (tmp_path / name).write_text("x")
     with pytest.raises(DataError) as refusal:
-        folder.read(tmp_path)
+        recognise.read_folder(tmp_path)[1]
     for word in [str(tmp_path), *words]:
         assert word in str(refusal.value)
 
@@ -111,14 +111,14 @@ def test_list_beside_folders_is_refused_and_another_table_is_not(tmp_path: Path)
     assert len(opened(tmp_path)) == 2
     (tmp_path / "labels.csv").write_text("path,label\nimages/1.png,cat\n")
     with pytest.raises(DataError, match=r"2 folders .* and 1 manifest \(labels.csv\)"):
-        folder.read(tmp_path)
+        recognise.read_folder(tmp_path)[1]
 
 
 def test_empty_class_folder_is_named(tmp_path: Path) -> None:
     tree(tmp_path, "a/1.png", "b/1.png")
     (tmp_path / "c" / "deep").mkdir(parents=True)
     with pytest.raises(BadLabels, match=r"no pictures in the class folder c \(of 3\)"):
-        folder.read(tmp_path)
+        recognise.read_folder(tmp_path)[1]
 
 
 def test_links_are_followed_and_loops_survived(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_unreadable_folder_is_an_error_that_names_it(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "scandir", guarded)
     with pytest.raises(DataError, match=r"/b: the folder cannot be read: Permission denied"):
-        folder.read(tmp_path)
+        recognise.read_folder(tmp_path)[1]
 
 
 @pytest.mark.timeout(20)

@@ -30,7 +30,7 @@ def sheet_of(collection: Collection, split: str) -> "Image":
     parts = [f"{count:,} {'image' if count == 1 else 'images'}"]
     parts += [f"{len(classes):,} {'class' if len(classes) == 1 else 'classes'}"] if classes else ["no labels"]
     subtitle = "  ·  ".join([split, *parts, collection.kind])
-    title = shown(title_of(collection))
+    title = shown(collection.title)
     if not classes:
         picked = by_lot(np.arange(count))[:UNLABELLED]
         return mosaic(title, subtitle, [pixels_of(source, int(i)) for i in picked])
@@ -51,12 +51,6 @@ def sheet_of(collection: Collection, split: str) -> "Image":
     left = len(classes) - len(chosen)
     footer = f"and {left:,} more {'class' if left == 1 else 'classes'}" if left else ""
     return contact_sheet(title, subtitle, groups, footer=footer)
-
-
-def title_of(collection: Collection) -> str:
-    """The name of a set, the last part of a path."""
-    path = collection.path
-    return path.resolve().name or str(path) if path is not None and str(path) in collection.name else collection.name
 
 
 def shown(text: str) -> str:

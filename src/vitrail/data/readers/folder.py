@@ -179,11 +179,3 @@ def refuse_empty(where: str, classes: tuple[str, ...], counts: list[int]) -> Non
             f"{where}: no pictures in the class folder {', '.join(empty[:5])}{more} (of {len(classes)}); "
             f"remove it or put pictures there ({', '.join(SUFFIXES[:5])}, ...)"
         )
-
-
-def read(path: Path | str) -> dict[str, Source]:
-    """The splits of a folder of pictures: train, val and test folders, class folders, or pictures side by side.
-    Anything mixed is an error that says what was found."""
-    from vitrail.data.readers.recognise import read_folder
-
-    return read_folder(Path(path))[1]

@@ -50,23 +50,23 @@ class Cut(NamedTuple):
 
     def __call__(self, image: "Image", whole: Pair) -> "Image":
         """Does it to a picture of size `whole`, which may have come smaller than that."""
-        from torchvision.transforms.v2 import functional as F
-
-        functional: Any = F  # takes pictures too, whatever its annotation says
         mode = resampling(self.interpolation)
         top, left, height, width = self.box
-        if self.tight and (image.height, image.width) == whole:
-            box = (int(top), int(left), int(height), int(width))
-            done = functional.resized_crop(image, *box, list(self.inner), interpolation=mode)
+        size = (self.inner[1], self.inner[0])
+        if self.tight and (image.height, image.width) == whole:  # what torchvision does with a picture of Pillow's
+            done = image.crop((int(left), int(top), int(left + width), int(top + height))).resize(size, mode)
         else:  # with fractions of pixels, so that a picture that came smaller is not shifted
             down, across = image.height / whole[0], image.width / whole[1]
             bottom, right = min((top + height) * down, image.height), min((left + width) * across, image.width)
-            region = (left * across, top * down, right, bottom)
-            done = image.resize((self.inner[1], self.inner[0]), mode, box=region)
-        if any(self.pad):
-            how = "constant" if self.edge == "zeros" else "reflect"
-            done = functional.pad(done, list(self.pad), padding_mode=how)
-        return done
+            done = image.resize(size, mode, box=(left * across, top * down, right, bottom))
+        return padded(done, self.pad, self.edge) if any(self.pad) else done
+
+
+def padded(image: "Image", pad: tuple[int, int, int, int], edge: Edge) -> "Image":
+    from torchvision.transforms.v2 import functional as F  # heavy: loaded when there is something to pad
+
+    functional: Any = F  # takes pictures too, whatever its annotation says
+    return functional.pad(image, list(pad), padding_mode="constant" if edge == "zeros" else "reflect")
 
 
 def resampling(interpolation: Interpolation) -> Any:
