@@ -1,0 +1,18 @@
+"""Draws shapes.webp, the contact sheet of the rendered shapes:  python docs/figures/shapes.py"""
+
+from pathlib import Path
+
+from PIL import Image
+
+from vitrail.data.collection import open_collection
+from vitrail.data.overview.samples import sheet_of
+
+
+def main() -> None:
+    sheet = sheet_of(open_collection("shapes"), "train")
+    small = sheet.resize((sheet.width * 5 // 7, sheet.height * 5 // 7), Image.Resampling.LANCZOS)
+    small.save(Path(__file__).with_suffix(".webp"), quality=90, method=6)
+
+
+if __name__ == "__main__":
+    main()
