@@ -155,7 +155,7 @@ class Steps(Dataset[Batch]):
 
     def __getitem__(self, step: int) -> Batch:
         at, exists = self.at(step)
-        views = tuple(torch.zeros((len(exists), 3, *size), dtype=torch.uint8) for size in self.views.sizes)
+        views = tuple(torch.empty((len(exists), 3, *size), dtype=torch.uint8) for size in self.views.sizes)
         draws = [
             Draws.of(seed=self.seed, epoch=at.epoch, sample=at.sample, view=at.repeat * len(views) + number)
             for number in range(len(views))
@@ -172,6 +172,8 @@ class Steps(Dataset[Batch]):
                 valid[place] = False
                 unreadable.append(Unreadable(sample, self.source.name(sample), fault))
         mine[1] = -1
+        for view in views:
+            view[torch.from_numpy(~valid)] = 0
         return Batch(
             step=step,
             views=views,
