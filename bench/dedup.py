@@ -2,7 +2,7 @@
 
     python bench/dedup.py planted PHOTOGRAPHS.tar                       # recall and precision by kind of copy
     python bench/dedup.py planted PHOTOGRAPHS.tar --strangers OTHERS.tar OTHERS2.tar
-    python bench/dedup.py speed --workers 2                             # 1,000 x 50,000, from files to pairs
+    python bench/dedup.py --workers 2 speed                             # 1,000 x 50,000, from files to pairs
 
 ``planted`` takes a tar file of real photographs as TRAIN and makes of each a copy of every kind (tests/data/dedup/
 planted.py); the copies and the ``--strangers`` are TEST. Precision counts every pair that was not planted as wrong, so
