@@ -272,6 +272,7 @@ def load(
     steps.watch(workers)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # how many is the caller's choice
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # nothing new
         loader: DataLoader[Batch] = DataLoader(
             steps,
             batch_size=None,

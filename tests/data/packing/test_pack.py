@@ -260,6 +260,7 @@ def pack_in_child(out: Path) -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_killed_process_leaves_what_it_finished(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=pack_in_child, args=(tmp_path / "out",))
     process.start()

@@ -141,6 +141,7 @@ def all_shades(source: Source, queue: "multiprocessing.Queue[list[int]]") -> Non
     queue.put(shades(source))
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_other_processes_read_the_same(tmp_path: Path, method: str) -> None:
     pq.write_table(table(9), tmp_path / "x.parquet", row_group_size=2)

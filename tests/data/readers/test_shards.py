@@ -339,6 +339,7 @@ def read_all(source: shards.Shards, queue: "multiprocessing.Queue[list[bytes]]")
     queue.put([source.read(i) for i in range(len(source))])
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_other_processes_read_the_same(tmp_path: Path, method: str) -> None:
     tar(tmp_path / "set/0.tar", numbered(5))
@@ -359,6 +360,7 @@ def build_again(path: Path, times: int) -> None:
         assert len(shards.read(path)["train"]) == 50
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_processes_that_index_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
     path = tar(tmp_path / "set.tar", numbered(50))
     context = multiprocessing.get_context("fork")
