@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import vitrail
 from vitrail.cli import data, data_pack
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError
@@ -248,3 +249,13 @@ def test_numbers_of_a_row() -> None:
     )
     assert data.row("train", empty) == ["train", "3", "-", "-", "-", "-", "-", "-", "0 B", "3"]
     assert data.details("train", empty) == ["train: headers of all 3: none readable"]
+
+
+def test_dedup_by_the_representations_of_a_network(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vitrail.save(vitrail.create_model("ViT-Nano/4", classes=10), here / "nano.safetensors")
+    found = ["data", "dedup", "photos", "--within", "--embed", "nano.safetensors", "--cosine", "0.9999", "--out", "d"]
+    assert main([*found, "--workers", "1"]) == 0
+    assert "nano.safetensors" in (here / "d" / "dedup.json").read_text()
+    capsys.readouterr()
+    assert main(["data", "dedup", "photos", "--within", "--embed", "none.safetensors"]) == 2
+    assert "none.safetensors: No such file or directory; --embed takes a file of weights" in capsys.readouterr().err
