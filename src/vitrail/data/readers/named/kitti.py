@@ -2,7 +2,7 @@
 
 The pictures are frames of drives, so VTAB splits by drive: which picture is of which drive is in the development kit
 (mapping/train_rand.txt and train_mapping.txt), and which drives are val and test follows from a seed. The draw is
-TensorFlow Datasets' own (numpy's RandomState 123), so these are the very pictures of VTAB.
+TensorFlow Datasets' own (numpy's RandomState 123), so these should be the very pictures of VTAB.
 """
 
 from bisect import bisect_left
