@@ -15,8 +15,6 @@ import json
 import os
 import random
 import resource
-import select
-import signal
 import sys
 import tempfile
 import time
@@ -32,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import vitrail
 from tests.checkpoint.mutations import Sample, flip_bit, mutate, same_tensors, samples
+from tests.forked import reports
 from vitrail.checkpoint.convert import export
 from vitrail.checkpoint.files.read import read_weights
 from vitrail.checkpoint.weights import bundle_of
@@ -196,35 +195,11 @@ def run_batch(
     jobs: list[Job], reader: Reader, expected: Mapping[str, Tensor], folder: Path
 ) -> list[tuple[str, str, str]]:
     """The reports of a batch; shorter than the batch, and ending in crash or hang, when its child did not survive."""
-    out, into = os.pipe()
-    process = os.fork()
-    if process == 0:
-        status = 1
-        try:
-            os.close(out)
-            child(jobs, reader, expected, folder, into)
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(into)
-    pending, ended = b"", "crash"
-    while True:
-        ready, _, _ = select.select([out], [], [], PATIENCE)
-        if not ready:
-            ended = "hang"
-            os.kill(process, signal.SIGKILL)
-            break
-        piece = os.read(out, 1 << 16)
-        if not piece:
-            break
-        pending += piece
-    os.close(out)
-    _, status = os.waitpid(process, 0)
-    reports = [tuple(json.loads(line)) for line in pending.split(b"\n")[:-1]]
-    if len(reports) < len(jobs):
-        damage, _ = jobs[len(reports)].make()
-        reports.append((damage, ended, f"child ended with status {os.waitstatus_to_exitcode(status)}"))
-    return reports
+    lines, ended, status = reports(lambda into: child(jobs, reader, expected, folder, into), PATIENCE)
+    if len(lines) < len(jobs):
+        damage, _ = jobs[len(lines)].make()
+        lines.append((damage, ended, f"child ended with status {status}"))
+    return lines
 
 
 def run(

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -84,38 +83,6 @@ def test_loader_processes_change_nothing(workers: int) -> None:
     here = stream(SOURCES[11], Shifted(), batch=4, seed=5, stop=9)
     there = stream(SOURCES[11], Shifted(), batch=4, seed=5, stop=9, workers=workers)
     assert same(joined(here), joined(there))
-
-
-@pytest.mark.slow
-def test_stops_at_random_with_random_workers_and_processes() -> None:
-    """An epoch and a bit, stopped at random steps, each time gone on with other numbers of workers and processes."""
-    draw = np.random.default_rng(0)
-    source, batch, steps = SOURCES[30], 8, 12
-    wanted = list(stream(source, Shifted(), batch=batch, seed=1, stop=steps))
-    for _ in range(8):
-        step, got = 0, list[Batch]()
-        while step < steps:
-            until = int(draw.integers(step + 1, steps + 1))
-            world, workers = int(draw.choice([1, 2, 4])), int(draw.integers(0, 4))
-            ranks = [
-                list(
-                    stream(
-                        source,
-                        Shifted(),
-                        batch=batch,
-                        seed=1,
-                        start=step,
-                        stop=until,
-                        rank=rank,
-                        world=world,
-                        workers=workers,
-                    )
-                )
-                for rank in range(world)
-            ]
-            got += [part for parts in zip(*ranks, strict=True) for part in parts]
-            step = until
-        assert same(joined(wanted), joined(got))
 
 
 def test_augmentation_differs_between_epochs_samples_and_repeats() -> None:

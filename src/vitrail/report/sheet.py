@@ -12,9 +12,10 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from vitrail.core.errors import ConfigError
+from vitrail.report.lettering import fitted, font
 
 Colour = tuple[int, int, int]
 
@@ -109,8 +110,9 @@ def blank(width: int, height: int) -> Image.Image:
 def head(sheet: Image.Image, title: str, subtitle: str, weights: Sequence[float]) -> None:
     """The title, what is said below it, and the strip of glass."""
     draw, room = ImageDraw.Draw(sheet), sheet.width - 2 * MARGIN
-    draw.text((MARGIN - 1, MARGIN + 26), fitted(title, 30, room), INK, font(30), anchor="ls")
-    draw.text((MARGIN, MARGIN + 54), fitted(subtitle, 15, room), GREY, font(15), anchor="ls")
+    title, subtitle = fitted(title, 30, room), fitted(subtitle, 15, room)
+    draw.text((MARGIN - 1, MARGIN + 26), title, INK, font(30, title), anchor="ls")
+    draw.text((MARGIN, MARGIN + 54), subtitle, GREY, font(15, subtitle), anchor="ls")
     ends = MARGIN + np.rint(np.cumsum([0.0, *weights]) / sum(weights) * room).astype(int)
     for at, (left, right) in enumerate(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)):
         lead = 2 if right - left > 5 else 1 if right - left > 2 else 0
@@ -126,15 +128,15 @@ def caption(sheet: Image.Image, group: Group, colour: Colour, left: int, top: in
     draw.rectangle((left, base - 9, left + 3, base), colour)
     said = font(13).getlength(group.said)
     name = fitted(group.name, 15, width - 12 - (said + 10 if group.said else 0))
-    draw.text((left + 11, base), name, INK, font(15), anchor="ls")
+    draw.text((left + 11, base), name, INK, font(15, name), anchor="ls")
     if group.said:
-        draw.text((left + 11 + font(15).getlength(name) + 8, base), group.said, GREY, font(13), anchor="ls")
+        draw.text((left + 11 + font(15, name).getlength(name) + 8, base), group.said, GREY, font(13), anchor="ls")
 
 
 def foot(sheet: Image.Image, text: str) -> None:
     if text:
-        place = (MARGIN, sheet.height - MARGIN)
-        ImageDraw.Draw(sheet).text(place, fitted(text, 14, sheet.width - 2 * MARGIN), GREY, font(14), anchor="ls")
+        place, text = (MARGIN, sheet.height - MARGIN), fitted(text, 14, sheet.width - 2 * MARGIN)
+        ImageDraw.Draw(sheet).text(place, text, GREY, font(14, text), anchor="ls")
 
 
 def placed(pixels: NDArray[np.uint8] | None, left: int, top: int) -> tuple[Image.Image, tuple[int, int], Image.Image]:
@@ -197,21 +199,3 @@ def glass(at: int) -> Colour:
     light += 0.06 * ((at // len(GLASS)) % 3 - 1) if at >= len(GLASS) else 0
     red, green, blue = colorsys.hls_to_rgb(hue, light, saturation)
     return round(255 * red), round(255 * green), round(255 * blue)
-
-
-@lru_cache(maxsize=8)
-def font(size: int) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
-    """Pillow's own, so that a sheet looks the same everywhere."""
-    return ImageFont.load_default(size)
-
-
-def fitted(text: str, size: int, room: float) -> str:
-    """A text in one line, cut with dots where it is longer than its room."""
-    text = " ".join("".join(sign if sign.isprintable() else "�" for sign in text).split())
-    if font(size).getlength(text) <= room:
-        return text
-    low, high = 0, len(text)
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if font(size).getlength(text[:middle] + "…") <= room else (low, middle - 1)
-    return text[:low].rstrip() + "…"

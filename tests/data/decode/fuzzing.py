@@ -13,8 +13,6 @@ import json
 import os
 import random
 import resource
-import select
-import signal
 import struct
 import sys
 import tempfile
@@ -26,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.data.decode.hostile import chunk, chunks, samples
+from tests.forked import reports
 from vitrail.core.errors import BadPicture
 from vitrail.data.decode.picture import Picture
 
@@ -124,37 +123,13 @@ def child(jobs: list[Job], pipe: int, noise: int) -> None:
 
 def run_batch(jobs: list[Job]) -> list[tuple[str, str]]:
     """The reports of a batch; shorter than the batch, and ending in crash or hang, when its child did not survive."""
-    out, into = os.pipe()
     with tempfile.TemporaryFile() as noise:
-        process = os.fork()
-        if process == 0:
-            status = 1
-            try:
-                os.close(out)
-                child(jobs, into, noise.fileno())
-                status = 0
-            finally:
-                os._exit(status)
-        os.close(into)
-        pending, ended = b"", "crash"
-        while True:
-            ready, _, _ = select.select([out], [], [], PATIENCE)
-            if not ready:
-                ended = "hang"
-                os.kill(process, signal.SIGKILL)
-                break
-            piece = os.read(out, 1 << 16)
-            if not piece:
-                break
-            pending += piece
-        os.close(out)
-        _, status = os.waitpid(process, 0)
-        reports = [tuple(json.loads(line)) for line in pending.split(b"\n")[:-1]]
-        if len(reports) < len(jobs):
+        lines, ended, status = reports(lambda into: child(jobs, into, noise.fileno()), PATIENCE)
+        if len(lines) < len(jobs):
             noise.seek(0)
             said = noise.read()[-500:].decode("utf-8", "replace")
-            reports.append((ended, f"child ended with status {os.waitstatus_to_exitcode(status)} {said}"))
-        return reports
+            lines.append((ended, f"child ended with status {status} {said}"))
+        return lines
 
 
 def run(jobs: list[Job]) -> Iterator[tuple[Job, str, str]]:

@@ -78,7 +78,8 @@ class Tar:
                 size = self.whole(extra["size"], offset) if "size" in extra else size
             offset = data + -(-size // BLOCK) * BLOCK
             if data + size > self.size:
-                raise self.wrong(data, f"cut short: {name} should have {size:,} bytes, {self.size - data:,} are there")
+                there = f"{name} should have {size:,} bytes, {self.size - data:,} are there"
+                raise self.wrong(data, f"cut short: {there}; write or copy it again")
             match kind:
                 case 0x4C:  # L: the next name, by GNU
                     extra["path"] = decoded(self.text(Member("a long name", data, size)).partition(b"\0")[0])
