@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.shapes import Pair
+from vitrail.models.fused import split_linear, suits
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -19,12 +20,12 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = No
 
 
 def relative_logits(q: Tensor, offsets: Tensor) -> Tensor:
-    """q_i · r_{i-j} / √D_h for every pair (D.4): [..., T, D_h] and [2T-1, D_h] -> [..., T, T]."""
-    tokens = q.shape[-2]
-    by_offset = (q * q.shape[-1] ** -0.5) @ offsets.transpose(0, 1)  # [..., T, 2T-1]
+    """q_i · r_{i-j} / √D_h for the first Q tokens as queries (D.4): [..., Q, D_h] and [2T-1, D_h] -> [..., Q, T]."""
+    queries, tokens = q.shape[-2], (offsets.shape[0] + 1) // 2
+    by_offset = (q * q.shape[-1] ** -0.5) @ offsets.transpose(0, 1)  # [..., Q, 2T-1]
     place = torch.arange(tokens, device=q.device)
-    index = place[:, None] - place[None, :] + tokens - 1
-    return by_offset.gather(-1, index.expand(*q.shape[:-2], tokens, tokens))
+    index = place[:queries, None] - place[None, :] + tokens - 1
+    return by_offset.gather(-1, index.expand(*q.shape[:-2], queries, tokens))
 
 
 class Attention(nn.Module):
@@ -45,18 +46,29 @@ class Attention(nn.Module):
                 nn.init.zeros_(bias)
 
     def project(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Eq. 5: [B, T, D] -> q, k, v of [B, k, T, D_h] each."""
-        b, t, d = z.shape
-        q, k, v = self.qkv(z).reshape(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k, v
+        """Eq. 5: [B, T, D] -> q, k, v of [B, k, T, D_h] each, all views of one product."""
+        q, k, v = split_linear(z, self.qkv) if suits(z, self.qkv) else self.qkv(z).chunk(3, dim=-1)
+        return self._by_head(q), self._by_head(k), self._by_head(v)
+
+    def project_first(self, z: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Eq. 5 with the queries of the first tokens alone: q of [B, k, queries, D_h], k and v of [B, k, T, D_h]."""
+        d, weight, bias = z.shape[-1], self.qkv.weight, self.qkv.bias
+        q = F.linear(z[:, :queries], weight[:d], None if bias is None else bias[:d])
+        k, v = F.linear(z, weight[d:], None if bias is None else bias[d:]).chunk(2, dim=-1)
+        return self._by_head(q), self._by_head(k), self._by_head(v)
+
+    def _by_head(self, z: Tensor) -> Tensor:
+        """[B, T, D] -> [B, k, T, D_h]."""
+        return z.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def weights(self, z: Tensor, offsets: Tensor | None = None) -> Tensor:
         """Eq. 6 for inspection: [B, T, D] -> [B, k, T, T]."""
         q, k, _ = self.project(z)
         return attention_weights(q, k, None if offsets is None else relative_logits(q, offsets))
 
-    def forward(self, z: Tensor, offsets: Tensor | None = None) -> Tensor:
-        q, k, v = self.project(z)
+    def forward(self, z: Tensor, offsets: Tensor | None = None, queries: int | None = None) -> Tensor:
+        """[B, T, D] -> [B, T, D], or [B, queries, D] for the first tokens alone, which still see all others."""
+        q, k, v = self.project(z) if queries is None else self.project_first(z, queries)
         bias = None if offsets is None else relative_logits(q, offsets)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # Eqs. 6, 7

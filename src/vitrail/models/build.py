@@ -22,10 +22,15 @@ def build(config: ModelConfig) -> Model:
     return model
 
 
+def bare(config: ModelConfig) -> Model:
+    """The network without storage: names, shapes and rules, and nothing else."""
+    with torch.device("meta"):
+        return _assemble(config)
+
+
 def build_from(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
     """The network around given tensors: nothing is drawn, copied or held twice. Names and shapes must fit."""
-    with torch.device("meta"):
-        model = _assemble(config)
+    model = bare(config)
     model.load_state_dict(tensors, strict=True, assign=True)
     for module in model.modules():
         if isinstance(module, SineTable):
@@ -35,8 +40,7 @@ def build_from(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
 
 def skeleton(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of every tensor that the network holds, without holding any."""
-    with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in _assemble(config).state_dict().items()}
+    return {name: tuple(tensor.shape) for name, tensor in bare(config).state_dict().items()}
 
 
 def _assemble(config: ModelConfig) -> Model:

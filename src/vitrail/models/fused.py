@@ -1,0 +1,149 @@
+"""Two layers of the encoder whose backward passes touch everything once, for training in half precision on a GPU.
+
+The gradient of a bias is a sum over all tokens. Left to the compiler it is a pass of its own over the largest tensors
+there are; here it falls off while the gradient is written. The numbers are those of the plain layers, in the precision
+of the type. Everywhere else (`suits` is false) the plain layers run.
+"""
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+TRITON = importlib.util.find_spec("triton") is not None
+ROWS = 256  # that a program of a kernel goes through, and sums
+
+
+def suits(z: Tensor, layer: nn.Linear) -> bool:
+    """Whether the kernels can do it: training, half precision on a CUDA device, and rows that vector loads fit."""
+    return (
+        TRITON
+        and z.is_cuda
+        and layer.training
+        and torch.is_grad_enabled()
+        and z.dtype in (torch.bfloat16, torch.float16)
+        and layer.weight.dtype == z.dtype
+        and layer.bias is not None
+        and layer.in_features % 16 == 0
+        and layer.out_features % 16 == 0
+        and not torch.is_autocast_enabled("cuda")
+    )
+
+
+def gelu_linear(z: Tensor, layer: nn.Linear, tanh: bool) -> Tensor:
+    """GELU(z Wᵀ + b): [..., D] -> [..., N]."""
+    return _GeluLinear.apply(z, layer.weight, layer.bias, tanh)  # pyright: ignore[reportReturnType]
+
+
+def split_linear(z: Tensor, layer: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
+    """z Wᵀ + b in three equal parts, as q, k and v are: [..., D] -> [..., N/3] thrice."""
+    return _SplitLinear.apply(z, layer.weight, layer.bias)  # pyright: ignore[reportReturnType]
+
+
+class _GeluLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+        pre = F.linear(z, weight, bias)
+        ctx.save_for_backward(z, weight, pre)
+        ctx.tanh = tanh
+        return gelu(pre, tanh)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        z, weight, pre = ctx.saved_tensors
+        out, sums = gelu_backward(_flat(grads[0]), _flat(pre), ctx.tanh)
+        return *_linear_backward(ctx, out, sums, z, weight), None
+
+
+class _SplitLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(z, weight)
+        return F.linear(z, weight, bias).chunk(3, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        z, weight = ctx.saved_tensors
+        q, k, v = grads
+        out, sums = join(_flat(q), _flat(k), _flat(v))
+        return _linear_backward(ctx, out, sums, z, weight)
+
+
+def _linear_backward(
+    ctx: Any, grad: Tensor, sums: Tensor, z: Tensor, weight: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias, from that of the output [M, N] and the partial sums of its columns."""
+    of_z, of_weight, of_bias = ctx.needs_input_grad[:3]
+    return (
+        (grad @ weight).view(z.shape) if of_z else None,
+        grad.t() @ _flat(z) if of_weight else None,
+        sums.sum(0).to(grad.dtype) if of_bias else None,
+    )
+
+
+def _flat(z: Tensor) -> Tensor:
+    """[..., D] -> [M, D], contiguous."""
+    return z.reshape(-1, z.shape[-1]).contiguous()
+
+
+# The kernels as operators, which a compiler takes as they are. On a CPU they are written out, for tests.
+
+
+@torch.library.custom_op("vitrail::gelu", mutates_args=())
+def gelu(pre: Tensor, tanh: bool) -> Tensor:
+    from vitrail.models import kernels
+
+    return kernels.gelu(pre, tanh)
+
+
+@gelu.register_kernel("cpu")
+def _(pre: Tensor, tanh: bool) -> Tensor:
+    return F.gelu(pre, approximate="tanh" if tanh else "none")
+
+
+@gelu.register_fake
+def _(pre: Tensor, tanh: bool) -> Tensor:
+    return torch.empty_like(pre)
+
+
+@torch.library.custom_op("vitrail::gelu_backward", mutates_args=())
+def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    from vitrail.models import kernels
+
+    return kernels.gelu_backward(grad, pre, tanh)
+
+
+@gelu_backward.register_kernel("cpu")
+def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    out = torch.ops.aten.gelu_backward(grad, pre, approximate="tanh" if tanh else "none")
+    return out, out.sum(0, keepdim=True)
+
+
+@gelu_backward.register_fake
+def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(pre), _sums(pre, pre.shape[1])
+
+
+@torch.library.custom_op("vitrail::join", mutates_args=())
+def join(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    from vitrail.models import kernels
+
+    return kernels.join(q, k, v)
+
+
+@join.register_kernel("cpu")
+def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.cat([q, k, v], dim=1)
+    return out, out.sum(0, keepdim=True)
+
+
+@join.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape[0], 3 * q.shape[1]), _sums(q, 3 * q.shape[1])
+
+
+def _sums(like: Tensor, columns: int) -> Tensor:
+    rows = 1 if like.device.type == "cpu" else -(-like.shape[0] // ROWS)
+    return like.new_empty(rows, columns, dtype=like.dtype if like.device.type == "cpu" else torch.float32)

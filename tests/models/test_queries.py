@@ -1,0 +1,63 @@
+"""A last layer that computes the class token alone gives what the whole one gives it."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.models.test_every_variant import loss_of
+from tests.models.tiny import VARIANTS, awake, images
+from vitrail.models.config import ViTConfig
+from vitrail.models.vit import ViT
+
+VITS = {name: config for name, config in VARIANTS.items() if isinstance(config, ViTConfig)}
+
+
+def network(name: str) -> ViT:
+    model = awake(VITS[name])
+    assert isinstance(model, ViT)
+    return model
+
+
+@pytest.mark.parametrize("name", VITS)
+def test_training_computes_what_evaluation_computes(name: str) -> None:
+    """Output and every gradient, through the short last layer and through the whole one."""
+    model, x = network(name), images(VITS[name])
+    found: list[dict[str, Tensor]] = []
+    for training in (True, False):
+        model.train(training)
+        model.zero_grad()
+        output = model(x)
+        loss_of(output).backward()
+        grads = {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+        found.append({"output": output.detach(), **grads})
+    torch.testing.assert_close(found[0], found[1], atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", VITS)
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_block_gives_the_first_tokens_as_in_the_whole(name: str, queries: int) -> None:
+    model = network(name)
+    z = torch.randn(2, model.config.tokens, model.config.width, dtype=torch.float64)
+    offsets = model.position.offsets(0)
+    whole, first = model.blocks[0](z, offsets), model.blocks[0](z, offsets, queries)
+    assert first.shape == (2, queries, model.config.width)
+    torch.testing.assert_close(first, whole[:, :queries], atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "training", "tokens"), [("tanh", True, 1), ("tanh", False, None), ("mean", True, None)]
+)
+def test_where_the_last_layer_is_short(name: str, training: bool, tokens: int | None) -> None:
+    model, seen = network(name).train(training), list[int]()
+
+    def look(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+        seen.append(output.shape[1])
+
+    for block in model.blocks:
+        block.register_forward_hook(look)
+    model(images(model.config))
+    every = model.config.tokens
+    assert seen == [every] * (model.config.depth - 1) + [tokens or every]
+    seen.clear()
+    model.forward_features(images(model.config))
+    assert set(seen) == {every}
