@@ -1,5 +1,8 @@
 """A source on the device: the same samples, draws and pixels as the loader gives."""
 
+import threading
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +13,12 @@ from vitrail.data.labels import Labels
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch, stream, sweep
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.resident import Resident
+from vitrail.data.resident import Resident, fits
 from vitrail.data.source import Arrays
 from vitrail.data.transforms.augmentation import Augmentation, cifar
-from vitrail.data.transforms.crop import Squash
+from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
+from vitrail.data.transforms.erase import RandomErasing
+from vitrail.data.transforms.policy import Distort, RandAugment, ThreeAugment
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PICTURES = np.random.default_rng(0).integers(0, 256, (23, 32, 32, 3), dtype=np.uint8)
@@ -56,6 +61,75 @@ def test_the_sweep_is_the_loaders(device: str) -> None:
             assert torch.equal(one.label[one.valid], there.label[one.valid])
 
 
+FULL = [
+    Augmentation(crop=cifar(32).crop, policy=RandAugment(), erase=RandomErasing(probability=0.5)),
+    Augmentation(crop=InceptionCrop(size=(24, 28)), policy=ThreeAugment()),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_thread_changes_nothing_and_a_later_start_goes_on_where_it_was(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resident = Resident(SOURCE, device=device)
+
+    def taken(ahead: int, start: int = 0) -> list[Batch]:
+        there = resident.stream(FULL, batch=16, seed=5, start=start, stop=9, repeats=3, ahead=ahead)
+        return [batch.to("cpu") for batch in there]
+
+    wanted = taken(0)
+    assert [batch.step for batch in wanted] == list(range(9))
+    for ahead, start in ((1, 0), (4, 0), (20, 0), (4, 7), (0, 7)):
+        assert all(same(a, b) for a, b in zip(wanted[start:], taken(ahead, start), strict=True))
+    monkeypatch.setattr("vitrail.data.resident.DRAWN", 40)  # two steps at once, then one
+    assert all(same(a, b) for a, b in zip(wanted, taken(4), strict=True))
+
+
+def working() -> int:
+    return sum(thread.name == "ahead" for thread in threading.enumerate())
+
+
+def test_the_thread_ends_with_the_iterator() -> None:
+    resident = Resident(SOURCE, device="cpu")
+
+    def begun() -> Iterator[Batch]:
+        batches = resident.stream(cifar(32), batch=4, seed=0)
+        next(batches)
+        return batches
+
+    endless = begun()
+    assert working() == 1
+    del endless
+    assert working() == 0
+    assert len(list(resident.stream(cifar(32), batch=4, seed=0, stop=3))) == 3
+    assert working() == 0
+    resident.stream(cifar(32), batch=4, seed=0)  # nothing was asked of it
+    assert working() == 0
+
+
+def test_an_error_while_drawing_reaches_the_one_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(*_: object) -> None:
+        raise ZeroDivisionError("in the other thread")
+
+    batches = Resident(SOURCE, device="cpu").stream(FULL[0], batch=4, seed=0)
+    monkeypatch.setattr(RandAugment, "draw", draw)
+    with pytest.raises(ZeroDivisionError, match="other thread"):
+        next(batches)
+    assert working() == 0
+
+
+def test_what_cannot_be_drawn_is_refused_at_once() -> None:
+    resident = Resident(SOURCE, device="cpu")
+    for augmentation, reason in (
+        (Augmentation(crop=cifar(32).crop, policy=Distort()), "Distort uses hue"),
+        (Augmentation(crop=ResizeCrop(size=(16, 16), resize=16, padding=2)), "would resize and pad 32x32"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            resident.stream(augmentation, batch=4, seed=0)
+    with pytest.raises(ConfigError, match="repeats=0"):
+        resident.stream(cifar(32), batch=4, seed=0, repeats=0)
+
+
 def test_several_views_and_their_draws() -> None:
     both = [cifar(32), cifar(32)]
     (here,) = Resident(SOURCE, device="cpu").stream(both, batch=6, seed=0, stop=1)
@@ -86,3 +160,36 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
         Resident(SOURCE, device="cpu", limit=1000)
     with pytest.raises(DataError, match="without pictures"):
         Resident(listed(0), device="cpu")
+
+
+def test_whether_a_source_fits() -> None:
+    need = 23 * 3 * 32 * 32
+    assert fits(SOURCE, need) == (True, "23 pictures of 32x32 take 0.00 GB, 0.00 GB are allowed")
+    assert not fits(SOURCE, need - 1)[0]
+    several = Listed([encoded(noise(0)), encoded(noise(1)), encoded(noise(2, 9, 9))])
+    assert fits(several, 10**9) == (False, "pictures are of several sizes, 12x10 and 9x9")
+    assert fits(listed(0), 10**9) == (False, "there is no picture that can be read")
+    assert not fits(Listed([b"", b""]), 10**9)[0]
+
+
+def test_few_pictures_are_looked_at() -> None:
+    class Counted(Arrays):
+        seen = 0
+
+        def read(self, index: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+            self.seen += 1
+            return np.zeros((8, 8, 3), np.uint8)
+
+    source = Counted(np.zeros((5000, 1), np.uint8))
+    assert fits(source, 5000 * 3 * 64)[0]
+    assert source.seen <= 64
+
+
+def test_a_first_picture_that_cannot_be_read() -> None:
+    source = Listed([b"", encoded(noise(0)), encoded(noise(1))])
+    assert fits(source, 10**6)[0]
+    resident = Resident(source, device="cpu")
+    assert resident.size == (12, 10)
+    assert resident.valid.tolist() == [False, True, True]
+    with pytest.raises(DataError, match=r"picture-1\.png"):
+        Resident(Listed([b"", b""]), device="cpu")

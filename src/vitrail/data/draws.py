@@ -14,13 +14,19 @@ from numpy.typing import NDArray
 Keys: TypeAlias = NDArray[np.uint64]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
+UNUSED = np.uint64(11)  # bits that a float64 has no room for
+FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def mix(x: Keys) -> Keys:
     """The finaliser of splitmix64: a bijection of 64 bits that leaves no pattern. Arrays only: they wrap in silence."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = x ^ (x >> SHIFTS[0])  # a new array; the rest is done in it
+    x *= FACTORS[0]
+    x ^= x >> SHIFTS[1]
+    x *= FACTORS[1]
+    x ^= x >> SHIFTS[2]
+    return x
 
 
 def keyed(*parts: "int | NDArray[np.integer[Any]]") -> Keys:
@@ -47,10 +53,11 @@ def streams(purpose: str, count: int) -> Keys:
 class Draws:
     """The random numbers of B samples, by purpose. Another purpose, or one more, never shifts the rest."""
 
-    __slots__ = ("keys",)
+    __slots__ = ("keys", "mixed")
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, mixed: Keys | None = None) -> None:
         self.keys = keys
+        self.mixed = mix(keys[:, None] + GOLDEN) if mixed is None else mixed  # [B, 1], what all purposes start from
 
     @classmethod
     def of(
@@ -69,19 +76,29 @@ class Draws:
 
     def row(self, index: int) -> "Draws":
         """Those of one sample of a batch."""
-        return Draws(self.keys[index : index + 1])
+        return self.rows(slice(index, index + 1))
+
+    def rows(self, some: "slice | NDArray[np.int64]") -> "Draws":
+        """Those of some samples of a batch."""
+        return Draws(self.keys[some], self.mixed[some])
 
     def bits(self, purpose: str, count: int = 1) -> Keys:
         """Whole 64-bit numbers [B, count]."""
-        return mix(mix(self.keys[:, None] + GOLDEN) ^ streams(purpose, count))
+        return mix(self.mixed ^ streams(purpose, count))
 
     def uniform(self, purpose: str, count: int = 1) -> NDArray[np.float64]:
         """Numbers in [0, 1) as [B, count]: the upper 53 bits."""
-        return (self.bits(purpose, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        bits = self.bits(purpose, count)
+        bits >>= UNUSED
+        numbers = bits.astype(np.float64)
+        numbers *= 2.0**-53
+        return numbers
 
     def integers(self, purpose: str, below: int, count: int = 1) -> NDArray[np.int64]:
         """Whole numbers in [0, below) as [B, count]; `below` stays under 2**32, so that the bias is below 2**-32."""
-        return (self.bits(purpose, count) % np.uint64(below)).astype(np.int64)
+        bits = self.bits(purpose, count)
+        bits %= np.uint64(below)
+        return bits.view(np.int64)
 
     def generator(self, purpose: str, row: int = 0) -> np.random.Generator:
         """A numpy generator of one sample's own, for what needs many numbers or a shaped distribution."""

@@ -63,10 +63,21 @@ class Positions:
 
 def feistel(x: Keys, rows: int, columns: int, key: Keys) -> Keys:
     """x is row * columns + column; the two coordinates take turns in moving the other."""
-    row, column = np.divmod(x, np.uint64(columns))
+    tall, wide = np.uint64(rows), np.uint64(columns)
+    row, column = np.divmod(x, wide)
+    key = key.copy()
     for _ in range(ROUNDS // 2):
-        row = (row + (mix(column + key) >> ONE)) % np.uint64(rows)
-        key = key + GOLDEN
-        column = (column + (mix(row + key) >> ONE)) % np.uint64(columns)
-        key = key + GOLDEN
-    return row * np.uint64(columns) + column
+        row = moved(row, column + key, tall)
+        key += GOLDEN
+        column = moved(column, row + key, wide)
+        key += GOLDEN
+    return row * wide + column
+
+
+def moved(one: Keys, by: Keys, below: "np.uint64") -> Keys:
+    """One coordinate plus a hash, around the rectangle's edge."""
+    out = mix(by)
+    out >>= ONE
+    out += one
+    out -= out // below * below  # the remainder; numpy has a quick division by one number, but no quick %
+    return out

@@ -3,31 +3,68 @@
     resident = Resident(source, device="cuda")
     for batch in resident.stream(augmentation, batch=1024, seed=0): ...
 
-The order and the draws are those of `loader.stream`: the same samples at the same step, cropped and turned alike.
+The order and the draws are those of `loader.stream`: the same samples at the same step, cropped and turned alike. What
+is drawn for the next steps is drawn in a thread while the device works on this one.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext, suppress
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.core.errors import BadPicture, ConfigError, DataError
-from vitrail.core.shapes import Pair
+from vitrail.core.shapes import Pair, times
+from vitrail.data.ahead import Ahead
 from vitrail.data.decode.picture import Picture
 from vitrail.data.draws import Draws
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch, Plain, Share, sweep
-from vitrail.data.order import Order, Positions
+from vitrail.data.order import Order
+from vitrail.data.parcel import Parcel
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
 from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.data.transforms.batched import BatchedAugmentation
+from vitrail.data.transforms.batched import BatchedAugmentation, Plan, unsupported
 
-LOAD_BATCH = 256
-ODD = "is of another size than the first picture"
+LOAD_BATCH: Final = 256
+ODD: Final = "is of another size than the first picture"
+LOOKED_AT: Final = 64  # pictures whose sizes are compared before a set is loaded
+DRAWN: Final = 8192  # places of the stream that are looked up at once; a few take almost as long
+
+
+def fits(source: Source, limit: int) -> tuple[bool, str]:
+    """Whether a source can live on a device that has `limit` bytes for it, and why or why not. Only some headers are
+    read: pictures of another size among the rest are found when the source is loaded."""
+    size, seen = None, np.unique(np.linspace(0, len(source) - 1, LOOKED_AT).astype(np.int64)) if len(source) else []
+    for index in seen:
+        try:
+            picture = source.picture(int(index))
+        except BadPicture:
+            continue  # not valid on the device either, which is no reason against it
+        if size is not None and picture.size != size:
+            return False, f"pictures are of several sizes, {times(size)} and {times(picture.size)}"
+        size = picture.size
+    if size is None:
+        return False, "there is no picture that can be read"
+    told = f"{len(source):,} pictures of {times(size)} take {room(source, size) / 1e9:.2f} GB"
+    return room(source, size) <= limit, f"{told}, {limit / 1e9:.2f} GB are allowed"
+
+
+def room(source: Source, size: Pair) -> int:
+    """The bytes that all pictures take at one size."""
+    return len(source) * 3 * size[0] * size[1]
+
+
+def first_size(source: Source) -> Pair:
+    """The size of the first picture that can be read."""
+    for index in range(len(source) - 1):
+        with suppress(BadPicture):
+            return source.picture(index).size
+    return source.picture(len(source) - 1).size
 
 
 class AsIs:
@@ -60,10 +97,10 @@ class Resident:
         if not len(source):
             raise DataError("a source without pictures cannot be loaded")
         self.source, self.device = source, torch.device(device)
-        view = AsIs(source.picture(0).size) if size is None else Plain(Preprocessing(image=size))
+        view = AsIs(first_size(source)) if size is None else Plain(Preprocessing(image=size))
         height, width = view.sizes[0]
         shape = (len(source), 3, height, width)
-        need = int(np.prod(shape))
+        need = room(source, (height, width))
         if limit is not None and need > limit:
             raise ConfigError(
                 f"{len(source)} pictures of {height} x {width} take {need / 1e9:.1f} GB, "
@@ -82,6 +119,11 @@ class Resident:
     def __len__(self) -> int:
         return len(self.source)
 
+    @property
+    def size(self) -> Pair:
+        """Of the pictures as they lie on the device."""
+        return (self.pixels.shape[-2], self.pixels.shape[-1])
+
     def stream(
         self,
         augmentations: Augmentation | Sequence[Augmentation],
@@ -93,34 +135,43 @@ class Resident:
         rank: int = 0,
         world: int = 1,
         repeats: int = 1,
+        ahead: int = 4,
     ) -> Iterator[Batch]:
-        """The training batches from step `start` on, as `loader.stream` gives them, already on the device."""
+        """The training batches from step `start` on, as `loader.stream` gives them, already on the device. The thread
+        draws up to `ahead` steps in advance and ends with the iterator; with 0 there is none, and the same batches."""
+        if repeats < 1:
+            raise ConfigError(f"repeats={repeats} must be at least 1")
         several = tuple(augmentations) if isinstance(augmentations, Sequence) else (augmentations,)
         views = [BatchedAugmentation(augmentation) for augmentation in several]
+        for augmentation in several:
+            if reason := unsupported(augmentation, self.size):
+                raise ConfigError(reason)
         share, order = Share(batch=batch, rank=rank, world=world), Order(len(self), seed)
-        for step in itertools.count(start) if stop is None else range(start, stop):
-            at = order.stream(share.places(step), repeats)
-            taken = self.sent(at.sample)
-            pixels = self.pixels.index_select(0, taken)
-            draws = [
-                Draws.of(seed=seed, epoch=at.epoch, sample=at.sample, view=at.repeat * len(views) + number)
-                for number in range(len(views))
-            ]
-            yield self.batch(step, tuple(v(pixels, d) for v, d in zip(views, draws, strict=True)), taken, at)
+        steps = itertools.count(start) if stop is None else range(start, stop)
+        drawn = prepared(iter(steps), views, self.size, share, order, repeats)
+        return self.batches(views, drawn, ahead)
+
+    def batches(self, views: Sequence[BatchedAugmentation], drawn: "Iterator[Prepared]", ahead: int) -> Iterator[Batch]:
+        """What was drawn on the host, done on the device."""
+        with closing(Ahead(drawn, ahead)) if ahead else nullcontext(drawn) as steps:
+            for step in steps:
+                arrays = iter(step.parcel.sent(self.device))
+                taken, epoch = next(arrays), next(arrays)
+                pixels = self.pixels.index_select(0, taken)
+                seen = [view.apply(plan, pixels, arrays) for view, plan in zip(views, step.plans, strict=True)]
+                yield self.batch(step.number, tuple(seen), taken, epoch)
 
     def sweep(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Every sample once, as it is; as in `loader.sweep` the last batch has places without a picture."""
         share = Share(batch=batch, rank=rank, world=world)
         for step in range(-(-len(self) // batch)):
             places = share.places(step)
-            nought = np.zeros_like(places)
-            exists = self.sent(places < len(self))
-            taken = self.sent(np.minimum(places, len(self) - 1))
-            at = Positions(epoch=nought, sample=places, repeat=nought)
-            yield self.batch(step, (self.pixels.index_select(0, taken),), taken, at, exists)
+            inside = np.minimum(places, len(self) - 1)
+            taken, epoch, exists = Parcel([inside, np.zeros_like(places), places < len(self)]).sent(self.device)
+            yield self.batch(step, (self.pixels.index_select(0, taken),), taken, epoch, exists)
 
     def batch(
-        self, step: int, views: tuple[Tensor, ...], taken: Tensor, at: Positions, exists: Tensor | None = None
+        self, step: int, views: tuple[Tensor, ...], taken: Tensor, epoch: Tensor, exists: Tensor | None = None
     ) -> Batch:
         valid = self.valid.index_select(0, taken)
         return Batch(
@@ -128,13 +179,36 @@ class Resident:
             views=views,
             label=self.labels.index_select(0, taken),
             sample=taken if exists is None else torch.where(exists, taken, -1),
-            epoch=self.sent(at.epoch),
+            epoch=epoch,
             valid=valid if exists is None else valid & exists,
         )
 
-    def sent(self, array: "NDArray[np.int64] | NDArray[np.bool_]") -> Tensor:
-        """A small array to the device without waiting for it."""
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
+
+class Prepared(NamedTuple):
+    """What the host has to say about a step: what to do, and the arrays for it: sample, epoch, those of the plans."""
+
+    number: int
+    plans: list[Plan]
+    parcel: Parcel
+
+
+def prepared(
+    steps: Iterator[int],
+    views: Sequence[BatchedAugmentation],
+    size: Pair,
+    share: Share,
+    order: Order,
+    repeats: int,
+) -> Iterator[Prepared]:
+    """The host's part of each step. Needs no device, and reads no pictures."""
+    while block := list(itertools.islice(steps, max(1, DRAWN // share.local))):
+        at = order.stream(np.concatenate([share.places(step) for step in block]), repeats)
+        draws = [
+            Draws.of(seed=order.seed, epoch=at.epoch, sample=at.sample, view=at.repeat * len(views) + number)
+            for number in range(len(views))
+        ]
+        for row, step in enumerate(block):
+            part = slice(row * share.local, (row + 1) * share.local)
+            plans = [view.plan(drawn.rows(part), size) for view, drawn in zip(views, draws, strict=True)]
+            arrays = [array for plan in plans for array in plan.arrays]
+            yield Prepared(step, plans, Parcel([at.sample[part], at.epoch[part], *arrays]))

@@ -1,5 +1,6 @@
 """Whole batches, on a device or not, come out as one picture at a time does."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from tests.data.transforms.test_crop import drawn, pixels
 from vitrail.core.errors import ConfigError
 from vitrail.data.decode.picture import Picture
 from vitrail.data.draws import Draws
-from vitrail.data.transforms import batched_operations
+from vitrail.data.parcel import Parcel
 from vitrail.data.transforms.augmentation import Augmentation, cifar, inception, multi_crop, three_augment
-from vitrail.data.transforms.batched import BatchedAugmentation, run, supported
+from vitrail.data.transforms.batched import BatchedAugmentation, run, supported, unsupported
+from vitrail.data.transforms.batched_operations import Moves
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.erase import RandomErasing
 from vitrail.data.transforms.operations import OPERATIONS
@@ -85,7 +87,7 @@ def test_each_operation_with_a_level_a_sample(name: str, device: str) -> None:
     wanted = torch.stack(
         [OPERATIONS[NUMBER[name]](picture, level) for picture, level in zip(batch, levels, strict=True)]
     )
-    if NUMBER[name] in batched_operations.GEOMETRIC:  # a nearest neighbour may be another one, where two are as near
+    if name in Moves._fields:  # a nearest neighbour may be another one, where two are as near
         assert (got != wanted).any(1).float().mean() < 0.01
     else:
         close(got, wanted, 1, 0.01)
@@ -123,11 +125,58 @@ def test_the_batch_is_left_as_it_was_and_comes_out_the_same_again() -> None:
     close(first, torch.cat(halves), 1, 0.001)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("policy", [None, RandAugment(), ThreeAugment()])
+@pytest.mark.parametrize(
+    "crop", [InceptionCrop(size=(20, 20)), ResizeCrop(size=(30, 36), resize=(32, 40)), Squash(size=(32, 40))]
+)
+def test_a_plan_made_elsewhere_gives_the_same(crop: Any, policy: Any, device: str) -> None:
+    augment = BatchedAugmentation(Augmentation(crop=crop, policy=policy, erase=RandomErasing(probability=0.5)))
+    batch = torch.from_numpy(SMOOTH).permute(0, 3, 1, 2).contiguous().to(device)
+    with ThreadPoolExecutor(1) as pool:
+        plan = pool.submit(augment.plan, drawn(24), (32, 40)).result()
+    wanted = augment(batch, drawn(24))
+    assert torch.equal(augment.apply(plan, batch), wanted)
+    assert torch.equal(augment.apply(plan, batch, iter(Parcel(plan.arrays).sent(batch.device))), wanted)
+
+
+def test_a_plan_is_for_one_shape() -> None:
+    augment = BatchedAugmentation(inception(16))
+    plan = augment.plan(drawn(4), (32, 32))
+    for wrong in (
+        torch.zeros((5, 3, 32, 32), dtype=torch.uint8),
+        torch.zeros((4, 3, 32, 40), dtype=torch.uint8),
+        torch.zeros((4, 3, 32, 32)),
+    ):
+        with pytest.raises(ConfigError, match=r"uint8 \(4, 3, 32, 32\) was given"):
+            augment.apply(plan, wrong)
+
+
+def test_the_operations_of_a_step_do_not_touch_each_other() -> None:
+    """Pictures with any mix of operations come out as they do when each is alone in its batch."""
+    names = [name for name in NUMBER if name in supported()]
+    first = np.array([NUMBER[name] for name in names for _ in names])
+    which = np.stack([first, np.array([NUMBER[name] for _ in names for name in names])], 1)
+    spread = {"posterise": 5.0, "solarise": 90.0, "translate_x": 3.0, "translate_y": -2.0, "rotate": 9.0}
+    levels = np.array([spread.get(name, 0.3 if "shear" in name else 1.4) for name in NUMBER])
+    batch = torch.from_numpy(SMOOTH).permute(0, 3, 1, 2).contiguous()[np.arange(len(which)) % 24]
+    together = run(Programme(which, levels[which]), batch)
+    for place in range(0, len(which), 7):
+        some = slice(place, place + 1)
+        close(together[some], run(Programme(which[some], levels[which[some]]), batch[some]), 1, 0.01)
+
+
 def test_what_is_not_supported_is_refused_with_what_is() -> None:
     with pytest.raises(ConfigError, match=r"Distort uses hue.*supported: InceptionCrop.*blur"):
         BatchedAugmentation(multi_crop()[0])
     with pytest.raises(ConfigError, match="resize and pad"):
         together(Augmentation(crop=ResizeCrop(size=(16, 16), resize=16, padding=2)), SMOOTH, drawn(24))
+    assert unsupported(inception(8)) is None
+    assert "hue" in (unsupported(multi_crop()[0]) or "")
+    padded = Augmentation(crop=ResizeCrop(size=(16, 16), resize=16, padding=2))
+    assert unsupported(padded) is None  # nor is it, for pictures of that size
+    assert unsupported(padded, (16, 16)) is None
+    assert "resize and pad 32x40" in (unsupported(padded, (32, 40)) or "")
     with pytest.raises(ConfigError, match="3 draws"):
         together(inception(8), SMOOTH, drawn(3))
 

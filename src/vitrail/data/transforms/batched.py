@@ -3,11 +3,16 @@
     augment = BatchedAugmentation(inception(32))
     pixels = augment(pixels, Draws.of(seed=0, epoch=epochs, sample=samples))    # uint8 [B, 3, H, W] to [B, 3, h, w]
 
-The parameters are drawn on the host by the very functions that a loader process uses, and sent along; the host never
-waits for the device.
+The parameters are drawn on the host by the very functions that a loader process uses, and sent along in one piece; the
+host never waits for the device. Drawing them needs no pixels, and can be done beforehand, in another thread:
+
+    plan = augment.plan(draws, (32, 32))
+    pixels = augment.apply(plan, pixels)
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,23 +23,49 @@ from torch.nn.functional import pad
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair
-from vitrail.data.draws import Draws
+from vitrail.data.draws import FACTORS, GOLDEN, SHIFTS, Draws
+from vitrail.data.parcel import Parcel
 from vitrail.data.preprocessing import Interpolation
 from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.data.transforms.batched_operations import GEOMETRIC, OPERATIONS, blur_within, matrices, warp
+from vitrail.data.transforms.batched_programme import SUPPORTED, Work, programmed
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop
 from vitrail.data.transforms.erase import RandomErasing, noise_keys
 from vitrail.data.transforms.policy import used
-from vitrail.data.transforms.programme import IDENTITY, NUMBER, Programme
-
-BLUR = NUMBER["blur"]
-SUPPORTED = frozenset(OPERATIONS) | GEOMETRIC | {IDENTITY, BLUR}
+from vitrail.data.transforms.programme import NUMBER, Programme
 
 
 def supported() -> tuple[str, ...]:
     """What can be done to whole batches."""
     names = [name for name, which in NUMBER.items() if which in SUPPORTED]
     return ("InceptionCrop", "ResizeCrop", "Squash", "flip", "RandomErasing", *names)
+
+
+def unsupported(augmentation: Augmentation, size: Pair | None = None) -> str | None:
+    """Why an augmentation has no batched form, for pictures of this size where it is known; None where it has one."""
+    policy, crop = augmentation.policy, augmentation.crop
+    missing = [] if policy is None else sorted(name for name in used(policy) if NUMBER[name] not in SUPPORTED)
+    if missing:
+        return (
+            f"{type(policy).__name__} uses {', '.join(missing)}, which has no batched form; "
+            f"supported: {', '.join(supported())}"
+        )
+    if size is not None and isinstance(crop, ResizeCrop) and crop.padding and crop.resized(size) != size:
+        return f"{crop} would resize and pad {size[0]}x{size[1]}; batches can do one or the other"
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What was drawn for a batch of B pictures of one size, and what it takes to do it. Has no part on a device."""
+
+    count: int
+    size: Pair
+    works: tuple[Work, ...]
+
+    @property
+    def arrays(self) -> "list[NDArray[Any]]":
+        """All that has to be sent."""
+        return [array for work in self.works for array in work.arrays]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +75,8 @@ class BatchedAugmentation:
     augmentation: Augmentation
 
     def __post_init__(self) -> None:
-        policy = self.augmentation.policy
-        missing = [] if policy is None else sorted(name for name in used(policy) if NUMBER[name] not in SUPPORTED)
-        if missing:
-            raise ConfigError(
-                f"{type(policy).__name__} uses {', '.join(missing)}, which has no batched form; "
-                f"supported: {', '.join(supported())}"
-            )
+        if reason := unsupported(self.augmentation):
+            raise ConfigError(reason)
 
     @property
     def size(self) -> Pair:
@@ -58,69 +84,116 @@ class BatchedAugmentation:
 
     def __call__(self, pixels: Tensor, draws: Draws) -> Tensor:
         """`draws` are those of the B samples, in the same order."""
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or len(pixels) != len(draws):
-            raise ConfigError(f"{len(draws)} draws for {pixels.dtype} {tuple(pixels.shape)}, not uint8 [B, 3, H, W]")
+        if len(pixels) != len(draws):
+            raise ConfigError(f"{len(draws)} draws for {len(pixels)} pictures")
+        return self.apply(self.plan(draws, (pixels.shape[-2], pixels.shape[-1])), pixels)
+
+    def plan(self, draws: Draws, size: Pair) -> Plan:
+        """The host's part, for pictures of this size: arrays only, the same in any thread."""
         augmentation = self.augmentation
-        pixels = cropped(augmentation.crop, pixels, draws)
-        flips = send(augmentation.flips(draws), pixels.device)
-        pixels = torch.where(flips[:, None, None, None], pixels.flip(-1), pixels)
+        if reason := unsupported(augmentation, size):
+            raise ConfigError(reason)
+        works = cropped(augmentation.crop, augmentation.flips(draws), draws, size)
         if augmentation.policy is not None:
-            pixels = run(augmentation.policy.draw(draws, self.size), pixels)
-        return pixels if augmentation.erase is None else erased(augmentation.erase, pixels, draws)
+            works.append(programmed(augmentation.policy.draw(draws, self.size), self.size))
+        if augmentation.erase is not None:
+            works += erased(augmentation.erase, draws, self.size)
+        return Plan(len(draws), size, tuple(works))
+
+    def apply(self, plan: Plan, pixels: Tensor, sent: Iterator[Tensor] | None = None) -> Tensor:
+        """The device's part. `sent` gives the plan's arrays where they are on the device already."""
+        if pixels.dtype != torch.uint8 or tuple(pixels.shape) != (plan.count, 3, *plan.size):
+            wanted = f"uint8 {(plan.count, 3, *plan.size)}"
+            raise ConfigError(f"a plan for {wanted} was given {pixels.dtype} {tuple(pixels.shape)}")
+        arrays = iter(Parcel(plan.arrays).sent(pixels.device)) if sent is None else sent
+        for work in plan.works:
+            pixels = work.stage(pixels, [next(arrays) for _ in work.arrays])
+        return pixels
 
 
-def send(array: NDArray[Any], device: torch.device) -> Tensor:
-    """To the device, without waiting for it."""
-    tensor = torch.from_numpy(array)
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+def run(programme: Programme, pixels: Tensor) -> Tensor:
+    """What was drawn for each picture, done to it."""
+    work = programmed(programme, (pixels.shape[-2], pixels.shape[-1]))
+    return work.stage(pixels, Parcel(work.arrays).sent(pixels.device))
 
 
-def cropped(crop: Crop, pixels: Tensor, draws: Draws) -> Tensor:
-    height, width = pixels.shape[-2:]
+def cropped(crop: Crop, flips: NDArray[np.bool_], draws: Draws, whole: Pair) -> list[Work]:
+    """The crop and the flip of pictures of one size."""
+    height, width = whole
+    flipped = Work((flips[:, None, None, None],), mirrored)
     if isinstance(crop, ResizeCrop):
-        resized = crop.resized((height, width))
-        windows = crop.windows(draws, (height, width))
-        if resized == (height, width):
-            return windowed(crop, pixels, windows)
-        if crop.padding:
-            raise ConfigError(f"{crop} would resize and pad {height}x{width}; batches can do one or the other")
+        resized = crop.resized(whole)
+        windows = crop.windows(draws, whole)
+        if resized == whole:
+            return [windowed(crop, windows, flips)]
         scale = np.array([height / resized[0], width / resized[1]])
         # A window of the resized picture is a box of this one, and what lies outside the box may shine in.
         boxes = np.concatenate([windows * scale, np.broadcast_to(np.array(crop.size) * scale, windows.shape)], 1)
-        return resampled(pixels, boxes, crop.size, crop.interpolation, tight=False)
+        return [resampled(boxes, whole, crop.size, crop.interpolation, tight=False), flipped]
     if isinstance(crop, InceptionCrop):
-        return resampled(pixels, crop.boxes(draws, height, width), crop.size, crop.interpolation, tight=True)
-    if crop.size == (height, width):
-        return pixels
-    whole = np.broadcast_to(np.array([0, 0, height, width]), (len(pixels), 4))
-    return resampled(pixels, whole, crop.size, crop.interpolation, tight=True)
+        boxes = crop.boxes(draws, height, width)
+        return [resampled(boxes, whole, crop.size, crop.interpolation, tight=True), flipped]
+    if crop.size == whole:
+        return [flipped]
+    boxes = np.broadcast_to(np.array([0, 0, height, width]), (len(draws), 4))
+    return [resampled(boxes, whole, crop.size, crop.interpolation, tight=True), flipped]
 
 
-def windowed(crop: ResizeCrop, pixels: Tensor, windows: NDArray[np.int64]) -> Tensor:
-    """Pads, and takes from each picture its own window."""
-    device, border = pixels.device, crop.padding
+def mirrored(pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+    (flips,) = arrays
+    return torch.where(flips, pixels.flip(-1), pixels)
+
+
+def windowed(crop: ResizeCrop, windows: NDArray[np.int64], flips: NDArray[np.bool_]) -> Work:
+    """From each padded picture its own window, from the left or from the right."""
+    height, width = crop.size
+    left = np.where(flips, windows[:, 1] + width - 1, windows[:, 1])
+    arrays = (
+        np.arange(len(windows))[:, None, None, None],
+        np.arange(3)[:, None, None],
+        windows[:, 0, None, None, None],
+        np.arange(height)[:, None],
+        left[:, None, None, None],
+        np.where(flips, -1, 1)[:, None, None, None],
+        np.arange(width),
+    )
+    return Work(arrays, partial(through_windows, crop))
+
+
+def through_windows(crop: ResizeCrop, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+    every, channels, top, down, left, sense, across = arrays
     mode = "constant" if crop.edge == "zeros" else "reflect"
-    padded = pad(pixels, (border,) * 4, mode=mode) if border else pixels
-    first = send(windows, device)
-    rows = first[:, :1] + torch.arange(crop.size[0], device=device)  # [B, h]
-    columns = first[:, 1:] + torch.arange(crop.size[1], device=device)
-    every = torch.arange(len(pixels), device=device)[:, None, None, None]
-    channels = torch.arange(pixels.shape[1], device=device)[:, None, None]
-    return padded[every, channels, rows[:, None, :, None], columns[:, None, None, :]]
+    padded = pad(pixels, (crop.padding,) * 4, mode=mode) if crop.padding else pixels
+    return padded[every, channels, top + down, torch.addcmul(left, sense, across)]
 
 
 def resampled(
-    pixels: Tensor,
     boxes: "NDArray[np.integer[Any] | np.floating[Any]]",
+    whole: Pair,
     size: Pair,
     interpolation: Interpolation,
     *,
     tight: bool,
-) -> Tensor:
-    """A box of each picture at one size, with the filters of Pillow, as two matrix products."""
-    sent = send(boxes.astype(np.float32), pixels.device)
-    down = weights(sent[:, 0], sent[:, 2], size[0], pixels.shape[-2], interpolation, tight)  # [B, h, H]
-    across = weights(sent[:, 1], sent[:, 3], size[1], pixels.shape[-1], interpolation, tight)
+) -> Work:
+    """A box of each picture at one size, with the filters of Pillow, as two matrix products. Where the two axes are
+    alike, their weights are computed together."""
+    sides = boxes.astype(np.float32)
+    square = whole[0] == whole[1] and size[0] == size[1]
+    axes = [(0, 1)] if square else [(0,), (1,)]
+    arrays = list[NDArray[Any]]()
+    for some in axes:
+        first = sides[:, some].T.reshape(-1, 1, 1)
+        length = sides[:, [axis + 2 for axis in some]].T.reshape(-1, 1, 1)
+        scale = length / np.float32(size[some[0]])
+        arrays += [first, first + length, scale, np.maximum(scale, np.float32(1))]
+        arrays += [np.arange(size[some[0]], dtype=np.float32)[:, None] + np.float32(0.5)]
+        arrays += [np.arange(whole[some[0]], dtype=np.float32) + np.float32(0.5)]
+    return Work(tuple(arrays), partial(through_weights, interpolation, tight))
+
+
+def through_weights(interpolation: Interpolation, tight: bool, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+    several = [weights(arrays[at : at + 6], interpolation, tight) for at in range(0, len(arrays), 6)]
+    down, across = several if len(several) == 2 else several[0].split(len(pixels))  # [B, h, H] and [B, w, W]
     narrow = whole_levels(pixels.float() @ across[:, None].transpose(2, 3))  # Pillow too rounds in between
     return whole_levels(down[:, None] @ narrow).to(torch.uint8)
 
@@ -130,72 +203,58 @@ def whole_levels(levels: Tensor) -> Tensor:
     return levels.add_(0.5).floor_().clamp_(0, 255)
 
 
-def weights(first: Tensor, length: Tensor, out: int, side: int, interpolation: Interpolation, tight: bool) -> Tensor:
+def weights(arrays: Sequence[Tensor], interpolation: Interpolation, tight: bool) -> Tensor:
     """How much of each of `side` pixels goes into each of `out`, for B boxes [B, out, side]. Where pixels get fewer,
     the filter is as wide as what becomes one of them, so nothing is left out."""
-    first, scale = first[:, None, None], (length / out)[:, None, None]
-    centre = first + (torch.arange(out, device=first.device)[:, None] + 0.5) * scale
-    at = torch.arange(side, device=first.device) + 0.5
-    away = (at - centre).abs() / scale.clamp(min=1)
+    first, last, scale, reach, out, at = arrays
+    away = (at - (out * scale).add_(first)).abs_().div_(reach)
     if interpolation == "bicubic":  # Keys' cubic with a = -1/2
         near = (1.5 * away - 2.5) * away * away + 1
         far = ((-0.5 * away + 2.5) * away - 4) * away + 2
         shares = torch.where(away < 1, near, torch.where(away < 2, far, 0.0))
     else:
-        shares = (1 - away).clamp(min=0)
+        shares = (1 - away).clamp_(min=0)
     if tight:
-        shares = shares * ((at > first) & (at < first + length[:, None, None]))
-    return shares / shares.sum(-1, keepdim=True)
+        shares.mul_((at > first) & (at < last))
+    return shares.div_(shares.sum(-1, keepdim=True))
 
 
-def run(programme: Programme, pixels: Tensor) -> Tensor:
-    """What was drawn for each picture, done to it: step by step, and in each step together those with one operation."""
-    device, size = pixels.device, (pixels.shape[-2], pixels.shape[-1])
-    group = np.where(np.isin(programme.which, list(GEOMETRIC)), -1, programme.which)
-    order = np.argsort(group, axis=0, kind="stable")
-    places, levels = send(order, device), send(programme.level.astype(np.float32), device)
-    pixels = pixels.clone()
-    for step in range(group.shape[1]):
-        names, counts = np.unique(group[:, step], return_counts=True)
-        ends = np.cumsum(counts)
-        for which, start, end in zip(names.tolist(), (ends - counts).tolist(), ends.tolist(), strict=True):
-            if which == IDENTITY:
-                continue
-            chosen, mine = order[start:end, step], places[start:end, step]
-            level = programme.level[chosen, step]
-            if which == -1:
-                moves = matrices(programme.which[chosen, step], level, size)
-                done = warp(pixels[mine], send(moves, device))
-            else:
-                operation = blur_within(float(level.max())) if which == BLUR else OPERATIONS[which]
-                done = operation(pixels[mine], levels[mine, step].view(-1, 1, 1, 1))
-            pixels.index_copy_(0, mine, done)
-    return pixels
+def erased(erase: RandomErasing, draws: Draws, size: Pair) -> list[Work]:
+    """The holes of those that have one."""
+    height, width = size
+    some = np.flatnonzero(erase.chosen(draws))
+    if not some.size:
+        return []
+    draws = draws.rows(some)
+    top, left, tall, wide = erase.boxes(draws, height, width).T[..., None, None, None]
+    edges = (top, top + tall, left, left + wide)  # [n, 1, 1, 1] each
+    rulers = (np.arange(height)[:, None], np.arange(width))
+    keys = noise_keys(draws).view(np.int64)[:, None]
+    return [Work((some, *edges, *rulers, keys), partial(with_holes, erase.fill))]
 
 
-def erased(erase: RandomErasing, pixels: Tensor, draws: Draws) -> Tensor:
-    device, (height, width) = pixels.device, pixels.shape[-2:]
-    boxes = send(erase.boxes(draws, height, width), device)[:, :, None, None]  # [B, 4, 1, 1]
-    top, left, tall, wide = boxes.unbind(1)
-    row, column = torch.arange(height, device=device)[:, None], torch.arange(width, device=device)
-    hole = (row >= top) & (row < top + tall) & (column >= left) & (column < left + wide)  # [B, H, W]
-    if erase.fill is not None:
-        return pixels.masked_fill(hole[:, None], erase.fill)
-    keys = send(noise_keys(draws).view(np.int64), device)[:, None, None]
-    return torch.where(hole[:, None], noise(keys, row * width + column), pixels)
+def with_holes(fill: int | None, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+    """In place: the pixels are those of the steps before."""
+    some, top, bottom, left, right, row, column, keys = arrays
+    hole = ((row >= top) & (row < bottom)) & ((column >= left) & (column < right))  # [n, 1, H, W]
+    mine = pixels.index_select(0, some)
+    covered = mine.masked_fill_(hole, fill) if fill is not None else torch.where(hole, noise(keys, mine), mine)
+    return pixels.index_copy_(0, some, covered)
 
 
-def noise(key: Tensor, place: Tensor) -> Tensor:
-    """The bytes of `erase.noise` [B, 3, H, W]. Signed numbers wrap like unsigned ones; only their shifts need care."""
-    bits = hashed(key + place * wrapped(0x9E3779B97F4A7C15))
-    return torch.stack([(bits >> 8 * (channel + 1)) & 255 for channel in range(3)], 1).to(torch.uint8)
+def noise(keys: Tensor, like: Tensor) -> Tensor:
+    """The bytes of `erase.noise` [n, 3, H, W]. Signed numbers wrap like unsigned ones; only their shifts need care."""
+    count, _, height, width = like.shape
+    bits = torch.arange(height * width, device=like.device).mul_(wrapped(int(GOLDEN))) + keys  # [n, H W]
+    for shift, factor in zip(SHIFTS[:2], FACTORS, strict=True):
+        bits.bitwise_xor_(shifted(bits, int(shift))).mul_(wrapped(int(factor)))
+    bits.bitwise_xor_(shifted(bits, int(SHIFTS[2])))
+    return bits.view(torch.uint8).view(count, height, width, 8)[..., 1:4].permute(0, 3, 1, 2)  # low bytes come first
 
 
-def hashed(x: Tensor) -> Tensor:
-    """`draws.mix` on int64."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * wrapped(factor)
-    return x ^ ((x >> 31) & (2**33 - 1))
+def shifted(bits: Tensor, by: int) -> Tensor:
+    """To the right, with zeros from the left."""
+    return (bits >> by).bitwise_and_(2 ** (64 - by) - 1)
 
 
 def wrapped(value: int) -> int:

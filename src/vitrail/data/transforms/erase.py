@@ -32,9 +32,13 @@ class RandomErasing:
         if self.fill is not None and not 0 <= self.fill <= 255:
             raise ConfigError(f"fill={self.fill} must be a level from 0 to 255, or None for noise")
 
+    def chosen(self, draws: Draws) -> NDArray[np.bool_]:
+        """Which of B samples are to be erased, if a rectangle fits."""
+        return draws.uniform("erase or not")[:, 0] < self.probability
+
     def boxes(self, draws: Draws, height: int, width: int) -> NDArray[np.int64]:
         """Top, left, height, width for each of B samples [B, 4]; no height where nothing is erased."""
-        on = draws.uniform("erase or not")[:, 0] < self.probability
+        on = self.chosen(draws)
         drawn = draws.uniform("erase", 2 * TRIES + 2)
         rows, columns = rectangles(drawn, column(height * width), self.area, self.aspect)
         fits = (rows < height) & (columns < width)

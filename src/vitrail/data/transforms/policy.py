@@ -62,7 +62,8 @@ class RandAugment:
         which = draws.integers("randaugment", len(choices), self.ops)
         sign = draws.integers("randaugment sign", 2, self.ops)
         numbers = np.array([NUMBER[name] for name in choices])
-        return Programme(numbers[which], np.array(list(choices.values()))[which, sign])
+        sign += 2 * which  # now the place among all levels
+        return Programme(numbers.take(which), np.array(list(choices.values())).take(sign))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,12 +134,15 @@ def jittered(draws: Draws, strength: tuple[float, float, float, float]) -> Progr
     if not on:
         return Programme(np.zeros((len(draws), 0), np.int64), np.zeros((len(draws), 0)))
     amount, centre = np.array(strength)[on], np.array([1.0, 1.0, 1.0, 0.0])[on]
-    level = centre + amount * (2 * draws.uniform("jitter level", len(names))[:, on] - 1)
-    level = np.where(centre > 0, level.clip(0), level)  # a factor stays at or above 0
+    level = 2 * draws.uniform("jitter level", len(names))[:, on]
+    level -= 1
+    level *= amount
+    level += centre
+    np.maximum(level, np.where(centre > 0, 0.0, -np.inf), out=level)  # a factor stays at or above 0
     orders = np.array(list(permutations(range(len(on)))))
-    order = orders[draws.integers("jitter order", len(orders))[:, 0]]
+    order = orders.take(draws.integers("jitter order", len(orders))[:, 0], 0)
     numbers = np.array([NUMBER[names[i]] for i in on])
-    return Programme(numbers[order], np.take_along_axis(level, order, 1))
+    return Programme(numbers.take(order), np.take_along_axis(level, order, 1))
 
 
 def sometimes(draws: Draws, name: str, probability: float, level: NDArray[np.float64]) -> Programme:
