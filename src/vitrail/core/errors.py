@@ -9,6 +9,9 @@ VitrailError
 │   ├── BadPicture         one file that is no picture we read: the reason, and the name where it is known
 │   ├── BadLabels          an empty class, a class that train lacks, a label outside the range
 │   └── WorkerDied         a loader process ended; names the sample it was reading
+├── TrainingError          a run cannot go on; its folder says how far it came
+│   ├── Exploded           loss or gradient was not finite too often
+│   └── RankLost           a process of a job died or hung; names it
 └── WeightsError           a weight file cannot be used; names the file and the first offending tensor
     ├── UnsafeWeights      the file asks for code to run, or for memory beyond any honest need
     ├── CorruptWeights     truncated, torn, flipped, not finite, or not a weight file at all
@@ -57,6 +60,18 @@ class BadLabels(DataError):
 
 class WorkerDied(DataError):
     """A loader process that ended while it read a sample."""
+
+
+class TrainingError(VitrailError):
+    """A run that cannot go on."""
+
+
+class Exploded(TrainingError):
+    """A run whose loss or gradient was not finite too often."""
+
+
+class RankLost(TrainingError):
+    """A process of a job that died or hung."""
 
 
 class WeightsError(VitrailError):

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,21 +15,31 @@ class NotOnDisk(OSError):
     """The file stands under its name, but its folder could not be put on disk."""
 
 
+def unobserved(point: str) -> None:
+    """Nobody watches a file being written, outside of tests."""
+
+
 @contextlib.contextmanager
-def replacing(path: Path) -> Generator[BinaryIO]:
-    """A file to write that takes its name only once it is whole and on disk."""
+def replacing(path: Path, reached: Callable[[str], None] = unobserved) -> Generator[BinaryIO]:
+    """A file to write that takes its name only once it is whole and on disk. `reached` hears of each moment at which a
+    crash would leave something else behind."""
     temporary = path.with_name(f".vitrail-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
             yield file
+            reached("before sync")
             file.flush()
             os.fsync(file.fileno())
+            reached("after sync")
+        reached("before rename")
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+    reached("after rename")
     sync_folder(path.parent)
+    reached("after folder sync")
 
 
 def sync_folder(folder: Path) -> None:
