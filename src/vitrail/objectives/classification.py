@@ -1,0 +1,79 @@
+"""Classification: softmax or sigmoid cross-entropy against labels, several labels, or mixed targets."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.core.errors import ConfigError, unknown
+from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.mix import Mix, one_hot
+from vitrail.objectives.objective import Objective, Outcome
+
+Loss: TypeAlias = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classification:
+    """Sigmoid is summed over classes and averaged over pictures, as ImageNet-21k's was; `head_bias` is where the last
+    layer's bias starts, -10 there, so that a fresh head says no to every class."""
+
+    loss: Loss = "softmax"
+    smoothing: float = 0.0
+    head_bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.loss not in get_args(Loss):
+            raise unknown("objective.loss", str(self.loss), get_args(Loss))
+        if not 0 <= self.smoothing < 1:
+            raise ConfigError(f"objective.smoothing={self.smoothing} must be at least 0 and below 1")
+
+
+class Classify(Objective):
+    """The network's logits against targets [B, K]. A place without a picture counts for nothing."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, network: nn.Module, config: Classification, classes: int, preprocessing: Preprocessing, mix: Mix
+    ) -> None:
+        super().__init__()
+        self.network, self.config, self.classes, self.mix = network, config, classes, mix
+        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(preprocessing.std).view(3, 1, 1), persistent=False)
+
+    def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
+        """Pixels as bytes [B, 3, H, W], targets [B, K], what to score against [B], and which count [B]."""
+        targets = one_hot(batch.label, self.classes, self.config.smoothing)
+        label = batch.label if batch.label.ndim == 1 else batch.label[:, 0]
+        counted = batch.valid & (label >= 0)
+        pixels, targets = self.mix(batch.pixels, targets, seed=seed, step=step, valid=batch.valid)
+        return pixels, targets, label, counted
+
+    def forward(self, *inputs: Tensor) -> Outcome:
+        pixels, targets, label, counted = inputs
+        images = (pixels.float() / 255 - self.mean) / self.std
+        logits = cast(Tensor, self.network(images)).float()
+        if self.config.loss == "sigmoid":
+            losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(-1)
+        else:
+            losses = -(targets * logits.log_softmax(-1)).sum(-1)
+        keep = counted.float()
+        right = (logits.argmax(-1) == label).float() * keep
+        # A place that does not count may hold anything, so it is replaced, not multiplied away.
+        return Outcome(torch.where(counted, losses, 0.0).sum(), keep.sum(), {"accuracy": right.sum()})
+
+
+def start_bias(network: nn.Module, value: float) -> None:
+    """Sets the bias of the last layer, where a fresh head starts."""
+    head = getattr(network, "head", None)
+    last = getattr(head, "classifier", head)
+    bias = getattr(last, "bias", None)
+    if not isinstance(bias, nn.Parameter):
+        raise ConfigError(f"objective.head_bias={value}: the network has no head with a bias")
+    with torch.no_grad():
+        bias.fill_(value)

@@ -1,0 +1,40 @@
+"""What the loop knows of an objective: inputs from a batch, and from inputs a sum, a count and some tallies."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from vitrail.data.loader import Batch
+from vitrail.data.transforms.augmentation import Augmentation
+
+
+class Outcome(NamedTuple):
+    """Of one micro-batch. The loss of a step is Σ total / Σ count over micro-batches and processes, so that
+    accumulation is exact; every tally, too, is a sum over samples (divide by count for a mean). All 0-dim, float32."""
+
+    total: Tensor
+    count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride] - nobody counts the fields of an outcome
+    tallies: dict[str, Tensor]
+
+
+class Objective(nn.Module, ABC):
+    """A module that owns the network and whatever heads or teachers it needs. `inputs` runs as written and may draw;
+    `forward` is what gets compiled and sharded: a pure function of tensors."""
+
+    network: nn.Module
+    couples = False  # whether the loss of one sample depends on others of its batch: then accumulation is refused
+
+    @abstractmethod
+    def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
+        """What `forward` takes, of a batch that is on the device already. Random choices come from (seed, step)."""
+
+    @abstractmethod
+    def forward(self, *inputs: Tensor) -> Outcome: ...
+
+    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
+        """The views of each picture that a batch must hold."""
+        return (augmentation,)
+
+    def stepped(self, step: int) -> None:
+        """Told when a step is done, after the update: a teacher may follow here."""

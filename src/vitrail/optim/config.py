@@ -1,0 +1,64 @@
+"""What the optimiser is told. Values are the paper's words; 0 turns a thing off."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from vitrail.core.errors import ConfigError, unknown
+
+Kind: TypeAlias = Literal["adamw", "sgd"]
+MomentumType: TypeAlias = Literal["float32", "bfloat16"]
+Decay: TypeAlias = Literal["cosine", "linear", "steps", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optim:
+    """Adam with decoupled decay, or SGD with momentum. Decay falls on kernels alone and is scaled by the current rate,
+    θ ← θ - lr·λ·θ, as in the paper's time. `layer_decay` d gives layer l of L the rate lr·d^(L+1-l); `freeze` names
+    what stays as it is: "embedding", "blocks:N" (embedding and the first N blocks), "all" (everything but the head)."""
+
+    kind: Kind = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.9  # Adam's first β
+    second: float = 0.999  # Adam's second β
+    eps: float = 1e-8
+    momentum_type: MomentumType = "float32"
+    clip: float = 0.0  # the global norm of the gradient
+    layer_decay: float = 1.0
+    freeze: str = ""
+
+    def __post_init__(self) -> None:
+        for name, value, kinds in (("kind", self.kind, Kind), ("momentum_type", self.momentum_type, MomentumType)):
+            if value not in get_args(kinds):
+                raise unknown(f"optim.{name}", str(value), get_args(kinds))
+        if not self.lr > 0:
+            raise ConfigError(f"optim.lr={self.lr} must be above 0")
+        for name in ("weight_decay", "clip"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"optim.{name}={getattr(self, name)} must not be below 0")
+        for name in ("momentum", "second"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"optim.{name}={getattr(self, name)} must be at least 0 and below 1")
+        if not self.eps > 0:
+            raise ConfigError(f"optim.eps={self.eps} must be above 0")
+        if not 0 < self.layer_decay <= 1:
+            raise ConfigError(f"optim.layer_decay={self.layer_decay} must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Linear warm-up over `warmup` steps, then decay to `end` (a rate, for "linear" and "cosine") at the last step.
+    "steps" divides by ten at each of the milestones, given as fractions of the run (BiT)."""
+
+    decay: Decay = "cosine"
+    warmup: int = 0
+    end: float = 0.0
+    milestones: tuple[float, ...] = (0.3, 0.6, 0.9)
+
+    def __post_init__(self) -> None:
+        if self.decay not in get_args(Decay):
+            raise unknown("schedule.decay", str(self.decay), get_args(Decay))
+        if self.warmup < 0 or self.end < 0:
+            raise ConfigError(f"schedule.warmup={self.warmup} and schedule.end={self.end} must not be below 0")
+        if list(self.milestones) != sorted(self.milestones) or not all(0 < at < 1 for at in self.milestones):
+            raise ConfigError(f"schedule.milestones={self.milestones} must ascend between 0 and 1")

@@ -1,0 +1,123 @@
+"""Which parameter gets which decay and rate, and which stays as it is: decided by the module that holds it.
+
+Layers are counted as in the paper's figures: whatever comes before the encoder's blocks (patch embedding, a hybrid's
+backbone, class token, registers, positions) is layer 0, block i is layer i + 1, and the last norm, the head and all
+that an objective adds around its network come last. A ResNet's stages stand for blocks and its root for the embedding.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from vitrail.core.errors import ConfigError
+from vitrail.models.resnet import ResNet
+from vitrail.optim.config import Optim
+
+KERNELS = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+LAST = ("norm", "head")  # what a network calls the modules behind its blocks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Parameters that are updated alike. `rate` multiplies the learning rate; names are those of
+    `named_parameters()`, behind the prefix that was asked for."""
+
+    names: tuple[str, ...]
+    params: tuple[nn.Parameter, ...]
+    weight_decay: float
+    rate: float
+
+
+def freeze(module: nn.Module, optim: Optim) -> None:
+    """Takes the gradient from what `optim.freeze` names. Comes before `groups`, and before sharding."""
+    network = network_of(module)
+    frozen = _frozen(network, optim.freeze)
+    for parameter in network.parameters():
+        if parameter in frozen:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ConfigError(f"optim.freeze={optim.freeze!r} leaves nothing to train: the network has no head")
+
+
+def groups(module: nn.Module, optim: Optim, prefix: str = "") -> list[Group]:
+    """The trainable parameters of a network, or of an objective around its `network`, by decay and rate. Only kernels
+    decay: not biases, norms, tokens, position tables or relative offsets."""
+    layers, kernels = _layers(module), _kernels(module)
+    last = len(blocks_of(network_of(module))) + 1
+    found: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            decay = optim.weight_decay if parameter in kernels else 0.0
+            rate = optim.layer_decay ** (last - layers.get(parameter, last))
+            found.setdefault((decay, rate), []).append((prefix + name, parameter))
+    return [
+        Group(
+            names=tuple(name for name, _ in members),
+            params=tuple(parameter for _, parameter in members),
+            weight_decay=decay,
+            rate=rate,
+        )
+        for (decay, rate), members in found.items()
+    ]
+
+
+def network_of(module: nn.Module) -> nn.Module:
+    """An objective's network; a network itself."""
+    inner = getattr(module, "network", None)
+    return inner if isinstance(inner, nn.Module) else module
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """What layers are counted by: an encoder's blocks, a ResNet's stages; none where there are neither."""
+    blocks = network.trunk.stages if isinstance(network, ResNet) else getattr(network, "blocks", None)
+    return list(blocks) if isinstance(blocks, nn.ModuleList | nn.Sequential) else []
+
+
+def _layers(module: nn.Module) -> dict[nn.Parameter, int]:
+    """The layer of each of the network's parameters; those around the network are left out."""
+    network = network_of(module)
+    blocks = blocks_of(network)
+    layers = dict.fromkeys(network.parameters(), 0)
+    for layer, block in enumerate(blocks, start=1):
+        layers |= dict.fromkeys(block.parameters(), layer)
+    for part in _parts(network, *LAST):
+        layers |= dict.fromkeys(part.parameters(), len(blocks) + 1)
+    return layers
+
+
+def _frozen(network: nn.Module, what: str) -> set[nn.Parameter]:
+    if not what:
+        return set()
+    if what == "all":
+        return set(network.parameters()) - {p for head in _parts(network, "head") for p in head.parameters()}
+    depth = len(blocks_of(network))
+    count = re.fullmatch(r"blocks:([0-9]+)", what)
+    upto = 0 if what == "embedding" else int(count[1]) if count else -1
+    if upto < 0 or upto > depth:
+        raise ConfigError(
+            f"optim.freeze={what!r} must be empty, 'embedding', 'blocks:N' with N from 0 to {depth}, "
+            "or 'all' for everything but the head"
+        )
+    return {parameter for parameter, layer in _layers(network).items() if layer <= upto}
+
+
+def _parts(network: nn.Module, *names: str) -> Iterator[nn.Module]:
+    for name in names:
+        part = getattr(network, name, None)
+        if isinstance(part, nn.Module):
+            yield part
+
+
+def _kernels(module: nn.Module) -> set[nn.Parameter]:
+    weights = (part.weight for part in module.modules() if isinstance(part, KERNELS))
+    return {weight for weight in weights if isinstance(weight, nn.Parameter)}
