@@ -1,0 +1,119 @@
+"""What an image adds to the memory of a step, beside the closed form of docs/scale.md.
+
+    python bench/scale.py                                   # B/16, L/16 and H/14 at 224 px on a GPU
+    python bench/scale.py --ways recomputed --batches 256 512
+
+Forward and backward of one micro-batch at two sizes; the difference of the peaks is what the images in between took.
+With recomputation the batches must be large, or else the peak is that of the gradients, after the images have gone.
+The network runs as in training: bfloat16 on float32 masters, as written, compiled, and with recomputation. With --shard
+it goes through FSDP2 in a world of one, which exchanges nothing but gathers and casts as many would.
+"""
+
+import argparse
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.mix import Mix
+from vitrail.distributed import parallel as sharing
+from vitrail.distributed.materialise import draw
+from vitrail.distributed.parallel import Parallel, parallelise
+from vitrail.distributed.world import World, joined
+from vitrail.models.build import build
+from vitrail.models.config import ViTConfig
+from vitrail.models.initialise import initialise
+from vitrail.models.zoo import model_config
+from vitrail.objectives.classification import Classification, Classify
+
+MB = 1e6
+WAYS = {"written": (False, False), "compiled": (True, False), "recomputed": (False, True)}
+
+
+def expected(config: ViTConfig, recompute: bool) -> float:
+    """Bytes an image, in bfloat16, as docs/scale.md derives it."""
+    tokens, d, m = config.tokens, config.width, config.mlp_width
+    if recompute:
+        return 2.0 * tokens * (config.depth * d + 10 * d + 3 * m)
+    return 2.0 * tokens * config.depth * (8 * d + 2 * m)
+
+
+def inputs(count: int, device: torch.device) -> tuple[Tensor, ...]:
+    pixels = torch.randint(0, 256, (count, 3, 224, 224), dtype=torch.uint8, device=device)
+    label = torch.randint(0, 1000, (count,), device=device)
+    return pixels, torch.nn.functional.one_hot(label, 1000).float(), label, label >= 0
+
+
+def fresh(config: ViTConfig) -> Classify:
+    with torch.device("meta"):
+        network = build(config)
+    return Classify(network, Classification(), 1000, Preprocessing(image=config.image), Mix())
+
+
+def drawn(learner: Any) -> None:
+    torch.manual_seed(0)
+    draw(learner.network, initialise)
+
+
+def peak(parallel: Parallel, count: int) -> int:
+    """The most bytes that a step with so many images holds, the second time."""
+    batch = inputs(count, parallel.world.device)
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        parallel(*batch).total.backward()
+        parallel.module.zero_grad(set_to_none=True)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def measured(parallel: Parallel, batches: Iterable[int]) -> float:
+    """Bytes an image, from a smaller and a larger batch."""
+    small, large = batches
+    return (peak(parallel, large) - peak(parallel, small)) / (large - small)
+
+
+def sharded(config: ViTConfig, world: World) -> Parallel:
+    """By FSDP2 although there is one process."""
+    dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1, device_id=world.device)
+    mesh = sharing.init_device_mesh("cuda", (1,), mesh_dim_names=("shard",))
+    return sharing.sharded(fresh(config), mesh, world, "bfloat16", False, drawn)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["B/16", "L/16", "H/14"])
+    parser.add_argument("--batches", nargs=2, type=int, default=[16, 48])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--shard", action="store_true", help="the first of them by FSDP2, too")
+    args = parser.parse_args()
+    with joined("cuda") as world:
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+        for name in args.models:
+            config = model_config(f"ViT-{name}", classes=1000)
+            assert isinstance(config, ViTConfig)
+            for way in args.ways:
+                compile, recompute = WAYS[way]
+                parallel = parallelise(
+                    fresh(config), world=world, precision="bfloat16", compile=compile, recompute=recompute, values=drawn
+                )
+                found, guess = measured(parallel, args.batches), expected(config, recompute)
+                print(f"ViT-{name} {way:10} {found / MB:8.1f} MB an image, closed form {guess / MB:8.1f}", flush=True)
+                del parallel
+                torch.compiler.reset()
+                torch.cuda.empty_cache()
+        if args.shard:
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29544"}
+            config = model_config(f"ViT-{args.models[0]}", classes=1000)
+            assert isinstance(config, ViTConfig)
+            parallel = sharded(config, world)
+            print(f"FSDP2 ViT-{args.models[0]}: {measured(parallel, args.batches) / MB:.1f} MB an image")
+            assert all(parameter.dtype == torch.float32 for parameter in parallel.module.parameters())
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

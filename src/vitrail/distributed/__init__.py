@@ -1,0 +1,1 @@
+"""Processes, and who holds what. The only place that asks torch.distributed anything."""

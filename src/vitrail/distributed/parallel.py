@@ -1,0 +1,257 @@
+"""One objective on many devices: what is replicated, sharded, recomputed, compiled, and in which precision.
+
+| sharding | parameters, gradients, moments | a step communicates |
+|---|---|---|
+| none | one process | nothing |
+| ddp | whole in each process | gradients |
+| fsdp | cut by rows over all processes, gathered block by block | weights twice, gradients |
+| hsdp | cut within a node, replicated over nodes | the same in the node; between nodes a share of the gradients |
+
+Whatever has a list of `blocks` (or `stages` of them) is handled block by block; nothing else is known of the network.
+Names of parameters never change, so that a checkpoint does not depend on any of this.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from vitrail.core.errors import ConfigError, unknown
+from vitrail.distributed.materialise import give_storage
+from vitrail.distributed.world import World
+
+T = TypeVar("T")
+
+Sharding: TypeAlias = Literal["none", "ddp", "fsdp", "hsdp"]
+Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
+
+NETWORK = "objective.network"  # where `Held` has it
+
+
+class Networked(Protocol):
+    """What is made parallel: a module that owns a network, and returns whatever it likes."""
+
+    network: nn.Module
+
+
+class Parallel:
+    """An objective as the step calls it. Gradients lie in the objective's own parameters, in float32; multiplied by
+    `gradient_factor` they are the sum over processes."""
+
+    def __init__(self, module: nn.Module, run: nn.Module, *, world: World, gradient_factor: float):
+        self.module = module
+        self.world = world
+        self.gradient_factor = gradient_factor
+        self._run = run
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """What the objective returns, for the local part of the batch."""
+        self.world.moved()
+        return self._run(*inputs)
+
+    def micro(self, last: bool) -> AbstractContextManager[None]:
+        """Around forward and backward of one micro-batch: gradients are exchanged at the last one of a step alone."""
+        if isinstance(self._run, DistributedDataParallel):
+            return nullcontext() if last else self._run.no_sync()
+        if isinstance(self.module, FSDPModule):
+            self.module.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    @torch.no_grad()
+    def ask(self, question: Callable[..., T], *inputs: Tensor) -> T:
+        """`question(network, *inputs)` in the precision of training, for evaluation. Under FSDP all processes must ask
+        together, for they all hold a part of the answer."""
+        self.world.moved()
+        whole = self._run.module if isinstance(self._run, DistributedDataParallel) else self._run
+        return cast(Whole, whole).ask(question, *inputs)
+
+
+def parallelise(
+    module: nn.Module,
+    *,
+    world: World,
+    sharding: Sharding = "none",
+    precision: Precision = "float32",
+    compile: bool = False,
+    recompute: bool = False,
+    values: Callable[[nn.Module], None] | None = None,
+) -> Parallel:
+    """Moves an objective to the world's device and makes it parallel, in place. A module without storage gets it here,
+    for the local rows only, and then `values(module)` (see materialise.py). Optimisers come after this."""
+    for name, value, kinds in (("sharding", sharding, Sharding), ("precision", precision, Precision)):
+        if value not in get_args(kinds):
+            raise unknown(name, value, get_args(kinds))
+    if sharding == "none" and world.size > 1:
+        raise ConfigError(f"sharding='none' is for one process, and there are {world.size}; use ddp, fsdp or hsdp")
+    if any(tensor.is_meta for tensor in module.parameters()) and values is None:
+        raise ValueError("the module has no storage, and nothing gives it values")
+    # In a world of one there is nothing to share out.
+    shards = sharding in ("fsdp", "hsdp") and world.size > 1
+    low = precision == "bfloat16"
+    if recompute:
+        for unit in units(module):
+            _recompute(unit, keep_weights=low and not shards and not compile)
+    if shards:
+        return sharded(module, _mesh(world, sharding), world, precision, compile, values)
+    give_storage(module, world.device)
+    if values is not None:
+        values(module)
+    whole = Whole(module, world.device, precision, cast_weights=low)
+    if compile:
+        whole.compile(dynamic=False)
+    if world.size == 1:
+        return Parallel(module, whole, world=world, gradient_factor=1.0)
+    run = DistributedDataParallel(
+        whole,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        broadcast_buffers=False,  # fixed tables only
+        gradient_as_bucket_view=True,
+    )
+    return Parallel(module, run, world=world, gradient_factor=float(world.size))
+
+
+def sharded(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    world: World,
+    precision: Precision,
+    compile: bool,
+    values: Callable[[nn.Module], None] | None,
+) -> Parallel:
+    """FSDP2: each block is a unit, the rest of the objective another. Blocks are compiled one by one, between the hooks
+    that gather and free their weights."""
+    low = torch.bfloat16 if precision == "bfloat16" else None
+    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
+    for unit in units(module):
+        if compile:
+            unit.compile(dynamic=False)
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    # Targets are inputs of the objective, and stay as they are.
+    rest = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    fully_shard(module, mesh=mesh, mp_policy=rest)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            # Plain sums: a division by 1 with sums forced, which gloo can do as well as NCCL.
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+    give_storage(module, world.device)
+    if values is not None:
+        values(module)
+    return Parallel(
+        module, Whole(module, world.device, precision, cast_weights=False), world=world, gradient_factor=1.0
+    )
+
+
+def units(module: nn.Module) -> list[nn.Module]:
+    """What is sharded, recomputed and, under FSDP, compiled piece by piece: members of every list called `blocks`, and
+    the members of those of every list called `stages`."""
+    found: list[nn.Module] = []
+    for name, part in module.named_modules():
+        if isinstance(part, nn.ModuleList):
+            last = name.rpartition(".")[2]
+            if last == "blocks":
+                found += part
+            elif last == "stages":
+                found += (unit for stage in part for unit in _members(stage))
+    return found
+
+
+def _members(stage: nn.Module) -> Iterator[nn.Module]:
+    return stage.children() if isinstance(stage, nn.Sequential) else iter((stage,))
+
+
+def _mesh(world: World, sharding: Sharding) -> DeviceMesh:
+    if sharding == "fsdp":
+        return init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("shard",))
+    if world.size % world.local_size:
+        raise ConfigError(
+            f"sharding='hsdp' needs as many processes on every node, and {world.size} are not a multiple of the "
+            f"{world.local_size} here; use fsdp"
+        )
+    return init_device_mesh(world.device.type, (world.nodes, world.local_size), mesh_dim_names=("replicate", "shard"))
+
+
+class Held(nn.Module):
+    """Calls whatever it is given; functional_call swaps the weights of what it holds meanwhile."""
+
+    def __init__(self, objective: nn.Module):
+        super().__init__()
+        self.objective = objective
+
+    def forward(self, call: Callable[..., T], *inputs: Tensor) -> T:
+        return call(*inputs)
+
+
+class Whole(nn.Module):
+    """An objective in its precision. With `cast_weights` it runs on bfloat16 copies of its float32 weights, made anew
+    in each call as part of the graph, so that gradients arrive in float32; losses are the objective's own affair."""
+
+    def __init__(self, objective: nn.Module, device: torch.device, precision: Precision, *, cast_weights: bool):
+        super().__init__()
+        self.held = Held(objective)
+        self.device, self.precision, self.cast_weights = device, precision, cast_weights
+        network = cast(Networked, objective).network
+        if precision == "bfloat16":
+            network.register_forward_pre_hook(_as_weights)
+        self.questioned: Callable[..., Any] = partial(_questioned, network)
+        if isinstance(objective, FSDPModule):
+            setattr(objective, "questioned", self.questioned)  # noqa: B010 (torch types a module's attributes as tensors)
+            register_fsdp_forward_method(objective, "questioned")
+            self.questioned = cast(Callable[..., Any], objective.questioned)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._called(self.held.objective, *inputs)
+
+    def ask(self, question: Callable[..., T], *inputs: Tensor) -> T:
+        if self.precision == "bfloat16":
+            inputs = tuple(tensor.bfloat16() if tensor.is_floating_point() else tensor for tensor in inputs)
+        answer = self._called(partial(self.questioned, question), *inputs)
+        if isinstance(self.held.objective, FSDPModule):
+            self.held.objective.reshard()  # no backward pass will do it
+        return answer
+
+    def _called(self, call: Callable[..., T], *inputs: Tensor) -> T:
+        if self.cast_weights:
+            return cast(T, functional_call(self.held, self._low(), (call, *inputs)))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "autocast"):
+            return call(*inputs)
+
+    def _low(self) -> dict[str, Tensor]:
+        """All weights, and the fixed tables of the network, in bfloat16; the objective's own constants stay."""
+        tensors = [*self.held.named_parameters(), *cast(Networked, self.held.objective).network.named_buffers(NETWORK)]
+        return {name: tensor.bfloat16() for name, tensor in tensors if tensor.dtype == torch.float32}
+
+
+def _questioned(network: nn.Module, question: Callable[..., T], *inputs: Tensor) -> T:
+    return question(network, *inputs)
+
+
+def _as_weights(network: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Images in the type that the weights have just now."""
+    dtype = next(network.parameters()).dtype
+    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
+
+
+def _recompute(unit: nn.Module, *, keep_weights: bool) -> None:
+    """Lets a block forget its activations and compute them again, with the same random numbers, when the backward pass
+    comes. With `keep_weights` it runs again on the very tensors that were in the place of its weights."""
+    forward = unit.forward
+    held = Held(unit)
+
+    def again(*inputs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*inputs)
+        if not keep_weights:
+            return checkpoint(forward, *inputs, use_reentrant=False)
+        weights: dict[str, Tensor] = dict(held.named_parameters())
+        return checkpoint(partial(functional_call, held, weights), (forward, *inputs), use_reentrant=False)
+
+    unit.forward = again

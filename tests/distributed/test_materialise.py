@@ -1,0 +1,148 @@
+"""A network that was built without storage gets the values it would have had with it."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tests.distributed.pair import together
+from tests.distributed.small import KINDS, inputs, objective, wrapped
+from tests.models.tiny import VARIANTS
+from vitrail.distributed.materialise import draw, fill, give_storage
+from vitrail.distributed.parallel import Sharding, parallelise
+from vitrail.distributed.pieces import whole
+from vitrail.distributed.world import World
+from vitrail.models.build import build
+from vitrail.models.config import ModelConfig
+from vitrail.models.initialise import initialise
+from vitrail.objectives.classification import Classify
+
+ALONE = World(device=torch.device("cpu"))
+
+
+def hollow(config: ModelConfig) -> Classify:
+    with torch.device("meta"):
+        network = build(config)
+    return wrapped(network, config)
+
+
+def drawn(learner: Any) -> None:
+    """As `build` does it, from a fixed seed."""
+    torch.manual_seed(5)
+    draw(learner.network, initialise)
+
+
+def expected(config: ModelConfig) -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    return dict(build(config).state_dict())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_drawn_weights_are_those_of_build(name: str) -> None:
+    config = VARIANTS[name]
+    learner = hollow(config)
+    parallelise(learner, world=ALONE, values=drawn)
+    after = torch.rand(1)
+    found, values = learner.network.state_dict(), expected(config)
+    assert list(found) == list(values)
+    for key in values:
+        assert torch.equal(found[key], values[key]), key
+    assert torch.equal(torch.rand(1), after)  # so many numbers were drawn, no more
+    buffers = dict(build(config).named_buffers())
+    for key, buffer in learner.network.named_buffers():
+        assert torch.equal(buffer, buffers[key]), key
+
+
+def share(world: World, sharding: Sharding) -> list[str]:
+    """Names of what is not as one process would have it."""
+    wrong: list[str] = []
+    for kind, config in KINDS.items():
+        learner = hollow(config)
+        parallel = parallelise(learner, world=world, sharding=sharding, values=drawn)
+        values = expected(config)
+        for name, tensor in learner.network.state_dict().items():
+            found = whole(tensor, world)
+            if world.first and not torch.equal(found, values[name]):
+                wrong.append(f"{kind}: {name}")
+        if not torch.isfinite(parallel(*inputs(kind)).total):
+            wrong.append(f"{kind} does not run")
+    return wrong
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("sharding", "size"), [("fsdp", 2), pytest.param("ddp", 2, marks=SLOW), pytest.param("fsdp", 3, marks=SLOW)]
+)
+def test_drawn_weights_do_not_depend_on_the_world(sharding: Sharding, size: int) -> None:
+    assert together(share, sharding, size=size) == [[]] * size
+
+
+class Live(TorchFunctionMode):
+    """The most numbers that blanks hold at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.full:
+            self.now += out.numel()
+            self.most = max(self.most, self.now)
+            weakref.finalize(out, self.freed, out.numel())
+        return out
+
+    def freed(self, count: int) -> None:
+        self.now -= count
+
+
+def test_one_module_is_whole_at_a_time() -> None:
+    network = hollow(KINDS["vit"]).network
+    give_storage(network, ALONE.device)
+    with Live() as live:
+        draw(network, initialise)
+    largest = max(
+        sum(parameter.numel() for parameter in part.parameters())
+        for part in network.modules()
+        if not any(isinstance(child, nn.Linear) for inner in part.children() for child in inner.children())
+    )
+    assert 0 < live.most <= 2 * largest
+
+
+def fetched(world: World, sharding: Sharding) -> tuple[list[str], int]:
+    """Fills from a file of sorts; counts the rows it was asked for."""
+    file = {name: tensor.detach().clone() for name, tensor in objective("vit").named_parameters()}
+    asked = 0
+
+    def rows(name: str, shape: tuple[int, ...], start: int, count: int) -> Tensor:
+        nonlocal asked
+        asked += count
+        assert shape == tuple(file[name].shape)
+        return file[name][start : start + count]
+
+    learner = hollow(KINDS["vit"])
+    parallelise(learner, world=world, sharding=sharding, values=lambda module: fill(module, rows))
+    found = {name: whole(parameter, world) for name, parameter in learner.named_parameters()}
+    return [name for name in file if world.first and not torch.equal(found[name], file[name])], asked
+
+
+def test_a_file_is_read_by_rows() -> None:
+    rows = sum(parameter.shape[0] for parameter in objective("vit").parameters())
+    (wrong, first), (_, second) = together(fetched, "fsdp")
+    assert not wrong
+    assert first + second == rows
+    assert min(first, second) > rows / 3
+
+
+def test_what_has_values_keeps_them() -> None:
+    learner = hollow(KINDS["vit"])
+    mean = learner.mean.clone()
+    give_storage(learner, ALONE.device)
+    assert torch.equal(learner.mean, mean)
+    assert not any(parameter.is_meta for parameter in learner.parameters())
