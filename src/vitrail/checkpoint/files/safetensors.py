@@ -25,15 +25,15 @@ def read_safetensors(
     path: Path, file: BufferedReader, size: int
 ) -> tuple[dict[str, Tensor], dict[str, Any] | None, dict[str, str]]:
     """Tensors, our own description (None for a foreign file) and the other metadata, all checked."""
-    header = _read_header(path, file, size)
+    header = read_header(path, file, size)
     seal = open_seal(path, header)
-    tensors = {entry.name: _read_tensor(path, file, len(header.raw), entry, seal) for entry in header.entries}
+    tensors = {entry.name: read_tensor(path, file, len(header.raw), entry, seal) for entry in header.entries}
     if seal is None:
         return tensors, None, header.metadata
     return tensors, seal.description, {}
 
 
-def _read_header(path: Path, file: BufferedReader, size: int) -> Header:
+def read_header(path: Path, file: BufferedReader, size: int) -> Header:
     """The header, as two parsers agree on it."""
     file.seek(0)
     first_bytes = file.read(LENGTH_BYTES)
@@ -59,7 +59,7 @@ def _library_verdict(path: Path) -> str | None:
         return told(error)
 
 
-def _read_tensor(path: Path, file: BufferedReader, data_start: int, entry: Entry, seal: Seal | None) -> Tensor:
+def read_tensor(path: Path, file: BufferedReader, data_start: int, entry: Entry, seal: Seal | None) -> Tensor:
     """One tensor's bytes, read into memory of its own and compared with its checksum before anyone sees them."""
     content = torch.empty(entry.stop - entry.start, dtype=torch.uint8)
     view = content.numpy().data

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from vitrail.checkpoint.files.refusal import DOWNLOAD_AGAIN, refusal, shown, tol
 from vitrail.checkpoint.files.safetensors_header import DTYPES, HEADER_LIMIT, LENGTH_BYTES, Header, unique_pairs
 from vitrail.checkpoint.files.soundness import first_unsound
 from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, WeightsError
-from vitrail.core.storage import NotOnDisk, replacing
+from vitrail.core.storage import NotOnDisk, replacing, unobserved
 
 KEY = "vitrail"
 FORMAT = 1
@@ -74,11 +74,16 @@ def open_seal(path: Path, header: Header) -> Seal | None:
     return Seal(description=description, checksums=cast(dict[str, str], checksums))
 
 
-def write_sealed(path: str | Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+def write_sealed(
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    description: Mapping[str, Any],
+    reached: Callable[[str], None] = unobserved,
+) -> None:
     """Write tensors and their description as one sealed file; equal input gives equal bytes.
 
     Tensors pass one at a time, so a model on another device needs no second copy in host memory. Whatever fails
-    before the rename, a file that stood under the name still stands there.
+    before the rename, a file that stood under the name still stands there. `reached` hears of each write.
     """
     path = Path(path)
     _check_writable(path, tensors)
@@ -88,14 +93,18 @@ def write_sealed(path: str | Path, tensors: Mapping[str, Tensor], description: M
     header = _header(path, ordered, description, checksums)
     _sealed(path, header)
     try:
-        with replacing(path) as file:
+        with replacing(path, reached) as file:
+            reached("before write")
             file.write(header)
             for name, tensor in ordered.items():
                 content = _bytes_of(tensor)
                 checksums[name] = hashlib.sha256(content).hexdigest()
+                reached("before write")
                 file.write(content)
             file.seek(0)
+            reached("before write")
             file.write(_sealed(path, _header(path, ordered, description, checksums)))
+            reached("after write")
     except NotOnDisk as error:
         cause = f"is written, but its folder could not be put on disk ({error.strerror or told(error)})"
         raise refusal(WeightsError, path, cause, "check the disk before relying on it") from error
