@@ -10,15 +10,20 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from PIL import Image
 
 from vitrail.core.storage import replacing
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+STYLES: Final = ("page.css", "charts.css")
 THUMBNAIL: Final = 192  # pixels, the longer side
 QUALITY: Final = 80
 
@@ -82,16 +87,36 @@ class Notes:
 
 def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
     """The whole file as text."""
+    style = styles()
+    digest = base64.b64encode(sha256(style.encode()).digest()).decode()
+    return (
+        templates()
+        .get_template("page.html")
+        .render(
+            title=printable(title),
+            lead=printable(lead),
+            sections=sections,
+            style=style,
+            digest=digest,
+            printable=printable,
+        )
+    )
+
+
+@lru_cache(maxsize=1)
+def templates() -> "Environment":
+    """Compiled once: a run writes its page again and again."""
     from jinja2 import Environment, PackageLoader, StrictUndefined  # loaded when a page is made
 
-    style = resources.files("vitrail.report").joinpath("templates", "page.css").read_text("utf-8").strip()
-    digest = base64.b64encode(sha256(style.encode()).digest()).decode()
-    world = Environment(
+    return Environment(
         loader=PackageLoader("vitrail.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    return world.get_template("page.html").render(
-        title=printable(title), lead=printable(lead), sections=sections, style=style, digest=digest, printable=printable
-    )
+
+
+@lru_cache(maxsize=1)
+def styles() -> str:
+    folder = resources.files("vitrail.report").joinpath("templates")
+    return "".join(folder.joinpath(name).read_text("utf-8") for name in STYLES).strip()
 
 
 def printable(text: str) -> str:

@@ -1,0 +1,220 @@
+"""Accuracy, top-5, loss and confusion over a split: counted, never averaged over averages, and no picture dropped.
+
+    score = evaluate(network, sweep(source, preprocessing, batch=256), preprocessing, classes=10, device="cpu")
+    score.accuracy, score.loss, score.confusion
+
+Sums stay on the device and are read once, behind the last batch. A sample with several labels (ReaL) is right where the
+answer is one of them, and its loss is minus the log of the probability that they have together.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.core.errors import ConfigError, DataError
+from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.mix import one_hot
+from vitrail.evaluation.rest import Precision, at_rest, prepared
+
+CONFUSION: Final = 1024  # classes, above which no confusion matrix is kept
+TOP: Final = 5
+
+
+class Together(Protocol):
+    """The processes that sweep a split between them, as `vitrail.distributed` has them."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def sum_(self, tensor: Tensor, /) -> object: ...  # over all processes, in place
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a network said to one sample; `probability` is that of the class it said."""
+
+    sample: int
+    label: int
+    predicted: int
+    probability: float
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Score:
+    """Of all samples that have a label and could be read. `correct5` is there for more than five classes. The confusion
+    matrix [K, K] has true classes as rows. `best` are the surest right answers, `worst` those of the largest loss."""
+
+    count: int
+    correct: int
+    correct5: int | None
+    loss: float
+    unreadable: int
+    confusion: NDArray[np.int64] | None = None
+    best: tuple[Answer, ...] = ()
+    worst: tuple[Answer, ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.count
+
+    @property
+    def top5(self) -> float | None:
+        return None if self.correct5 is None else self.correct5 / self.count
+
+    def row(self) -> dict[str, float | int | None]:
+        """As it stands in the metrics."""
+        return {
+            "accuracy": self.accuracy,
+            "top5": self.top5,
+            "loss": self.loss,
+            "count": self.count,
+            "unreadable": self.unreadable,
+        }
+
+
+def evaluate(
+    network: Callable[[Tensor], Tensor],
+    batches: Iterable[Batch],
+    preprocessing: Preprocessing,
+    *,
+    classes: int,
+    device: torch.device | str,
+    world: Together | None = None,
+    precision: Precision = "float32",
+    extremes: int = 0,
+) -> Score:
+    """The score of a network, compiled, wrapped or plain, over batches of `sweep`. With a `world` each process brings
+    its part of them, and all get the score of the whole. `extremes` answers are kept of the best and of the worst."""
+    device = torch.device(device)
+    prepare, tally = prepared(preprocessing, device, precision), Tally(classes, device, extremes)
+    with at_rest(network, device, precision):
+        for batch in batches:
+            moved = batch.to(device)
+            logits = network(prepare(moved.pixels))
+            if logits.shape != (len(batch), classes):
+                raise ConfigError(f"the network gave {tuple(logits.shape)}; for {classes} classes it is [B, {classes}]")
+            tally.add(logits.float(), moved)
+    return tally.read(world)
+
+
+class Tally:
+    """Sums on the device. Counts are int64, so that they are exact and the order of processes changes nothing."""
+
+    def __init__(self, classes: int, device: torch.device, extremes: int) -> None:
+        self.classes = classes
+        exact = torch.float32 if device.type == "mps" else torch.float64  # which has no doubles
+        self.loss = torch.zeros(1, dtype=exact, device=device)
+        self.counts = torch.zeros(4, dtype=torch.int64, device=device)  # count, correct, correct5, unreadable
+        cells = classes**2 if classes <= CONFUSION else 0
+        self.cells = torch.zeros(cells, dtype=torch.int64, device=device)
+        self.best, self.worst = Extremes(extremes, exact, device), Extremes(extremes, exact, device)
+
+    def add(self, logits: Tensor, batch: Batch) -> None:
+        """One batch's logits [B, K]; places without a picture or a label count for nothing."""
+        rows = batch.label if batch.label.ndim == 2 else batch.label[:, None]  # [B, M], filled up with -1
+        labelled = (rows >= 0).any(1)
+        counted = batch.valid & labelled
+        logs = logits.log_softmax(-1)
+        sure, predicted = logs.max(-1)
+        right = (predicted[:, None] == rows).any(1)
+        truth = torch.where(right, predicted, rows[:, 0]).clamp(min=0)
+        losses = self.losses(logs, rows)
+        top = logits.topk(TOP).indices if self.classes > TOP else predicted[:, None]  # [B, 5]
+        among = (top[:, :, None] == rows[:, None, :]).any(2).any(1)
+        absent = ~batch.valid & (batch.sample >= 0)
+        tests = torch.stack([counted, counted & right, counted & among, absent])
+        self.counts += tests.sum(1)
+        # A place that does not count may hold anything, so it is replaced, not multiplied away.
+        self.loss += torch.where(counted, losses, 0.0).to(self.loss.dtype).sum()
+        if len(self.cells):
+            self.cells.scatter_add_(0, truth * self.classes + predicted, counted.long())
+        if self.best.most:
+            answers = torch.stack([batch.sample, truth, predicted], 1), torch.stack([sure.exp(), losses], 1)
+            self.best.add(
+                torch.where(counted & right, sure, -torch.inf).nan_to_num(-torch.inf, neginf=-torch.inf), *answers
+            )
+            self.worst.add(torch.where(counted, losses.nan_to_num(torch.inf, torch.inf), -torch.inf), *answers)
+
+    def losses(self, logs: Tensor, rows: Tensor) -> Tensor:
+        """Cross-entropy [B], of log-probabilities [B, K] and labels [B, M]."""
+        if rows.shape[1] == 1:
+            return -logs.gather(1, rows.clamp(min=0))[:, 0]
+        return -logs.masked_fill(one_hot(rows, self.classes) == 0, -torch.inf).logsumexp(1)
+
+    def read(self, world: Together | None) -> Score:
+        """The sums over all processes, on the host."""
+        if world is not None and world.size > 1:
+            for sums in (self.loss, self.counts, self.cells):
+                if len(sums):
+                    world.sum_(sums)
+            self.best.share(world)
+            self.worst.share(world)
+        count, correct, correct5, unreadable = (int(value) for value in self.counts.tolist())
+        if not count:
+            raise DataError(
+                f"no picture could be scored: {unreadable} are unreadable and the others, if there are any, have no "
+                "label; choose another split"
+            )
+        cells = self.cells.view(self.classes, self.classes).cpu().numpy() if len(self.cells) else None
+        return Score(
+            count=count,
+            correct=correct,
+            correct5=correct5 if self.classes > TOP else None,
+            loss=float(self.loss.item()) / count,
+            unreadable=unreadable,
+            confusion=cells,
+            best=self.best.read(),
+            worst=self.worst.read(),
+        )
+
+
+class Extremes:
+    """The answers with the largest keys so far. Of equal keys the earlier sample stays, so that a set of pictures has
+    one answer, whatever the batch."""
+
+    def __init__(self, most: int, exact: torch.dtype, device: torch.device) -> None:
+        self.most = most
+        self.keys = torch.full((most,), -torch.inf, dtype=exact, device=device)
+        self.names = torch.full((most, 3), -1, dtype=torch.int64, device=device)  # sample, label, predicted
+        self.values = torch.zeros((most, 2), dtype=exact, device=device)  # probability, loss
+
+    def add(self, keys: Tensor, names: Tensor, values: Tensor) -> None:
+        """Candidates: keys [B], of which -inf is none; names [B, 3] and values [B, 2]."""
+        self.take(
+            torch.cat([self.keys, keys.to(self.keys.dtype)]),
+            torch.cat([self.names, names]),
+            torch.cat([self.values, values.to(self.values.dtype)]),
+        )
+
+    def take(self, keys: Tensor, names: Tensor, values: Tensor) -> None:
+        order = names[:, 0].argsort(stable=True)
+        order = order[keys[order].argsort(descending=True, stable=True)][: self.most]
+        self.keys, self.names, self.values = keys[order], names[order], values[order]
+
+    def share(self, world: Together) -> None:
+        """Those of all processes: each lays its own into its place of a table that is then summed."""
+        if not self.most:
+            return
+        tables: list[Tensor] = []
+        for mine in (self.keys, self.names, self.values):
+            table = mine.new_zeros(world.size, *mine.shape)
+            table[world.rank] = mine
+            world.sum_(table)
+            tables.append(table.flatten(0, 1))
+        self.take(*tables)
+
+    def read(self) -> tuple[Answer, ...]:
+        rows = zip(self.keys.tolist(), self.names.tolist(), self.values.tolist(), strict=True)
+        return tuple(
+            Answer(sample, label, predicted, probability, loss)
+            for key, (sample, label, predicted), (probability, loss) in rows
+            if key > -torch.inf
+        )

@@ -1,0 +1,64 @@
+"""Frozen features: what the last layer of a network reads, for every picture of a split."""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.core.errors import ConfigError, DataError
+from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.evaluation.rest import Precision, at_rest, prepared
+from vitrail.models.resnet import ResNet
+from vitrail.models.vit import ViT
+
+HELD: Final = 64  # batches whose features wait on the device before they are fetched, so that few fetches make it wait
+
+
+def features(
+    network: nn.Module,
+    batches: Iterable[Batch],
+    preprocessing: Preprocessing,
+    device: torch.device | str,
+    *,
+    precision: Precision = "float32",
+    read: Callable[[nn.Module, Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Features [N, D], float32, and labels [N] (or [N, M], filled up with -1) of all pictures that could be read, in
+    their order, on the CPU. `read` is how a network is asked for them, where `last_read` will not do."""
+    device, read = torch.device(device), read or last_read
+    prepare = prepared(preprocessing, device, precision)
+    held, fetched = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
+    with at_rest(network, device, precision):
+        for batch in batches:
+            moved = batch.to(device)
+            held.append((read(network, prepare(moved.pixels)).float(), moved.label, moved.valid))
+            if len(held) == HELD:
+                fetched, held = [*fetched, *fetch(held)], []
+    fetched += fetch(held)
+    if not fetched:
+        raise DataError("there are no pictures to take features of")
+    widest = max(label.shape[-1] for _, label in fetched) if fetched[0][1].ndim == 2 else 0
+    return torch.cat([y for y, _ in fetched]), torch.cat([filled(label, widest) for _, label in fetched])
+
+
+def last_read(network: nn.Module, images: Tensor) -> Tensor:
+    """[B, C, H, W] -> [B, D]: of a ViT the representation y, through the hidden layer where there is one (the paper's
+    pre-logits); of a ResNet the pooled map."""
+    if isinstance(network, ViT):
+        return network.head.features(network.represent(images))
+    if isinstance(network, ResNet):
+        return network.forward_head(network.forward_features(images), pre_logits=True)
+    raise ConfigError(f"a {type(network).__name__} is no network of ours: which layer is its last is not known")
+
+
+def fetch(held: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    """To the host, without the places that hold no picture."""
+    on_host = [tuple(tensor.cpu() for tensor in row) for row in held]
+    return [(y[valid], label[valid]) for y, label, valid in on_host]
+
+
+def filled(label: Tensor, widest: int) -> Tensor:
+    """Rows of several labels, all as wide as the widest batch's."""
+    return torch.nn.functional.pad(label, (0, widest - label.shape[1]), value=-1) if widest else label

@@ -1,0 +1,226 @@
+"""Line charts as inline SVG: no script, colours from the page's own style, the same size of letters on any screen.
+
+    Charts(title="Curves", charts=[Lines(title="Loss", series=[Series(name="train", x=steps, y=losses)])])
+
+Places are given in per cent of the plot and only the curves themselves are stretched, so a chart fills whatever width
+there is while its letters and lines stay as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from vitrail.report.axis import Axis, Floats, Tick, axis_of, share, short, steps, texts, thinned
+
+Colour: TypeAlias = Literal["cobalt", "ruby", "amber", "leaf", "violet", "sky"]
+
+UNITS: Final = 1000  # of the box that curves are drawn in
+LETTER: Final = 15  # pixels from one label to the next
+DOTS: Final = 40  # points up to which each one is marked
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Series:
+    """One curve. A faint one lies behind the others, without name and last value: the raw values behind a mean. With
+    `area` the glass below is tinted."""
+
+    name: str
+    x: Floats
+    y: Floats
+    colour: Colour = "cobalt"
+    faint: bool = False
+    dots: bool = False
+    area: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A marked point, in per cent from the left and from the top, and what is said on it."""
+
+    left: float
+    top: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The last value, written behind the end of the curves: in per cent from the left and pixels from the top."""
+
+    left: float
+    top: float
+    text: str
+    colour: Colour
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A series in its box."""
+
+    colour: Colour
+    faint: bool
+    line: str
+    area: str
+    dots: tuple[Dot, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lines:
+    """A chart. `log=None` takes a logarithmic axis where that shows more; `end` is where the x-axis ends, if it goes on
+    past the last value."""
+
+    title: str
+    series: Sequence[Series]
+    unit: str = ""
+    along: str = "step"
+    percent: bool = False
+    log: bool | None = False
+    end: float | None = None
+    height: int = 208
+    note: str = ""
+
+    @cached_property
+    def thin(self) -> list[Series]:
+        """The series with the points that are drawn; those without any are left out."""
+        found: list[Series] = []
+        for one in self.series:
+            x, y = thinned(np.asarray(one.x, np.float64), np.asarray(one.y, np.float64))
+            if np.isfinite(y).any():
+                found.append(
+                    Series(name=one.name, x=x, y=y, colour=one.colour, faint=one.faint, dots=one.dots, area=one.area)
+                )
+        return found
+
+    @cached_property
+    def across(self) -> Axis:
+        every = [one.x for one in self.thin]
+        low = min([0.0, *(float(x.min()) for x in every)])  # steps are counted from nought
+        high = max([float(x.max()) for x in every] + ([] if self.end is None else [self.end]), default=1.0)
+        return Axis(low, high if high > low else low + 1.0)
+
+    @cached_property
+    def up(self) -> Axis:
+        # Tinted glass shows an amount, so it stands on zero.
+        base = [np.zeros(1)] if any(one.area for one in self.thin) and not self.log else []
+        return axis_of(
+            [*base, *(one.y for one in self.thin)],
+            log=self.log,
+            percent=self.percent,
+            about=5 if self.height > 160 else 3,
+        )
+
+    @property
+    def below(self) -> list[Tick]:
+        """Whole steps only."""
+        values = [value for value in steps(self.across.low, self.across.high, 4) if value == round(value)]
+        places = (100 * self.across.place(np.array(values))).tolist()
+        return [Tick(at, text) for at, text in zip(places, texts(values), strict=True)]
+
+    @property
+    def beside(self) -> list[Tick]:
+        """Places in per cent from the top."""
+        return [Tick(100 - 100 * tick.at, tick.text) for tick in self.up.ticks(5 if self.height > 160 else 3)]
+
+    @property
+    def keys(self) -> list[Series]:
+        """What the legend names: nothing where there is one curve that the title names already."""
+        named = [one for one in self.thin if not one.faint and one.name]
+        return named if len(named) > 1 else []
+
+    @property
+    def curves(self) -> list[Curve]:
+        return [self.curve(one) for one in sorted(self.thin, key=lambda one: not one.faint)]
+
+    def curve(self, one: Series) -> Curve:
+        x, y = self.across.place(one.x), 1 - self.up.place(one.y)
+        return Curve(
+            colour=one.colour,
+            faint=one.faint,
+            line=path(x, y),
+            area=path(x, y, closed=True) if one.area else "",
+            dots=tuple(
+                Dot(round(100 * left, 2), round(100 * top, 2), f"{self.along} {given:,.0f}: {self.said(value)}")
+                for left, top, given, value in zip(x.tolist(), y.tolist(), one.x.tolist(), one.y.tolist(), strict=True)
+                if np.isfinite(top)
+            )
+            if one.dots and len(x) <= DOTS
+            else (),
+        )
+
+    @property
+    def ends(self) -> list[End]:
+        """The last values, apart from each other."""
+        found: list[End] = []
+        for one in self.thin:
+            known = np.flatnonzero(np.isfinite(self.up.place(one.y)))
+            if not one.faint and len(known):
+                value = float(one.y[known[-1]])
+                top = self.height * (1 - float(self.up.place(np.array([value]))[0]))
+                left = 100 * float(self.across.place(one.x[known[-1:]])[0])
+                found.append(End(left, top, self.said(value), one.colour))
+        found.sort(key=lambda end: end.top)
+        tops = apart([end.top for end in found], LETTER, self.height)
+        last = round(max((end.left for end in found), default=100.0), 2)  # in one column, free of all curves
+        return [End(last, round(top, 1), end.text, end.colour) for top, end in zip(tops, found, strict=True)]
+
+    def said(self, value: float) -> str:
+        return share(value) if self.percent else short(value)
+
+    @property
+    def summary(self) -> str:
+        """For those who do not see it."""
+        parts = [
+            f"{one.name or self.title} from {self.said(known[0])} to {self.said(known[-1])}"
+            for one in self.thin
+            if not one.faint and (known := one.y[np.isfinite(one.y)].tolist())
+        ]
+        return f"{self.title}: {'; '.join(parts) or 'nothing yet'}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Charts:
+    """Charts side by side; `small` ones three in a row, others two."""
+
+    charts: Sequence[Lines]
+    title: str = ""
+    small: bool = False
+    template: str = field(default="charts.html", init=False)
+
+
+def path(x: Floats, y: Floats, *, closed: bool = False) -> str:
+    """What an SVG path takes, in whole units; a gap where a value is no number. A lone point is a short stroke."""
+    points = [
+        None if left != left or top != top else (round(UNITS * left), round(UNITS * top))  # NaN is not itself
+        for left, top in zip(x.tolist(), y.tolist(), strict=True)
+    ]
+    pieces: list[list[tuple[int, int]]] = [[]]
+    for point in points:
+        if point is None:
+            pieces.append([])
+        elif not pieces[-1] or pieces[-1][-1] != point:
+            pieces[-1].append(point)
+    out: list[str] = []
+    for piece in pieces:
+        if not piece:
+            continue
+        body = "L".join(f"{left} {top}" for left, top in piece)
+        if closed:
+            out.append(f"M{piece[0][0]} {UNITS}L{body}L{piece[-1][0]} {UNITS}Z")
+        else:
+            out.append(f"M{body}" if len(piece) > 1 else f"M{body}h1")
+    return "".join(out)
+
+
+def apart(tops: Sequence[float], least: float, room: float) -> list[float]:
+    """Ascending places, moved to lie at least so far from each other and, if it can be, inside the room."""
+    placed: list[float] = []
+    for top in tops:
+        placed.append(max(top, placed[-1] + least) if placed else top)
+    if placed and placed[-1] > room:  # push back up from below
+        limit = room
+        for at in range(len(placed) - 1, -1, -1):
+            placed[at] = min(placed[at], limit)
+            limit = placed[at] - least
+    return placed

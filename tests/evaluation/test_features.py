@@ -1,0 +1,66 @@
+"""Features are what the last layer reads, in the order of the pictures."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.tiny import RESNET, VIT
+from vitrail.core.errors import BadPicture, DataError
+from vitrail.data.labels import Labels
+from vitrail.data.loader import sweep
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.source import Arrays, Encoded
+from vitrail.evaluation import features as module
+from vitrail.evaluation.features import features
+from vitrail.models.build import build
+from vitrail.models.config import ModelConfig
+
+
+def pictures(image: tuple[int, int], labels: Labels) -> Arrays:
+    pixels = np.random.default_rng(0).integers(0, 256, (len(labels), *image, 3), dtype=np.uint8)
+    return Arrays(pixels, labels, tuple("abcde"), called="set")
+
+
+@pytest.mark.parametrize("config", [VIT, replace(VIT, head="tanh"), replace(VIT, pool="mean"), RESNET])
+def test_the_last_layer_of_them_gives_the_logits(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD", 2)
+    torch.manual_seed(0)
+    network = build(config).train()
+    last = getattr(network.head, "classifier", network.head)
+    torch.nn.init.normal_(last.weight)
+    source, plain = pictures(config.image, Labels(np.arange(11) % 5)), Preprocessing(image=config.image)
+    read, labels = features(network, sweep(source, plain, batch=3), plain, "cpu")
+    assert network.training
+    network.eval()
+    images = torch.stack([plain(source.picture(at).rgb()) for at in range(11)])
+    assert read.dtype == torch.float32
+    torch.testing.assert_close(last(read), network(images), rtol=1e-4, atol=1e-5)
+    assert labels.tolist() == [at % 5 for at in range(11)]
+
+
+def test_several_labels_are_filled_up_to_the_widest() -> None:
+    rows = [[0], [1], [2], [3, 4, 0], []]
+    source, plain = pictures(VIT.image, Labels.several(rows)), Preprocessing(image=VIT.image)
+    _, labels = features(build(VIT), sweep(source, plain, batch=2), plain, "cpu")
+    assert labels.tolist() == [[0, -1, -1], [1, -1, -1], [2, -1, -1], [3, 4, 0], [-1, -1, -1]]
+
+
+def test_an_unreadable_picture_has_no_features() -> None:
+    class Torn(Arrays):
+        def read(self, index: int) -> Encoded:
+            if index == 1:
+                raise BadPicture("torn")
+            return super().read(index)
+
+    whole = pictures(VIT.image, Labels(np.arange(5)))
+    torn, plain = Torn(whole.pictures, whole.labels, whole.classes), Preprocessing(image=VIT.image)
+    read, labels = features(build(VIT), sweep(torn, plain, batch=2), plain, "cpu")
+    assert labels.tolist() == [0, 2, 3, 4]
+    assert len(read) == 4
+
+
+def test_no_pictures_is_an_error() -> None:
+    with pytest.raises(DataError, match="no pictures"):
+        features(build(VIT), [], Preprocessing(image=VIT.image), "cpu")

@@ -1,0 +1,137 @@
+"""The closed form is the solution of the equation it claims to solve, in both regimes and for both variants."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vitrail.core.errors import BadLabels, ConfigError
+from vitrail.data.labels import Labels
+from vitrail.data.splits import few_shot
+from vitrail.evaluation.fewshot import PENALTIES, decompose, fewshot, fewshot_sweep, ridge
+
+
+def drawn(count: int, width: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Features of uneven scale and offset, and labels of which every class has some."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(count, width)) * rng.uniform(0.1, 9, width) + rng.normal(size=width)
+    return torch.from_numpy(features.astype(np.float32)), torch.from_numpy(rng.permutation(np.arange(count) % classes))
+
+
+def blobs(count: int, width: int, classes: int, apart: float, seed: int) -> tuple[Tensor, Tensor]:
+    centres = np.random.default_rng(9).normal(size=(classes, width)) * apart
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    return torch.from_numpy((centres[labels] + rng.normal(size=(count, width))).astype(np.float32)), torch.from_numpy(
+        labels
+    )
+
+
+def designed(features: Tensor, labels: Tensor, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """X and Y as the reference makes them, in numpy."""
+    x = features.numpy().astype(np.float64)
+    x = (x - x.mean(0)) / (x.std(0) + 1e-5)
+    return np.concatenate([x, np.full((len(x), 1), 100.0)], 1), 2 * np.eye(classes)[labels.numpy()] - 1
+
+
+@pytest.mark.parametrize(("count", "width"), [(12, 40), (40, 40), (41, 40), (300, 20)])  # below, at and above D + 1
+@pytest.mark.parametrize("penalty", [2.0**-10, 1.0, 1024.0, 2.0**19])
+def test_the_weights_solve_the_normal_equations(count: int, width: int, penalty: float) -> None:
+    features, labels = drawn(count, width, 4)
+    x, y = designed(features, labels, 4)
+    direct = np.linalg.solve(x.T @ x + penalty * np.eye(width + 1), x.T @ y)
+    made = ridge(features, labels, 4, penalty)
+    np.testing.assert_allclose(made.weight.numpy(), direct, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(made.scores(features).numpy(), x @ direct, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(("count", "width"), [(12, 40), (300, 20)])
+def test_scikit_learn_finds_the_same(count: int, width: int) -> None:
+    linear = pytest.importorskip("sklearn.linear_model")
+    features, labels = drawn(count, width, 3)
+    x, y = designed(features, labels, 3)
+    judge = linear.Ridge(alpha=1024.0, fit_intercept=False, solver="svd").fit(x, y)
+    np.testing.assert_allclose(ridge(features, labels, 3).weight.numpy(), judge.coef_.T, rtol=0, atol=1e-8)
+
+
+def test_new_samples_are_whitened_by_the_old_ones_statistics() -> None:
+    features, labels = drawn(60, 10, 3)
+    made = ridge(features, labels, 3)
+    alone = torch.stack([made.scores(row[None])[0] for row in features])
+    torch.testing.assert_close(alone, made.scores(features))
+    assert made.mean.dtype == made.weight.dtype == torch.float64
+
+
+def test_the_bias_is_hardly_penalised() -> None:
+    """Without signal the scores are the mean target, -1 + 2/K, though the penalty is large."""
+    features = torch.zeros(50, 4)
+    scores = ridge(features, torch.arange(50) % 5, 5).scores(features)
+    torch.testing.assert_close(scores, torch.full((50, 5), -0.6, dtype=torch.float64), rtol=0, atol=2e-3)
+
+
+def test_separable_blobs_are_separated_and_noise_is_not() -> None:
+    train, test = blobs(600, 16, 6, 3.0, 0), blobs(300, 16, 6, 3.0, 1)
+    assert ridge(*train, 6).accuracy(*test) == 1.0
+    noise, other = blobs(600, 16, 6, 0.0, 0), blobs(600, 16, 6, 0.0, 1)
+    assert abs(ridge(*noise, 6).accuracy(*other) - 1 / 6) < 0.06
+
+
+def test_more_shots_know_more() -> None:
+    train, test = blobs(600, 16, 6, 0.6, 0), blobs(600, 16, 6, 0.6, 1)
+    means = [float(np.mean(fewshot(*train, *test, 6, shots))) for shots in (1, 5, 25, 100)]
+    assert means == sorted(means)
+    assert means[-1] > means[0] + 0.2
+
+
+def test_the_draws_are_those_of_the_reference() -> None:
+    train, test = blobs(200, 8, 5, 0.7, 0), blobs(200, 8, 5, 0.7, 1)
+    rows = fewshot(*train, *test, 5, 3, seeds=(4, 0))
+    for seed, accuracy in zip((4, 0), rows, strict=True):
+        chosen = few_shot(Labels(train[1].numpy()), 5, 3, seed=seed)
+        x, y = designed(train[0][chosen], train[1][chosen], 5)
+        mean, std = train[0][chosen].numpy().astype(np.float64).mean(0), train[0][chosen].double().numpy().std(0)
+        weight = np.linalg.solve(x.T @ x + 1024 * np.eye(9), x.T @ y)
+        seen = np.concatenate([(test[0].numpy() - mean) / (std + 1e-5), np.full((200, 1), 100.0)], 1)
+        assert accuracy == float(((seen @ weight).argmax(1) == test[1].numpy()).mean())
+    assert rows[0] != rows[1]
+
+
+def test_the_sweep_takes_the_first_shots_and_every_penalty() -> None:
+    train, test = blobs(200, 8, 5, 0.7, 0), blobs(200, 8, 5, 0.7, 1)
+    found = fewshot_sweep(*train, *test, 5, 4)
+    assert tuple(found) == PENALTIES
+    assert (PENALTIES[0], PENALTIES[-1], len(PENALTIES)) == (2.0**-10, 2.0**19, 30)
+    first = torch.arange(20)  # the classes come in turn
+    assert found[1024.0] == ridge(train[0][first], train[1][first], 5).accuracy(*test)
+
+
+def test_any_of_several_test_labels_is_right_and_none_is_left_out() -> None:
+    features, labels = blobs(60, 8, 3, 5.0, 0)
+    made = ridge(features, labels, 3)
+    rows = torch.stack([(labels + 1) % 3, labels], 1)
+    rows[0] = -1
+    assert made.accuracy(features, rows) == 1.0
+    assert made.accuracy(features, rows[:, :1]) == 0.0
+    with pytest.raises(BadLabels, match="no labelled samples"):
+        made.accuracy(features, torch.full((60,), -1))
+
+
+def test_a_whole_training_set_of_features_is_a_small_matter() -> None:
+    features, labels = drawn(3680, 192, 37)
+    x, y = designed(features, labels, 37)
+    direct = np.linalg.solve(x.T @ x + 1024 * np.eye(193), x.T @ y)
+    np.testing.assert_allclose(decompose(features, labels, 37).classifier(1024).weight.numpy(), direct, atol=1e-8)
+
+
+def test_mistakes_are_named() -> None:
+    features, labels = drawn(20, 4, 2)
+    with pytest.raises(ConfigError, match="penalty=0"):
+        ridge(features, labels, 2, 0)
+    with pytest.raises(BadLabels, match="one label a sample"):
+        ridge(features, labels[:5], 2)
+    with pytest.raises(BadLabels, match="one label a sample"):
+        fewshot(features, torch.zeros(20, 2, dtype=torch.int64), features, labels, 2, 1)
+    with pytest.raises(BadLabels, match="labels from 0 to 1 are not those of 1 classes"):
+        ridge(features, labels, 1)
+    with pytest.raises(BadLabels, match="class 0 has 10 samples, 11 shots"):
+        fewshot(features, labels, features, labels, 2, 11)
