@@ -40,7 +40,7 @@ FOREIGN := $(if $(wildcard $(VENV)),$(if $(wildcard $(VENV)/made-* $(VENV)/unfin
 help: ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
-demo: $(CORE) ## classify the sample picture with random weights, list the models
+demo: $(CORE) ## pre-train a small ViT on digits, fine-tune it at a higher resolution, show the report
 	$(BIN)/vitrail demo
 
 test: lint types contracts ## every check but the slow tests, and those that need a GPU or the network

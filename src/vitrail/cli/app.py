@@ -31,9 +31,14 @@ class CommandModule(Protocol):
 
 
 COMMANDS = {
-    "demo": Command("Start here", "classify a picture with a ViT-B/16 and list the models", "vitrail.cli.demo"),
+    "demo": Command("Start here", "train a small ViT on digits, then at a higher resolution", "vitrail.cli.demo"),
+    "pretrain": Command("Train", "train a network from scratch after a recipe", "vitrail.cli.pretrain"),
+    "finetune": Command("Train", "fine-tune weights on your pictures", "vitrail.cli.finetune"),
+    "report": Command("Train", "tell what became of a run", "vitrail.cli.report"),
+    "replay": Command("Train", "run one step of a training again and show its pictures", "vitrail.cli.replay"),
     "models": Command("Look at models", "list the networks by name, size and cost", "vitrail.cli.models"),
     "trace": Command("Look at models", "follow one image through a network, shape by shape", "vitrail.cli.trace"),
+    "recipes": Command("Train", "list the recipes, or show every setting of one", "vitrail.cli.recipes"),
     "data": Command("Look at data", "say what is in a set of pictures, and draw a contact sheet", "vitrail.cli.data"),
     "data pack": Command("Look at data", "write a set as tar shards", "vitrail.cli.data_pack"),
     "data dedup": Command("Look at data", "find pictures of test sets in a training set", "vitrail.cli.data_dedup"),

@@ -1,0 +1,38 @@
+"""Fine-tune weights on your pictures (Section 3.2): a new head at zero, positions resized to --image-size.
+
+Weights and data are enough: size, batch, steps and learning rate are chosen from them, and printed before the start.
+"""
+
+import argparse
+
+from vitrail.cli import training
+from vitrail.core.errors import ConfigError
+from vitrail.recipes.asked import Asked
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--from", dest="weights", default="", metavar="WEIGHTS", help="a weight file or folder, or NAME:TAG"
+    )
+    parser.add_argument("--recipe", default="", help="one of the paper's (Table 4) instead of what fits the data")
+    training.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.weights:
+        if args.resume:
+            return training.run(args, None)
+        raise ConfigError("which weights? give --from WEIGHTS: a file, a folder, or NAME:TAG")
+    if not args.data and not args.recipe:
+        raise ConfigError("which pictures? give --data SOURCE: a folder with a folder a class, or another source")
+    asked = Asked(
+        verb="finetune",
+        recipe=args.recipe,
+        weights=args.weights,
+        data=args.data,
+        image_size=args.image_size,
+        seed=args.seed,
+        settings=tuple(args.settings),
+        sweep=None if args.sweep is None else tuple(args.sweep),
+    )
+    return training.run(args, asked)

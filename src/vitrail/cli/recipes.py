@@ -1,0 +1,44 @@
+"""List the recipes, or show one: what it is for, what the paper reached with it, and every setting it resolves to."""
+
+import argparse
+import json
+
+from vitrail.core.console import print_table
+from vitrail.recipes.registry import Entry, find, recipes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="a recipe to show; without one, all are listed")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="show it with this changed")
+    parser.add_argument("--json", action="store_true", help="the resolved config as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.name is None:
+        list_all()
+        return 0
+    show(find(args.name), args.set, as_json=args.json)
+    return 0
+
+
+def list_all() -> None:
+    for group in dict.fromkeys(entry.group for entry in recipes().values()):
+        rows = [(name, entry.help) for name, entry in recipes().items() if entry.group == group]
+        print_table(["recipe", "what it is"], rows, title=group, left=2)
+    print("vitrail recipes NAME shows the settings of one; each can be changed with --set NAME=VALUE.")
+
+
+def show(entry: Entry, settings: list[str], *, as_json: bool) -> None:
+    """The docstring and the flat config; what is not the default is marked."""
+    from vitrail.core.settings import flat, plain
+    from vitrail.recipes.change import with_changes
+    from vitrail.recipes.registry import recipe
+
+    chosen = with_changes(recipe(entry.name), settings)
+    if as_json:
+        print(json.dumps(plain(chosen), indent=2))
+        return
+    print(f"{entry.name}: {entry.text}\n")
+    rows = [(line.name, line.text, "" if line.default else "*") for line in flat(chosen)]
+    print_table(["setting", "value", ""], rows, left=3)
+    print("* not the default. Any of these can be changed with --set NAME=VALUE.")

@@ -1,0 +1,56 @@
+"""Run one step of a training again, with its newest weights: which pictures it had, and what each of them did.
+
+A run that stopped because its loss was not finite names the step; this shows the batch.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+from PIL import Image
+
+from vitrail.core.console import print_table
+from vitrail.distributed.world import joined
+from vitrail.report.sheet import mosaic
+from vitrail.train.pictures import find_pictures
+from vitrail.train.replay import Replay, replay
+from vitrail.train.resume import run_in
+
+SHOWN = 20
+SHEET = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument("--step", type=int, required=True, help="the step, counted from 0")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+
+
+def run(args: argparse.Namespace) -> int:
+    config = run_in(args.run)
+    with joined(args.device) as world:
+        found = replay(config, find_pictures(config.data), args.run, args.step, world)
+    show(found)
+    path = args.run / f"replay-{args.step}.png"
+    sheet(found).save(path)
+    print(f"The batch as the network saw it: {path}")
+    return 0
+
+
+def show(found: Replay) -> None:
+    weights = "the weights of the start" if found.weights_step < 0 else f"the weights of step {found.weights_step:,}"
+    state = "finite" if found.finite else "NOT finite"
+    print(f"Step {found.step:,} with {weights}: loss {found.loss:.4g}, gradient norm {found.norm:.4g}, {state}")
+    bad = sum(not math.isfinite(one.loss) for one in found.seen)
+    print(f"{len(found.seen):,} pictures, {bad:,} of them with a loss that is not finite by itself. Worst first:")
+    rows = [(one.name, one.label, f"{one.loss:.4g}") for one in found.seen[:SHOWN]]
+    print_table(("picture", "label", "loss"), rows, left=2)
+
+
+def sheet(found: Replay) -> Image.Image:
+    return mosaic(
+        f"Step {found.step:,}",
+        f"loss {found.loss:.4g}, gradient norm {found.norm:.4g}; worst first",
+        [one.pixels for one in found.seen[:SHEET]],
+        footer=f"{min(len(found.seen), SHEET)} of {len(found.seen)} pictures, augmented and mixed",
+    )

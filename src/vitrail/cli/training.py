@@ -1,0 +1,160 @@
+"""What `pretrain` and `finetune` have in common: their options, and how a run is started and gone on with."""
+
+import argparse
+import os
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vitrail.cli.live import duration, observer
+from vitrail.core.console import print_table
+from vitrail.core.errors import ConfigError
+from vitrail.core.settings import flat
+from vitrail.distributed.world import World, joined
+from vitrail.recipes.asked import Asked, Planned, asked_of, grid_of, planned
+from vitrail.train.config import Run
+from vitrail.train.folder.run import command_in, describe, is_done
+from vitrail.train.loop import Observer, Result, train
+from vitrail.train.pictures import find_pictures
+from vitrail.train.preflight import Forecast, preflight
+from vitrail.train.resume import run_in
+from vitrail.train.search import Found, search
+
+RUNS = Path("runs")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", metavar="SOURCE", default="", help="a folder, a file, or the name of a set")
+    parser.add_argument(
+        "--image-size", type=int, default=0, metavar="N", help="pixels a side that the network is to take"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="settings",
+        help="change a field of the recipe",
+    )
+    parser.add_argument("--seed", type=int, default=None, help="of everything that is random (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="the run's folder; one that is there is gone on with")
+    parser.add_argument(
+        "--resume", nargs="?", const="", default=None, metavar="RUN", help="go on with a run, as its folder says"
+    )
+    parser.add_argument("--force", action="store_true", help="go on although the config has changed")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="read, build, time a few steps, say what to expect, stop"
+    )
+    parser.add_argument(
+        "--sweep",
+        nargs="*",
+        metavar="FIELD=V,V",
+        help="try every point of a grid on a dev split, then train the best on all (default: the recipe's grid)",
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+
+
+def run(args: argparse.Namespace, asked: Asked | None) -> int:
+    """Everything after parsing; `asked` is none where the folder says it."""
+    out: Path | None = Path(args.resume) if args.resume else args.out
+    if args.resume is not None and out is None:
+        raise ConfigError("--resume wants a folder: --resume RUN, or --out RUN --resume")
+    going_on = asked is None
+    if asked is None:
+        assert out is not None
+        asked = asked_of(command_in(out))
+    elif args.resume is not None and out is not None:
+        command_in(out)  # a folder that is no run is said so here
+    try:
+        return started(args, asked, out, going_on)
+    except KeyboardInterrupt:
+        print("stopped at once", file=sys.stderr, flush=True)
+        os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
+
+
+def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: bool) -> int:
+    with joined(args.device) as world, observer(world.rank) as watching:
+        # A search is planned anew; any other run goes on as its folder says, whatever has become of the recipe.
+        again = going_on and asked.sweep is None
+        plan = Planned(run=run_in(out), base=None) if again and out is not None else planned(asked)
+        for text in plan.why:
+            watching.told(text)
+        if args.dry_run:
+            return show_forecast(preflight(plan.run, find_pictures(plan.run.data), world, base=plan.base), world)
+        out = out or world.agree(free_folder(plan.run))
+        return start(plan, asked, out, world, force=args.force, observer=watching)
+
+
+def start(plan: Planned, asked: Asked, out: Path, world: World, *, force: bool, observer: Observer) -> int:
+    command: dict[str, Any] = {**asdict(asked), "go_on": go_on(asked, out)}
+    if is_done(out) and not force:
+        observer.told(describe(out))
+        return 0
+    if asked.sweep is not None:
+        found = search(
+            plan.run, grid_of(asked, plan), out=out, world=world, command=command, force=force, observer=observer
+        )
+        return show_search(found, asked, out, world)
+    announce(plan.run, observer, out)
+    result = train(plan.run, out=out, world=world, command=command, force=force, observer=observer)
+    return show_result(result, asked, world)
+
+
+def announce(run: Run, observer: Observer, out: Path) -> None:
+    observer.told(f"run folder {out}; report in {out / 'report.html'}")
+
+
+def go_on(asked: Asked, out: Path) -> str:
+    """The command that goes on with a run."""
+    return f"vitrail {asked.verb} --resume {shlex.quote(str(out))}"
+
+
+def free_folder(run: Run) -> Path:
+    """runs/NAME, or runs/NAME-2 and so on: without --out every call starts anew."""
+    name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in run.name)
+    path, number = RUNS / name, 1
+    while os.path.lexists(path):
+        number += 1
+        path = RUNS / f"{name}-{number}"
+    return path
+
+
+def show_result(result: Result, asked: Asked, world: World) -> int:
+    if world.rank:
+        return 0
+    if result.state == "interrupted":
+        print(f"stopped after step {result.step:,}; go on with: {go_on(asked, result.folder)}")
+        return 0
+    scores = {row["split"]: row for row in (result.watch, result.test) if row is not None}
+    for row in scores.values():
+        print(f"{row['split']}: {row['accuracy']:.2%} of {row['count']:,} right")
+    print(f"weights: {result.folder / 'last.safetensors'}   report: {result.folder / 'report.html'}")
+    return 0
+
+
+def show_search(found: Found, asked: Asked, out: Path, world: World) -> int:
+    if world.rank:
+        return 0
+    if found.points:
+        print_table(("settings", "dev accuracy"), [(point.name, f"{point.accuracy:.2%}") for point in found.points])
+    if found.final is None:
+        print(f"stopped; go on with: {go_on(asked, out)}")
+        return 0
+    return show_result(found.final, asked, world)
+
+
+def show_forecast(forecast: Forecast, world: World) -> int:
+    if world.rank:
+        return 0
+    print_table(("", ""), list(forecast.figures.items()), title="A dry run: nothing is kept", left=2)
+    print(f"time: about {duration(forecast.seconds)} for all steps, without scoring")
+    for warning in forecast.warnings:
+        print(f"note: {warning}")
+    return 0
+
+
+def show_config(config: Run) -> None:
+    """All fields, as --set takes them."""
+    print_table(("field", "value"), [(line.name, line.text) for line in flat(config)], left=2)

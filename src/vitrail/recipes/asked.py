@@ -1,0 +1,129 @@
+"""From what a person typed to a run: the recipe or what fits the data, the weights, the size, the settings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.shapes import Pair
+from vitrail.data.collection import open_collection
+from vitrail.data.source import Source
+from vitrail.recipes.change import on_data, resized, started_from, with_changes
+from vitrail.recipes.finetune import for_data
+from vitrail.recipes.grids import RATES, grid
+from vitrail.recipes.registry import recipe
+from vitrail.train.config import Run
+from vitrail.train.network import find_weights
+from vitrail.train.pictures import only_or
+
+LOOKED_AT = 32  # pictures whose headers tell the usual size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A command as it was typed; kept in the run folder."""
+
+    verb: str = "pretrain"
+    recipe: str = ""
+    weights: str = ""
+    data: str = ""
+    image_size: int = 0
+    seed: int | None = None
+    settings: tuple[str, ...] = ()
+    sweep: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """The run, the recipe before anybody changed it, and a line for each choice that was made for the person."""
+
+    run: Run
+    base: Run | None
+    why: tuple[str, ...] = ()
+
+
+def asked_of(command: Mapping[str, Any]) -> Asked:
+    """What a run folder says was typed."""
+    known = {field.name for field in fields(Asked)}
+    values: dict[str, Any] = {name: value for name, value in command.items() if name in known}
+    for name in ("settings", "sweep"):
+        if values.get(name) is not None:
+            values[name] = tuple(values[name])
+    return Asked(**values)
+
+
+def planned(asked: Asked) -> Planned:
+    """The run that a command asks for; its data are opened where choices follow from them."""
+    if asked.verb == "finetune" and not asked.recipe:
+        return fitted(asked)
+    base = recipe(asked.recipe)
+    run = base
+    if asked.data:
+        run = on_data(run, asked.data)
+    if asked.image_size:
+        run = resized(run, asked.image_size)
+    if asked.verb == "finetune":
+        bundle = find_weights(asked.weights)
+        run = started_from(run, asked.weights, bundle.config, bundle.card.preprocessing)
+    elif run.model is None:
+        raise ConfigError(
+            f"{asked.recipe} is a fine-tuning recipe: vitrail finetune --from WEIGHTS --recipe {asked.recipe}"
+        )
+    return Planned(run=finished(run, asked), base=base)
+
+
+def fitted(asked: Asked) -> Planned:
+    """Fine-tuning without a recipe: weights and data say all."""
+    bundle, collection = find_weights(asked.weights), open_collection(asked.data)
+    train = only_or(collection, "train")
+    chosen = for_data(
+        bundle.config,
+        bundle.card.preprocessing,
+        weights=asked.weights,
+        source=asked.data,
+        samples=len(train),
+        classes=len(collection.classes),
+        picture=usual_size(train),
+        image_size=asked.image_size or None,
+        has_val="val" in collection.splits,
+    )
+    run = on_data(replace(chosen.run, name=f"finetune-{collection.title}"), asked.data)
+    return Planned(run=finished(run, asked), base=chosen.run, why=chosen.why)
+
+
+def finished(run: Run, asked: Asked) -> Run:
+    if asked.seed is not None:
+        run = replace(run, seed=asked.seed)
+    return with_changes(run, asked.settings)
+
+
+def usual_size(source: Source) -> Pair | None:
+    """The median height and width of some pictures; none where they cannot be read."""
+    sizes: list[Pair] = []
+    for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).astype(int).tolist():
+        try:
+            sizes.append(source.picture(index).size)
+        except DataError:  # the run will say so
+            continue
+    if not sizes:
+        return None
+    height, width = np.median(np.array(sizes), axis=0).astype(int).tolist()
+    return (height, width)
+
+
+def grid_of(asked: Asked, plan: Planned) -> dict[str, tuple[Any, ...]]:
+    """What --sweep tries: as typed, FIELD=V,V each, or the recipe's own grid."""
+    if asked.sweep:
+        typed: dict[str, tuple[Any, ...]] = {}
+        for text in asked.sweep:
+            name, equals, values = text.partition("=")
+            if not equals or not values:
+                raise ConfigError(f"--sweep {text!r}: write FIELD=VALUE,VALUE, as in optim.lr=0.001,0.003")
+            typed[name] = tuple(values.split(","))
+        for name, values in typed.items():
+            for value in values:
+                with_changes(plan.run, [f"{name}={value}"])  # a misspelt field is refused before the first run
+        return typed
+    return dict(grid(asked.recipe) if asked.recipe else RATES)

@@ -1,0 +1,93 @@
+"""Changes of a run that reach more than one field: its source, image size, network, the weights it starts from."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from vitrail.checkpoint.bundle import Card
+from vitrail.core.settings import with_settings
+from vitrail.core.shapes import Pair, pair
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.readers.named.tasks import TASKS, Task
+from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.crop import Crop, ResizeCrop, Squash
+from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.zoo import ZOO, adapted, resolve
+from vitrail.train.config import Run
+
+SHAPE = ("width", "depth", "mlp_width", "heads", "patch", "backbone")  # what a ViT's name stands for
+
+
+def with_changes(run: Run, settings: Iterable[str]) -> Run:
+    """A run with "optim.lr=3e-4" and the like applied. "model=ViT-B/32" takes a network by its name; "steps=500" alone
+    takes the place of the epochs, and the other way round."""
+    texts = list(settings)
+    named = {text.partition("=")[0].strip() for text in texts}
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if one in named and other not in named:
+            texts.append(f"{other}=0")
+    return with_settings(run, texts, {"model": named_model})
+
+
+def on_data(run: Run, source: str) -> Run:
+    """The run on another source. A task of VTAB goes without the crop or the flip that would change its answer."""
+    run = replace(run, data=replace(run.data, source=source))
+    task = TASKS.get(source.removeprefix("vtab/")) if source.startswith("vtab/") else None
+    return run if task is None else replace(run, augmentation=kept_answer(run.augmentation, task))
+
+
+def kept_answer(augmentation: Augmentation, task: Task) -> Augmentation:
+    crop = augmentation.crop if task.crop else Squash(size=augmentation.size)
+    return replace(augmentation, crop=crop, flip=augmentation.flip if task.flip else 0.0)
+
+
+def named_model(old: ModelConfig | None, text: str) -> Any:
+    """The named network as the run had its own: of the same image size and classes and, where both are ViTs, with the
+    same head, pooling, positions and regularisers. NotImplemented for a text that names no network."""
+    if text.strip().lower() in ("none", "vitconfig", "resnetconfig"):
+        return NotImplemented
+    config = ZOO[resolve(text.strip())]
+    if old is None:
+        return config
+    if not isinstance(config, ViTConfig) or not isinstance(old, ViTConfig):
+        return adapted(config, classes=old.classes, image_size=old.image)
+    shape = {name: getattr(config, name) for name in SHAPE}
+    if config.backbone is not None:
+        shape["backbone"] = replace(config.backbone, image=old.image, channels=old.channels)
+    return replace(old, **shape)
+
+
+def resized(run: Run, size: int | Pair) -> Run:
+    """The run at another image size: network, crop and evaluation together."""
+    image = pair(size)
+    return replace(
+        run,
+        model=None if run.model is None else adapted(run.model, image_size=image),
+        augmentation=replace(run.augmentation, crop=resized_crop(run.augmentation.crop, image)),
+        preprocessing=None if run.preprocessing is None else resized_preprocessing(run.preprocessing, image),
+    )
+
+
+def resized_crop(crop: Crop, image: Pair) -> Crop:
+    """A crop to another size; what it is cut out of grows in proportion."""
+    if not isinstance(crop, ResizeCrop):
+        return replace(crop, size=image)
+    if isinstance(crop.resize, tuple):
+        down, across = (round(crop.resize[at] * image[at] / crop.size[at]) for at in (0, 1))
+        return replace(crop, size=image, resize=(down, across))
+    return replace(crop, size=image, resize=round(crop.resize * max(image) / max(crop.size)))
+
+
+def resized_preprocessing(preprocessing: Preprocessing, image: Pair) -> Preprocessing:
+    return Card(preprocessing=preprocessing).resized(image).preprocessing
+
+
+def started_from(run: Run, weights: str, config: ModelConfig, preprocessing: Preprocessing) -> Run:
+    """A fine-tuning with its network: that of the weights, at the run's image size, with their own preprocessing."""
+    image = run.augmentation.size
+    return replace(
+        run,
+        weights=weights,
+        model=adapted(config, image_size=image),
+        preprocessing=run.preprocessing or resized_preprocessing(preprocessing, image),
+    )

@@ -1,0 +1,121 @@
+"""What `vitrail finetune --from WEIGHTS --data FOLDER` does when nothing else is said.
+
+run, why = for_data(config, preprocessing, weights="deit.safetensors", source="pets/", samples=3680, classes=37)
+"""
+
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import Pair, pair, times
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.crop import InceptionCrop
+from vitrail.models.config import ModelConfig
+from vitrail.models.zoo import adapted
+from vitrail.optim.config import Optim, Schedule
+from vitrail.recipes.change import started_from
+from vitrail.train.config import Data, Run
+
+LARGE: Final = 20_000  # pictures: BiT's border between small sets and medium ones
+HUGE: Final = 500_000  # and between medium and large
+BATCH: Final = 512  # the paper's
+EPOCHS: Final = 30
+SEEN: Final = 10_000 * BATCH  # pictures that a medium set is trained for at most, 10,000 steps of the paper's
+LEAST_STEPS: Final = 200
+DEV: Final = 0.1
+FEW: Final = 20
+MILD: Final = (0.25, 1.0)  # area of the crop on small sets
+PAPER: Final = (0.05, 1.0)
+
+
+class Chosen(NamedTuple):
+    """A run, and a line for each of its choices that says why."""
+
+    run: Run
+    why: tuple[str, ...]
+
+
+def for_data(
+    config: ModelConfig,
+    preprocessing: Preprocessing,
+    *,
+    weights: str,
+    source: str,
+    samples: int,
+    classes: int,
+    picture: Pair | None = None,
+    image_size: int | Pair | None = None,
+    has_val: bool = False,
+) -> Chosen:
+    """The run for weights of a config and preprocessing, and a training split of so many samples and classes.
+
+    - Image size: the weights' own, unless one is given. `picture` is the typical size of the pictures, for a remark.
+    - Held out: 10 % of train where there is no val split; this part chooses the best weights. Fewer than 20 pictures
+      are too few for that, and the last weights count.
+    - Batch: the paper's 512 for 8,192 pictures or more, below that the power of two that leaves 16 steps or
+      more to an epoch, at least 16 and never more than there are pictures. What memory cannot hold is accumulated.
+    - Length: 30 epochs, but no more pictures than the paper's 10,000 steps see (20,000 for sets of 500,000 or more),
+      and at least 200 steps. So a few hundred pictures take minutes, and no set takes days.
+    - Optimiser: the paper's SGD with momentum 0.9, clipping at norm 1, cosine decay and no weight decay, at 0.01, the
+      learning rate that is in every grid of Table 4. A tenth of the run is warm-up, at most 500 steps.
+    - Augmentation: Inception crop and flip; on fewer than 20,000 pictures at least a quarter of each is seen, since
+      5 % of a picture seldom shows what it is of and small sets do not average that out.
+    - Pixels: normalised and scored as the weights were."""
+    if samples < 2 or classes < 2:
+        raise ConfigError(f"{samples} pictures of {classes} classes: there must be two of each at least to train on")
+    image = config.image if image_size is None else pair(image_size)
+    adapted(config, classes=classes, image_size=image)  # a size that leaves pixels over is refused here
+    dev = 0.0 if has_val or samples < FEW else DEV
+    count = samples - round(samples * dev)
+    batch = batch_for(count)
+    seen = min(EPOCHS * count, SEEN if count < HUGE else 2 * SEEN)
+    steps = max(LEAST_STEPS, round(seen / batch))
+    warmup = min(steps // 10, 500)
+    area = MILD if count < LARGE else PAPER
+    crop = InceptionCrop(size=image, area=area, interpolation=preprocessing.interpolation)
+    run = Run(
+        name="finetune",
+        augmentation=Augmentation(crop=crop),
+        data=Data(source=source, dev=dev),
+        optim=Optim(kind="sgd", lr=0.01, momentum=0.9, clip=1.0),
+        schedule=Schedule(decay="cosine", warmup=warmup),
+        batch=batch,
+        steps=steps,
+    )
+    run = started_from(run, weights, config, preprocessing)
+    assert run.model is not None
+    run = replace(run, model=adapted(run.model, classes=classes))
+    return Chosen(run, reasons(run, config, count, picture, given=image_size is not None, has_val=has_val))
+
+
+def batch_for(count: int) -> int:
+    """512, or fewer for fewer than 8,192 pictures; a power of two that is not above `count`."""
+    wanted = min(max(count // 16, 16), BATCH, count)
+    return 1 << (wanted.bit_length() - 1)
+
+
+def reasons(
+    run: Run, config: ModelConfig, count: int, picture: Pair | None, *, given: bool, has_val: bool
+) -> tuple[str, ...]:
+    """The choices of `for_data`, a line each, with what they follow from and how to have it otherwise."""
+    image, epochs = run.augmentation.size, run.steps * run.batch / count
+    size = "as asked for" if given else "the weights' own; --image-size for another"
+    if image != config.image:
+        size += f", positions resized from {times(config.image)}"
+    if picture is not None and max(picture) < min(image):
+        size += f"; the pictures, typically {times(picture)}, are enlarged"
+    held = "the val split chooses the best weights" if has_val else "none held out: too few pictures"
+    if run.data.dev:
+        held = "10 % of train held out to choose the best weights, as there is no val split"
+    area = PAPER if count >= LARGE else MILD
+    return (
+        f"image size {times(image)}: {size}",
+        held,
+        f"batch {run.batch}: {count:,} pictures to train on"
+        + ("" if run.batch < BATCH else ", the paper's batch; accumulated where memory is short"),
+        f"{run.steps:,} steps: {epochs:,.1f} epochs, {run.schedule.warmup} steps of warm-up",
+        f"SGD at {run.optim.lr}, cosine decay, clipping at norm {run.optim.clip:g}: the paper's; "
+        "--sweep tries its other rates",
+        f"crop of {100 * area[0]:g} to 100 % of a picture, and flip; --set augmentation.flip=0 where left is not right",
+    )

@@ -1,0 +1,122 @@
+"""A run as one value: what is trained, on what, and how. Recipes return one; the command line changes fields of it."""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, get_args
+
+from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.shapes import times
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.mix import Mix
+from vitrail.models.config import ModelConfig
+from vitrail.objectives.classification import Classification
+from vitrail.optim.config import Optim, Schedule
+
+Precision: TypeAlias = Literal["auto", "float32", "autocast", "bfloat16"]
+Switch: TypeAlias = Literal["auto", "on", "off"]
+Sharding: TypeAlias = Literal["auto", "none", "ddp", "fsdp", "hsdp"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """Which pictures. `dev` is the part of the training split that is held out for choosing, by class; `watch` is the
+    split that is scored along the way and that chooses the best weights (auto: dev where there is one, else val),
+    `test` the one that is scored at the end (auto: test, where there is one)."""
+
+    source: str = ""
+    train: str = "train"
+    dev: float = 0.0
+    watch: str = "auto"
+    test: str = "auto"
+    resident: Switch = "auto"  # the whole set on the device, augmented there
+    workers: int = -1  # loader processes; -1 for as many as make sense
+    repeats: int = 1  # repeated augmentation
+    strict: bool = False  # an unreadable picture is an error
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dev < 1:
+            raise ConfigError(f"data.dev={self.dev} must be at least 0 and below 1")
+        if self.resident not in get_args(Switch):
+            raise unknown("data.resident", str(self.resident), get_args(Switch))
+        if self.repeats < 1 or self.workers < -1:
+            raise ConfigError(f"data.repeats={self.repeats} must be at least 1, data.workers={self.workers} -1 or more")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """Scoring along the way, every so many steps (0: twenty times a run). `fewshot` names a source whose closed-form
+    few-shot accuracy is taken too (Section 4.1); with `patience` a run ends after so many scorings without a better
+    one (4.3)."""
+
+    every: int = 0
+    fewshot: str = ""
+    shots: tuple[int, ...] = (5,)
+    patience: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keep:
+    """Checkpoints: every so many steps, or minutes where `steps` is 0; the `last` ones are kept."""
+
+    steps: int = 0
+    minutes: float = 10.0
+    last: int = 2
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.minutes <= 0 or self.last < 1:
+            raise ConfigError(
+                f"keep.steps={self.steps} must not be below 0, keep.minutes={self.minutes} must be above 0, "
+                f"keep.last={self.last} at least 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One training. `model` is none where it comes from `weights` (fine-tuning, 3.2); its classes are the data's.
+    Either `steps` or `epochs` is above 0. `batch` is the global one, whatever the processes and micro-batches."""
+
+    name: str
+    augmentation: Augmentation
+    model: ModelConfig | None = None
+    weights: str = ""
+    objective: Classification = field(default_factory=Classification)
+    data: Data = field(default_factory=Data)
+    mix: Mix = field(default_factory=Mix)
+    preprocessing: Preprocessing | None = None  # of evaluation; none for that of the weights, or a straight resize
+    optim: Optim = field(default_factory=Optim)
+    schedule: Schedule = field(default_factory=Schedule)
+    batch: int = 512
+    micro: int = 0  # samples that a process takes at once; 0 for as many as fit
+    steps: int = 0
+    epochs: float = 0.0
+    average: float = 0.0  # Polyak's factor, 0.9999 in the paper; 0 for none
+    seed: int = 0
+    precision: Precision = "auto"  # float32 on a CPU, bfloat16 with float32 masters on a GPU
+    compile: Switch = "auto"
+    recompute: bool = False  # activations anew in the backward pass instead of kept
+    sharding: Sharding = "auto"
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    keep: Keep = field(default_factory=Keep)
+    log: int = 10  # steps between two lines of metrics
+    bad_steps: int = 10  # updates left out for a loss or gradient that is not finite, before the run gives up
+
+    def __post_init__(self) -> None:
+        for name, kinds in (("precision", Precision), ("compile", Switch), ("sharding", Sharding)):
+            if getattr(self, name) not in get_args(kinds):
+                raise unknown(name, str(getattr(self, name)), get_args(kinds))
+        if (self.steps > 0) == (self.epochs > 0) or self.steps < 0 or self.epochs < 0:
+            raise ConfigError(f"steps={self.steps} and epochs={self.epochs}: give one of them, above 0")
+        if self.batch < 1 or self.micro < 0 or self.log < 1 or self.bad_steps < 1:
+            raise ConfigError(
+                f"batch={self.batch}, log={self.log} and bad_steps={self.bad_steps} must be at least 1, "
+                f"micro={self.micro} not below 0"
+            )
+        if not 0 <= self.average < 1:
+            raise ConfigError(f"average={self.average} must be at least 0 and below 1")
+        size = self.augmentation.size
+        if self.model is not None and self.model.image != size:
+            raise ConfigError(f"the network takes {times(self.model.image)} but the augmentation gives {times(size)}")
+        if self.preprocessing is not None and self.preprocessing.image != size:
+            raise ConfigError(
+                f"preprocessing.image={times(self.preprocessing.image)} but the network is trained at {times(size)}"
+            )

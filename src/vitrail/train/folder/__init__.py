@@ -1,0 +1,1 @@
+"""What a run leaves behind, and how a person tells from it what happened."""

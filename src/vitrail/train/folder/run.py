@@ -1,0 +1,272 @@
+"""What a run leaves behind, and how a person tells from it what happened.
+
+    RUN/
+        config.json         the run as it was resolved       command.json     what was asked for
+        environment.json    what it ran on                   status.json      how it stands
+        metrics.jsonl       a row of numbers a line          tensorboard/     the same for TensorBoard
+        log.txt             what was said, with the time     lock             held while a job uses the folder
+        checkpoints/  best.safetensors  last.safetensors  report.html  unreadable.jsonl
+
+Nothing here stops a run: on a full disk it goes on, says so, and writes what it kept when there is room again.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, cast
+
+from vitrail.core.errors import ConfigError
+from vitrail.core.storage import replacing
+from vitrail.train.folder.appended import Appended, Reserve, as_line, plain, rewind_rows
+from vitrail.train.folder.environment import environment
+from vitrail.train.folder.layout import COMMAND, CONFIG, ENVIRONMENT, LOG, METRICS, STATUS, State, read_json
+from vitrail.train.folder.layout import command_in as command_in
+from vitrail.train.folder.layout import is_done as is_done
+from vitrail.train.folder.lock import Lock, now
+from vitrail.train.folder.story import describe as describe
+from vitrail.train.folder.tensorboard import FOLDER as BOARD
+from vitrail.train.folder.tensorboard import Board
+
+NAMED: Final = 40  # differing fields that a refusal lists
+REMEMBERED: Final = 200  # notes
+ABSENT: Final = object()
+
+
+class RunFolder:
+    """The folder of a run, held by one job. `next` is the command that goes on with the run, `warnings` is what was
+    noted since the start."""
+
+    def __init__(self, path: Path, lock: Lock, *, next: str, tell: Callable[[str], None]) -> None:
+        self.path, self.next, self.tell = path, next, tell
+        self.warnings: list[str] = []
+        self._lock, self._writing = lock, threading.RLock()
+        self._reserve = Reserve(path / ".reserve")
+        self._metrics = Appended(path / METRICS, tell)
+        self._log = Appended(path / LOG, tell, self._reserve)
+        self._board: Board | None = None
+        self._status: dict[str, Any] = {"started": now(), "pid": os.getpid(), "host": socket.gethostname()}
+        self._status_failed, self._board_failed = False, False
+        self._metrics.mend()
+        self._log.mend()
+        self._reserve.hold()
+
+    @staticmethod
+    def open(
+        path: Path,
+        *,
+        rank: int = 0,
+        config: Mapping[str, Any],
+        command: Mapping[str, Any],
+        force: bool = False,
+        free: Collection[str] = frozenset(),
+        tell: Callable[[str], None],
+    ) -> "RunFolder":
+        """Make the folder, or take up one that is there, if it is of this config.
+
+        A field that differs from the config in the folder is refused without `force`, unless it is named in `free`, by
+        itself or by what it is part of ("keep" or "data.workers"). Only the first process writes; others get a folder
+        that does nothing.
+        """
+        if rank:
+            return QuietFolder(path)
+        lock: Lock | None = None
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = Lock(path, tell)
+            changes = _compare(path, plain(config), free=free, force=force)
+            _write_json(path / CONFIG, plain(config))
+            _write_json(path / COMMAND, plain(command))
+            _write_json(path / ENVIRONMENT, environment())
+            folder = RunFolder(path, lock, next=str(command.get("go_on", "")), tell=tell)
+        except OSError as error:
+            if lock is not None:
+                lock.release()
+            cause = f"the run folder {path} cannot be written ({error.strerror or error})"
+            raise ConfigError(f"{cause}; free space, change its permissions or give another --out") from error
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+        folder.status("preparing")
+        for change in changes:
+            folder.note(f"config changed by --force: {change}")
+        return folder
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def record(self, row: Mapping[str, Any]) -> None:
+        """A row of metrics, with its `step`."""
+        with self._writing:
+            self._metrics.append(as_line(row))
+            board = self._open_board()
+            if board is not None:
+                board.add(row)
+
+    def rewind(self, step: int) -> None:
+        """Forget the metrics after a step, from which the run goes on."""
+        with self._writing:
+            self._metrics.close()
+            try:
+                rewind_rows(self.path / METRICS, step)
+            except OSError as error:
+                self.note(f"{METRICS} could not be cut back to step {step} ({error.strerror}); later rows stand twice")
+            board = self._open_board()
+            if board is not None:
+                board.restart(step)
+
+    def note(self, text: str) -> None:
+        """A line in the log, with the time, that `tell` hears, too. May be called from any thread."""
+        with self._writing:
+            self.warnings = [*self.warnings[-REMEMBERED + 1 :], text]
+            self._log.append(f"{now()} {' '.join(text.splitlines())}\n".encode())
+            if not self._log.failing:
+                self._reserve.hold()
+        self.tell(text)
+
+    def status(
+        self, state: State, *, step: int | None = None, total: int | None = None, message: str | None = None
+    ) -> None:
+        """How the run stands; `step` and `total` stay as they were where they are not given."""
+        with self._writing:
+            changed = state != self._status.get("state")
+            self._status |= {"state": state, "updated": now(), "message": message or ""}
+            self._status["next"] = "" if state == "done" else self.next
+            for name, value in (("step", step), ("steps", total)):
+                if value is not None:
+                    self._status[name] = value
+            self._write_status(sync=changed)
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Something else to keep, under a name of its own; a full disk is told of."""
+        try:
+            _write_json(self.path / name, plain(content))
+        except OSError as error:
+            self.note(f"{self.path / name} could not be written ({error.strerror}); the run goes on")
+
+    def close(self) -> None:
+        """Give the folder free."""
+        with self._writing:
+            self._metrics.close()
+            self._log.close()
+            if self._board is not None:
+                self._board.close()
+            self._reserve.give()
+            self._lock.release()
+
+    def _open_board(self) -> Board | None:
+        if self._board is None:
+            try:
+                self._board = Board(self.path / BOARD, self.tell)
+            except OSError as error:
+                if not self._board_failed:
+                    self.note(f"{self.path / BOARD} cannot be written ({error.strerror}); the run goes on without it")
+                self._board_failed = True
+        return self._board
+
+    def _write_status(self, *, sync: bool) -> None:
+        """Atomic, and on disk where the state is a new one. A mere sign of life does not wait for the disk, which may
+        be busy with a checkpoint."""
+        content = json.dumps(self._status, indent=1).encode() + b"\n"
+        try:
+            try:
+                _replace(self.path / STATUS, content, sync=sync)
+            except OSError:
+                self._reserve.give()
+                _replace(self.path / STATUS, content, sync=sync)
+        except OSError as error:
+            if not self._status_failed:
+                self.note(
+                    f"{self.path / STATUS} cannot be written ({error.strerror}); the run goes on, and tries again"
+                )
+            self._status_failed = True
+        else:
+            self._status_failed = False
+
+
+class QuietFolder(RunFolder):
+    """The folder as the other processes see it: a path, and nothing is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.next, self.warnings = path, "", []
+
+    def record(self, row: Mapping[str, Any]) -> None: ...
+    def rewind(self, step: int) -> None: ...
+    def note(self, text: str) -> None: ...
+    def write_json(self, name: str, content: Any) -> None: ...
+    def close(self) -> None: ...
+    def status(
+        self, state: State, *, step: int | None = None, total: int | None = None, message: str | None = None
+    ) -> None: ...
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """The fields of which two configs differ, each with a line: ("optim.lr", "optim.lr: 0.001 -> 0.003")."""
+    found: list[tuple[str, str]] = []
+    for name in [*old, *(name for name in new if name not in old)]:
+        before, after = old.get(name, ABSENT), new.get(name, ABSENT)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            tables = cast(tuple[Mapping[str, Any], Mapping[str, Any]], (before, after))
+            found += differences(*tables, f"{prefix}{name}.")
+        elif before != after or type(before) is not type(after):
+            found.append((f"{prefix}{name}", f"{prefix}{name}: {_shown(before)} -> {_shown(after)}"))
+    return found
+
+
+def _compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], force: bool) -> list[str]:
+    """What `force` overrules in the config that lies in the folder; without it, an error."""
+    if not (folder / CONFIG).exists():
+        return []
+    try:
+        old = read_json(folder / CONFIG)
+    except ConfigError:
+        if force:
+            return [f"{CONFIG} was damaged"]
+        raise
+    freed = tuple(name.removesuffix(".*") for name in free)
+    found = [
+        line
+        for name, line in differences(old, json.loads(json.dumps(config)))
+        if not any(name == other or name.startswith(f"{other}.") for other in freed)
+    ]
+    if not found or force:
+        return found
+    more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
+    listed = "\n  ".join([*found[:NAMED], *more])
+    remedy = "add --force to go on with the new one, or give another --out"
+    raise ConfigError(f"{folder} holds a run with another config:\n  {listed}\n{remedy}")
+
+
+def _shown(value: Any) -> str:
+    return "(none)" if value is ABSENT else json.dumps(value)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def _replace(path: Path, content: bytes, *, sync: bool) -> None:
+    if sync:
+        with replacing(path) as file:
+            file.write(content)
+        return
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

@@ -1,0 +1,115 @@
+"""What happened to a run, told from its folder alone, in a few plain lines."""
+
+import math
+from pathlib import Path
+from typing import Any, Final
+
+from vitrail.checkpoint.store.layout import FOLDER, places, unfinished
+from vitrail.core.errors import ConfigError, DataError
+from vitrail.data.ledger import FILE as UNREADABLE
+from vitrail.data.ledger import earlier
+from vitrail.train.folder.appended import read_rows
+from vitrail.train.folder.layout import LOG, METRICS, STATUS, command_in, status_in
+from vitrail.train.folder.lock import holder, is_held
+
+SHOWN: Final = 6  # numbers of a row
+NOTES: Final = 3  # last lines of the log
+
+
+def describe(path: Path) -> str:
+    """How a run stands, what is kept of it, and what to type next."""
+    command = command_in(path)
+    status, rows = status_in(path), read_rows(path / METRICS)
+    checkpoints = places(path / FOLDER)
+    lines = [f"{path}: {_ending(path, status, rows)}"]
+    if status.get("message"):
+        lines.append(f"  it said: {status['message']}")
+    if rows:
+        lines.append(f"  last metrics: {_row(rows[-1])}")
+    lines.append(f"  checkpoints: {_kept(path, list(checkpoints))}")
+    weights = [name for name in ("best.safetensors", "last.safetensors") if (path / name).exists()]
+    if weights:
+        lines.append(f"  weights: {', '.join(weights)}")
+    bad = _unreadable(path)
+    if bad:
+        lines.append(f"  {bad}")
+    if status.get("state") != "done":
+        lines += [f"  log: {line}" for line in _tail(path / LOG)]
+        go_on = status.get("next") or command.get("go_on")
+        if go_on and not is_held(path):
+            lines.append(f"  {'go on' if checkpoints else 'start again'} with: {go_on}")
+    if (path / "report.html").exists():
+        lines.append(f"  report: {path / 'report.html'}")
+    return "\n".join(lines)
+
+
+def _ending(path: Path, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """In what state, at which step."""
+    state, held = status.get("state"), is_held(path)
+    who = status or holder(path)
+    process = f"process {who.get('pid', '?')} on {who.get('host', '?')}"
+    reached = _reached(status, rows)
+    match state:
+        case "done":
+            return f"done, {reached}, at {status.get('updated', '?')}"
+        case "interrupted":
+            return f"interrupted by a signal, {reached}, at {status.get('updated', '?')}"
+        case "exploded":
+            return f"exploded: loss or gradient was no longer finite, {reached}, at {status.get('updated', '?')}"
+        case "failed":
+            return f"failed with an error, {reached}, at {status.get('updated', '?')}"
+        case "preparing" | "running" | None if held:
+            what = {"running": "running", "preparing": "being prepared"}.get(state or "", "in use")
+            return f"{what}, {reached}, by {process}"
+        case "preparing":
+            return f"was killed while it was being prepared, {reached}; {process} is gone"
+        case "running":
+            return f"was killed (by a signal that nothing can catch, or with its machine), {reached}; {process} is gone"
+        case _:
+            return f"no longer in use, {reached}; {STATUS} cannot be read, as after a power cut"
+
+
+def _reached(status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """The furthest step that anything in the folder knows of."""
+    known = [row["step"] for row in rows if isinstance(row.get("step"), int)]
+    step = max([int(status.get("step") or 0), *known])
+    steps = status.get("steps")
+    if not step:
+        return "before its first step" if status.get("state") != "done" else "0 steps"
+    return f"step {step:,} of {steps:,}" if isinstance(steps, int) else f"step {step:,}"
+
+
+def _row(row: dict[str, Any]) -> str:
+    numbers = [
+        f"{name} {value:.4g}" if isinstance(value, float) and math.isfinite(value) else f"{name} {value}"
+        for name, value in row.items()
+        if name not in ("step", "kind") and not isinstance(value, dict | list)
+    ]
+    return f"step {row.get('step', '?')}: {', '.join(numbers[:SHOWN])}"
+
+
+def _kept(path: Path, steps: list[int]) -> str:
+    text = f"the newest is of step {steps[0]:,} ({len(steps)} in all)" if steps else "none yet"
+    cut_off = unfinished(path / FOLDER)
+    if cut_off and not is_held(path):
+        text += f"; the save of step {cut_off[-1]:,} was cut off, which does no harm"
+    return text
+
+
+def _unreadable(path: Path) -> str:
+    if not (path / UNREADABLE).exists():
+        return ""
+    try:
+        count = len(earlier(path / UNREADABLE))
+    except (DataError, OSError) as error:
+        return f"unreadable pictures: {error}"
+    return f"unreadable pictures: {count}, listed in {UNREADABLE}" if count else ""
+
+
+def _tail(path: Path) -> list[str]:
+    try:
+        return path.read_text("utf-8", "replace").splitlines()[-NOTES:]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from error

@@ -1,0 +1,387 @@
+"""The one loop. It is blind to the objective, and to how many processes there are.
+
+    with joined() as world:
+        result = train(run, out=Path("runs/mine"), world=world)
+
+The same call again goes on where the last one stopped: on a CPU to the very same weights, bit by bit.
+"""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from vitrail.checkpoint.store.saved import Saved
+from vitrail.checkpoint.store.store import Store
+from vitrail.core.errors import Exploded, VitrailError
+from vitrail.data.ledger import Ledger, Unreadable
+from vitrail.data.loader import Batch
+from vitrail.data.order import Order
+from vitrail.distributed.world import World
+from vitrail.optim.schedules import rate
+from vitrail.report.panels import State
+from vitrail.train import signals
+from vitrail.train.build import Parts, assemble
+from vitrail.train.config import Run
+from vitrail.train.export import best_in_place, write_weights
+from vitrail.train.folder.run import RunFolder
+from vitrail.train.meter import Meter, Reading
+from vitrail.train.pace import Pace
+from vitrail.train.pictures import Pictures, find_pictures
+from vitrail.train.presentation import present
+from vitrail.train.report import METRICS, read_metrics
+from vitrail.train.resolve import resolved
+from vitrail.train.resume import open_folder, resume
+from vitrail.train.scoring import Best, Scorer
+from vitrail.train.state import pieces, state_of
+
+BEST, LAST = "best.safetensors", "last.safetensors"
+EVALUATIONS = 20  # a run, where nothing else is said
+FIRST_STEPS = 3  # in which running out of memory is answered by smaller micro-batches
+REPORT_S = 60.0  # between two reports while nothing is scored
+
+
+class Observer(Protocol):
+    """Who is told how a run goes: a terminal, or nobody."""
+
+    def told(self, text: str) -> None: ...
+    def progress(self, row: dict[str, Any]) -> None: ...
+
+
+class Silent:
+    def told(self, text: str) -> None: ...
+    def progress(self, row: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """How a run ended: "done", or "interrupted" and to be gone on with."""
+
+    folder: Path
+    state: str
+    step: int
+    best: Best
+    test: dict[str, Any] | None
+    watch: dict[str, Any] | None
+
+    @property
+    def final_watch(self) -> float:
+        """The accuracy on the watched split at the end."""
+        return float("nan") if self.watch is None else float(self.watch["accuracy"])
+
+
+def train(
+    run: Run,
+    *,
+    out: Path,
+    world: World,
+    command: dict[str, Any] | None = None,
+    force: bool = False,
+    observer: Observer | None = None,
+    pictures: Pictures | None = None,
+) -> Result:
+    """Trains, or goes on training, in the folder `out`."""
+    observer = observer or Silent()
+    pictures = pictures or find_pictures(run.data)
+    run = resolved(run, pictures, world)
+    with open_folder(out, run, pictures, world, command=command or {}, force=force, tell=observer.told) as folder:
+        try:
+            training = Training(run, pictures, world, folder, observer)
+            result = training.go()
+            training.close()
+            return result
+        except Exploded as error:
+            folder.status("exploded", message=str(error))
+            raise
+        except KeyboardInterrupt:  # a checkpoint that is being written is not waited for: it is whole or not there
+            folder.status("interrupted", message="stopped at once by a second signal, without saving")
+            raise
+        except BaseException as error:
+            folder.status("failed", message=f"{type(error).__name__}: {error}")
+            raise
+
+
+class Training:
+    """A run in progress: its parts, how far it is, and what becomes of it."""
+
+    def __init__(self, run: Run, pictures: Pictures, world: World, folder: RunFolder, observer: Observer) -> None:
+        self.run, self.pictures, self.world, self.folder, self.observer = run, pictures, world, folder, observer
+        self.ledger = Ledger(folder.path if world.rank == 0 else None, strict=run.data.strict, tell=self.unreadable)
+        self.store = Store(
+            folder.path / "checkpoints",
+            rank=world.rank,
+            world=world.size,
+            token=world.agree(f"{time.time_ns():x}"),
+            keep=run.keep.last,
+            tell=folder.note,
+        )
+        saved = resume(folder, world)
+        self.parts: Parts = assemble(run, pictures, world, self.ledger, saved=saved)
+        self.micro, self.best, self.step = run.micro, Best(), 0
+        self.meter, self.pace = Meter(world.device), Pace(self.parts.cost)
+        self.scorer = Scorer(
+            run=run,
+            parts=self.parts,
+            pictures=pictures,
+            world=world,
+            ledger=self.ledger,
+        )
+        self.rows: dict[str, dict[str, Any]] = {}  # the last scores, by kind
+        if saved is None:
+            self.folder.rewind(0)  # a start that was killed before its first checkpoint may have left rows
+        else:
+            self.take_up(saved)
+        self.saved_at, self.reported_at = time.monotonic(), time.monotonic()
+        self.skipped_before = 0
+
+    def take_up(self, saved: Saved) -> None:
+        """Goes on from a checkpoint: its tensors are in place already, here is the rest."""
+        facts = saved.facts
+        self.step, self.micro, self.best = saved.step, int(facts["micro"]), Best(**facts["best"])
+        self.parts.cost.restore(facts["cost"])
+        self.folder.rewind(saved.step)
+        scores = [row for row in read_metrics(self.folder.path / METRICS)[0] if row["kind"] in ("watch", "fewshot")]
+        self.rows = self.world.agree({row["kind"]: row for row in scores})
+        self.folder.note(f"goes on from step {saved.step:,} of {self.run.steps:,}")
+
+    def go(self) -> Result:
+        """The story: step after step, with a look at the metrics, a score and a checkpoint now and then."""
+        ending = ""
+        self.folder.status("running", step=self.step, total=self.run.steps)
+        with signals.heard() as stop:
+            self.pace.start()
+            for batch in self.parts.feed.stream(self.step, self.run.steps):
+                self.update(batch, stop)
+                reading = self.draw()
+                if self.step % self.evaluation_every == 0 or self.step == self.run.steps:
+                    self.evaluate()
+                ending = self.ending(stop, reading)
+                if ending or self.saving_due(reading):
+                    self.save()
+                if ending:
+                    break
+            return self.finish(ending)
+
+    @property
+    def evaluation_every(self) -> int:
+        return self.run.evaluation.every or max(self.run.steps // EVALUATIONS, 1)
+
+    def update(self, batch: Batch, stop: signals.Stop) -> None:
+        """One step; in the first few, out of memory means smaller micro-batches, and the same step again."""
+        flags = {"stop": float(bool(stop)), "save": float(self.world.rank == 0 and self.clock_says_save())}
+        lr = rate(self.run.schedule, self.run.optim.lr, batch.step, self.run.steps)
+        while True:
+            try:
+                done = self.parts.step(batch, step=batch.step, rate=lr, micro=self.micro, flags=flags)
+                break
+            except torch.OutOfMemoryError:
+                if self.pace.steps >= FIRST_STEPS or self.world.size > 1 or self.micro == 1:
+                    raise
+                self.parts.optimiser.zero_grad()
+                torch.cuda.empty_cache()
+                smaller = next(size for size in range(self.micro // 2, 0, -1) if self.micro % size == 0)
+                self.folder.note(
+                    f"out of memory with {self.micro} pictures at once: going on with {smaller}, and "
+                    f"{self.run.batch // self.world.size // smaller} micro-batches a step"
+                )
+                self.micro = smaller
+        self.meter.add(batch.step, done.names, done.sums, done.norm, done.ok)
+        self.step = batch.step + 1
+        self.pace.stepped(self.run.batch)
+
+    def draw(self) -> Reading | None:
+        """Every `log` steps: sends off the sums and takes those sent the time before. On a CPU nothing need wait."""
+        if self.step % self.run.log and self.step != self.run.steps:
+            return None
+        reading = self.meter.read()
+        if reading is not None:
+            self.show(reading)
+        self.meter.send(self.step)
+        if self.world.device.type == "cpu":
+            reading = self.meter.read()
+            if reading is not None:
+                self.show(reading)
+        return reading
+
+    def show(self, reading: Reading) -> None:
+        """A row of metrics: to the file, to TensorBoard, to whoever watches."""
+        speed = self.pace.drawn(reading.steps * self.run.batch)
+        row: dict[str, Any] = {
+            "kind": "train",
+            "step": reading.step,
+            "epoch": reading.step * self.run.batch / len(self.pictures.train),
+            "loss": reading.loss,
+            **{name: reading.mean(name) for name in reading.values if name not in ("total", "count", "stop", "save")},
+            "lr": rate(self.run.schedule, self.run.optim.lr, reading.step - 1, self.run.steps),
+            "norm": reading.norm,
+            "skipped": reading.skipped,
+            **speed,
+            **self.parts.cost.row(),
+        }
+        self.folder.record(row)
+        self.observer.progress({**row, "steps": self.run.steps, "best": self.best.accuracy, "left_s": self.left(speed)})
+        if reading.skipped > self.skipped_before:
+            more = reading.skipped - self.skipped_before
+            self.skipped_before = reading.skipped
+            self.folder.note(
+                f"{more} update{'s' if more > 1 else ''} left out up to step {reading.step:,}: loss or gradient was "
+                f"not finite (first at step {reading.first_bad:,}, counted from 0; {reading.skipped} of at most "
+                f"{self.run.bad_steps})"
+            )
+        if reading.skipped >= self.run.bad_steps:
+            self.explode(reading)
+        if time.monotonic() - self.reported_at > REPORT_S:
+            self.report("running")
+
+    def left(self, speed: dict[str, Any]) -> float:
+        images = (self.run.steps - self.step) * self.run.batch
+        return images / speed["images_per_s"] if speed.get("images_per_s") else float("nan")
+
+    def evaluate(self) -> None:
+        """Scores the watched split, keeps the best weights, and takes the few-shot accuracy."""
+        rows: list[dict[str, Any]] = []
+        with self.pace.paused():
+            if self.pictures.watch is not None:
+                rows.append(self.scorer.score("watch", self.step))
+            if self.run.evaluation.fewshot:
+                rows += self.scorer.fewshot(self.step)
+            for row in rows:
+                self.folder.record(row)
+                self.observer.progress(row)
+                self.rows[row["kind"]] = row
+            better = self.pictures.watch is not None and self.best.take(rows[0]["accuracy"], self.step)
+            if better and self.pictures.chooses:
+                self.write(BEST, rows[0])
+            if rows:
+                self.report("running")
+
+    def saving_due(self, reading: Reading | None) -> bool:
+        """By steps, or by the first process's clock, which all hear of in the metrics."""
+        if self.run.keep.steps:
+            return self.step % self.run.keep.steps == 0
+        if self.world.size == 1:
+            return self.clock_says_save()
+        return reading is not None and reading.values["save"] > 0
+
+    def clock_says_save(self) -> bool:
+        if self.store.failing:
+            return self.store.retry_due()
+        return not self.run.keep.steps and time.monotonic() - self.saved_at > 60 * self.run.keep.minutes
+
+    def ending(self, stop: signals.Stop, reading: Reading | None) -> str:
+        """Why the run ends here, or nothing."""
+        if self.step == self.run.steps:
+            return "done"
+        patience = self.run.evaluation.patience
+        if patience and self.best.since >= patience:
+            return "early"
+        if self.world.size == 1:
+            return "interrupted" if stop else ""
+        return "interrupted" if reading is not None and reading.values["stop"] > 0 else ""
+
+    def save(self) -> None:
+        """Hands a copy of everything to the writer, which goes to disk while the run goes on."""
+        state = state_of(self.parts.objective, self.parts.optimiser, self.parts.average)
+        facts = {"micro": self.micro, "best": asdict(self.best), "cost": self.parts.cost.state()}
+        self.store.save(self.step, pieces(state, self.world), facts)
+        self.saved_at = time.monotonic()
+        self.folder.status("running", step=self.step, total=self.run.steps)
+
+    def finish(self, ending: str) -> Result:
+        """The last metrics, the weights, the score of the end, the report."""
+        last = self.meter.read()
+        if last is not None:
+            self.show(last)
+        safe = self.store.wait()
+        state: State = "interrupted" if ending == "interrupted" else "done"
+        self.write(LAST, self.rows.get("watch"))
+        if state == "done" and self.pictures.test is not None:
+            row = self.score_at_the_end()
+            self.folder.record(row)
+            self.observer.progress(row)
+            self.rows["test"] = row
+        if state == "interrupted":
+            message = f"stopped by a signal after step {self.step:,} of {self.run.steps:,}"
+            message += ", saved" if safe else "; the last checkpoint could NOT be written, an older one is intact"
+        elif ending == "early":
+            message = f"stopped early at step {self.step:,}: {self.best.since} scorings without a better one"
+        else:
+            message = f"all {self.run.steps:,} steps done"
+        self.folder.status(state, step=self.step, total=self.run.steps, message=message)
+        self.folder.note(message)
+        self.report(state, message)
+        return Result(
+            folder=self.folder.path,
+            state=state,
+            step=self.step,
+            best=self.best,
+            test=self.rows.get("test"),
+            watch=self.rows.get("watch"),
+        )
+
+    def score_at_the_end(self) -> dict[str, Any]:
+        """With early stopping the best weights are scored at the end (4.3), else the last."""
+        watched = self.rows.get("watch")
+        if self.pictures.watched == self.pictures.tested and watched is not None and watched["step"] == self.step:
+            return {**watched, "kind": "test"}
+        if not (self.run.evaluation.patience and self.pictures.chooses and self.best.step >= 0):
+            return self.scorer.score("test", self.step)
+        with best_in_place(self.folder.path / BEST, self.parts):
+            return self.scorer.score("test", self.best.step, as_is=True)
+
+    def write(self, name: str, row: dict[str, Any] | None) -> None:
+        """A weight file that describes itself, with what the run has cost so far."""
+        provenance = {
+            "run": self.run.name,
+            "data": self.run.data.source,
+            "seed": self.run.seed,
+            "step": self.step,
+            "cost": self.parts.cost.row(),
+            **({} if row is None else {"score": {key: row[key] for key in ("split", "accuracy", "loss", "count")}}),
+        }
+        with self.scorer.averaged():
+            try:
+                write_weights(self.folder.path / name, self.parts.objective.network, self.world, provenance)
+            except (OSError, VitrailError) as error:
+                self.folder.note(f"{name} could not be written ({error}); the run goes on")
+
+    def report(self, state: State, message: str = "") -> None:
+        self.reported_at = time.monotonic()
+        if self.world.rank == 0:
+            present(
+                self.folder, self.run, self.pictures, self.scorer.latest, self.ledger, self.parts.cost, state, message
+            )
+
+    def explode(self, reading: Reading) -> None:
+        """Too many updates left out: keeps the weights, which those never touched, and says which batch it was."""
+        names = self.samples(reading.first_bad)
+        self.folder.write_json("bad_batch.json", {"step": reading.first_bad, "pictures": names})
+        self.save()
+        kept = self.step if self.store.wait() else self.store.last
+        self.write(LAST, None)
+        weights = "nothing had been saved" if kept is None else f"the weights of step {kept} are kept"
+        replay = f"`vitrail replay {self.folder.path} --step {reading.first_bad}`"
+        message = (
+            f"loss or gradient was not finite in {reading.skipped} updates, first at step {reading.first_bad}; "
+            f"{weights}. "
+            f"{replay} runs that batch again; its pictures are in bad_batch.json. Try a lower optim.lr, a longer "
+            "schedule.warmup, or optim.clip=1"
+        )
+        self.folder.note(message)
+        self.report("exploded", message)
+        raise Exploded(message)
+
+    def samples(self, step: int) -> list[str]:
+        """The names of the pictures of a global step."""
+        places = np.arange(step * self.run.batch, (step + 1) * self.run.batch, dtype=np.int64)
+        at = Order(len(self.pictures.train), self.run.seed).stream(places, self.run.data.repeats)
+        return [self.pictures.train.name(int(sample)) for sample in at.sample]
+
+    def unreadable(self, entry: Unreadable) -> None:
+        self.folder.note(f"unreadable, left out: {entry}")
+
+    def close(self) -> None:
+        self.store.close()

@@ -1,0 +1,56 @@
+"""How much memory a run takes, in closed form: what a parameter needs, and what an image needs.
+
+A parameter takes 4 bytes for itself, 4 for its gradient, and the optimiser's moments; its bfloat16 copy another 2, an
+average another 4. An image takes what the backward pass reads again. For a ViT block that is, a token: the inputs of
+both norms and their outputs (4D), q, k and v (3D), what attention gives (D), and the MLP's inside before and after GELU
+(2M): docs/scale.md holds this against measurements. With recomputation only the inputs of the blocks stay, and what
+one block needs at its peak (10D + 3M). For a ResNet it is about four times what each unit gives.
+"""
+
+import os
+from math import prod
+
+import torch
+
+from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.walk import parameters, walk
+from vitrail.optim.config import Optim
+
+CUDA_OWN = 1 << 30  # context, libraries, workspaces
+USED = 0.85  # of what is free; the allocator leaves gaps
+
+
+def state_bytes(config: ModelConfig, optim: Optim, *, low: bool, average: bool, shards: int = 1) -> int:
+    """Parameters, gradients, moments; `shards` processes hold a part each."""
+    first = 2 if optim.momentum_type == "bfloat16" else 4
+    moments = first + (4 if optim.kind == "adamw" else 0)
+    each = 4 + 4 + moments + (2 if low else 0) + (4 if average else 0)
+    return parameters(config) * each // shards
+
+
+def image_bytes(config: ModelConfig, *, low: bool, recompute: bool) -> int:
+    """What one image adds while a step runs."""
+    width = 2 if low else 4
+    pixels = prod(config.image) * config.channels * 5  # as bytes and as floats
+    if not isinstance(config, ViTConfig):
+        return pixels + 4 * width * sum(prod(step.shape) for step in walk(config))
+    tokens, d, m = config.tokens, config.width, config.mlp_width
+    layers = config.depth * (2 if config.attention == "axial" else 1)
+    kept = tokens * (layers * d + 10 * d + 3 * m) if recompute else tokens * layers * (8 * d + 2 * m)
+    stem = 0
+    if config.backbone is not None:
+        stem = 4 * sum(prod(step.shape) for step in walk(config.backbone))
+    return pixels + width * (kept + stem + 4 * tokens * d) + 8 * config.classes
+
+
+def free_bytes(device: torch.device) -> int:
+    """What this process may take."""
+    if device.type == "cuda":
+        return max(torch.cuda.mem_get_info(device)[0] - CUDA_OWN, 0)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
+
+
+def fitting(local: int, each: int, room: int, most: int) -> int:
+    """The micro-batch: the largest divisor of a process's batch that fits into the room, at most `most`."""
+    limit = max(1, min(most, int(room * USED) // max(each, 1)))
+    return next(size for size in range(min(local, limit), 0, -1) if local % size == 0)

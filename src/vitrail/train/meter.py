@@ -1,0 +1,89 @@
+"""Metrics that never make the host wait: sums grow on the device, and a copy is read when it has arrived.
+
+Every process adds the same global sums in the same steps and reads each copy at the same step, so whatever is decided
+from a reading is decided alike everywhere: that a signal came, that it is time to save, that too many updates were left
+out.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """The sums of the steps up to `step`, since the reading before."""
+
+    step: int
+    steps: int  # how many
+    values: dict[str, float]
+    norm: float  # of the last step's gradient
+    skipped: int  # updates left out since the run began here
+    first_bad: int  # the step of the first of them, -1 for none
+
+    @property
+    def loss(self) -> float:
+        return self.values["total"] / max(self.values["count"], 1.0)
+
+    def mean(self, name: str) -> float:
+        return self.values[name] / max(self.values["count"], 1.0)
+
+
+class Meter:
+    """Sums by name, in the order that the first step gives them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.names: tuple[str, ...] = ()
+        self.sums = torch.zeros(0, device=device, dtype=torch.float64)
+        self.skipped = torch.zeros((), device=device, dtype=torch.float64)
+        self.first_bad = torch.full((), -1.0, device=device, dtype=torch.float64)
+        self.steps = 0
+        self.sent: tuple[int, int, Tensor, torch.cuda.Event | None] | None = None
+
+    def add(self, step: int, names: tuple[str, ...], sums: Tensor, norm: Tensor, ok: Tensor) -> None:
+        """One step's global sums [len(names)], its gradient norm, and whether its update was done."""
+        if names != self.names:
+            assert not self.names
+            self.names = names
+            self.sums = torch.zeros(len(names), device=self.device, dtype=torch.float64)
+        # A step that was left out has a loss that is no number; the sums shall stay numbers.
+        self.sums += torch.where(ok, sums.double(), 0.0)
+        bad = (~ok).double()
+        self.first_bad = torch.where((self.first_bad < 0) & ~ok, float(step), self.first_bad)
+        self.skipped += bad
+        self.norm = norm
+        self.steps += 1
+
+    def send(self, step: int) -> None:
+        """Puts what has been summed on its way to the host, and starts anew."""
+        assert self.sent is None
+        packed = torch.cat([self.sums, torch.stack([self.norm.double(), self.skipped, self.first_bad])])
+        event = None
+        if self.device.type == "cuda":
+            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            packed = host.copy_(packed, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self.sent = (step, self.steps, packed, event)
+        self.sums.zero_()
+        self.steps = 0
+
+    def read(self) -> Reading | None:
+        """What was sent last; it has long arrived when the next is sent."""
+        if self.sent is None:
+            return None
+        step, steps, packed, event = self.sent
+        if event is not None:
+            event.synchronize()
+        *values, norm, skipped, first_bad = packed.tolist()
+        self.sent = None
+        return Reading(
+            step=step,
+            steps=steps,
+            values=dict(zip(self.names, values, strict=True)),
+            norm=norm,
+            skipped=int(skipped),
+            first_bad=int(first_bad),
+        )

@@ -1,0 +1,104 @@
+"""The network that a run starts from: fresh, or somebody's weights with a new head and resized positions (3.2)."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitrail.checkpoint.bundle import Bundle, Card
+from vitrail.checkpoint.pretrained import public
+from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.weights import network, operate
+from vitrail.core.errors import WeightsNotFound
+from vitrail.data.draws import keyed, number
+from vitrail.distributed.materialise import draw
+from vitrail.models.build import Model, bare, build
+from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.initialise import initialise
+from vitrail.models.position import SineTable
+from vitrail.models.zoo import adapted
+from vitrail.objectives.classification import start_bias
+from vitrail.train.config import Run
+
+REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
+
+
+def find_weights(text: str) -> Bundle:
+    """Weights by path, or public ones as NAME:TAG."""
+    name, _, tag = text.partition(":")
+    if Path(text).exists() or not tag:
+        if not Path(text).exists():
+            raise WeightsNotFound(f"{text}: no such weight file or folder; public ones are written NAME:TAG")
+        return read_bundle(text)
+    return public(name, tag)
+
+
+def wanted_otherwise(config: ModelConfig, run: Run) -> dict[str, Any]:
+    """The regularisers that a run wants otherwise than the weights' own config."""
+    if not isinstance(config, ViTConfig) or not isinstance(run.model, ViTConfig):
+        return {}
+    return {name: getattr(run.model, name) for name in REGULARISERS}
+
+
+def starting_network(run: Run, labels: tuple[str, ...], *, fresh: bool = False) -> Model:
+    """In training mode, on the CPU. With `fresh` the weights are not looked at: a checkpoint will bring others."""
+    assert run.model is not None
+    provenance: dict[str, Any] = {}
+    if run.weights and not fresh:
+        bundle = find_weights(run.weights)
+        facts = wanted_otherwise(bundle.config, run)
+        bundle = operate(with_facts(bundle, facts), len(labels), run.model.image)
+        model = network(bundle)
+        provenance = {"from": run.weights, **bundle.card.provenance}
+    else:
+        model = fresh_network(run.model, run.seed)
+        if run.objective.head_bias:
+            start_bias(model, run.objective.head_bias)
+    return described(model, run, labels, provenance)
+
+
+def described(model: Model, run: Run, labels: tuple[str, ...], provenance: dict[str, Any]) -> Model:
+    """With the card that its weights will carry, and in training mode."""
+    assert run.preprocessing is not None
+    model.card = Card(preprocessing=run.preprocessing, labels=labels, provenance=provenance)
+    return model.train()
+
+
+def bare_network(run: Run, labels: tuple[str, ...]) -> Model:
+    """Without storage: where a network is sharded no process need ever hold it whole."""
+    assert run.model is not None
+    return described(bare(run.model), run, labels, {"from": run.weights} if run.weights else {})
+
+
+def drawn(module: nn.Module, run: Run) -> None:
+    """Gives a sharded network without values those that `starting_network` would have drawn."""
+    network: Any = module.network
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(start_seed(run.seed))
+        draw(network, initialise)
+    if run.objective.head_bias:
+        start_bias(network, run.objective.head_bias)
+
+
+def tables_only(module: nn.Module) -> None:
+    """Fixed tables make themselves; all else a checkpoint brings."""
+    for part in module.modules():
+        if isinstance(part, SineTable):
+            part.initialise()
+
+
+def with_facts(bundle: Bundle, facts: dict[str, Any]) -> Bundle:
+    return replace(bundle, config=adapted(bundle.config, **facts))
+
+
+def fresh_network(config: ModelConfig, seed: int) -> Model:
+    """Initialised from the run's seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(start_seed(seed))
+        return build(config)
+
+
+def start_seed(seed: int) -> int:
+    return int(keyed(number("initialise"), seed)[0] >> 1)

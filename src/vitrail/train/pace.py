@@ -1,0 +1,48 @@
+"""How fast a run goes: images a second between two readings, with the time for scoring left out."""
+
+import contextlib
+import time
+from collections.abc import Generator
+from typing import Any
+
+import torch
+
+from vitrail.train.cost import Cost
+
+
+class Pace:
+    """Counts steps and the seconds that they took. A reading comes when the device is done with its steps, so between
+    two of them the host's clock tells the device's speed."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+        self.steps = 0
+        self.away = 0.0
+        self.since = time.monotonic()
+
+    def start(self) -> None:
+        self.since, self.away = time.monotonic(), 0.0
+
+    def stepped(self, images: int) -> None:
+        self.steps += 1
+
+    @contextlib.contextmanager
+    def paused(self) -> Generator[None]:
+        """Time in here is not training."""
+        before = time.monotonic()
+        try:
+            yield
+        finally:
+            self.away += time.monotonic() - before
+
+    def drawn(self, images: int) -> dict[str, Any]:
+        """What went through since the last reading."""
+        now = time.monotonic()
+        seconds = max(now - self.since - self.away, 1e-9)
+        self.cost.add(images, now - self.since)
+        self.start()
+        speed = images / seconds
+        row = {"images_per_s": speed, "mfu": self.cost.utilisation(speed), "seconds": seconds}
+        if torch.cuda.is_available():
+            row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        return row

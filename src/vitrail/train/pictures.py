@@ -1,0 +1,89 @@
+"""Which pictures a run sees: the training split, the one that is watched, the one for the end."""
+
+from dataclasses import dataclass, replace
+
+from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.data.collection import Collection, open_collection
+from vitrail.data.source import Source
+from vitrail.data.splits import dev_split
+from vitrail.train.config import Data
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pictures:
+    """The splits of a run by their part in it. `chooses` says whether the watched one may choose the best weights: the
+    split that is scored at the end may not."""
+
+    title: str
+    classes: tuple[str, ...]
+    train: Source
+    watch: Source | None
+    test: Source | None
+    watched: str  # the name of the split, "" for none
+    tested: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def chooses(self) -> bool:
+        return self.watch is not None and self.watched != self.tested
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that is read: another order, another label or another file is another fingerprint."""
+        parts = (self.train, self.watch, self.test)
+        return "-".join("0" if part is None else part.fingerprint[:16] for part in parts)
+
+
+def find_pictures(data: Data) -> Pictures:
+    """Opens the source and cuts it up as the config says."""
+    if not data.source:
+        raise ConfigError("there are no pictures to train on: give --data SOURCE, or data.source")
+    collection = open_collection(data.source)
+    return cut(collection, data)
+
+
+def cut(collection: Collection, data: Data) -> Pictures:
+    train = only_or(collection, data.train)
+    if not collection.classes:
+        raise BadLabels(f"{collection.name} has no labels; classification needs them")
+    dev: Source | None = None
+    if data.dev:
+        rest, held = dev_split(train, data.dev)
+        if not len(held.indices):
+            raise DataError(f"data.dev={data.dev} of {len(train)} pictures leaves none to choose by; hold out more")
+        train, dev = rest.apply(train), held.apply(train)
+    parts = {**collection.splits, **({} if dev is None else {"dev": dev})}
+    watched = chosen(data.watch, parts, ("dev", "val") if dev else ("val",), "data.watch")
+    tested = chosen(data.test, parts, ("test",), "data.test")
+    return Pictures(
+        title=collection.title,
+        classes=collection.classes,
+        train=train,
+        watch=parts[watched] if watched else None,
+        test=parts[tested] if tested else None,
+        watched=watched,
+        tested=tested,
+        notes=collection.notes,
+    )
+
+
+def only_or(collection: Collection, name: str) -> Source:
+    """The named split; a collection of one split, whatever it is called, is meant whole."""
+    if len(collection.splits) == 1:
+        return next(iter(collection.splits.values()))
+    return collection.split(name)
+
+
+def chosen(asked: str, parts: dict[str, Source], usual: tuple[str, ...], field: str) -> str:
+    if asked == "auto":
+        return next((name for name in usual if name in parts), "")
+    if asked in ("", "none"):
+        return ""
+    if asked not in parts:
+        raise ConfigError(f"{field}={asked} is no split here; there are {', '.join(parts)}, or none")
+    return asked
+
+
+def on_all(data: Data) -> Data:
+    """The same data with nothing held out: the last run of a search (Section 4.1)."""
+    return replace(data, dev=0.0, watch="none" if data.watch == "dev" else data.watch)

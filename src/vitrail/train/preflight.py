@@ -1,0 +1,207 @@
+"""Before the start: what a run will take, and what looks wrong about it. Trains a few steps that nobody keeps."""
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from vitrail.checkpoint.bundle import Card
+from vitrail.core.errors import DataError
+from vitrail.data.ledger import Ledger
+from vitrail.data.loader import Batch
+from vitrail.distributed.world import World
+from vitrail.models.walk import macs, parameters
+from vitrail.optim.schedules import rate
+from vitrail.train import memory
+from vitrail.train.build import Parts, assemble
+from vitrail.train.config import Run
+from vitrail.train.pictures import Pictures
+from vitrail.train.resolve import resolved
+
+WARM_UP = 2
+TIMED_S = 8.0
+LOOKED_AT = 64  # pictures that are decoded to see whether they can be
+
+
+@dataclass(kw_only=True, slots=True)
+class Forecast:
+    """What was found: the run with every choice made, figures by name, and warnings."""
+
+    run: Run
+    figures: dict[str, str] = field(default_factory=dict[str, str])
+    warnings: list[str] = field(default_factory=list[str])
+    images_per_s: float = 0.0
+    seconds: float = 0.0
+
+
+def preflight(run: Run, pictures: Pictures, world: World, *, base: Run | None = None) -> Forecast:
+    """Reads, builds, times and stops. `base` is the recipe before anybody changed it."""
+    asked, run = run, resolved(run, pictures, world)
+    forecast = Forecast(run=run)
+    forecast.warnings += [*pictures.notes, *data_warnings(run, pictures), *weights_warnings(asked, run, pictures)]
+    forecast.warnings += rate_warnings(run, base) + length_warnings(run, pictures)
+    describe(forecast, pictures, world)
+    parts = assemble(run, pictures, world, Ledger(), saved=None)
+    timed(forecast, parts, world)
+    return forecast
+
+
+def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
+    """All that needs no step to be known."""
+    run, figures = forecast.run, forecast.figures
+    assert run.model is not None
+    samples, local = len(pictures.train), run.batch // world.size
+    watched = f", {len(pictures.watch):,} watched ({pictures.watched})" if pictures.watch is not None else ""
+    tested = f", {len(pictures.test):,} for the end ({pictures.tested})" if pictures.test is not None else ""
+    figures["pictures"] = f"{samples:,} to train on{watched}{tested}; {len(pictures.classes):,} classes"
+    figures["network"] = (
+        f"{parameters(run.model):,} parameters, {macs(run.model) / 1e9:.3g} GMAC an image of "
+        f"{run.model.image[0]}x{run.model.image[1]}"
+    )
+    figures["batch"] = (
+        f"{run.batch}: {world.size} process{'es' if world.size > 1 else ''} x {local // run.micro} "
+        f"micro-batch{'es' if local > run.micro else ''} x {run.micro} pictures"
+    )
+    figures["steps"] = f"{run.steps:,}, which is {run.steps * run.batch / samples:,.1f} epochs"
+    low = run.precision != "float32"
+    state = memory.state_bytes(run.model, run.optim, low=low, average=run.average > 0)
+    each = memory.image_bytes(run.model, low=low, recompute=run.recompute)
+    need, free = state + each * run.micro, memory.free_bytes(world.device)
+    figures["memory"] = (
+        f"about {need / 1e9:.2f} GB ({state / 1e9:.2f} for the network, {each * run.micro / 1e9:.2f} for {run.micro} "
+        f"pictures) of {free / 1e9:.1f} GB free"
+    )
+    if need > free:
+        forecast.warnings.append(
+            f"the run needs about {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; try recompute=on, or "
+            "sharding=fsdp on several devices"
+        )
+    figures["compute"] = (
+        f"{6 * macs(run.model) * run.batch / 1e12:,.3g} TFLOP a step, "
+        f"{6 * macs(run.model) * run.batch * run.steps / 1e18:,.3g} exaFLOPs in all"
+    )
+    figures["numbers"] = f"{run.precision}{', compiled' if run.compile == 'on' else ''}, sharding {run.sharding}"
+
+
+def timed(forecast: Forecast, parts: Parts, world: World) -> None:
+    """A few real steps: their speed, and from it the time of the whole."""
+    run = forecast.run
+    batches = parts.feed.stream(0, run.steps)
+    if run.steps <= WARM_UP:  # too short to time: the same step again
+        batches = repeated(batches)
+    for batch in itertools.islice(batches, WARM_UP):
+        parts.step(batch, step=batch.step, rate=0.0, micro=run.micro, flags={})
+    settle(world)
+    start, count = time.perf_counter(), 0
+    for batch in batches:
+        parts.step(batch, step=batch.step, rate=0.0, micro=run.micro, flags={})
+        settle(world)
+        count += 1
+        if time.perf_counter() - start > TIMED_S or count >= 20:
+            break
+    seconds = (time.perf_counter() - start) / max(count, 1)
+    forecast.images_per_s = run.batch / seconds
+    forecast.seconds = seconds * run.steps
+    share = parts.cost.utilisation(forecast.images_per_s)
+    forecast.figures["speed"] = (
+        f"{forecast.images_per_s:,.0f} images/s, {seconds * 1e3:,.0f} ms a step, MFU {share:.0%}"
+    )
+    if world.device.type == "cuda":
+        forecast.figures["memory"] += f"; {torch.cuda.max_memory_allocated() / 1e9:.2f} GB measured"
+
+
+def repeated(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The few there are, again and again."""
+    return itertools.cycle(list(batches))
+
+
+def settle(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+
+
+def data_warnings(run: Run, pictures: Pictures) -> list[str]:
+    """Decodes some pictures; compares their size with what the network takes."""
+    found: list[str] = []
+    chosen = np.linspace(0, len(pictures.train) - 1, min(LOOKED_AT, len(pictures.train))).astype(int)
+    bad: list[str] = []
+    sides: list[int] = []
+    for index in chosen.tolist():
+        try:
+            picture = pictures.train.picture(index)
+            picture.rgb()
+            sides.append(min(picture.size))
+        except DataError as error:
+            bad.append(str(error))
+    if bad:
+        found.append(f"{len(bad)} of {len(chosen)} pictures looked at cannot be read, first {bad[0]}")
+    size = min(run.augmentation.size)
+    if sides and np.median(sides) * 4 <= size:
+        found.append(f"the pictures are {int(np.median(sides))} px on their shorter side and are blown up to {size} px")
+    counts = pictures.train.labels.counts(len(pictures.classes))
+    if counts.min() == 0:
+        found.append(f"{int((counts == 0).sum())} of {len(counts)} classes have no training picture")
+    elif counts.max() > 20 * counts.min():
+        found.append(f"the largest class has {counts.max():,} pictures and the smallest {counts.min():,}")
+    if run.batch > len(pictures.train):
+        found.append(f"batch={run.batch} is more than the {len(pictures.train):,} training pictures")
+    return found
+
+
+def weights_warnings(asked: Run, run: Run, pictures: Pictures) -> list[str]:
+    """Whether the weights expect other pixels, or had other classes."""
+    from vitrail.train.network import find_weights
+
+    if not run.weights:
+        return []
+    bundle = find_weights(run.weights)
+    found: list[str] = []
+    card: Card = bundle.card
+    prepared = run.preprocessing
+    assert prepared is not None
+    if (prepared.mean, prepared.std) != (card.preprocessing.mean, card.preprocessing.std):
+        found.append(
+            f"the weights were trained on pixels with mean {card.preprocessing.mean} and std {card.preprocessing.std}, "
+            f"this run gives them mean {prepared.mean} and std {prepared.std}"
+        )
+    if bundle.config.classes and bundle.config.classes != len(pictures.classes):
+        found.append(
+            f"the weights' head for {bundle.config.classes:,} classes is replaced by one for {len(pictures.classes):,}"
+        )
+    return found
+
+
+def rate_warnings(run: Run, base: Run | None) -> list[str]:
+    """A learning rate belongs to its batch."""
+    if base is None or base.batch == run.batch:
+        return []
+    factor = run.batch / base.batch
+    scaled = factor if run.optim.kind == "sgd" else math.sqrt(factor)
+    usual = base.optim.lr * scaled
+    if 0.4 < run.optim.lr / usual < 2.5:
+        return []
+    return [
+        f"optim.lr={run.optim.lr:g} at batch {run.batch} is far from the recipe's {base.optim.lr:g} at batch "
+        f"{base.batch}; about {usual:.2g} would go with it"
+    ]
+
+
+def length_warnings(run: Run, pictures: Pictures) -> list[str]:
+    found: list[str] = []
+    if run.average and run.average**run.steps > 0.05:
+        found.append(
+            f"average={run.average} over {run.steps:,} steps leaves {run.average**run.steps:.0%} of the initial "
+            f"weights in the average; {1 - 5 / run.steps:.4g} or less would fit"
+        )
+    if run.steps * run.batch < len(pictures.train):
+        found.append("the run ends before it has seen every picture once")
+    if (
+        rate(run.schedule, run.optim.lr, run.steps - 1, run.steps) > 0.5 * run.optim.lr
+        and run.schedule.decay != "constant"
+    ):
+        found.append("the learning rate hardly decays before the end; is the warm-up too long?")
+    return found

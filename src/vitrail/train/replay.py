@@ -1,0 +1,83 @@
+"""One step of a run again, from (seed, step): which pictures it had, and what each of them did."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitrail.checkpoint.store.saved import latest
+from vitrail.core.errors import ConfigError
+from vitrail.data.ledger import Ledger
+from vitrail.distributed.world import World
+from vitrail.optim.clipping import total_norm
+from vitrail.train.build import assemble
+from vitrail.train.config import Run
+from vitrail.train.pictures import Pictures
+from vitrail.train.resolve import resolved
+from vitrail.train.step import divided, seed_all
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """A picture of the batch, as the network saw it, and its loss by itself."""
+
+    name: str
+    label: str
+    loss: float
+    pixels: NDArray[np.uint8]  # [H, W, 3], augmented and mixed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """A step again, with the weights of the checkpoint of `weights_step` (-1: as the run began)."""
+
+    step: int
+    weights_step: int
+    loss: float
+    norm: float
+    seen: tuple[Seen, ...]  # those that are not finite first, then by loss
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.loss) and np.isfinite(self.norm))
+
+
+def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) -> Replay:
+    """The batch of global step `step`, forward and backward, with the newest weights that were saved."""
+    run = resolved(run, pictures, world)
+    if not 0 <= step < run.steps:
+        raise ConfigError(f"step {step} is not among the steps 0 to {run.steps - 1} of this run")
+    notes: list[str] = []
+    saved = latest(folder / "checkpoints", notes.append)
+    parts = assemble(run, pictures, world, Ledger(), saved=saved)
+    batch = next(iter(parts.feed.stream(step, step + 1)))
+    micro = run.micro if saved is None else int(saved.facts["micro"])
+    outcome = parts.step.gradients(batch, step, micro)
+    count = outcome.count.clamp(min=1.0)
+    norm = total_norm(parts.optimiser.gradients()) / count
+    parts.optimiser.zero_grad()
+    inputs = parts.objective.inputs(batch, seed=run.seed, step=step)
+    seen: list[Seen] = []
+    with torch.no_grad():
+        for at, part in enumerate(divided(inputs, 1)):
+            seed_all(run.seed, step, world.rank, at)
+            alone = parts.objective(*part)
+            sample, label = int(batch.sample[at]), int(batch.label.reshape(len(batch), -1)[at, 0])
+            seen.append(
+                Seen(
+                    name=pictures.train.name(sample),
+                    label=pictures.classes[label] if label >= 0 else "none",
+                    loss=float(alone.total),
+                    pixels=part[0][0].permute(1, 2, 0).cpu().numpy(),
+                )
+            )
+    seen.sort(key=lambda one: (np.isfinite(one.loss), -one.loss if np.isfinite(one.loss) else 0.0))
+    return Replay(
+        step=step,
+        weights_step=-1 if saved is None else saved.step,
+        loss=float(outcome.total / count),
+        norm=float(norm),
+        seen=tuple(seen),
+    )

@@ -1,0 +1,356 @@
+"""RUN/report.html: what happened, how it went and what it cost, on one page that opens anywhere.
+
+    write_report(folder, RunFacts(title="vit-ti on digits", status="running", steps=2000))
+
+The curves come from the rows of metrics.jsonl, the rest from what the run knows of itself. The page is written whole or
+not at all, so it can be looked at while the run goes on.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.report.axis import Floats, share, short, smoothed
+from vitrail.report.charts import Charts, Colour, Lines, Series
+from vitrail.report.heat import Heat
+from vitrail.report.page import Notes, Section, page, save_page
+from vitrail.report.panels import (
+    Facts,
+    Folded,
+    Galleries,
+    Gallery,
+    Group,
+    Mood,
+    Picture,
+    State,
+    Status,
+    Tile,
+    Tiles,
+    shot,
+)
+
+METRICS: Final = "metrics.jsonl"
+REPORT: Final = "report.html"
+LISTED: Final = 50  # unreadable files by name
+NOISY: Final = 60  # rows from which a mean is drawn through them
+RECENT: Final = 50  # rows of which the middle one is the present throughput
+PREFIXES: Final = ("", "kilo", "mega", "giga", "tera", "peta", "exa", "zetta")
+
+Row = dict[str, Any]
+Shown = tuple[Picture | None, str]  # a picture and its caption; a second line of it is set more quietly
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RunFacts:
+    """What the page says beside the metrics. `command` goes on with the run, or does what `asks` says; `notes` is what
+    went wrong on the way and was dealt with; `steps` is the length of the whole run, 0 where that is not known."""
+
+    title: str
+    lead: str = ""
+    status: State = "running"
+    message: str = ""
+    notes: Sequence[str] = ()
+    command: str = ""
+    asks: str = ""
+    steps: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    cost: Sequence[tuple[str, str]] = ()  # more rows for the table of cost
+    best: Sequence[Shown] = ()
+    worst: Sequence[Shown] = ()
+    confusion: NDArray[np.int64] | None = None
+    classes: Sequence[str] = ()
+    scored: str = ""  # the split that confusion and pictures are from
+    unreadable: Sequence[str] = ()
+
+
+def write_report(folder: Path, facts: RunFacts) -> None:
+    """Writes the page anew from what the folder and the facts say now."""
+    rows, lost = read_metrics(folder / METRICS)
+    save_page(folder / REPORT, page(facts.title, sections(rows, lost, facts), lead=facts.lead))
+
+
+def read_metrics(path: Path) -> tuple[list[Row], int]:
+    """The rows that count, and how many lines were no rows. A run that was killed goes on from its last checkpoint:
+    what it had noted beyond that is noted again, and the later rows stand. A last line that was cut off is no loss."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return [], 0
+    kept: dict[tuple[Any, ...], list[Row]] = {}
+    lines, lost = content.split(b"\n"), 0
+    for at, line in enumerate(lines):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError:
+            lost += at < len(lines) - 1
+            continue
+        if row is None:
+            continue
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            lost += 1
+            continue
+        mine = kept.setdefault(tuple(row.get(name) for name in ("kind", "split", "source", "shots")), [])
+        while mine and mine[-1]["step"] >= row["step"]:
+            mine.pop()
+        mine.append(row)
+    return [row for several in kept.values() for row in several], lost
+
+
+def sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
+    """In the order in which a person asks."""
+    train = of_kind(rows, "train")
+    found: list[Section] = [status(train, lost, facts)]
+    if tiles := numbers(rows):
+        found.append(Tiles(tiles=tiles))
+    end = float(facts.steps) if facts.status == "running" and facts.steps else None
+    if rows:
+        found.append(Charts(charts=large_charts(rows, end)))
+        if small := small_charts(rows, end):
+            found.append(Charts(charts=small, small=True))
+    of = f" on {facts.scored}" if facts.scored else ""
+    if facts.confusion is not None:
+        found.append(Heat(title=f"Confusion{of}", counts=facts.confusion, classes=facts.classes))
+    shown: list[Gallery] = []
+    if facts.worst:
+        shown.append(gallery("Worst answers", "wrong", facts.worst))
+    if facts.best:
+        shown.append(gallery("Surest right answers", "right", facts.best))
+    if shown:
+        found.append(Galleries(galleries=shown))
+    if cost := [*cost_rows(train), *facts.cost]:
+        found.append(Facts(title="Cost", rows=cost))
+    if facts.unreadable:
+        more = f"{len(facts.unreadable) - LISTED:,} more." if len(facts.unreadable) > LISTED else ""
+        found.append(Notes(title="Unreadable files", lines=facts.unreadable[:LISTED], more=more))
+    for title, values in (("Configuration", facts.config), ("Environment", facts.environment)):
+        if values:
+            found.append(Folded(title=title, groups=groups(values)))
+    return found
+
+
+def status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
+    step = int(train[-1]["step"]) if train else 0
+    far = f"step {step:,} of {facts.steps:,}" if facts.steps else f"step {step:,}"
+    skipped = int(last(train, "skipped") or 0)
+    lines = [*facts.notes]
+    if skipped:
+        lines.append(f"{skipped:,} updates were left out because loss or gradient was not finite.")
+    if lost:
+        lines.append(f"{lost:,} lines of {METRICS} could not be read and are not shown.")
+    return Status(
+        state=facts.status,
+        text=f"at {far}{'. ' if facts.message else ''}{facts.message}" if train else facts.message,
+        lines=lines,
+        asks=facts.asks or ("If it is stopped, go on with" if facts.status == "running" else "Go on with"),
+        command=facts.command,
+        progress=step / facts.steps if facts.steps and facts.status != "done" else None,
+    )
+
+
+def numbers(rows: Sequence[Row]) -> list[Tile]:
+    """The few that matter."""
+    train, watch, test = of_kind(rows, "train"), scores(rows, "watch"), scores(rows, "test")
+    averaged = scores(rows, "averaged")
+    found: list[Tile] = []
+    if test:
+        found.append(score_tile("test accuracy", test[-1]))
+    if watch:
+        best = max(watch, key=lambda row: row["accuracy"])
+        found.append(score_tile(f"best {best.get('split') or 'watched'} accuracy", best))
+    if averaged and not test:
+        found.append(score_tile("averaged weights", averaged[-1]))
+    loss = smoothed(column(train, "loss")[1], RECENT // 5)
+    if len(loss) and math.isfinite(loss[-1]):
+        found.append(Tile(value=short(loss[-1]), label="training loss", note=accuracy_note(train)))
+    rate = column(train, "images_per_s")[1][-RECENT:]
+    if np.isfinite(rate).any():
+        used = last(train, "mfu")
+        note = "" if used is None else f"{100 * used:.0f}% of peak"
+        found.append(Tile(value=short(float(np.nanmedian(rate))), label="images a second", note=note))
+    if (exa := last(train, "exaflops")) is not None:
+        value, unit = prefixed(exa * 1e18)
+        seen = last(train, "images")
+        found.append(
+            Tile(value=value, label=f"{unit}FLOPs of training", note="" if seen is None else f"{short(seen)} images")
+        )
+    if (hours := last(train, "device_hours")) is not None:
+        found.append(Tile(value=duration(hours), label="device time", note=f"{short(hours / 24)} core-days"))
+    return found
+
+
+def score_tile(label: str, row: Row) -> Tile:
+    count, top5 = row.get("count"), row.get("top5")
+    notes = [
+        *([f"{round(row['accuracy'] * count):,} of {count:,}"] if count else []),
+        *([f"top 5: {share(top5)}"] if top5 is not None and (count or 0) and top5 < 1 else []),
+        *([f"step {row['step']:,}"] if row.get("kind") == "watch" else []),
+    ]
+    return Tile(value=share(row["accuracy"]), label=label, note=", ".join(notes))
+
+
+def accuracy_note(train: Sequence[Row]) -> str:
+    accuracy = smoothed(column(train, "accuracy")[1], RECENT // 5)
+    return f"accuracy {share(accuracy[-1])}" if len(accuracy) and math.isfinite(accuracy[-1]) else ""
+
+
+def large_charts(rows: Sequence[Row], end: float | None) -> list[Lines]:
+    """Loss and accuracy, each of training and of what is scored."""
+    return [
+        Lines(title="Loss", series=[*train_series(rows, "loss"), *scored_series(rows, "loss")], log=None, end=end),
+        Lines(
+            title="Accuracy",
+            series=[*train_series(rows, "accuracy"), *scored_series(rows, "accuracy")],
+            percent=True,
+            end=end,
+        ),
+    ]
+
+
+def small_charts(rows: Sequence[Row], end: float | None) -> list[Lines]:
+    train, found = of_kind(rows, "train"), list[Lines]()
+    wanted: tuple[tuple[str, str, Colour, bool | None], ...] = (
+        ("lr", "Learning rate", "violet", False),
+        ("norm", "Gradient norm", "amber", None),
+        ("images_per_s", "Images a second", "leaf", False),
+    )
+    for name, title, colour, log in wanted:
+        x, y = column(train, name)
+        if np.isfinite(y).any():
+            one = Series(name=title, x=x, y=y, colour=colour, area=log is False)
+            found.append(Lines(title=title, series=[one], log=log, end=end, height=132))
+    few = of_kind(rows, "fewshot")
+    if few:
+        named = sorted({(str(row.get("source", "")), int(row.get("shots") or 0)) for row in few})
+        palette: tuple[Colour, ...] = ("ruby", "cobalt", "leaf", "violet", "sky", "amber")
+        series: list[Series] = []
+        for at, (source, shots) in enumerate(named):
+            mine = [row for row in few if (str(row.get("source", "")), int(row.get("shots") or 0)) == (source, shots)]
+            x, y = column(mine, "accuracy")
+            name = f"{source}, {shots} shots".removeprefix(", ")
+            series.append(Series(name=name, x=x, y=y, colour=palette[at % len(palette)], dots=True))
+        title = "Few-shot accuracy" if len(series) > 1 else f"{series[0].name}"
+        found.append(Lines(title=title, series=series, percent=True, end=end, height=132))
+    return found
+
+
+def train_series(rows: Sequence[Row], name: str) -> list[Series]:
+    """As measured where the values are few; else their mean, with what was measured behind it."""
+    x, y = column(of_kind(rows, "train"), name)
+    if len(x) < NOISY:
+        return [Series(name="train", x=x, y=y)]
+    return [Series(name="train", x=x, y=smoothed(y, max(3, len(y) // 40))), Series(name="", x=x, y=y, faint=True)]
+
+
+def scored_series(rows: Sequence[Row], name: str) -> list[Series]:
+    found: list[Series] = []
+    kinds: tuple[tuple[str, Colour], ...] = (("watch", "ruby"), ("averaged", "violet"), ("test", "leaf"))
+    for kind, colour in kinds:
+        mine = of_kind(rows, kind)
+        for split in dict.fromkeys(str(row.get("split") or "") for row in mine):
+            x, y = column([row for row in mine if str(row.get("split") or "") == split], name)
+            called = f"{split}, averaged".removeprefix(", ") if kind == "averaged" else split or kind
+            found.append(Series(name=called, x=x, y=y, colour=colour, dots=True))
+    return found
+
+
+def gallery(title: str, mood: Mood, shown: Sequence[Shown]) -> Gallery:
+    return Gallery(title=title, mood=mood, shots=[shot(picture, caption) for picture, caption in shown])
+
+
+def cost_rows(train: Sequence[Row]) -> list[tuple[str, str]]:
+    """The ledger at the last row, and how quick the run was."""
+    rate, used, memory = (column(train, name)[1] for name in ("images_per_s", "mfu", "memory_gb"))
+    known: list[tuple[str, float | None, str]] = [
+        ("images seen", last(train, "images"), "{:,.0f}"),
+        ("epochs", last(train, "epoch"), "{:,.2f}"),
+        ("exaFLOPs of training", last(train, "exaflops"), "{:.4g}"),
+        ("device-hours", last(train, "device_hours"), "{:.4g}"),
+        ("core-days", last(train, "core_days"), "{:.4g}"),
+        ("images a second, median", middle(rate), "{:,.0f}"),
+        ("model FLOP/s utilisation, median", middle(used), "{:.1%}"),
+        ("memory, most", float(np.nanmax(memory)) if np.isfinite(memory).any() else None, "{:.2f} GB"),
+    ]
+    return [(name, form.format(value)) for name, value, form in known if value is not None]
+
+
+def groups(values: Mapping[str, Any]) -> list[Group]:
+    """Nested values as names and texts: what lies at the top together, then one group for each part."""
+    top = [(name, told(value)) for name, value in values.items() if not isinstance(value, Mapping)]
+    found = [Group(name="", rows=top)] if top else []
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found.append(Group(name=name, rows=flat(value)))
+    return found
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            rows += flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((f"{prefix}{name}", told(value)))
+    return rows
+
+
+def told(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(told(one) for one in value)
+    return str(value) or "–"
+
+
+def of_kind(rows: Sequence[Row], kind: str) -> list[Row]:
+    return [row for row in rows if row.get("kind") == kind]
+
+
+def scores(rows: Sequence[Row], kind: str) -> list[Row]:
+    return [row for row in of_kind(rows, kind) if number(row.get("accuracy")) is not None]
+
+
+def column(rows: Sequence[Row], name: str) -> tuple[Floats, Floats]:
+    """Steps and values, NaN where one is missing."""
+    values = [number(row.get(name)) for row in rows]
+    steps = np.array([row["step"] for row in rows], np.float64)
+    return steps, np.array([math.nan if value is None else value for value in values], np.float64)
+
+
+def last(rows: Sequence[Row], name: str) -> float | None:
+    """The last value that is a number."""
+    return next((value for row in reversed(rows) if (value := number(row.get(name))) is not None), None)
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def middle(values: Floats) -> float | None:
+    return float(np.nanmedian(values)) if np.isfinite(values).any() else None
+
+
+def prefixed(flops: float) -> tuple[str, str]:
+    """1.3e15 -> ("1.3", "peta")."""
+    at = min(max(int(math.log10(flops) // 3), 0), len(PREFIXES) - 1) if flops >= 1 else 0
+    return short(flops / 1000.0**at), PREFIXES[at]
+
+
+def duration(hours: float) -> str:
+    seconds = round(3600 * hours)
+    if seconds < 120:
+        return f"{seconds} s"
+    if seconds < 7200:
+        return f"{seconds // 60} min {seconds % 60} s"
+    return f"{hours:,.1f} h"

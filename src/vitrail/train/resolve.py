@@ -1,0 +1,81 @@
+"""From a run as asked for to a run with every choice made: nothing is "auto" afterwards, and all of it is printed."""
+
+from dataclasses import replace
+
+import torch
+
+from vitrail.core.errors import ConfigError
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.resident import first_size
+from vitrail.distributed.world import World
+from vitrail.models.zoo import adapted
+from vitrail.optim.schedules import rate
+from vitrail.train import memory
+from vitrail.train.config import Run
+from vitrail.train.feed import may_reside
+from vitrail.train.pictures import Pictures
+
+MOST_ON_HOST = 128  # images at once on a CPU: more is no faster
+MOST_ON_DEVICE = 1024
+SMALL_PICTURES = 1 << 26  # bytes: on a CPU a set this small is quicker without loader processes
+
+
+def resolved(run: Run, pictures: Pictures, world: World) -> Run:
+    """All of "auto" and 0 replaced by what they stand for here. What contradicts itself is refused here."""
+    if run.model is None:
+        raise ConfigError("model is not set; a fine-tuning run takes it from its weights")
+    model = adapted(run.model, classes=len(pictures.classes))
+    steps = run.steps or max(round(run.epochs * len(pictures.train) / run.batch), 1)
+    rate(run.schedule, run.optim.lr, 0, steps)  # a warm-up that outlasts the run is refused here
+    if run.batch % world.size:
+        raise ConfigError(
+            f"batch={run.batch} cannot be split over {world.size} processes; "
+            f"use {run.batch - run.batch % world.size or world.size} or a multiple of {world.size}"
+        )
+    cuda = world.device.type == "cuda"
+    precision = run.precision if run.precision != "auto" else "bfloat16" if cuda else "float32"
+    compiled = run.compile if run.compile != "auto" else "on" if cuda else "off"
+    sharding = run.sharding if run.sharding != "auto" else "ddp" if world.size > 1 else "none"
+    if sharding == "none" and world.size > 1:
+        raise ConfigError(f"sharding=none with {world.size} processes would train {world.size} networks; use ddp")
+    run = replace(
+        run,
+        model=model,
+        steps=steps,
+        epochs=0.0,
+        precision=precision,
+        compile=compiled,
+        sharding=sharding,
+        preprocessing=run.preprocessing or Preprocessing(image=model.image),
+    )
+    run = replace(run, data=replace(run.data, resident="on" if resident(run, pictures, world.device) else "off"))
+    return replace(run, micro=micro_batch(run, world))
+
+
+def resident(run: Run, pictures: Pictures, device: torch.device) -> bool:
+    """Whether the set lies on the device: where it can, and where that is quicker."""
+    if run.data.resident == "off":
+        return False
+    can, reason = may_reside(pictures.train, (run.augmentation,), device)
+    if run.data.resident == "on" and not can:
+        raise ConfigError(f"data.resident=on is not possible: {reason}")
+    if run.data.resident == "on" or device.type == "cuda" or not can:
+        return can
+    height, width = first_size(pictures.train)
+    return len(pictures.train) * 3 * height * width <= SMALL_PICTURES
+
+
+def micro_batch(run: Run, world: World) -> int:
+    """What a process takes at once: as asked for, or as many as its memory holds."""
+    local = run.batch // world.size
+    if run.micro:
+        if local % run.micro:
+            raise ConfigError(f"micro={run.micro} does not divide the {local} pictures a process has of each batch")
+        return run.micro
+    assert run.model is not None
+    low, cuda = run.precision != "float32", world.device.type == "cuda"
+    shards = world.size if run.sharding == "fsdp" else world.local_size if run.sharding == "hsdp" else 1
+    state = memory.state_bytes(run.model, run.optim, low=low, average=run.average > 0, shards=shards)
+    each = memory.image_bytes(run.model, low=low, recompute=run.recompute)
+    room = memory.free_bytes(world.device) // (1 if cuda else world.local_size) - state
+    return memory.fitting(local, each, room, MOST_ON_DEVICE if cuda else MOST_ON_HOST)

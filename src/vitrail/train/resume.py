@@ -1,0 +1,74 @@
+"""The folder of a run: a new one, or one to go on in, if it is of the same run."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vitrail.checkpoint.store.saved import Saved, latest
+from vitrail.core.errors import ConfigError
+from vitrail.core.settings import plain, restored
+from vitrail.distributed.world import World
+from vitrail.train.config import Run
+from vitrail.train.folder.layout import read_json
+from vitrail.train.folder.run import CONFIG, RunFolder
+from vitrail.train.pictures import Pictures
+
+FINGERPRINT = "fingerprint"
+
+# What may change between two starts of a run without changing what it learns.
+FREE = frozenset(
+    {"name", "micro", "log", "keep", "evaluation", "bad_steps", "compile", "sharding", "recompute", "data.workers"}
+    | {"data.strict", "data.watch", "data.test", "data.source"}
+)
+
+
+def run_in(folder: Path) -> Run:
+    """The run of a folder, with every choice as it was made."""
+    config = read_json(folder / CONFIG)
+    data = {name: value for name, value in config.get("data", {}).items() if name != FINGERPRINT}
+    return restored(Run, {**config, "data": data})
+
+
+def config_of(run: Run, pictures: Pictures) -> dict[str, Any]:
+    """The run as plain data, with the fingerprint of its pictures: other pictures, another run."""
+    config = plain(run)
+    return {**config, "data": {**config["data"], FINGERPRINT: pictures.fingerprint}}
+
+
+def open_folder(
+    out: Path,
+    run: Run,
+    pictures: Pictures,
+    world: World,
+    *,
+    command: Mapping[str, Any],
+    force: bool,
+    tell: Callable[[str], None],
+) -> RunFolder:
+    """Locked, and compared with what lies there. What the first process is refused, all are."""
+    folder, refused = None, ""
+    try:
+        folder = RunFolder.open(
+            out,
+            rank=world.rank,
+            config=config_of(run, pictures),
+            command=dict(command),
+            force=force,
+            tell=tell,
+            free=FREE,
+        )
+    except ConfigError as error:
+        refused = str(error)
+    refused = world.agree(refused)
+    if refused or folder is None:
+        raise ConfigError(refused)
+    return folder
+
+
+def resume(folder: RunFolder, world: World) -> Saved | None:
+    """The newest checkpoint that is whole, the same for all processes, each of which checks a part of it."""
+
+    def agree(said: str | None) -> str | None:
+        return next((each for each in world.gather(said) if each is not None), None)
+
+    return latest(folder.path / "checkpoints", folder.note, part=world.rank, parts=world.size, agree=agree)

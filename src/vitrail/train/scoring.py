@@ -1,0 +1,151 @@
+"""Scoring along the way: the watched split, the one for the end, and closed-form few-shot of another source (4.1)."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitrail.data.collection import open_collection
+from vitrail.data.ledger import Ledger
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.source import Source
+from vitrail.distributed.parallel import Parallel
+from vitrail.distributed.world import World
+from vitrail.evaluation.accuracy import Score, evaluate
+from vitrail.evaluation.features import features, last_read
+from vitrail.evaluation.fewshot import fewshot
+from vitrail.train.build import Parts
+from vitrail.train.config import Run
+from vitrail.train.feed import Sweep
+from vitrail.train.pictures import Pictures
+
+EXTREMES = 12  # best and worst pictures for the report
+EVALUATION_BATCH = 256
+
+
+@dataclass(slots=True)
+class Best:
+    """The best score so far, and how many have come since."""
+
+    accuracy: float = -1.0
+    step: int = -1
+    since: int = 0
+
+    def take(self, accuracy: float, step: int) -> bool:
+        """Whether this one is better."""
+        if accuracy > self.accuracy:
+            self.accuracy, self.step, self.since = accuracy, step, 0
+            return True
+        self.since += 1
+        return False
+
+
+class Together(nn.Module):
+    """A network whose weights lie in several processes: they answer together."""
+
+    def __init__(self, network: nn.Module, parallel: Parallel) -> None:
+        super().__init__()
+        self.network, self.parallel = network, parallel
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.parallel.ask(answer, images)
+
+
+def answer(network: nn.Module, images: Tensor) -> Tensor:
+    return network(images)
+
+
+@dataclass(kw_only=True, slots=True)
+class Scorer:
+    """Scores the network of a run, with averaged weights where there are some."""
+
+    run: Run
+    parts: Parts
+    pictures: Pictures
+    world: World
+    ledger: Ledger
+    sweeps: dict[str, Sweep] = field(default_factory=dict[str, Sweep])
+    latest: tuple[str, Score] | None = None  # split and score, for the report
+
+    def averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.parts.average is None else self.parts.average.swapped()
+
+    @property
+    def network(self) -> Any:
+        """What answers: the network, or under FSDP all processes together."""
+        network = self.parts.objective.network
+        return Together(network, self.parts.parallel) if self.run.sharding in ("fsdp", "hsdp") else network
+
+    def sweep(self, part: str) -> Sweep:
+        """The batches of a split, made once."""
+        assert self.run.preprocessing is not None
+        source = self.pictures.watch if part == "watch" else self.pictures.test
+        assert source is not None
+        if part not in self.sweeps:
+            batch = min(EVALUATION_BATCH, max(len(source) // self.world.size, 1))
+            self.sweeps[part] = Sweep(
+                source, self.run.preprocessing, self.run.data, batch=batch, world=self.world, ledger=self.ledger
+            )
+        return self.sweeps[part]
+
+    def alone(self, source: Source) -> Sweep:
+        """Batches that every process sees whole."""
+        world = World(device=self.world.device)
+        return Sweep(
+            source, preprocessing_of(self.run), self.run.data, batch=EVALUATION_BATCH, world=world, ledger=self.ledger
+        )
+
+    def read(self, network: Any, images: Tensor) -> Tensor:
+        """What the last layer reads."""
+        if isinstance(network, Together):
+            return self.parts.parallel.ask(last_read, images)
+        return last_read(network, images)
+
+    def score(self, part: str, step: int, *, as_is: bool = False) -> dict[str, Any]:
+        """One row of metrics for the split that is watched or the one for the end; `as_is` leaves averages aside."""
+        assert self.run.preprocessing is not None
+        with nullcontext() if as_is else self.averaged():
+            found = evaluate(
+                self.network,
+                self.sweep(part),
+                self.run.preprocessing,
+                classes=len(self.pictures.classes),
+                device=self.world.device,
+                world=self.world if self.world.size > 1 else None,
+                precision="autocast" if self.world.device.type == "cuda" else "float32",
+                extremes=EXTREMES,
+            )
+        self.latest = (self.pictures.watched if part == "watch" else self.pictures.tested, found)
+        split = self.pictures.watched if part == "watch" else self.pictures.tested
+        row = {"kind": part, "step": step, "split": split, "accuracy": found.accuracy, "loss": found.loss}
+        return {**row, "top5": found.top5, "count": found.count}
+
+    def fewshot(self, step: int) -> list[dict[str, Any]]:
+        """Rows of closed-form few-shot accuracy on `evaluation.fewshot`, a row a number of shots."""
+        source, shots = self.run.evaluation.fewshot, self.run.evaluation.shots
+        collection = open_collection(source)
+        test = "test" if "test" in collection.splits else "val"
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        for name in ("train", test):
+            key = f"fewshot {name}"
+            if key not in self.sweeps:
+                self.sweeps[key] = self.alone(collection.split(name))
+            with self.averaged():
+                found[name] = features(
+                    self.network, self.sweeps[key], preprocessing_of(self.run), self.world.device, read=self.read
+                )
+        rows: list[dict[str, Any]] = []
+        for count in shots:
+            accuracies = fewshot(*found["train"], *found[test], classes=len(collection.classes), shots=count)
+            mean = sum(accuracies) / len(accuracies)
+            spread = (sum((value - mean) ** 2 for value in accuracies) / len(accuracies)) ** 0.5
+            rows.append(
+                {"kind": "fewshot", "step": step, "source": source, "shots": count, "accuracy": mean, "spread": spread}
+            )
+        return rows
+
+
+def preprocessing_of(run: Run) -> Preprocessing:
+    assert run.preprocessing is not None
+    return run.preprocessing

@@ -1,0 +1,82 @@
+"""The paper's search (4.1, 4.3): every point of a grid with a dev split held out, the best one on all pictures."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.core.errors import ConfigError
+from vitrail.core.settings import with_settings
+from vitrail.distributed.world import World
+from vitrail.train.config import Run
+from vitrail.train.loop import Observer, Result, Silent, train
+from vitrail.train.pictures import on_all
+
+DEV = 0.1
+
+Grid = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One setting of the grid and how it did on the dev split."""
+
+    settings: tuple[str, ...]
+    accuracy: float
+
+    @property
+    def name(self) -> str:
+        return ",".join(self.settings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The points tried, best first, and the run on all pictures with the best of them; none where a signal came."""
+
+    points: tuple[Point, ...]
+    final: Result | None
+
+
+def points_of(grid: Grid) -> list[tuple[str, ...]]:
+    """Every combination, as settings."""
+    if not grid or not all(grid.values()):
+        raise ConfigError("an empty grid: give --sweep FIELD=VALUE,VALUE or a recipe that has one")
+    pairs = [[f"{field}={value}" for value in values] for field, values in grid.items()]
+    return list(itertools.product(*pairs))
+
+
+def search(
+    run: Run,
+    grid: Grid,
+    *,
+    out: Path,
+    world: World,
+    command: dict[str, Any] | None = None,
+    force: bool = False,
+    observer: Observer | None = None,
+) -> Found:
+    """Tries every point in OUT/sweep, then trains in OUT. The same call again goes on; points that are done stay."""
+    observer, command = observer or Silent(), command or {}
+    trial = replace(run, data=replace(run.data, dev=run.data.dev or DEV, watch="dev", test="none"))
+    tried: list[Point] = []
+    points = points_of(grid)
+    for number, settings in enumerate(points, 1):
+        observer.told(f"sweep {number} of {len(points)}: {', '.join(settings)}")
+        point = replace(with_settings(trial, settings), name=f"{run.name} {', '.join(settings)}")
+        folder = out / "sweep" / ",".join(settings)
+        result = train(point, out=folder, world=world, command=command, force=force, observer=observer)
+        if result.state != "done":
+            return Found(points=ranked(tried), final=None)
+        accuracy = result.best.accuracy if point.evaluation.patience else result.final_watch
+        tried.append(Point(settings=settings, accuracy=accuracy))
+    best = ranked(tried)[0]
+    observer.told(f"best on dev: {best.name} with {best.accuracy:.2%}; now on all the training pictures")
+    final = replace(with_settings(run, best.settings), data=on_all(run.data))
+    result = train(final, out=out, world=world, command=command, force=force, observer=observer)
+    return Found(points=ranked(tried), final=result)
+
+
+def ranked(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Best first; among equals the one that was tried first."""
+    return tuple(sorted(points, key=lambda point: -point.accuracy))

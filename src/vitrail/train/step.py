@@ -1,0 +1,99 @@
+"""One update: micro-batches, their sum, clipping, the optimiser, the average. Nothing here waits for the device."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitrail.data.draws import keyed, number
+from vitrail.data.loader import Batch
+from vitrail.distributed.parallel import Parallel
+from vitrail.distributed.world import World
+from vitrail.objectives.objective import Objective, Outcome
+from vitrail.optim.averaging import Average
+from vitrail.optim.clipping import clip_factor, total_norm
+from vitrail.optim.optimiser import Optimiser
+
+
+class Done(NamedTuple):
+    """What a step leaves, on the device: global sums by name, the gradient's norm, and whether there was an update."""
+
+    names: tuple[str, ...]
+    sums: Tensor
+    norm: Tensor
+    ok: Tensor
+
+
+class Step:
+    """Gradients of sums are added up over micro-batches and processes, then divided by the global count, once. Where
+    loss or gradient is not finite, the update does not happen: decided on the device, counted when metrics are read."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        parallel: Parallel,
+        optimiser: Optimiser,
+        average: Average | None,
+        *,
+        world: World,
+        seed: int,
+        clip: float,
+    ) -> None:
+        self.objective, self.parallel, self.optimiser, self.average = objective, parallel, optimiser, average
+        self.world, self.seed, self.clip = world, seed, clip
+
+    def __call__(self, batch: Batch, *, step: int, rate: float, micro: int, flags: dict[str, float]) -> Done:
+        """`flags` are summed over processes along with the rest."""
+        outcome = self.gradients(batch, step, micro)
+        names = ("total", "count", *outcome.tallies, *flags)
+        told = torch.tensor(list(flags.values()), dtype=torch.float32)
+        sums = torch.stack([outcome.total, outcome.count, *outcome.tallies.values()]).float()
+        sums = torch.cat([sums, told.to(sums.device, non_blocking=True)])
+        self.world.sum_(sums)
+        count = sums[1].clamp(min=1.0) / self.parallel.gradient_factor
+        norm = total_norm(self.optimiser.gradients()) / count
+        ok = norm.isfinite() & sums[0].isfinite()
+        self.optimiser.step(rate, divisor=count / clip_factor(norm, self.clip), ok=ok)
+        self.optimiser.zero_grad()
+        if self.average is not None:
+            self.average.update()
+        self.objective.stepped(step)
+        return Done(names, sums, norm, ok)
+
+    def gradients(self, batch: Batch, step: int, micro: int) -> Outcome:
+        """Forward and backward over the micro-batches; the outcome is this process's sum."""
+        parts = divided(self.objective.inputs(batch, seed=self.seed, step=step), micro)
+        outcomes: list[Outcome] = []
+        for at, part in enumerate(parts):
+            seed_all(self.seed, step, self.world.rank, at)
+            with self.parallel.micro(last=at == len(parts) - 1):
+                outcome: Outcome = self.parallel(*part)
+                outcome.total.backward()
+            outcomes.append(detached(outcome))
+        return summed(outcomes)
+
+
+def divided(inputs: tuple[Tensor, ...], micro: int) -> list[tuple[Tensor, ...]]:
+    """The inputs in runs of `micro` samples."""
+    return list(zip(*(tensor.split(micro) for tensor in inputs), strict=True))
+
+
+def seed_all(seed: int, step: int, rank: int, part: int) -> None:
+    """Dropout and the like draw from torch's generators: set from where we are, never saved."""
+    torch.manual_seed(int(keyed(number("step"), seed, step, rank, part)[0] >> 1))
+
+
+def detached(outcome: Outcome) -> Outcome:
+    tallies = {name: value.detach() for name, value in outcome.tallies.items()}
+    return Outcome(outcome.total.detach(), outcome.count.detach(), tallies)
+
+
+def summed(outcomes: Sequence[Outcome]) -> Outcome:
+    if len(outcomes) == 1:
+        return outcomes[0]
+    return Outcome(
+        total=torch.stack([one.total for one in outcomes]).sum(),
+        count=torch.stack([one.count for one in outcomes]).sum(),
+        tallies={name: torch.stack([one.tallies[name] for one in outcomes]).sum() for name in outcomes[0].tallies},
+    )

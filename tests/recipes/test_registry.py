@@ -1,0 +1,121 @@
+"""Every recipe: found by name, told in a line, built, changed and stored."""
+
+import ast
+import json
+import subprocess
+import sys
+from importlib import import_module
+from inspect import Parameter, signature
+
+import pytest
+
+from vitrail.core.errors import ConfigError, UnknownName
+from vitrail.core.settings import changed, flat, plain, restored, with_settings
+from vitrail.data.transforms.batched import BatchedAugmentation
+from vitrail.recipes.grids import GRIDS, grid
+from vitrail.recipes.registry import MODULES, find, is_recipe, recipe, recipes
+from vitrail.train.config import Run
+
+EVERY = list(recipes())
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_recipe_builds_and_bears_its_name(name: str) -> None:
+    run = recipe(name)
+    assert isinstance(run, Run)
+    assert run.name == name
+    assert recipe(name.replace("-", "_")) == run
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_recipe_is_told_in_a_line(name: str) -> None:
+    entry = recipes()[name]
+    assert 20 < len(entry.help) <= 115
+    assert not entry.help.endswith(".")
+    assert entry.text == (getattr(import_module(entry.module), entry.function).__doc__ or "").replace("\n    ", "\n")
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_recipe_is_stored_and_printed_without_loss(name: str) -> None:
+    run = recipe(name)
+    assert restored(Run, json.loads(json.dumps(plain(run)))) == run
+    lines = flat(run)
+    assert len({line.name for line in lines}) == len(lines)
+    assert with_settings(recipe("cifar10"), [f"{line.name}={line.text}" for line in lines]) == run
+
+
+def test_no_two_recipes_are_the_same_run() -> None:
+    runs = [json.dumps({**plain(recipe(name)), "name": ""}) for name in EVERY]
+    assert len(set(runs)) == len(runs)
+
+
+def test_the_list_is_what_the_modules_offer() -> None:
+    """Public functions that take nothing and return a run, by inspection of the imported modules."""
+    offered = {
+        name.replace("_", "-")
+        for module in MODULES
+        for name, function in vars(import_module(module)).items()
+        if getattr(function, "__module__", "") == module and not name.startswith("_")
+        if callable(function) and signature(function).return_annotation is Run
+        if all(each.default is not Parameter.empty for each in signature(function).parameters.values())
+    }
+    assert offered == set(EVERY)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("def a() -> Run: ...", True),
+        ("def _a() -> Run: ...", False),
+        ("def a(x: int) -> Run: ...", False),
+        ("def a(*, x: int) -> Run: ...", False),
+        ("def a() -> int: ...", False),
+        ("def a(): ...", False),
+    ],
+)
+def test_what_counts_as_a_recipe(text: str, counts: bool) -> None:
+    node = ast.parse(text).body[0]
+    assert isinstance(node, ast.FunctionDef)
+    assert is_recipe(node) == counts
+
+
+def test_a_misspelt_recipe_is_helped() -> None:
+    with pytest.raises(UnknownName, match=r"unknown recipe 'cifar-10'; did you mean cifar10.* `vitrail recipes` lists"):
+        find("cifar-10")
+
+
+def test_the_list_needs_no_torch() -> None:
+    code = (
+        "import sys; from vitrail.recipes.registry import recipes; recipes(); "
+        "sys.exit(' '.join({'torch', 'numpy', 'vitrail.train'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, entry in recipes().items() if entry.module.endswith(("small", "digits"))]
+)
+def test_small_recipes_can_live_on_the_device(name: str) -> None:
+    """Their augmentation has a batched form, and pictures are mixed in whole pairs."""
+    run = recipe(name)
+    assert BatchedAugmentation(run.augmentation).size == run.augmentation.size
+    assert run.batch % 2 == 0
+    assert run.data.watch in ("test", "auto")  # watched, never chosen by
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_every_point_of_a_grid_is_a_run(name: str) -> None:
+    run = recipe(name)
+    for setting, values in grid(name).items():
+        current = {line.name: line.text for line in flat(run)}[setting]
+        assert float(current) in values
+        for value in values:
+            found = with_settings(run, [f"{setting}={value}"])
+            assert (changed(found, run) == []) == (value == float(current))
+
+
+def test_grids_for_what_has_none_of_its_own() -> None:
+    assert grid("bit-finetune-pets") == {"optim.lr": (0.001, 0.003, 0.01, 0.03)}
+    with pytest.raises(ConfigError, match="cifar10 has no grid; give one, as in --sweep"):
+        grid("cifar10")

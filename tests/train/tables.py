@@ -1,0 +1,103 @@
+"""The table of docs/training.md: every field of a run with its default, what it takes and what it means."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from vitrail.core.settings import default_of, required
+from vitrail.core.values import classes_of, expected, hints, text_of
+from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.train.config import Run
+from vitrail.train.resume import FREE
+
+MEANINGS = {
+    "name": "what the run is called, in `runs/NAME` and in its report",
+    "augmentation.crop": "the training crop, which gives the image size: [transforms](data.md#transforms)",
+    "augmentation.flip": "probability of a mirror image",
+    "augmentation.policy": "further distortions",
+    "augmentation.erase": "a rectangle of noise",
+    "model": "the network: a name, as in `model=ViT-B/32`, or `model.depth=6` and [every other field](models.md#every-field)",
+    "weights": "what fine-tuning starts from; `--from` sets it",
+    "objective.loss": "cross-entropy, summed over classes for sigmoid",
+    "objective.smoothing": "label smoothing",
+    "objective.head_bias": "where the last bias starts (-10 on ImageNet-21k)",
+    "data.source": "[the pictures](data.md#point-at-pictures); `--data` sets it",
+    "data.train": "the split to train on",
+    "data.dev": "share of it that is held out, by class, for choosing",
+    "data.watch": "the split scored along the way; auto: dev, else val",
+    "data.test": "the split scored at the end; auto: test",
+    "data.resident": "the whole set on the device and augmented there; auto: where it can and is quicker",
+    "data.workers": "loader processes; -1: as many as make sense",
+    "data.repeats": "repeated augmentation: so many views of a sample in a batch",
+    "data.strict": "an unreadable picture ends the run",
+    "mix.mixup": "alpha of MixUp, 0 for none",
+    "mix.cutmix": "alpha of CutMix, 0 for none",
+    "mix.probability": "share of the steps that are mixed",
+    "mix.switch": "share of CutMix where both are on",
+    "mix.stride": "distance of the partner in the batch: the number of repeats",
+    "preprocessing": "of evaluation; none: that of the weights, or a straight resize",
+    "optim.kind": "Adam with decoupled decay, or SGD with momentum",
+    "optim.lr": "the learning rate at its highest",
+    "optim.weight_decay": "λ in θ ← θ - lr·λ·θ, on kernels alone",
+    "optim.momentum": "SGD's, or Adam's first β",
+    "optim.second": "Adam's second β",
+    "optim.eps": "Adam's ε",
+    "optim.momentum_type": "of the first moment; bfloat16 saves two bytes a parameter",
+    "optim.clip": "largest global norm of the gradient, 0 for any",
+    "optim.layer_decay": "d: layer l of L learns at lr·d^(L+1-l)",
+    "optim.freeze": "`embedding`, `blocks:N` (embedding and the first N blocks) or `all` (but the head)",
+    "schedule.decay": "from the end of the warm-up to the last step",
+    "schedule.warmup": "steps of linear warm-up, the first at rate 0",
+    "schedule.end": "the rate that linear and cosine decay reach",
+    "schedule.milestones": "where `steps` divides by ten, as parts of the run",
+    "batch": "pictures a step, over all processes and micro-batches",
+    "micro": "pictures a process takes at once; 0: as many as fit",
+    "steps": "length of the run; 0 where epochs say it",
+    "epochs": "length of the run; 0 where steps say it",
+    "average": "Polyak's factor, 0.9999 in the paper; 0 for none",
+    "seed": "of everything that is random; `--seed` sets it",
+    "precision": "auto: float32 on a CPU, bfloat16 on a GPU",
+    "compile": "`torch.compile`; auto: on a GPU",
+    "recompute": "activations anew in the backward pass: less memory, about a third more work",
+    "sharding": "auto: ddp where there are several [processes](scale.md)",
+    "evaluation.every": "steps between two scorings; 0: twenty in a run",
+    "evaluation.fewshot": "a source whose closed-form few-shot accuracy is taken, too",
+    "evaluation.shots": "pictures a class for it",
+    "evaluation.patience": "scorings without a better one that end the run; 0: none do",
+    "keep.steps": "steps between two checkpoints; 0: by the clock",
+    "keep.minutes": "minutes between two checkpoints",
+    "keep.last": "checkpoints that are kept",
+    "log": "steps between two rows of metrics",
+    "bad_steps": "updates that may be left out because loss or gradient is not finite",
+}
+
+
+def leaves(kind: type[Any], path: str = "") -> Iterator[tuple[str, str, str]]:
+    """Name, default and what it takes. Configs that are always there are entered, choices of a class are not."""
+    for field in fields(kind):
+        hint, name = hints(kind)[field.name], f"{path}{field.name}"
+        inner = Augmentation if hint is Augmentation else None if required(field) else default_of(field)
+        if inner is Augmentation or is_dataclass(inner):
+            yield from leaves(inner if isinstance(inner, type) else type(inner), f"{name}.")
+        else:
+            yield name, "" if required(field) else text_of(inner), takes(hint)
+
+
+def takes(hint: Any) -> str:
+    if classes := classes_of(hint):
+        return ", ".join(f"`{one.__name__}`" for one in classes)
+    return "text" if hint is str else ", ".join(expected(hint))
+
+
+def may_change(name: str) -> bool:
+    return any(name == free or name.startswith(f"{free}.") for free in FREE)
+
+
+def run_table() -> str:
+    rows = [
+        [f"`{name}`{'°' if may_change(name) else ''}", f"`{default}`" if default else "", kinds, MEANINGS[name]]
+        for name, default, kinds in leaves(Run)
+    ]
+    assert {name for name, _, _ in leaves(Run)} == set(MEANINGS)
+    lines = [["field", "default", "takes", "meaning"], ["---"] * 4, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,361 @@
+"""The loop from outside: what a run leaves, how it ends, and that going on is the same as never having stopped."""
+
+import errno
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import vitrail
+from tests.train.killed import digest_of
+from tests.train.tiny import tiny_run
+from vitrail.checkpoint.store import points
+from vitrail.core.errors import ConfigError, Exploded
+from vitrail.data.order import Order
+from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.crop import Squash
+from vitrail.data.transforms.mix import Mix
+from vitrail.distributed.world import World
+from vitrail.objectives.classification import Classify
+from vitrail.objectives.objective import Outcome
+from vitrail.optim.config import Optim
+from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.loop import Result, train
+from vitrail.train.pictures import find_pictures
+from vitrail.train.preflight import preflight
+from vitrail.train.replay import replay
+from vitrail.train.resume import run_in
+from vitrail.train.search import search
+from vitrail.train.step import Step
+
+ALONE = World(device=torch.device("cpu"))
+
+
+class Watching:
+    """Keeps what is told; `at` may do something at a row of metrics."""
+
+    def __init__(self, at: Any = None) -> None:
+        self.notes: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+        self.at = at
+
+    def told(self, text: str) -> None:
+        self.notes.append(text)
+
+    def progress(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if self.at is not None:
+            self.at(row)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def go(run: Run, out: Path, watching: Watching | None = None, force: bool = False) -> Result:
+    return train(run, out=out, world=ALONE, observer=watching or Watching(), force=force)
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_a_folder_that_tells_everything(tmp_path: Path) -> None:
+    result = go(tiny_run(data=Data(source="digits", dev=0.05, workers=0)), tmp_path / "run")
+    out = result.folder
+    assert result.state == "done"
+    assert result.step == 40
+    for name in ("config.json", "environment.json", "log.txt", "report.html", "best.safetensors", "last.safetensors"):
+        assert (out / name).stat().st_size, name
+    assert json.loads((out / "status.json").read_text())["state"] == "done"
+    assert [row["step"] for row in rows(out) if row["kind"] == "train"] == list(range(5, 41, 5))
+    last = [row for row in rows(out) if row["kind"] == "train"][-1]
+    assert last["images"] == 640
+    assert last["exaflops"] > 0
+    network = vitrail.load(out / "last.safetensors")
+    provenance = network.card.provenance  # type: ignore[union-attr]
+    assert provenance["cost"]["images"] == 640
+    assert network.card.labels == find_pictures(Data(source="digits")).classes  # type: ignore[union-attr]
+    assert result.test is not None
+    assert result.test["count"] == 360
+
+
+def test_the_written_weights_are_the_averaged_ones_and_score_as_the_run_said(tmp_path: Path) -> None:
+    result = go(tiny_run(), tmp_path / "run")
+    network = vitrail.load(result.folder / "last.safetensors")
+    pictures = find_pictures(tiny_run().data)
+    assert pictures.watch is not None
+    prepare = network.card.preprocessing  # type: ignore[union-attr]
+    images = torch.stack([prepare(pictures.watch.picture(i).rgb()) for i in range(len(pictures.watch))])
+    with torch.inference_mode():
+        said = network(images).argmax(-1).numpy()
+    assert result.watch is not None
+    assert np.mean(said == pictures.watch.labels.values) == pytest.approx(result.watch["accuracy"])
+
+
+@pytest.mark.parametrize("moment", [5, 20])
+def test_a_signal_saves_and_going_on_gives_the_same_weights(tmp_path: Path, moment: int) -> None:
+    go(tiny_run(), tmp_path / "whole")
+
+    def stop(row: dict[str, Any]) -> None:
+        if row["kind"] == "train" and row["step"] == moment:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    result = go(tiny_run(), tmp_path / "cut", Watching(stop))
+    assert result.state == "interrupted"
+    assert moment <= result.step < 40
+    assert json.loads((tmp_path / "cut/status.json").read_text())["state"] == "interrupted"
+    assert go(tiny_run(), tmp_path / "cut").state == "done"
+    assert digest_of(tmp_path / "cut") == digest_of(tmp_path / "whole")
+    for name in ("best.safetensors", "last.safetensors"):
+        a, b = (vitrail.load(tmp_path / run / name).state_dict() for run in ("cut", "whole"))
+        assert all(torch.equal(a[key], b[key]) for key in a)
+    trained = [row["step"] for row in rows(tmp_path / "cut") if row["kind"] == "train"]
+    assert trained == sorted(set(trained))
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
+    def stop(row: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        go(tiny_run(), tmp_path / "run", Watching(stop))
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "interrupted"
+    go(tiny_run(), tmp_path / "run")
+
+
+PLAIN = {
+    "model": replace(tiny_run().model, dropout=0.0, stochastic_depth=0.0),  # type: ignore[type-var]
+    "optim": Optim(kind="sgd", lr=0.1, momentum=0.9, clip=1.0),
+    "average": 0.0,
+    "steps": 10,
+    "keep": Keep(steps=10),
+}
+
+
+def weights(out: Path) -> dict[str, Tensor]:
+    return vitrail.load(out / "last.safetensors").state_dict()
+
+
+def test_accumulation_is_exact(tmp_path: Path) -> None:
+    for micro in (16, 8, 1):
+        go(tiny_run(**PLAIN, micro=micro), tmp_path / str(micro))
+    whole = weights(tmp_path / "16")
+    for micro in ("8", "1"):
+        for name, tensor in weights(tmp_path / micro).items():
+            torch.testing.assert_close(tensor, whole[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_number_of_loader_processes_changes_nothing(tmp_path: Path) -> None:
+    for workers in (0, 2):
+        data = replace(tiny_run().data, resident="off", workers=workers)
+        go(tiny_run(data=data, steps=8), tmp_path / str(workers))
+    assert digest_of(tmp_path / "0") == digest_of(tmp_path / "2")
+
+
+def test_another_config_is_refused_by_field_unless_forced(tmp_path: Path) -> None:
+    go(tiny_run(steps=8), tmp_path / "run")
+    changed = tiny_run(steps=12, optim=replace(tiny_run().optim, lr=0.001), log=3)
+    with pytest.raises(ConfigError, match=r"optim\.lr: 0\.003 -> 0\.001") as refused:
+        go(changed, tmp_path / "run")
+    assert "steps: 8 -> 12" in str(refused.value)
+    assert "--force" in str(refused.value)
+    assert "log" not in str(refused.value)  # may change freely
+    assert go(changed, tmp_path / "run", force=True).step == 12
+
+
+def test_other_pictures_are_another_run(tmp_path: Path) -> None:
+    go(tiny_run(steps=8), tmp_path / "run")
+    other = tiny_run(steps=8, data=replace(tiny_run().data, dev=0.1))
+    with pytest.raises(ConfigError, match=r"data\.fingerprint"):
+        go(other, tmp_path / "run")
+
+
+def test_another_network_in_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    go(tiny_run(steps=8), tmp_path / "run")
+    deeper = tiny_run(steps=12, model=replace(tiny_run().model, depth=3))  # type: ignore[type-var]
+    with pytest.raises(vitrail.VitrailError, match=r"lacks average/network\.blocks\.2"):
+        go(deeper, tmp_path / "run", force=True)
+
+
+POISON = 5
+
+
+def poisoned(monkeypatch: pytest.MonkeyPatch, run: Run) -> str:
+    """Makes one training picture give a loss that is no number; its name."""
+    source = find_pictures(run.data).train
+    pixels = torch.from_numpy(np.array(source.picture(POISON).rgb())).permute(2, 0, 1)
+    honest = Classify.forward
+
+    def forward(self: Classify, *inputs: Tensor) -> Outcome:
+        outcome = honest(self, *inputs)
+        hit = (inputs[0] == pixels).flatten(1).all(1).any()
+        return outcome._replace(total=outcome.total * torch.where(hit, torch.nan, 1.0))
+
+    monkeypatch.setattr(Classify, "forward", forward)
+    return source.name(POISON)
+
+
+def seen_as_they_are(**changes: Any) -> Run:
+    augmentation = Augmentation(crop=Squash(size=(8, 8)), flip=0.0)
+    return tiny_run(augmentation=augmentation, mix=Mix(), **changes)
+
+
+def test_an_update_that_is_not_finite_is_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = seen_as_they_are(steps=100, batch=64, micro=64, keep=Keep(steps=50))
+    poisoned(monkeypatch, run)
+    watching = Watching()
+    result = go(run, tmp_path / "run", watching)
+    assert result.state == "done"
+    skipped = [row["skipped"] for row in watching.rows if row["kind"] == "train"][-1]
+    order = Order(len(find_pictures(run.data).train), run.seed).stream(np.arange(6400), 1)
+    assert skipped == (order.sample == POISON).sum() > 2
+    assert any("left out" in note for note in watching.notes)
+    assert all(tensor.isfinite().all() for tensor in weights(result.folder).values())
+
+
+def test_too_many_of_them_end_the_run_which_names_step_and_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = seen_as_they_are(steps=100, batch=64, micro=64, keep=Keep(steps=10), bad_steps=2)
+    name = poisoned(monkeypatch, run)
+    with pytest.raises(Exploded, match="vitrail replay"):
+        go(run, tmp_path / "run")
+    out = tmp_path / "run"
+    status = json.loads((out / "status.json").read_text())
+    assert status["state"] == "exploded"
+    bad = json.loads((out / "bad_batch.json").read_text())
+    assert name in bad["pictures"]
+    assert "exploded" in (out / "report.html").read_text()
+    again = replay(run_in(out), find_pictures(run.data), out, bad["step"], ALONE)
+    assert not again.finite
+    assert again.seen[0].name == name
+    assert sum(not np.isfinite(one.loss) for one in again.seen) == 1
+
+
+def test_out_of_memory_at_the_start_halves_the_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Step.gradients
+
+    def short(self: Step, batch: Any, step: int, micro: int) -> Outcome:
+        if micro > 4:
+            raise torch.OutOfMemoryError("no more")
+        return honest(self, batch, step, micro)
+
+    monkeypatch.setattr(Step, "gradients", short)
+    watching = Watching()
+    assert go(tiny_run(steps=8, micro=16), tmp_path / "run", watching).state == "done"
+    assert [note for note in watching.notes if "out of memory" in note] == [
+        "out of memory with 16 pictures at once: going on with 8, and 2 micro-batches a step",
+        "out of memory with 8 pictures at once: going on with 4, and 4 micro-batches a step",
+    ]
+
+
+def test_a_full_disk_is_said_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = [0]
+
+    def full(point: str) -> None:
+        saves[0] += point == "saving: before make"
+        if point == "shard: before sync" and 2 <= saves[0] <= 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(points, "reached", full)
+    watching = Watching()
+    assert go(tiny_run(), tmp_path / "run", watching).state == "done"
+    told = [note for note in watching.notes if "No space left" in note]
+    assert len(told) == 2
+    assert all("step 4, is intact" in note for note in told), told
+    assert "No space left" in (tmp_path / "run/log.txt").read_text()
+    monkeypatch.undo()
+    go(tiny_run(), tmp_path / "whole")
+    assert digest_of(tmp_path / "run") == digest_of(tmp_path / "whole")
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path) -> None:
+    go(tiny_run(), tmp_path / "whole")
+
+    def stop(row: dict[str, Any]) -> None:
+        if row["kind"] == "train" and row["step"] == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = go(tiny_run(), tmp_path / "run", Watching(stop)).step
+    newest = max((tmp_path / "run/checkpoints").iterdir())
+    shard = next(newest.glob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    watching = Watching()
+    go(tiny_run(), tmp_path / "run", watching)
+    assert any(f"step {stopped} is damaged" in note for note in watching.notes)
+    assert digest_of(tmp_path / "run") == digest_of(tmp_path / "whole")
+
+
+def test_early_stopping_keeps_the_best_and_scores_it(tmp_path: Path) -> None:
+    run = tiny_run(
+        data=Data(source="digits", dev=0.02, workers=0),
+        optim=Optim(lr=1e-12),
+        evaluation=Evaluation(every=2, patience=3),
+    )
+    result = go(run, tmp_path / "run")
+    assert result.state == "done"
+    assert result.step == 8  # the first scoring is the best; three more are not better
+    assert result.best.step == 2
+    assert result.test is not None
+    assert result.test["step"] == 2
+
+
+def test_few_shot_accuracy_on_the_way(tmp_path: Path) -> None:
+    run = tiny_run(steps=8, evaluation=Evaluation(every=4, fewshot="digits", shots=(1, 5)))
+    go(run, tmp_path / "run")
+    few = [row for row in rows(tmp_path / "run") if row["kind"] == "fewshot"]
+    assert [(row["step"], row["shots"]) for row in few] == [(4, 1), (4, 5), (8, 1), (8, 5)]
+    assert all(0.1 < row["accuracy"] < 1 for row in few)
+
+
+def test_a_search_chooses_on_dev_and_ends_on_all_pictures(tmp_path: Path) -> None:
+    run = tiny_run(steps=8, data=Data(source="digits", dev=0.1, workers=0))
+    watching = Watching()
+    found = search(run, {"optim.lr": (1e-9, 0.01)}, out=tmp_path / "run", world=ALONE, observer=watching)
+    assert found.points[0].settings == ("optim.lr=0.01",)
+    assert found.points[0].accuracy > found.points[1].accuracy
+    assert found.final is not None
+    assert found.final.test is not None
+    assert run_in(tmp_path / "run").data.dev == 0
+    assert run_in(tmp_path / "run").optim.lr == 0.01
+    again = search(run, {"optim.lr": (1e-9, 0.01)}, out=tmp_path / "run", world=ALONE)
+    assert [point.accuracy for point in again.points] == [point.accuracy for point in found.points]
+
+
+def test_a_dry_run_says_what_to_expect_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tiny_run(average=0.9999, batch=2000, micro=0)
+    forecast = preflight(run, find_pictures(run.data), ALONE, base=tiny_run())
+    assert forecast.images_per_s > 0
+    assert forecast.seconds > 0
+    text = " ".join(forecast.warnings)
+    assert "average=0.9999" in text
+    assert "far from the recipe's" in text
+    assert "batch=2000 is more than" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be split over 3 processes"):
+        train(tiny_run(), out=tmp_path / "run", world=World(size=3, local_size=3, device=torch.device("cpu")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_warm_up_that_outlasts_the_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="warmup"):
+        go(tiny_run(steps=4), tmp_path / "run")

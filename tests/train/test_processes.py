@@ -1,0 +1,91 @@
+"""Training on two real processes against one: the same weights, whatever is sharded, and resumes across world sizes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import vitrail
+from tests.distributed.pair import together
+from tests.train.tiny import tiny_run
+from vitrail.distributed.world import World
+from vitrail.optim.config import Optim
+from vitrail.train.config import Keep, Run
+from vitrail.train.loop import train
+
+ALONE = World(device=torch.device("cpu"))
+
+
+def plain_run(sharding: str = "auto", steps: int = 10) -> Run:
+    """Without dropout, with SGD: Adam amplifies the rounding of the key bias, whose true gradient is zero."""
+    model = tiny_run().model
+    assert model is not None
+    return tiny_run(
+        model=replace(model, dropout=0.0, stochastic_depth=0.0),
+        optim=Optim(kind="sgd", lr=0.1, momentum=0.9, clip=1.0),
+        steps=steps,
+        micro=4,
+        sharding=sharding,
+        keep=Keep(steps=5),
+    )
+
+
+def work(world: World, run: Run, out: str) -> str:
+    torch.set_num_threads(1)
+    return train(run, out=Path(out), world=world).state
+
+
+def weights(out: Path) -> dict[str, Tensor]:
+    return vitrail.load(out / "last.safetensors").state_dict()
+
+
+def close(one: Path, other: Path) -> None:
+    expected = weights(other)
+    for name, tensor in weights(one).items():
+        torch.testing.assert_close(
+            tensor, expected[name], rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("alone") / "run"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    train(plain_run(), out=out, world=ALONE)
+    torch.set_num_threads(threads)
+    return out
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp", "hsdp"])
+def test_two_processes_end_where_one_does(tmp_path: Path, one: Path, sharding: str) -> None:
+    out = tmp_path / sharding
+    assert together(work, plain_run(sharding), str(out)) == ["done", "done"]
+    close(out, one)
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_a_run_goes_on_in_another_number_of_processes(tmp_path: Path, one: Path, sharding: str) -> None:
+    out = tmp_path / "run"
+    together(work, plain_run(sharding, steps=10), str(out))
+    for newest in sorted((out / "checkpoints").iterdir())[1:]:  # as if it had been killed after the first
+        for file in newest.iterdir():
+            file.unlink()
+        newest.rmdir()
+    (out / "last.safetensors").unlink()
+    assert train(plain_run("none"), out=out, world=ALONE).state == "done"
+    close(out, one)
+
+
+def test_one_process_hands_over_to_two(tmp_path: Path, one: Path) -> None:
+    out = tmp_path / "run"
+    train(plain_run(), out=out, world=ALONE)
+    newest = max((out / "checkpoints").iterdir())
+    for file in newest.iterdir():
+        file.unlink()
+    newest.rmdir()
+    (out / "last.safetensors").unlink()
+    assert together(work, plain_run("fsdp"), str(out)) == ["done", "done"]
+    close(out, one)
