@@ -16,7 +16,7 @@ MEANINGS = {
     "augmentation.flip": "probability of a mirror image",
     "augmentation.policy": "further distortions",
     "augmentation.erase": "a rectangle of noise",
-    "model": "the network: a name, as in `model=ViT-B/32`, or `model.depth=6` and [every other field](models.md#every-field)",
+    "model": "the network, by name (`model=ViT-B/32`) or by any of [its fields](models.md#every-field)",
     "weights": "what fine-tuning starts from; `--from` sets it",
     "objective.loss": "cross-entropy, summed over classes for sigmoid",
     "objective.smoothing": "label smoothing",

@@ -190,7 +190,7 @@ class Training:
                 self.micro = smaller
         self.meter.add(batch.step, done.names, done.sums, done.norm, done.ok)
         self.step = batch.step + 1
-        self.pace.stepped(self.run.batch)
+        self.pace.stepped()
 
     def draw(self) -> Reading | None:
         """Every `log` steps: sends off the sums and takes those sent the time before. On a CPU nothing need wait."""
@@ -206,9 +206,9 @@ class Training:
                 self.show(reading)
         return reading
 
-    def show(self, reading: Reading) -> None:
+    def show(self, reading: Reading, *, last: bool = False) -> None:
         """A row of metrics: to the file, to TensorBoard, to whoever watches."""
-        speed = self.pace.drawn(reading.steps * self.run.batch)
+        speed = self.pace.drawn(reading.steps * self.run.batch, last=last)
         row: dict[str, Any] = {
             "kind": "train",
             "step": reading.step,
@@ -294,7 +294,7 @@ class Training:
         """The last metrics, the weights, the score of the end, the report."""
         last = self.meter.read()
         if last is not None:
-            self.show(last)
+            self.show(last, last=True)
         safe = self.store.wait()
         state: State = "interrupted" if ending == "interrupted" else "done"
         self.write(LAST, self.rows.get("watch"))

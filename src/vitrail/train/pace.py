@@ -18,31 +18,36 @@ class Pace:
         self.cost = cost
         self.steps = 0
         self.away = 0.0
+        self.speed = float("nan")
         self.since = time.monotonic()
 
     def start(self) -> None:
         self.since, self.away = time.monotonic(), 0.0
 
-    def stepped(self, images: int) -> None:
+    def stepped(self) -> None:
         self.steps += 1
 
     @contextlib.contextmanager
     def paused(self) -> Generator[None]:
-        """Time in here is not training."""
+        """Time in here is not training. What the device still has to do of it is waited for first."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         before = time.monotonic()
         try:
             yield
         finally:
             self.away += time.monotonic() - before
 
-    def drawn(self, images: int) -> dict[str, Any]:
-        """What went through since the last reading."""
+    def drawn(self, images: int, *, last: bool = False) -> dict[str, Any]:
+        """What went through since the last reading. The `last` one of a run is fetched right behind the one before it,
+        so its time says nothing and the speed stays as it was."""
         now = time.monotonic()
         seconds = max(now - self.since - self.away, 1e-9)
         self.cost.add(images, now - self.since)
         self.start()
-        speed = images / seconds
-        row = {"images_per_s": speed, "mfu": self.cost.utilisation(speed), "seconds": seconds}
+        if not last:
+            self.speed = images / seconds
+        row = {"images_per_s": self.speed, "mfu": self.cost.utilisation(self.speed)}
         if torch.cuda.is_available():
             row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
         return row

@@ -36,7 +36,7 @@ def present(
         lead=lead,
         status=state,
         message=message,
-        notes=folder.warnings,
+        notes=[note for note in folder.warnings if note != message],
         command=folder.next if state != "done" else "",
         steps=run.steps,
         config=plain(run),

@@ -9,7 +9,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.settings import plain, restored
 from vitrail.distributed.world import World
 from vitrail.train.config import Run
-from vitrail.train.folder.layout import read_json
+from vitrail.train.folder.layout import command_in, read_json
 from vitrail.train.folder.run import CONFIG, RunFolder
 from vitrail.train.pictures import Pictures
 
@@ -24,6 +24,7 @@ FREE = frozenset(
 
 def run_in(folder: Path) -> Run:
     """The run of a folder, with every choice as it was made."""
+    command_in(folder)  # says so where the folder is none of a run
     config = read_json(folder / CONFIG)
     data = {name: value for name, value in config.get("data", {}).items() if name != FINGERPRINT}
     return restored(Run, {**config, "data": data})

@@ -1,0 +1,156 @@
+"""`vitrail pretrain`, `finetune`, `report` and `replay` as a person types them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitrail
+from vitrail.cli import main
+from vitrail.data.collection import open_collection
+
+QUICK = ["--set", "steps=6", "--set", "schedule.warmup=1", "--set", "batch=16", "--set", "log=2", "--device", "cpu"]
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a folder a class: 40 digits of three classes, drawn larger."""
+    path, source = tmp_path_factory.mktemp("pictures"), open_collection("digits").split("train")
+    for index in range(150):
+        label = int(source.labels.values[index])
+        if label < 3:
+            (path / f"digit {label}").mkdir(exist_ok=True)
+            picture = source.picture(index).rgb().resize((40, 36), Image.Resampling.BICUBIC)
+            picture.save(path / f"digit {label}" / f"{index}.png")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("pretrained") / "run"
+    assert main(["pretrain", "digits", "--out", str(out), *QUICK]) == 0
+    return out
+
+
+def test_pretrain_says_what_came_out(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(pretrained)]) == 0
+    out, _ = lines(capsys)
+    assert "done" in out
+    assert "6 of 6" in out
+    assert (pretrained / "report.html").exists()
+
+
+def test_the_same_command_again_has_nothing_left_to_do(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (pretrained / "metrics.jsonl").read_bytes()
+    assert main(["pretrain", "digits", "--out", str(pretrained), *QUICK]) == 0
+    assert main(["pretrain", "--resume", str(pretrained), "--device", "cpu"]) == 0
+    assert (pretrained / "metrics.jsonl").read_bytes() == before
+    assert "done" in lines(capsys)[0]
+
+
+def test_finetune_needs_weights_and_pictures_alone(
+    pretrained: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights = str(pretrained / "last.safetensors")
+    assert main(["finetune", "--from", weights, "--data", str(folder), "--image-size", "24", *QUICK]) == 0
+    out, _ = lines(capsys)
+    for said in ("image size 24x24", "positions resized", "held out", "batch", "steps", "SGD at"):
+        assert said in out
+    runs = list((tmp_path / "runs").iterdir())
+    assert len(runs) == 1
+    network = vitrail.load(runs[0] / "last.safetensors")
+    assert network.config.image == (24, 24)
+    assert network.card.labels == ("digit 0", "digit 1", "digit 2")  # type: ignore[union-attr]
+    assert main(["finetune", "--from", weights, "--data", str(folder), "--image-size", "24", *QUICK]) == 0
+    assert len(list((tmp_path / "runs").iterdir())) == 2  # without --out every call starts anew
+
+
+def test_a_dry_run_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["pretrain", "digits", "--dry-run", *QUICK]) == 0
+    out, _ = lines(capsys)
+    for said in ("memory", "speed", "time: about", "parameters"):
+        assert said in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_tries_the_grid_and_trains_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["--sweep", "optim.lr=1e-9,3e-3"]
+    assert main(["pretrain", "digits", "--out", str(tmp_path / "run"), *QUICK, *sweep]) == 0
+    out, _ = lines(capsys)
+    assert "best on dev: optim.lr=3e-3" in out
+    assert json.loads((tmp_path / "run/config.json").read_text())["optim"]["lr"] == 3e-3
+
+
+def test_replay_names_the_pictures(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(pretrained), "--step", "3", "--device", "cpu"]) == 0
+    out, _ = lines(capsys)
+    assert "16 pictures, 0 of them" in out
+    assert "digits/train[" in out
+    assert np.asarray(Image.open(pretrained / "replay-3.png")).std() > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "cause"),
+    [
+        (["pretrain"], "which recipe?"),
+        (["pretrain", "digit"], "did you mean digits"),
+        (["pretrain", "finetune-digits"], "vitrail finetune --from WEIGHTS"),
+        (["pretrain", "digits", "--set", "optim.lrr=1"], "optim.lr"),
+        (["pretrain", "digits", "--set", "optim.lr=fast"], "optim.lr"),
+        (["pretrain", "digits", "--data", "nowhere"], "neither a path nor a known set"),
+        (["pretrain", "digits", "--image-size", "15"], "use 12 or 16"),
+        (["pretrain", "digits", "--device", "tpu"], "tpu"),
+        (["pretrain", "--resume", "nowhere"], "give the folder of a run"),
+        (["pretrain", "digits", "--resume"], "wants a folder"),
+        (["finetune"], "which weights?"),
+        (["finetune", "--from", "nowhere.safetensors"], "which pictures?"),
+        (["finetune", "--from", "nowhere.safetensors", "--data", "digits"], "no such weight file"),
+        (["replay", "nowhere", "--step", "1"], "give the folder of a run"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_line_with_a_remedy(
+    command: list[str], cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    _, err = lines(capsys)
+    assert cause in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_signal_ends_it_with_status_0_and_the_command_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "vitrail", "pretrain", "digits", "--out", str(tmp_path / "run"), "--device", "cpu"]
+    process = subprocess.Popen(
+        [*command, "--set", "evaluation.every=1", "--set", "batch=16"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    said: list[str] = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("step 2:"):
+            process.send_signal(signal.SIGTERM)
+    process.stdout.close()
+    assert process.wait(60) == 0, "".join(said)
+    assert f"go on with: vitrail pretrain --resume {tmp_path / 'run'}" in said[-1]
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "interrupted"
