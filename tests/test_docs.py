@@ -27,6 +27,7 @@ import pytest
 import torch
 
 from tests.data.readers.named import tables as data_tables
+from tests.train import tables as train_tables
 from vitrail.checkpoint import convert, peers
 from vitrail.checkpoint.formats import huggingface
 from vitrail.checkpoint.formats.known import FORMATS
@@ -445,6 +446,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "data sets": data_tables.set_table,
     "tasks of VTAB": data_tables.task_table,
     "original files": data_tables.file_table,
+    "fields of a run": train_tables.run_table,
 }
 
 

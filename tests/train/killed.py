@@ -73,13 +73,15 @@ def start(run: Run, out: Path, point: str = "", times: int = 1) -> int:
 def trial(run: Run, out: Path, seed: int, usual_s: float, points_share: float = 0.5) -> Trial:
     """Starts, kills and starts again until a start comes to its end. What kills is drawn from the seed."""
     draw, done = Random(seed), Trial()
-    planned = draw.choice((1, 2, 2, 3))
+    planned = draw.choice((1, 2, 3, 4))
     while True:
         done.starts += 1
         if len(done.kills) >= planned:
             child, point = start(run, out), ""
         elif draw.random() < points_share:
-            point = draw.choice([name for name in points.CRASH_POINTS if not name.startswith("part")])
+            # A process alone has no parts of others to wait for, and never replaces a checkpoint of the same step.
+            usual = [name for name in points.CRASH_POINTS if not name.startswith(("part", "replaced"))]
+            point = draw.choice(usual)
             child = start(run, out, point, times=draw.randint(1, 4))
         else:
             point = ""

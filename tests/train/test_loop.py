@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import vitrail
@@ -359,3 +360,46 @@ def test_a_batch_that_processes_cannot_share_is_refused(tmp_path: Path) -> None:
 def test_a_warm_up_that_outlasts_the_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="warmup"):
         go(tiny_run(steps=4), tmp_path / "run")
+
+
+def test_an_objective_that_compares_samples_refuses_accumulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Classify, "couples", True)
+    with pytest.raises(ConfigError, match="compares the samples"):
+        go(tiny_run(steps=8), tmp_path / "run")
+    assert go(tiny_run(steps=8, micro=16), tmp_path / "whole").state == "done"
+
+
+def broken_folder(path: Path) -> Path:
+    """Pictures of two classes, one of which cannot be read."""
+    drawn = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        (path / label).mkdir(parents=True)
+        for number in range(30):
+            pixels = drawn.integers(0, 256, (8, 8, 3), np.uint8)
+            Image.fromarray(pixels).save(path / label / f"{number}.png")
+    (path / "cat/7.png").write_bytes(b"no picture")
+    return path
+
+
+def test_an_unreadable_picture_is_left_out_and_named(tmp_path: Path) -> None:
+    data = Data(source=str(broken_folder(tmp_path / "pictures")), resident="off", workers=0)
+    watching = Watching()
+    assert go(tiny_run(steps=8, data=data), tmp_path / "run", watching).state == "done"
+    assert [note for note in watching.notes if "unreadable" in note and "cat/7.png" in note]
+    assert "cat/7.png" in (tmp_path / "run/unreadable.jsonl").read_text()
+    counts = [row["images"] for row in rows(tmp_path / "run") if row["kind"] == "train"]
+    assert counts[-1] == 128  # places of batches; the loss leaves out the one without a picture
+
+
+def test_with_strict_data_the_run_fails_but_keeps_what_it_had(tmp_path: Path) -> None:
+    data = Data(source=str(broken_folder(tmp_path / "pictures")), resident="off", workers=0, strict=True)
+    run = tiny_run(steps=40, batch=4, micro=4, data=data, keep=Keep(minutes=100), mix=Mix())
+    with pytest.raises(vitrail.VitrailError, match=r"cat/7\.png"):
+        go(run, tmp_path / "run")
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "failed"
+    steps = [int(path.name) for path in (tmp_path / "run/checkpoints").iterdir()]
+    assert len(steps) == 1
+    order = Order(60, run.seed).stream(np.arange(160), 1)
+    assert steps[0] == int(np.flatnonzero(order.sample == 7)[0]) // 4

@@ -1,18 +1,21 @@
 """Training on two real processes against one: the same weights, whatever is sharded, and resumes across world sizes."""
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import vitrail
-from tests.distributed.pair import together
+from tests.distributed.pair import attempt, together
 from tests.train.tiny import tiny_run
 from vitrail.distributed.world import World
 from vitrail.optim.config import Optim
-from vitrail.train.config import Keep, Run
+from vitrail.train.config import Evaluation, Keep, Run
 from vitrail.train.loop import train
 
 ALONE = World(device=torch.device("cpu"))
@@ -35,6 +38,26 @@ def plain_run(sharding: str = "auto", steps: int = 10) -> Run:
 def work(world: World, run: Run, out: str) -> str:
     torch.set_num_threads(1)
     return train(run, out=Path(out), world=world).state
+
+
+class Stopping:
+    """Sends this process a signal when the metrics of a step are shown."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def told(self, text: str) -> None: ...
+
+    def progress(self, row: dict[str, Any]) -> None:
+        if row["kind"] == "train" and row["step"] == self.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stopped(world: World, run: Run, out: str) -> tuple[str, int]:
+    """Only one of the processes hears the signal."""
+    torch.set_num_threads(1)
+    result = train(run, out=Path(out), world=world, observer=Stopping(5) if world.rank == 1 else None)
+    return result.state, result.step
 
 
 def weights(out: Path) -> dict[str, Tensor]:
@@ -89,3 +112,22 @@ def test_one_process_hands_over_to_two(tmp_path: Path, one: Path) -> None:
     (out / "last.safetensors").unlink()
     assert together(work, plain_run("fsdp"), str(out)) == ["done", "done"]
     close(out, one)
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_step(tmp_path: Path, one: Path) -> None:
+    out = tmp_path / "run"
+    run = replace(plain_run("ddp"), log=1, evaluation=Evaluation(every=10))
+    ends = together(stopped, run, str(out))
+    assert ends[0] == ends[1]
+    assert ends[0][0] == "interrupted"
+    assert 5 < ends[0][1] < 10
+    assert together(work, run, str(out)) == ["done", "done"]
+    close(out, one)
+
+
+def test_a_folder_that_is_refused_is_refused_to_all(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    together(work, plain_run("ddp", steps=7), str(out))
+    for end in attempt(work, plain_run("ddp", steps=9), str(out)):
+        assert end.status != 0
+        assert "steps: 7 -> 9" in end.error
