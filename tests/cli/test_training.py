@@ -66,7 +66,7 @@ def test_finetune_needs_weights_and_pictures_alone(
     weights = str(pretrained / "last.safetensors")
     assert main(["finetune", "--from", weights, "--data", str(folder), "--image-size", "24", *QUICK]) == 0
     out, _ = lines(capsys)
-    for said in ("image size 24x24", "positions resized", "held out", "batch", "steps", "SGD at"):
+    for said in ("image size 24x24", "positions resized", "held out", "batch", "steps", "sgd at"):
         assert said in out
     runs = list((tmp_path / "runs").iterdir())
     assert len(runs) == 1
@@ -102,6 +102,40 @@ def test_replay_names_the_pictures(pretrained: Path, capsys: pytest.CaptureFixtu
     assert "16 pictures, 0 of them" in out
     assert "digits/train[" in out
     assert np.asarray(Image.open(pretrained / "replay-3.png")).std() > 0
+
+
+def test_a_finished_folder_does_not_hide_a_changed_command(
+    pretrained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pretrain", "digits", "--out", str(pretrained), *QUICK, "--set", "optim.lr=1"]) == 2
+    _, err = lines(capsys)
+    assert "optim.lr: 0.003 -> 1.0" in err
+    assert err.count("\n") == 1
+
+
+def test_resume_alone_takes_no_other_settings(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pretrain", "--resume", str(pretrained), "--set", "optim.lr=1"]) == 2
+    assert "give the whole command" in lines(capsys)[1]
+    assert main(["pretrain", "--out", str(pretrained), "--resume", "--device", "cpu"]) == 0
+
+
+def test_a_reader_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "vitrail", "pretrain", "digits", "--out", str(out), *QUICK]
+    process = subprocess.Popen(
+        [*command, "--set", "evaluation.every=1", "--set", "steps=12"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    with process.stderr:
+        said = process.stderr.read().decode()
+    assert process.wait(60) in (0, 141), said
+    assert json.loads((out / "status.json").read_text())["state"] == "done", said
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ import vitrail
 from tests.train.killed import digest_of
 from tests.train.tiny import tiny_run
 from vitrail.checkpoint.store import points
-from vitrail.core.errors import ConfigError, Exploded
+from vitrail.checkpoint.store.saved import latest
+from vitrail.core.errors import ConfigError, Exploded, TrainingError
 from vitrail.data.order import Order
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
@@ -29,6 +30,7 @@ from vitrail.objectives.objective import Outcome
 from vitrail.optim.config import Optim
 from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.loop import Result, train
+from vitrail.train.network import find_weights
 from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import preflight
 from vitrail.train.replay import replay
@@ -402,4 +404,93 @@ def test_with_strict_data_the_run_fails_but_keeps_what_it_had(tmp_path: Path) ->
     steps = [int(path.name) for path in (tmp_path / "run/checkpoints").iterdir()]
     assert len(steps) == 1
     order = Order(60, run.seed).stream(np.arange(160), 1)
-    assert steps[0] == int(np.flatnonzero(order.sample == 7)[0]) // 4
+    source = find_pictures(run.data).train
+    bad = next(index for index in range(60) if source.name(index).endswith("cat/7.png"))
+    assert steps[0] == int(np.flatnonzero(order.sample == bad)[0]) // 4
+
+
+def test_a_disk_that_is_full_at_the_end_loses_nothing_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(point: str) -> None:
+        if point == "shard: before sync":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    go(tiny_run(), tmp_path / "whole")
+    monkeypatch.setattr(points, "reached", full)
+    with pytest.raises(TrainingError, match="could not be written; no checkpoint is intact"):
+        go(tiny_run(), tmp_path / "run")
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "failed"
+    monkeypatch.undo()
+    assert go(tiny_run(), tmp_path / "run").state == "done"
+    assert digest_of(tmp_path / "run") == digest_of(tmp_path / "whole")
+
+
+def test_a_failed_save_is_tried_again_between_those_that_are_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = [0]
+
+    def full(point: str) -> None:
+        saves[0] += point == "saving: before make"
+        if point == "shard: before sync" and saves[0] == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(points, "reached", full)
+    monkeypatch.setattr("vitrail.checkpoint.store.store.FIRST_RETRY", 0.0)
+    go(tiny_run(keep=Keep(steps=10)), tmp_path / "run")
+    assert saves[0] == 5  # the four that are due, and one again
+
+
+def test_weights_with_a_hidden_layer_in_their_head_are_fine_tuned_and_gone_on_with(tmp_path: Path) -> None:
+    model = replace(tiny_run().model, head="tanh")  # type: ignore[type-var]
+    first = go(tiny_run(steps=8, model=model), tmp_path / "first").folder / "last.safetensors"
+
+    def stop(row: dict[str, Any]) -> None:
+        if row["kind"] == "train" and row["step"] == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    tune = tiny_run(model=model, weights=str(first))
+    assert go(tune, tmp_path / "cut", Watching(stop)).state == "interrupted"
+    assert go(tune, tmp_path / "cut").state == "done"
+    assert go(tune, tmp_path / "whole").state == "done"
+    assert digest_of(tmp_path / "cut") == digest_of(tmp_path / "whole")
+    network = vitrail.load(tmp_path / "whole/last.safetensors")
+    assert network.config.head == "linear"  # type: ignore[union-attr]
+    provenance = network.card.provenance  # type: ignore[union-attr]
+    assert provenance["from"]["weights"] == str(first)
+    assert provenance["from"]["cost"]["images"] == 128
+    assert provenance["cost"]["images"] == 640
+
+
+def test_a_resume_keeps_its_micro_batch_unless_another_is_asked_for(tmp_path: Path) -> None:
+    def stop(step: int) -> Watching:
+        def look(row: dict[str, Any]) -> None:
+            if row["kind"] == "train" and row["step"] == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        return Watching(look)
+
+    def facts() -> int:
+        found = latest(tmp_path / "run/checkpoints", print)
+        assert found is not None
+        return int(found.facts["micro"])
+
+    go(tiny_run(micro=4), tmp_path / "run", stop(10))
+    assert facts() == 4
+    go(tiny_run(micro=0), tmp_path / "run", stop(20))
+    assert facts() == 4
+    go(tiny_run(micro=2), tmp_path / "run")
+    assert facts() == 2
+
+
+def test_a_few_shot_source_that_is_not_there_is_said_before_the_start(tmp_path: Path) -> None:
+    with pytest.raises(vitrail.VitrailError, match="nosuch"):
+        go(tiny_run(evaluation=Evaluation(fewshot="nosuch")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_of_a_run_are_found_by_its_folder(tmp_path: Path) -> None:
+    out = go(tiny_run(steps=8), tmp_path / "run").folder
+    found, best = find_weights(str(out)).tensors, vitrail.load(out / "best.safetensors").state_dict()
+    assert all(torch.equal(found[name], best[name]) for name in best)

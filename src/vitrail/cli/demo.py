@@ -8,6 +8,8 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from vitrail.cli import training
 from vitrail.cli.live import duration, observer
 from vitrail.core.errors import ConfigError
@@ -35,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     finetune = replace(
         pretrain, verb="finetune", recipe="finetune-digits", weights=str(out / "pretrain" / "last.safetensors")
     )
+    torch.set_num_threads(1)  # so small a network is quicker without a pool
     with observer(0) as watching:
         watching.told("1  Pre-training: ViT-Nano/4 from scratch on 16 px digits, 16 patches an image")
         low = step(pretrain, out / "pretrain", args.device, watching)

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if not args.weights:
-        if args.resume:
+        if args.resume is not None:
             return training.run(args, None)
         raise ConfigError("which weights? give --from WEIGHTS: a file, a folder, or NAME:TAG")
     if not args.data and not args.recipe:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from vitrail.cli.app import silence
+
 PLAIN_S = 5.0  # between two plain lines of progress; scores and notes always come
 
 
@@ -58,7 +60,11 @@ class Plain:
     def __exit__(self, *error: object) -> None: ...
 
     def told(self, text: str) -> None:
-        self.write(text)
+        try:
+            self.write(text)
+        except BrokenPipeError:  # whoever read has left; the run goes on
+            silence()
+            self.write = lambda text: None
 
     def progress(self, row: dict[str, Any]) -> None:
         now = time.monotonic()
@@ -66,7 +72,7 @@ class Plain:
             return
         if row["kind"] == "train":
             self.last = now
-        self.write(line(row))
+        self.told(line(row))
 
 
 class Quiet:
@@ -88,7 +94,7 @@ class Panel:
         from rich.live import Live
 
         self.console = Console()
-        self.live = Live(console=self.console, refresh_per_second=4)
+        self.live = Live(console=self.console, refresh_per_second=4, transient=True)
         self.score = ""
 
     def __enter__(self) -> "Panel":

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if not args.recipe:
-        if args.resume:
+        if args.resume is not None:
             return training.run(args, None)
         raise ConfigError("which recipe? `vitrail recipes` lists them")
     asked = Asked(

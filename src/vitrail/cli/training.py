@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.cli.live import duration, observer
+from vitrail.cli.progress import bars
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.core.settings import flat
+from vitrail.data.collection import open_collection
 from vitrail.distributed.world import World, joined
 from vitrail.recipes.asked import Asked, Planned, asked_of, grid_of, planned
 from vitrail.train.config import Run
-from vitrail.train.folder.run import command_in, describe, is_done
+from vitrail.train.folder.layout import BEST, LAST, command_in, is_done
+from vitrail.train.folder.story import describe
 from vitrail.train.loop import Observer, Result, train
 from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import Forecast, preflight
-from vitrail.train.resume import run_in
+from vitrail.train.resume import run_in, same_run
 from vitrail.train.search import Found, search
 
 RUNS = Path("runs")
@@ -53,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD=V,V",
         help="try every point of a grid on a dev split, then train the best on all (default: the recipe's grid)",
     )
+    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
 
 
@@ -61,6 +64,8 @@ def run(args: argparse.Namespace, asked: Asked | None) -> int:
     out: Path | None = Path(args.resume) if args.resume else args.out
     if args.resume is not None and out is None:
         raise ConfigError("--resume wants a folder: --resume RUN, or --out RUN --resume")
+    if asked is None and (args.settings or args.data or args.image_size or args.seed is not None or args.sweep):
+        raise ConfigError("--resume alone goes on as the folder says; give the whole command to change something")
     going_on = asked is None
     if asked is None:
         assert out is not None
@@ -76,20 +81,31 @@ def run(args: argparse.Namespace, asked: Asked | None) -> int:
 
 def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: bool) -> int:
     with joined(args.device) as world, observer(world.rank) as watching:
+        if args.download and asked.data and world.first:
+            fetch(asked.data)
+        world.barrier()
         # A search is planned anew; any other run goes on as its folder says, whatever has become of the recipe.
         again = going_on and asked.sweep is None
         plan = Planned(run=run_in(out), base=None) if again and out is not None else planned(asked)
-        for text in plan.why:
-            watching.told(text)
         if args.dry_run:
+            for text in plan.why:
+                watching.told(text)
             return show_forecast(preflight(plan.run, find_pictures(plan.run.data), world, base=plan.base), world)
         out = out or world.agree(free_folder(plan.run))
         return start(plan, asked, out, world, force=args.force, observer=watching)
 
 
+def fetch(source: str) -> None:
+    """Downloads what is missing of a named set."""
+    with bars(bytes_=True) as progress:
+        open_collection(source, download=True, progress=progress)
+
+
 def start(plan: Planned, asked: Asked, out: Path, world: World, *, force: bool, observer: Observer) -> int:
     command: dict[str, Any] = {**asdict(asked), "go_on": go_on(asked, out)}
     if is_done(out) and not force:
+        if asked.sweep is None:
+            same_run(out, plan.run, world)
         observer.told(describe(out))
         return 0
     if asked.sweep is not None:
@@ -97,13 +113,8 @@ def start(plan: Planned, asked: Asked, out: Path, world: World, *, force: bool, 
             plan.run, grid_of(asked, plan), out=out, world=world, command=command, force=force, observer=observer
         )
         return show_search(found, asked, out, world)
-    announce(plan.run, observer, out)
-    result = train(plan.run, out=out, world=world, command=command, force=force, observer=observer)
+    result = train(plan.run, out=out, world=world, command=command, force=force, observer=observer, why=plan.why)
     return show_result(result, asked, world)
-
-
-def announce(run: Run, observer: Observer, out: Path) -> None:
-    observer.told(f"run folder {out}; report in {out / 'report.html'}")
 
 
 def go_on(asked: Asked, out: Path) -> str:
@@ -125,12 +136,16 @@ def show_result(result: Result, asked: Asked, world: World) -> int:
     if world.rank:
         return 0
     if result.state == "interrupted":
-        print(f"stopped after step {result.step:,}; go on with: {go_on(asked, result.folder)}")
+        print(f"stopped after step {result.step:,}, saved; go on with: {go_on(asked, result.folder)}")
         return 0
+    best = result.folder / BEST
+    if result.watch is not None and best.exists():
+        split = result.watch["split"]
+        print(f"{split}: {result.best.accuracy:.2%} at step {result.best.step:,}, the best: {best}")
     scores = {row["split"]: row for row in (result.watch, result.test) if row is not None}
     for row in scores.values():
-        print(f"{row['split']}: {row['accuracy']:.2%} of {row['count']:,} right")
-    print(f"weights: {result.folder / 'last.safetensors'}   report: {result.folder / 'report.html'}")
+        print(f"{row['split']}: {row['accuracy']:.2%} of {row['count']:,} right at step {row['step']:,}")
+    print(f"weights: {result.folder / LAST}   report: {result.folder / 'report.html'}")
     return 0
 
 
@@ -148,13 +163,8 @@ def show_search(found: Found, asked: Asked, out: Path, world: World) -> int:
 def show_forecast(forecast: Forecast, world: World) -> int:
     if world.rank:
         return 0
-    print_table(("", ""), list(forecast.figures.items()), title="A dry run: nothing is kept", left=2)
+    print_table(("what", "to expect"), list(forecast.figures.items()), title="A dry run: nothing is kept", left=2)
     print(f"time: about {duration(forecast.seconds)} for all steps, without scoring")
     for warning in forecast.warnings:
         print(f"note: {warning}")
     return 0
-
-
-def show_config(config: Run) -> None:
-    """All fields, as --set takes them."""
-    print_table(("field", "value"), [(line.name, line.text) for line in flat(config)], left=2)

@@ -201,6 +201,8 @@ def _device(name: str, local_rank: int) -> torch.device:
     if device.type != "cuda":
         return device
     count = torch.cuda.device_count()
+    if not count:
+        raise ConfigError(f"device {name!r}: torch sees no GPU here; use device cpu")
     index = local_rank if device.index is None else device.index
     if index >= count:
         raise ConfigError(

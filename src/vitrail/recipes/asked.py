@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.core.shapes import Pair
 from vitrail.data.collection import open_collection
 from vitrail.data.source import Source
 from vitrail.recipes.change import on_data, resized, started_from, with_changes
-from vitrail.recipes.finetune import for_data
+from vitrail.recipes.finetune import for_data, reasons
 from vitrail.recipes.grids import RATES, grid
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
@@ -78,6 +78,11 @@ def fitted(asked: Asked) -> Planned:
     """Fine-tuning without a recipe: weights and data say all."""
     bundle, collection = find_weights(asked.weights), open_collection(asked.data)
     train = only_or(collection, "train")
+    if not collection.classes:
+        raise BadLabels(
+            f"{asked.data} has no labels: put the pictures of each class into a folder of its own, named after it"
+        )
+    picture = usual_size(train)
     chosen = for_data(
         bundle.config,
         bundle.card.preprocessing,
@@ -85,12 +90,15 @@ def fitted(asked: Asked) -> Planned:
         source=asked.data,
         samples=len(train),
         classes=len(collection.classes),
-        picture=usual_size(train),
+        picture=picture,
         image_size=asked.image_size or None,
         has_val="val" in collection.splits,
     )
     run = on_data(replace(chosen.run, name=f"finetune-{collection.title}"), asked.data)
-    return Planned(run=finished(run, asked), base=chosen.run, why=chosen.why)
+    run, has_val = finished(run, asked), "val" in collection.splits
+    count = len(train) - round(len(train) * run.data.dev)
+    why = reasons(run, bundle.config, count, picture, given=asked.image_size > 0, has_val=has_val)
+    return Planned(run=run, base=chosen.run, why=why)
 
 
 def finished(run: Run, asked: Asked) -> Run:

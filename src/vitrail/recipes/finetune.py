@@ -27,6 +27,7 @@ DEV: Final = 0.1
 FEW: Final = 20
 MILD: Final = (0.25, 1.0)  # area of the crop on small sets
 PAPER: Final = (0.05, 1.0)
+OPTIM: Final = Optim(kind="sgd", lr=0.01, momentum=0.9, clip=1.0)
 
 
 class Chosen(NamedTuple):
@@ -78,7 +79,7 @@ def for_data(
         name="finetune",
         augmentation=Augmentation(crop=crop),
         data=Data(source=source, dev=dev),
-        optim=Optim(kind="sgd", lr=0.01, momentum=0.9, clip=1.0),
+        optim=OPTIM,
         schedule=Schedule(decay="cosine", warmup=warmup),
         batch=batch,
         steps=steps,
@@ -99,7 +100,7 @@ def reasons(
     run: Run, config: ModelConfig, count: int, picture: Pair | None, *, given: bool, has_val: bool
 ) -> tuple[str, ...]:
     """The choices of `for_data`, a line each, with what they follow from and how to have it otherwise."""
-    image, epochs = run.augmentation.size, run.steps * run.batch / count
+    image, steps = run.augmentation.size, run.steps or round(run.epochs * count / run.batch)
     size = "as asked for" if given else "the weights' own; --image-size for another"
     if image != config.image:
         size += f", positions resized from {times(config.image)}"
@@ -107,15 +108,19 @@ def reasons(
         size += f"; the pictures, typically {times(picture)}, are enlarged"
     held = "the val split chooses the best weights" if has_val else "none held out: too few pictures"
     if run.data.dev:
-        held = "10 % of train held out to choose the best weights, as there is no val split"
-    area = PAPER if count >= LARGE else MILD
+        held = f"{run.data.dev:.0%} of train held out to choose the best weights"
+    optim, crop = run.optim, run.augmentation.crop
+    rule = f"{optim.kind} at {optim.lr:g}, {run.schedule.decay} decay, clipping at norm {optim.clip:g}"
+    if (optim, run.schedule.decay) == (OPTIM, "cosine"):
+        rule += ": the paper's; --sweep tries its other rates"
+    cut = f"crop of {100 * crop.area[0]:g} to 100 % of a picture" if isinstance(crop, InceptionCrop) else str(crop)
+    flip = ", and flip; --set augmentation.flip=0 where left is not right" if run.augmentation.flip else ", no flip"
     return (
         f"image size {times(image)}: {size}",
         held,
         f"batch {run.batch}: {count:,} pictures to train on"
         + ("" if run.batch < BATCH else ", the paper's batch; accumulated where memory is short"),
-        f"{run.steps:,} steps: {epochs:,.1f} epochs, {run.schedule.warmup} steps of warm-up",
-        f"SGD at {run.optim.lr}, cosine decay, clipping at norm {run.optim.clip:g}: the paper's; "
-        "--sweep tries its other rates",
-        f"crop of {100 * area[0]:g} to 100 % of a picture, and flip; --set augmentation.flip=0 where left is not right",
+        f"{steps:,} steps: {steps * run.batch / count:,.1f} epochs, {run.schedule.warmup} steps of warm-up",
+        rule,
+        f"{cut}{flip}",
     )

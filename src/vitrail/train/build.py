@@ -8,6 +8,7 @@ from typing import cast
 from torch import nn
 
 from vitrail.checkpoint.store.saved import Saved
+from vitrail.core.errors import ConfigError
 from vitrail.data.ledger import Ledger
 from vitrail.distributed.parallel import Parallel, Precision, Sharding, parallelise
 from vitrail.distributed.world import World
@@ -48,6 +49,11 @@ def assemble(run: Run, pictures: Pictures, world: World, ledger: Ledger, *, save
     else:
         network = starting_network(run, pictures.classes, fresh=saved is not None)
     objective = Classify(network, run.objective, len(pictures.classes), run.preprocessing, run.mix)
+    if objective.couples and run.batch // world.size > run.micro:
+        raise ConfigError(
+            f"micro={run.micro} would cut the {run.batch // world.size} samples of a process's batch, but this "
+            "objective compares the samples of a batch; use a smaller batch, more processes or recompute=on"
+        )
     freeze(objective, run.optim)
     parallel = parallelise(
         objective,

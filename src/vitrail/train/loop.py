@@ -7,6 +7,7 @@ The same call again goes on where the last one stopped: on a CPU to the very sam
 """
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,29 +17,29 @@ import torch
 
 from vitrail.checkpoint.store.saved import Saved
 from vitrail.checkpoint.store.store import Store
-from vitrail.core.errors import Exploded, VitrailError
+from vitrail.core.errors import DataError, Exploded, TrainingError, VitrailError
 from vitrail.data.ledger import Ledger, Unreadable
 from vitrail.data.loader import Batch
 from vitrail.data.order import Order
 from vitrail.distributed.world import World
 from vitrail.optim.schedules import rate
 from vitrail.report.panels import State
-from vitrail.train import signals
+from vitrail.train import messages, signals
 from vitrail.train.build import Parts, assemble
 from vitrail.train.config import Run
 from vitrail.train.export import best_in_place, write_weights
+from vitrail.train.folder.layout import BEST, LAST
 from vitrail.train.folder.run import RunFolder
 from vitrail.train.meter import Meter, Reading
 from vitrail.train.pace import Pace
 from vitrail.train.pictures import Pictures, find_pictures
 from vitrail.train.presentation import present
 from vitrail.train.report import METRICS, read_metrics
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolved, summary
 from vitrail.train.resume import open_folder, resume
-from vitrail.train.scoring import Best, Scorer
+from vitrail.train.scoring import Best, Scorer, fewshot_source
 from vitrail.train.state import pieces, state_of
 
-BEST, LAST = "best.safetensors", "last.safetensors"
 EVALUATIONS = 20  # a run, where nothing else is said
 FIRST_STEPS = 3  # in which running out of memory is answered by smaller micro-batches
 REPORT_S = 60.0  # between two reports while nothing is scored
@@ -82,14 +83,20 @@ def train(
     force: bool = False,
     observer: Observer | None = None,
     pictures: Pictures | None = None,
+    why: Sequence[str] = (),
 ) -> Result:
-    """Trains, or goes on training, in the folder `out`."""
+    """Trains, or goes on training, in the folder `out`. `why` is what a person should know of the run's making."""
     observer = observer or Silent()
     pictures = pictures or find_pictures(run.data)
-    run = resolved(run, pictures, world)
+    asked, run = run, resolved(run, pictures, world)
+    if run.evaluation.fewshot:
+        fewshot_source(run.evaluation.fewshot)  # one that is not there is said before the first step
     with open_folder(out, run, pictures, world, command=command or {}, force=force, tell=observer.told) as folder:
+        for text in (*why, *summary(run, pictures, world, out)):
+            folder.note(text)
+        folder.warnings = []  # the report shows what comes up from here on
         try:
-            training = Training(run, pictures, world, folder, observer)
+            training = Training(run, pictures, world, folder, observer, micro=asked.micro)
             result = training.go()
             training.close()
             return result
@@ -100,14 +107,19 @@ def train(
             folder.status("interrupted", message="stopped at once by a second signal, without saving")
             raise
         except BaseException as error:
-            folder.status("failed", message=f"{type(error).__name__}: {error}")
+            message = str(error) if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}"
+            folder.status("failed", message=message)
+            folder.log(f"failed: {message}")
             raise
 
 
 class Training:
     """A run in progress: its parts, how far it is, and what becomes of it."""
 
-    def __init__(self, run: Run, pictures: Pictures, world: World, folder: RunFolder, observer: Observer) -> None:
+    def __init__(
+        self, run: Run, pictures: Pictures, world: World, folder: RunFolder, observer: Observer, *, micro: int = 0
+    ) -> None:
+        """`micro` is as asked for, 0 for whatever fits: a resume keeps what it had unless another is asked for."""
         self.run, self.pictures, self.world, self.folder, self.observer = run, pictures, world, folder, observer
         self.ledger = Ledger(folder.path if world.rank == 0 else None, strict=run.data.strict, tell=self.unreadable)
         self.store = Store(
@@ -133,14 +145,15 @@ class Training:
         if saved is None:
             self.folder.rewind(0)  # a start that was killed before its first checkpoint may have left rows
         else:
-            self.take_up(saved)
+            self.take_up(saved, micro)
         self.saved_at, self.reported_at = time.monotonic(), time.monotonic()
-        self.skipped_before = 0
+        self.skipped_before, self.report_failed = 0, False
 
-    def take_up(self, saved: Saved) -> None:
+    def take_up(self, saved: Saved, micro: int) -> None:
         """Goes on from a checkpoint: its tensors are in place already, here is the rest."""
         facts = saved.facts
-        self.step, self.micro, self.best = saved.step, int(facts["micro"]), Best(**facts["best"])
+        self.step, self.best = saved.step, Best(**facts["best"])
+        self.micro = int(facts["micro"]) if micro in (0, facts["chosen"]) else micro
         self.parts.cost.restore(facts["cost"])
         self.folder.rewind(saved.step)
         scores = [row for row in read_metrics(self.folder.path / METRICS)[0] if row["kind"] in ("watch", "fewshot")]
@@ -153,7 +166,7 @@ class Training:
         self.folder.status("running", step=self.step, total=self.run.steps)
         with signals.heard() as stop:
             self.pace.start()
-            for batch in self.parts.feed.stream(self.step, self.run.steps):
+            for batch in self.batches():
                 self.update(batch, stop)
                 reading = self.draw()
                 if self.step % self.evaluation_every == 0 or self.step == self.run.steps:
@@ -164,6 +177,17 @@ class Training:
                 if ending:
                     break
             return self.finish(ending)
+
+    def batches(self) -> Iterator[Batch]:
+        """From where the run stands. Where the data fail, what has been learnt is saved before the error goes on."""
+        try:
+            yield from self.parts.feed.stream(self.step, self.run.steps)
+        except DataError as error:
+            if self.step and self.world.size == 1:  # others would wait for a process that has nothing to give
+                self.save()
+                self.store.wait()
+            self.report("failed", str(error))
+            raise
 
     @property
     def evaluation_every(self) -> int:
@@ -183,10 +207,7 @@ class Training:
                 self.parts.optimiser.zero_grad()
                 torch.cuda.empty_cache()
                 smaller = next(size for size in range(self.micro // 2, 0, -1) if self.micro % size == 0)
-                self.folder.note(
-                    f"out of memory with {self.micro} pictures at once: going on with {smaller}, and "
-                    f"{self.run.batch // self.world.size // smaller} micro-batches a step"
-                )
+                self.folder.note(messages.halved(self.micro, smaller, self.run.batch // self.world.size // smaller))
                 self.micro = smaller
         self.meter.add(batch.step, done.names, done.sums, done.norm, done.ok)
         self.step = batch.step + 1
@@ -226,11 +247,7 @@ class Training:
         if reading.skipped > self.skipped_before:
             more = reading.skipped - self.skipped_before
             self.skipped_before = reading.skipped
-            self.folder.note(
-                f"{more} update{'s' if more > 1 else ''} left out up to step {reading.step:,}: loss or gradient was "
-                f"not finite (first at step {reading.first_bad:,}, counted from 0; {reading.skipped} of at most "
-                f"{self.run.bad_steps})"
-            )
+            self.folder.note(messages.left_out(more, reading, self.run.bad_steps))
         if reading.skipped >= self.run.bad_steps:
             self.explode(reading)
         if time.monotonic() - self.reported_at > REPORT_S:
@@ -260,8 +277,8 @@ class Training:
 
     def saving_due(self, reading: Reading | None) -> bool:
         """By steps, or by the first process's clock, which all hear of in the metrics."""
-        if self.run.keep.steps:
-            return self.step % self.run.keep.steps == 0
+        if self.run.keep.steps and self.step % self.run.keep.steps == 0:
+            return True
         if self.world.size == 1:
             return self.clock_says_save()
         return reading is not None and reading.values["save"] > 0
@@ -285,7 +302,12 @@ class Training:
     def save(self) -> None:
         """Hands a copy of everything to the writer, which goes to disk while the run goes on."""
         state = state_of(self.parts.objective, self.parts.optimiser, self.parts.average)
-        facts = {"micro": self.micro, "best": asdict(self.best), "cost": self.parts.cost.state()}
+        facts = {
+            "micro": self.micro,
+            "chosen": self.run.micro,
+            "best": asdict(self.best),
+            "cost": self.parts.cost.state(),
+        }
         self.store.save(self.step, pieces(state, self.world), facts)
         self.saved_at = time.monotonic()
         self.folder.status("running", step=self.step, total=self.run.steps)
@@ -297,22 +319,19 @@ class Training:
             self.show(last, last=True)
         safe = self.store.wait()
         state: State = "interrupted" if ending == "interrupted" else "done"
-        self.write(LAST, self.rows.get("watch"))
+        safe = self.world.agree(self.write(LAST, self.rows.get("watch")) and safe)
+        if not safe:
+            self.fail()
         if state == "done" and self.pictures.test is not None:
             row = self.score_at_the_end()
             self.folder.record(row)
-            self.observer.progress(row)
+            if self.pictures.watched != self.pictures.tested:
+                self.observer.progress(row)
             self.rows["test"] = row
-        if state == "interrupted":
-            message = f"stopped by a signal after step {self.step:,} of {self.run.steps:,}"
-            message += ", saved" if safe else "; the last checkpoint could NOT be written, an older one is intact"
-        elif ending == "early":
-            message = f"stopped early at step {self.step:,}: {self.best.since} scorings without a better one"
-        else:
-            message = f"all {self.run.steps:,} steps done"
+        message = messages.ended(ending, self.step, self.run.steps, self.best.since)
         self.folder.status(state, step=self.step, total=self.run.steps, message=message)
-        self.folder.note(message)
-        self.report(state, message)
+        self.report(state, "" if ending == "done" else message)
+        self.folder.log(message)
         return Result(
             folder=self.folder.path,
             state=state,
@@ -321,6 +340,12 @@ class Training:
             test=self.rows.get("test"),
             watch=self.rows.get("watch"),
         )
+
+    def fail(self) -> None:
+        """At the end nothing may be lost in silence."""
+        message = messages.unwritten(self.step, self.run.steps, self.world.agree(self.store.last))
+        self.report("failed", message)
+        raise TrainingError(message)
 
     def score_at_the_end(self) -> dict[str, Any]:
         """With early stopping the best weights are scored at the end (4.3), else the last."""
@@ -332,8 +357,8 @@ class Training:
         with best_in_place(self.folder.path / BEST, self.parts):
             return self.scorer.score("test", self.best.step, as_is=True)
 
-    def write(self, name: str, row: dict[str, Any] | None) -> None:
-        """A weight file that describes itself, with what the run has cost so far."""
+    def write(self, name: str, row: dict[str, Any] | None) -> bool:
+        """A weight file that describes itself, with what the run has cost so far; whether it could be written."""
         provenance = {
             "run": self.run.name,
             "data": self.run.data.source,
@@ -346,14 +371,23 @@ class Training:
             try:
                 write_weights(self.folder.path / name, self.parts.objective.network, self.world, provenance)
             except (OSError, VitrailError) as error:
-                self.folder.note(f"{name} could not be written ({error}); the run goes on")
+                self.folder.note(f"{name} could not be written: {error}")
+                return False
+        return True
 
     def report(self, state: State, message: str = "") -> None:
         self.reported_at = time.monotonic()
-        if self.world.rank == 0:
-            present(
-                self.folder, self.run, self.pictures, self.scorer.latest, self.ledger, self.parts.cost, state, message
-            )
+        if self.world.rank:
+            return
+        scored, cost = self.scorer.latest, self.parts.cost
+        try:
+            present(self.folder, self.run, self.pictures, scored, self.ledger, cost, state, message)
+        except OSError as error:
+            if not self.report_failed:
+                self.folder.note(f"report.html could not be written ({error.strerror or error}); the run goes on")
+            self.report_failed = True
+        else:
+            self.report_failed = False
 
     def explode(self, reading: Reading) -> None:
         """Too many updates left out: keeps the weights, which those never touched, and says which batch it was."""
@@ -362,15 +396,8 @@ class Training:
         self.save()
         kept = self.step if self.store.wait() else self.store.last
         self.write(LAST, None)
-        weights = "nothing had been saved" if kept is None else f"the weights of step {kept} are kept"
-        replay = f"`vitrail replay {self.folder.path} --step {reading.first_bad}`"
-        message = (
-            f"loss or gradient was not finite in {reading.skipped} updates, first at step {reading.first_bad}; "
-            f"{weights}. "
-            f"{replay} runs that batch again; its pictures are in bad_batch.json. Try a lower optim.lr, a longer "
-            "schedule.warmup, or optim.clip=1"
-        )
-        self.folder.note(message)
+        message = messages.exploded(reading, kept, self.folder.path)
+        self.folder.log(message)
         self.report("exploded", message)
         raise Exploded(message)
 

@@ -21,17 +21,21 @@ from vitrail.models.position import SineTable
 from vitrail.models.zoo import adapted
 from vitrail.objectives.classification import start_bias
 from vitrail.train.config import Run
+from vitrail.train.folder.layout import BEST, COMMAND, LAST
 
 REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
 
 
 def find_weights(text: str) -> Bundle:
-    """Weights by path, or public ones as NAME:TAG."""
-    name, _, tag = text.partition(":")
-    if Path(text).exists() or not tag:
-        if not Path(text).exists():
-            raise WeightsNotFound(f"{text}: no such weight file or folder; public ones are written NAME:TAG")
-        return read_bundle(text)
+    """Weights by path, those of a run by its folder (the best where there are some), or public ones as NAME:TAG."""
+    path, (name, _, tag) = Path(text), text.partition(":")
+    for kept in (BEST, LAST):
+        if (path / COMMAND).is_file() and (path / kept).is_file():  # the folder of a run
+            return read_bundle(path / kept)
+    if path.exists():
+        return read_bundle(path)
+    if not tag:
+        raise WeightsNotFound(f"{text}: no such weight file or folder; public ones are written NAME:TAG")
     return public(name, tag)
 
 
@@ -51,7 +55,7 @@ def starting_network(run: Run, labels: tuple[str, ...], *, fresh: bool = False) 
         facts = wanted_otherwise(bundle.config, run)
         bundle = operate(with_facts(bundle, facts), len(labels), run.model.image)
         model = network(bundle)
-        provenance = {"from": run.weights, **bundle.card.provenance}
+        provenance = {"from": {"weights": run.weights, **bundle.card.provenance}}
     else:
         model = fresh_network(run.model, run.seed)
         if run.objective.head_bias:
@@ -69,7 +73,7 @@ def described(model: Model, run: Run, labels: tuple[str, ...], provenance: dict[
 def bare_network(run: Run, labels: tuple[str, ...]) -> Model:
     """Without storage: where a network is sharded no process need ever hold it whole."""
     assert run.model is not None
-    return described(bare(run.model), run, labels, {"from": run.weights} if run.weights else {})
+    return described(bare(run.model), run, labels, {"from": {"weights": run.weights}} if run.weights else {})
 
 
 def drawn(module: nn.Module, run: Run) -> None:

@@ -80,7 +80,9 @@ def chosen(asked: str, parts: dict[str, Source], usual: tuple[str, ...], field: 
     if asked in ("", "none"):
         return ""
     if asked not in parts:
-        raise ConfigError(f"{field}={asked} is no split here; there are {', '.join(parts)}, or none")
+        raise ConfigError(
+            f"{field}={asked} is no split here; use {', '.join(parts)}, none or auto (--set {field}=auto)"
+        )
     return asked
 
 

@@ -72,8 +72,8 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
     each = memory.image_bytes(run.model, low=low, recompute=run.recompute)
     need, free = state + each * run.micro, memory.free_bytes(world.device)
     figures["memory"] = (
-        f"about {need / 1e9:.2f} GB ({state / 1e9:.2f} for the network, {each * run.micro / 1e9:.2f} for {run.micro} "
-        f"pictures) of {free / 1e9:.1f} GB free"
+        f"about {size(need)} ({size(state)} for the network, {size(each * run.micro)} for {run.micro} pictures) of "
+        f"{size(free)} free"
     )
     if need > free:
         forecast.warnings.append(
@@ -85,6 +85,11 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
         f"{6 * macs(run.model) * run.batch * run.steps / 1e18:,.3g} exaFLOPs in all"
     )
     figures["numbers"] = f"{run.precision}{', compiled' if run.compile == 'on' else ''}, sharding {run.sharding}"
+
+
+def size(count: int) -> str:
+    """1,234,567 -> "1.2 MB"."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
 def timed(forecast: Forecast, parts: Parts, world: World) -> None:

@@ -27,7 +27,7 @@ def present(
     state: State,
     message: str,
 ) -> None:
-    """Writes report.html anew; a disk that is full is said, and does not stop the run."""
+    """Writes report.html anew."""
     split, score = scored or ("", None)
     source = pictures.test if split == pictures.tested and split else pictures.watch
     lead = f"{run.name} on {pictures.title}: {len(pictures.train):,} pictures of {len(pictures.classes):,} classes"
@@ -49,10 +49,7 @@ def present(
         scored=split,
         unreadable=[str(entry) for entry in ledger.known.values()],
     )
-    try:
-        write_report(folder.path, facts)
-    except OSError as error:
-        folder.note(f"report.html could not be written ({error.strerror or error}); the run goes on")
+    write_report(folder.path, facts)
 
 
 def environment(folder: RunFolder) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from vitrail.train.build import assemble
 from vitrail.train.config import Run
 from vitrail.train.pictures import Pictures
 from vitrail.train.resolve import resolved
-from vitrail.train.step import divided, seed_all
+from vitrail.train.step import divided, seed_generators
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) 
     seen: list[Seen] = []
     with torch.no_grad():
         for at, part in enumerate(divided(inputs, 1)):
-            seed_all(run.seed, step, world.rank, at)
+            seed_generators(world.device, run.seed, step, world.rank, at)
             alone = parts.objective(*part)
             sample, label = int(batch.sample[at]), int(batch.label.reshape(len(batch), -1)[at, 0])
             seen.append(

@@ -161,7 +161,7 @@ def numbers(rows: Sequence[Row]) -> list[Tile]:
     found: list[Tile] = []
     if test:
         found.append(score_tile("test accuracy", test[-1]))
-    if watch:
+    if watch and not same_split(watch, test):  # the split of the end chooses nothing, so its best is none
         best = max(watch, key=lambda row: row["accuracy"])
         found.append(score_tile(f"best {best.get('split') or 'watched'} accuracy", best))
     if averaged and not test:
@@ -253,11 +253,17 @@ def scored_series(rows: Sequence[Row], name: str) -> list[Series]:
     kinds: tuple[tuple[str, Colour], ...] = (("watch", "ruby"), ("averaged", "violet"), ("test", "leaf"))
     for kind, colour in kinds:
         mine = of_kind(rows, kind)
+        if kind == "test" and same_split(of_kind(rows, "watch"), mine):
+            continue  # the last of the watched scores, again
         for split in dict.fromkeys(str(row.get("split") or "") for row in mine):
             x, y = column([row for row in mine if str(row.get("split") or "") == split], name)
             called = f"{split}, averaged".removeprefix(", ") if kind == "averaged" else split or kind
             found.append(Series(name=called, x=x, y=y, colour=colour, dots=True))
     return found
+
+
+def same_split(watch: Sequence[Row], test: Sequence[Row]) -> bool:
+    return bool(watch and test) and watch[-1].get("split") == test[-1].get("split")
 
 
 def gallery(title: str, mood: Mood, shown: Sequence[Shown]) -> Gallery:

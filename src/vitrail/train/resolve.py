@@ -1,13 +1,17 @@
 """From a run as asked for to a run with every choice made: nothing is "auto" afterwards, and all of it is printed."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.resident import first_size
 from vitrail.distributed.world import World
+from vitrail.models.config import ViTConfig
+from vitrail.models.walk import parameters
 from vitrail.models.zoo import adapted
 from vitrail.optim.schedules import rate
 from vitrail.train import memory
@@ -25,6 +29,8 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
     if run.model is None:
         raise ConfigError("model is not set; a fine-tuning run takes it from its weights")
     model = adapted(run.model, classes=len(pictures.classes))
+    if run.weights and isinstance(model, ViTConfig):
+        model = adapted(model, head="linear")  # the whole old head is thrown away (3.2)
     steps = run.steps or max(round(run.epochs * len(pictures.train) / run.batch), 1)
     rate(run.schedule, run.optim.lr, 0, steps)  # a warm-up that outlasts the run is refused here
     if run.batch % world.size:
@@ -50,6 +56,24 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
     )
     run = replace(run, data=replace(run.data, resident="on" if resident(run, pictures, world.device) else "off"))
     return replace(run, micro=micro_batch(run, world))
+
+
+def summary(run: Run, pictures: Pictures, world: World, out: Path) -> tuple[str, ...]:
+    """A run in a few lines: where, what, on what, how."""
+    assert run.model is not None
+    optim, local = run.optim, run.batch // world.size
+    watched = f", {len(pictures.watch):,} watched ({pictures.watched})" if pictures.watch is not None else ""
+    parts = f"{world.size} x {local // run.micro} x {run.micro}"
+    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
+    return (
+        f"run folder {out}; report {out / 'report.html'}",
+        f"{run.name}: {parameters(run.model):,} parameters, {times(run.model.image)} px, from "
+        f"{run.weights or 'scratch'}",
+        f"{pictures.title}: {len(pictures.train):,} pictures, {len(pictures.classes):,} classes{watched}",
+        f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(pictures.train):,.1f} epochs; "
+        f"{optim.kind} at {optim.lr:g}, {run.schedule.decay}; {run.precision}"
+        f"{', compiled' if run.compile == 'on' else ''}, {world.size} x {device}",
+    )
 
 
 def resident(run: Run, pictures: Pictures, device: torch.device) -> bool:

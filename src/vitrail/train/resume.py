@@ -10,8 +10,9 @@ from vitrail.core.settings import plain, restored
 from vitrail.distributed.world import World
 from vitrail.train.config import Run
 from vitrail.train.folder.layout import command_in, read_json
-from vitrail.train.folder.run import CONFIG, RunFolder
-from vitrail.train.pictures import Pictures
+from vitrail.train.folder.run import CONFIG, RunFolder, compare
+from vitrail.train.pictures import Pictures, find_pictures
+from vitrail.train.resolve import resolved
 
 FINGERPRINT = "fingerprint"
 
@@ -64,6 +65,12 @@ def open_folder(
     if refused or folder is None:
         raise ConfigError(refused)
     return folder
+
+
+def same_run(out: Path, run: Run, world: World) -> None:
+    """Refuses a run that differs from the one in the folder."""
+    pictures = find_pictures(run.data)
+    compare(out, config_of(resolved(run, pictures, world), pictures), free=FREE, force=False)
 
 
 def resume(folder: RunFolder, world: World) -> Saved | None:

@@ -2,11 +2,13 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitrail.data.collection import open_collection
+from vitrail.core.errors import DataError
+from vitrail.data.collection import Collection, open_collection
 from vitrail.data.ledger import Ledger
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
@@ -124,8 +126,7 @@ class Scorer:
     def fewshot(self, step: int) -> list[dict[str, Any]]:
         """Rows of closed-form few-shot accuracy on `evaluation.fewshot`, a row a number of shots."""
         source, shots = self.run.evaluation.fewshot, self.run.evaluation.shots
-        collection = open_collection(source)
-        test = "test" if "test" in collection.splits else "val"
+        collection, test = fewshot_source(source)
         found: dict[str, tuple[Tensor, Tensor]] = {}
         for name in ("train", test):
             key = f"fewshot {name}"
@@ -149,3 +150,13 @@ class Scorer:
 def preprocessing_of(run: Run) -> Preprocessing:
     assert run.preprocessing is not None
     return run.preprocessing
+
+
+@cache
+def fewshot_source(text: str) -> tuple[Collection, str]:
+    """A set for few-shot accuracy, and the split that it is scored on."""
+    collection = open_collection(text)
+    test = next((name for name in ("test", "val") if name in collection.splits), "")
+    if "train" not in collection.splits or not test or not collection.classes:
+        raise DataError(f"evaluation.fewshot={text}: few-shot accuracy needs labels and the splits train and test")
+    return collection, test

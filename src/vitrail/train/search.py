@@ -1,6 +1,7 @@
 """The paper's search (4.1, 4.3): every point of a grid with a dev split held out, the best one on all pictures."""
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.settings import with_settings
+from vitrail.core.storage import replacing
 from vitrail.distributed.world import World
 from vitrail.train.config import Run
 from vitrail.train.loop import Observer, Result, Silent, train
@@ -70,11 +72,20 @@ def search(
             return Found(points=ranked(tried), final=None)
         accuracy = result.best.accuracy if point.evaluation.patience else result.final_watch
         tried.append(Point(settings=settings, accuracy=accuracy))
+        if world.first:
+            note(out, tried, len(points))
     best = ranked(tried)[0]
     observer.told(f"best on dev: {best.name} with {best.accuracy:.2%}; now on all the training pictures")
     final = replace(with_settings(run, best.settings), data=on_all(run.data))
     result = train(final, out=out, world=world, command=command, force=force, observer=observer)
     return Found(points=ranked(tried), final=result)
+
+
+def note(out: Path, tried: Sequence[Point], count: int) -> None:
+    """OUT/sweep.json: the points tried so far, best first."""
+    rows = [{"settings": list(point.settings), "dev accuracy": point.accuracy} for point in ranked(tried)]
+    with replacing(out / "sweep.json") as file:
+        file.write(json.dumps({"points": count, "tried": rows}, indent=1).encode() + b"\n")
 
 
 def ranked(points: Sequence[Point]) -> tuple[Point, ...]:

@@ -66,7 +66,7 @@ class Step:
         parts = divided(self.objective.inputs(batch, seed=self.seed, step=step), micro)
         outcomes: list[Outcome] = []
         for at, part in enumerate(parts):
-            seed_all(self.seed, step, self.world.rank, at)
+            seed_generators(self.world.device, self.seed, step, self.world.rank, at)
             with self.parallel.micro(last=at == len(parts) - 1):
                 outcome: Outcome = self.parallel(*part)
                 outcome.total.backward()
@@ -79,9 +79,13 @@ def divided(inputs: tuple[Tensor, ...], micro: int) -> list[tuple[Tensor, ...]]:
     return list(zip(*(tensor.split(micro) for tensor in inputs), strict=True))
 
 
-def seed_all(seed: int, step: int, rank: int, part: int) -> None:
-    """Dropout and the like draw from torch's generators: set from where we are, never saved."""
-    torch.manual_seed(int(keyed(number("step"), seed, step, rank, part)[0] >> 1))
+def seed_generators(device: torch.device, seed: int, step: int, rank: int, part: int) -> None:
+    """Dropout and the like draw from torch's generators: set from where we are, never saved. Those of other devices
+    stay as they are: to set them, too, as `torch.manual_seed` does, takes most of a millisecond."""
+    key = int(keyed(number("step"), seed, step, rank, part)[0] >> 1)
+    torch.default_generator.manual_seed(key)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(key)
 
 
 def detached(outcome: Outcome) -> Outcome:

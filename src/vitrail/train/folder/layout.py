@@ -12,6 +12,8 @@ ENVIRONMENT: Final = "environment.json"
 STATUS: Final = "status.json"
 METRICS: Final = "metrics.jsonl"
 LOG: Final = "log.txt"
+BEST: Final = "best.safetensors"
+LAST: Final = "last.safetensors"
 
 State: TypeAlias = Literal["preparing", "running", "interrupted", "exploded", "failed", "done"]
 

@@ -79,7 +79,7 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = Lock(path, tell)
-            changes = _compare(path, plain(config), free=free, force=force)
+            changes = compare(path, plain(config), free=free, force=force)
             _write_json(path / CONFIG, plain(config))
             _write_json(path / COMMAND, plain(command))
             _write_json(path / ENVIRONMENT, environment())
@@ -127,13 +127,17 @@ class RunFolder:
                 board.restart(step)
 
     def note(self, text: str) -> None:
-        """A line in the log, with the time, that `tell` hears, too. May be called from any thread."""
+        """A line in the log that `tell` hears, too. May be called from any thread."""
+        self.log(text)
+        self.tell(text)
+
+    def log(self, text: str) -> None:
+        """A line in the log, with the time."""
         with self._writing:
             self.warnings = [*self.warnings[-REMEMBERED + 1 :], text]
             self._log.append(f"{now()} {' '.join(text.splitlines())}\n".encode())
             if not self._log.failing:
                 self._reserve.hold()
-        self.tell(text)
 
     def status(
         self, state: State, *, step: int | None = None, total: int | None = None, message: str | None = None
@@ -142,7 +146,7 @@ class RunFolder:
         with self._writing:
             changed = state != self._status.get("state")
             self._status |= {"state": state, "updated": now(), "message": message or ""}
-            self._status["next"] = "" if state == "done" else self.next
+            self._status["next"] = "" if state in ("done", "exploded") else self.next
             for name, value in (("step", step), ("steps", total)):
                 if value is not None:
                     self._status[name] = value
@@ -204,6 +208,7 @@ class QuietFolder(RunFolder):
     def record(self, row: Mapping[str, Any]) -> None: ...
     def rewind(self, step: int) -> None: ...
     def note(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
     def write_json(self, name: str, content: Any) -> None: ...
     def close(self) -> None: ...
     def status(
@@ -224,7 +229,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     return found
 
 
-def _compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], force: bool) -> list[str]:
+def compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], force: bool) -> list[str]:
     """What `force` overrules in the config that lies in the folder; without it, an error."""
     if not (folder / CONFIG).exists():
         return []
@@ -243,9 +248,9 @@ def _compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], 
     if not found or force:
         return found
     more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
-    listed = "\n  ".join([*found[:NAMED], *more])
+    listed = "; ".join([*found[:NAMED], *more])
     remedy = "add --force to go on with the new one, or give another --out"
-    raise ConfigError(f"{folder} holds a run with another config:\n  {listed}\n{remedy}")
+    raise ConfigError(f"{folder} holds a run with another config ({listed}); {remedy}")
 
 
 def _shown(value: Any) -> str:

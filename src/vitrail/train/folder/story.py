@@ -9,7 +9,7 @@ from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.ledger import FILE as UNREADABLE
 from vitrail.data.ledger import earlier
 from vitrail.train.folder.appended import read_rows
-from vitrail.train.folder.layout import LOG, METRICS, STATUS, command_in, status_in
+from vitrail.train.folder.layout import BEST, LAST, LOG, METRICS, STATUS, command_in, status_in
 from vitrail.train.folder.lock import holder, is_held
 
 SHOWN: Final = 6  # numbers of a row
@@ -27,7 +27,7 @@ def describe(path: Path) -> str:
     if rows:
         lines.append(f"  last metrics: {_row(rows[-1])}")
     lines.append(f"  checkpoints: {_kept(path, list(checkpoints))}")
-    weights = [name for name in ("best.safetensors", "last.safetensors") if (path / name).exists()]
+    weights = [name for name in (BEST, LAST) if (path / name).exists()]
     if weights:
         lines.append(f"  weights: {', '.join(weights)}")
     bad = _unreadable(path)
@@ -36,7 +36,7 @@ def describe(path: Path) -> str:
     if status.get("state") != "done":
         lines += [f"  log: {line}" for line in _tail(path / LOG)]
         go_on = status.get("next") or command.get("go_on")
-        if go_on and not is_held(path):
+        if go_on and not is_held(path) and status.get("state") != "exploded":  # it would only explode again
             lines.append(f"  {'go on' if checkpoints else 'start again'} with: {go_on}")
     if (path / "report.html").exists():
         lines.append(f"  report: {path / 'report.html'}")
