@@ -8,12 +8,14 @@ again and again; the loop draws a new one each time from a set that lies on the 
 """
 
 import argparse
+import contextlib
+import fcntl
 import json
 import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -64,6 +66,17 @@ def timed(work: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
+@contextlib.contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """While no other bench with the same lock measures; all may compile at once."""
+    if lock is None:
+        yield
+        return
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def measure(args: argparse.Namespace, folder: Path) -> Result:
     side = args.image_size
     run = Run(
@@ -104,9 +117,12 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
                     training.update(next(stream), stop)
                     training.draw()
 
-            for warm in (bare, loop, bare, loop):
+            for warm in (bare, loop):
                 timed(warm, world.device)
-            pairs = [(timed(bare, world.device), timed(loop, world.device)) for _ in range(args.rounds)]
+            with alone(args.lock):
+                for warm in (bare, loop):
+                    timed(warm, world.device)
+                pairs = [(timed(bare, world.device), timed(loop, world.device)) for _ in range(args.rounds)]
             training.close()
             stream.close()
         name = torch.cuda.get_device_name() if world.device.type == "cuda" else platform.machine()
@@ -128,6 +144,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="in a turn")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--lock", type=Path, help="a file that several benches take turns by")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
