@@ -51,7 +51,7 @@ MEANINGS = {
     "schedule.end": "the rate that linear and cosine decay reach",
     "schedule.milestones": "where `steps` divides by ten, as parts of the run",
     "batch": "pictures a step, over all processes and micro-batches",
-    "micro": "pictures a process takes at once; 0: as many as fit",
+    "micro": "pictures a process takes at once; 0: as many as fit, and at a resume as many as before",
     "steps": "length of the run; 0 where epochs say it",
     "epochs": "length of the run; 0 where steps say it",
     "average": "Polyak's factor, 0.9999 in the paper; 0 for none",
@@ -68,7 +68,7 @@ MEANINGS = {
     "keep.minutes": "minutes between two checkpoints",
     "keep.last": "checkpoints that are kept",
     "log": "steps between two rows of metrics",
-    "bad_steps": "updates that may be left out because loss or gradient is not finite",
+    "bad_steps": "updates left out, because loss or gradient was not finite, that end the run",
 }
 
 
