@@ -117,14 +117,14 @@ def test_a_killed_process_is_named() -> None:
     assert first.status == 1
     assert "RankLost: rank 1 of 2 (" in first.error
     assert "has ended" in first.error
-    assert first.seconds < 10
+    assert first.seconds - second.seconds < 10  # from the kill on; both count from the start of the job
 
 
 def test_the_reason_of_one_process_reaches_the_others() -> None:
     first, second = attempt(fail, "raises", timeout_s=4)
     assert "KeyError: 'no such picture'" in second.error
     assert "has ended with KeyError: 'no such picture'" in first.error
-    assert first.seconds < 10
+    assert first.seconds - second.seconds < 10
 
 
 def test_a_hanging_process_is_named_and_says_where_it_hangs() -> None:
@@ -133,7 +133,7 @@ def test_a_hanging_process_is_named_and_says_where_it_hangs() -> None:
     for end in (first, second):
         assert "rank 1 of 2 (" in end.said
         assert "hangs: others waited 2 s for it" in end.said
-        assert end.seconds < 10
+        assert end.seconds < 2 + 30  # the time-out, and what a busy machine takes to start
     assert "in fail" in second.said
     assert "in fail" not in first.said
 
