@@ -139,3 +139,13 @@ def test_console_script_and_module_are_the_same_command() -> None:
     assert project["scripts"] == {"vitrail": "vitrail.cli:main"}
     done = subprocess.run([sys.executable, "-m", "vitrail", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"vitrail {project['version']}\n"
+
+
+def test_an_error_of_another_process_than_the_first_says_of_which(
+    command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(raising(ConfigError("depth=0 must be at least 1")))
+    for rank, said in (("0", "vitrail: error: depth=0"), ("3", "vitrail: error (rank 3): depth=0")):
+        monkeypatch.setenv("RANK", rank)
+        assert app.main(["probe"]) == 2
+        assert capsys.readouterr().err.startswith(said)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.cli import main
+from vitrail.cli import main, training
 from vitrail.data.collection import open_collection
 
 QUICK = ["--set", "steps=6", "--set", "schedule.warmup=1", "--set", "batch=16", "--set", "log=2", "--device", "cpu"]
@@ -188,3 +188,30 @@ def test_a_signal_ends_it_with_status_0_and_the_command_to_go_on(tmp_path: Path)
     assert process.wait(60) == 0, "".join(said)
     assert f"go on with: vitrail pretrain --resume {tmp_path / 'run'}" in said[-1]
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "interrupted"
+
+
+def test_one_of_several_processes_leaves_without_taking_its_threads_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Torch's groups of a mesh abort an interpreter that shuts down now and then, when all is done."""
+
+    class Left(BaseException):
+        pass
+
+    def left(status: int) -> None:
+        raise Left(status)
+
+    monkeypatch.setattr(training, "started", lambda *_: 0)
+    assert main(["pretrain", "digits", "--out", str(tmp_path)]) == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(os, "_exit", left)
+    with pytest.raises(Left, match="0"):
+        main(["pretrain", "digits", "--out", str(tmp_path)])
+
+
+def test_a_sweep_takes_networks_by_name_and_steps_for_epochs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = ["--sweep", "model=ViT-Nano/4", "steps=3"]
+    assert main(["pretrain", "digits", "--out", str(tmp_path / "run"), *QUICK, *grid]) == 0
+    assert "model=ViT-Nano/4,steps=3" in lines(capsys)[0]

@@ -118,6 +118,8 @@ class TestConfig:
         assert (tmp_path / "config.json").read_bytes() == before
         with opened(tmp_path, config=other, force=True) as folder:
             assert folder.warnings[0] == "config changed by --force: optim.lr: 0.001 -> 0.003"
+            assert (tmp_path / "config.json").read_bytes() == before  # until it is known that it can be gone on with
+            folder.taken_up()
         assert load(tmp_path / "config.json") == other
 
     @pytest.mark.parametrize("free", [{"data.workers"}, {"data"}, {"data.*"}])
@@ -139,7 +141,8 @@ class TestConfig:
         (tmp_path / "config.json").write_text("{")
         with pytest.raises(ConfigError, match=r"config\.json is damaged"):
             opened(tmp_path)
-        opened(tmp_path, force=True).close()
+        with opened(tmp_path, force=True) as folder:
+            folder.taken_up()
         assert load(tmp_path / "config.json")["name"] == "tiny"
 
 

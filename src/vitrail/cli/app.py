@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
-        print(f"vitrail: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"vitrail: error{speaker()}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vitrail: interrupted", file=sys.stderr)
@@ -75,6 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return silence()
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     return status
+
+
+def speaker() -> str:
+    """Which of several processes says so, where it is not the first."""
+    rank = os.environ.get("RANK", "0")
+    return "" if rank == "0" else f" (rank {rank})"
 
 
 def dispatch(argv: list[str]) -> int:

@@ -6,7 +6,7 @@ import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from vitrail.cli.live import duration, observer
 from vitrail.cli.progress import bars
@@ -15,13 +15,14 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
 from vitrail.distributed.world import World, joined
 from vitrail.recipes.asked import Asked, Planned, asked_of, grid_of, planned
+from vitrail.recipes.change import with_changes
 from vitrail.train.config import Run
 from vitrail.train.folder.layout import BEST, LAST, command_in, is_done
 from vitrail.train.folder.story import describe
 from vitrail.train.loop import Observer, Result, train
 from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import Forecast, preflight
-from vitrail.train.resume import run_in, same_run
+from vitrail.train.resume import elsewhere, run_in, same_run
 from vitrail.train.search import Found, search
 
 RUNS = Path("runs")
@@ -73,10 +74,19 @@ def run(args: argparse.Namespace, asked: Asked | None) -> int:
     elif args.resume is not None and out is not None:
         command_in(out)  # a folder that is no run is said so here
     try:
-        return started(args, asked, out, going_on)
+        status = started(args, asked, out, going_on)
+        return leave(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
     except KeyboardInterrupt:
         print("stopped at once", file=sys.stderr, flush=True)
         os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
+
+
+def leave(status: int) -> NoReturn:
+    """The end of one of several processes. All is written and the group is left; what the interpreter would still take
+    down are threads of the group that a mesh holds on to, and now and then that aborts a run that is done."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: bool) -> int:
@@ -86,7 +96,7 @@ def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: 
         world.barrier()
         # A search is planned anew; any other run goes on as its folder says, whatever has become of the recipe.
         again = going_on and asked.sweep is None
-        plan = Planned(run=run_in(out), base=None) if again and out is not None else planned(asked)
+        plan = Planned(run=elsewhere(run_in(out), asked.settings), base=None) if again and out else planned(asked)
         if args.dry_run:
             for text in plan.why:
                 watching.told(text)
@@ -110,7 +120,14 @@ def start(plan: Planned, asked: Asked, out: Path, world: World, *, force: bool, 
         return 0
     if asked.sweep is not None:
         found = search(
-            plan.run, grid_of(asked, plan), out=out, world=world, command=command, force=force, observer=observer
+            plan.run,
+            grid_of(asked, plan),
+            out=out,
+            world=world,
+            command=command,
+            force=force,
+            observer=observer,
+            change=with_changes,
         )
         return show_search(found, asked, out, world)
     result = train(plan.run, out=out, world=world, command=command, force=force, observer=observer, why=plan.why)
@@ -153,7 +170,7 @@ def show_search(found: Found, asked: Asked, out: Path, world: World) -> int:
     if world.rank:
         return 0
     if found.points:
-        print_table(("settings", "dev accuracy"), [(point.name, f"{point.accuracy:.2%}") for point in found.points])
+        print_table(("settings", "dev accuracy"), [(point.name, point.shown) for point in found.points])
     if found.final is None:
         print(f"stopped; go on with: {go_on(asked, out)}")
         return 0

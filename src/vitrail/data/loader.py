@@ -14,7 +14,8 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -199,6 +200,9 @@ class Steps(Dataset[Batch]):
         return fault
 
 
+RUNNING: Final[WeakSet[Steps]] = WeakSet()  # those whose processes may die at any moment
+
+
 class Endless(Steps):
     """Training: shuffled epochs, one after the other."""
 
@@ -270,6 +274,7 @@ def load(
 ) -> Iterator[Batch]:
     """Runs the steps, in this process or in `workers` others, and hands the batches over in order."""
     steps.watch(workers)
+    RUNNING.add(steps)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)  # how many is the caller's choice
         warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # nothing new
@@ -301,13 +306,24 @@ def whole(batch: Any) -> Any:
     return batch
 
 
+def blamed(error: BaseException) -> BaseException:
+    """Torch tells of a loader process that was killed by an exception wherever the main thread happens to be, seldom
+    in here: the same error as WorkerDied, with the samples, where it is one of those."""
+    if not isinstance(error, RuntimeError):
+        return error
+    pid = {int(number) for number in re.findall(r"pid (\d+)", str(error))}
+    found = (died(error, steps) for steps in list(RUNNING) if pid & set(steps.reading[:, 0].tolist()))
+    return next((known for known in found if known is not error), error)
+
+
 def died(error: RuntimeError, steps: Steps) -> Exception:
     """The same error with the samples that were being read, where it tells of a loader process."""
     told = str(error)
     if "DataLoader" not in told or "Caught" in told:  # an exception raised inside a process is a bug: it comes as it is
         return error
     pids = {int(number) for group in re.findall(r"pids?(?:\(s\))? ([\d, ]+)", told) for number in group.split(",")}
-    rows = [(int(pid), int(sample)) for pid, sample in steps.reading.tolist() if sample >= 0]
-    named = [sample for pid, sample in rows if pid in pids] or [sample for _, sample in rows]
-    reading = ", ".join(steps.source.name(sample) for sample in named) or "nothing yet"
-    return WorkerDied(f"a loader process ended or hung while reading {reading} ({' '.join(told.split())})")
+    rows = [(int(pid), int(sample)) for pid, sample in steps.reading.tolist()]
+    mine = [sample for pid, sample in rows if pid in pids] or [sample for _, sample in rows]
+    reading = ", ".join(steps.source.name(sample) for sample in mine if sample >= 0)
+    when = f"while reading {reading}" if reading else "while it read no picture"
+    return WorkerDied(f"a loader process ended or hung {when} ({' '.join(told.split())})")

@@ -124,11 +124,12 @@ class Tally:
         counted = batch.valid & labelled
         logs = logits.log_softmax(-1)
         sure, predicted = logs.max(-1)
-        right = (predicted[:, None] == rows).any(1)
+        sound = ~logs[:, 0].isnan()  # a logit that is no number makes all of the row so; then it is no answer
+        right = (predicted[:, None] == rows).any(1) & sound
         truth = torch.where(right, predicted, rows[:, 0]).clamp(min=0)
         losses = self.losses(logs, rows)
         top = logits.topk(TOP).indices if self.classes > TOP else predicted[:, None]  # [B, 5]
-        among = (top[:, :, None] == rows[:, None, :]).any(2).any(1)
+        among = (top[:, :, None] == rows[:, None, :]).any(2).any(1) & sound
         absent = ~batch.valid & (batch.sample >= 0)
         tests = torch.stack([counted, counted & right, counted & among, absent])
         self.counts += tests.sum(1)

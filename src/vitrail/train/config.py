@@ -53,6 +53,14 @@ class Evaluation:
     shots: tuple[int, ...] = (5,)
     patience: int = 0
 
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.patience < 0:
+            raise ConfigError(
+                f"evaluation.every={self.every} and evaluation.patience={self.patience} must not be below 0"
+            )
+        if not self.shots or min(self.shots) < 1:
+            raise ConfigError(f"evaluation.shots={self.shots} must be one number or more, each at least 1")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keep:

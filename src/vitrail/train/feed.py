@@ -64,6 +64,7 @@ class Feed:
         self.source, self.augmentations, self.data = source, augmentations, data
         self.batch, self.seed, self.world, self.ledger = batch, seed, world, ledger
         self.resident: Resident | None = None
+        self.batches: Iterator[Batch] | None = None  # held on to: they know what a process read that dies
 
     def stream(self, start: int, stop: int) -> Iterator[Batch]:
         """Global steps `start` to `stop - 1`, this process's part of each."""
@@ -82,7 +83,7 @@ class Feed:
                 repeats=self.data.repeats,
             )
             return
-        batches = loader.stream(
+        self.batches = loader.stream(
             self.source,
             self.augmentations,
             batch=self.batch,
@@ -96,7 +97,7 @@ class Feed:
             pin=device.type == "cuda",
             ledger=self.ledger,
         )
-        for batch in batches:
+        for batch in self.batches:
             yield batch.to(device)
 
 
@@ -111,6 +112,7 @@ class Sweep:
         height, width = preprocessing.image
         self.small = len(source) * 3 * height * width <= KEPT_BYTES * (16 if world.device.type == "cuda" else 1)
         self.kept: list[Batch] | None = None
+        self.batches: Iterator[Batch] | None = None  # held on to: they know what a process read that dies
 
     def __iter__(self) -> Iterator[Batch]:
         if self.kept is not None:
@@ -118,7 +120,7 @@ class Sweep:
             return
         kept: list[Batch] = []
         world = self.world
-        batches = loader.sweep(
+        self.batches = loader.sweep(
             self.source,
             self.preprocessing,
             batch=self.batch,
@@ -128,7 +130,7 @@ class Sweep:
             pin=world.device.type == "cuda",
             ledger=self.ledger,
         )
-        for batch in batches:
+        for batch in self.batches:
             moved = batch.to(world.device)
             if self.small:
                 kept.append(moved)

@@ -19,7 +19,7 @@ from vitrail.checkpoint.store.saved import Saved
 from vitrail.checkpoint.store.store import Store
 from vitrail.core.errors import DataError, Exploded, TrainingError, VitrailError
 from vitrail.data.ledger import Ledger, Unreadable
-from vitrail.data.loader import Batch
+from vitrail.data.loader import Batch, blamed
 from vitrail.data.order import Order
 from vitrail.distributed.world import World
 from vitrail.optim.schedules import rate
@@ -28,6 +28,7 @@ from vitrail.train import messages, signals
 from vitrail.train.build import Parts, assemble
 from vitrail.train.config import Run
 from vitrail.train.export import best_in_place, write_weights
+from vitrail.train.folder.appended import plain
 from vitrail.train.folder.layout import BEST, LAST
 from vitrail.train.folder.run import RunFolder
 from vitrail.train.meter import Meter, Reading
@@ -37,11 +38,12 @@ from vitrail.train.presentation import present
 from vitrail.train.report import METRICS, read_metrics
 from vitrail.train.resolve import resolved, summary
 from vitrail.train.resume import open_folder, resume
-from vitrail.train.scoring import Best, Scorer, fewshot_source
+from vitrail.train.scoring import Best, Scorer, check_fewshot
 from vitrail.train.state import pieces, state_of
 
 EVALUATIONS = 20  # a run, where nothing else is said
 FIRST_STEPS = 3  # in which running out of memory is answered by smaller micro-batches
+SCORE = ("split", "accuracy", "loss", "count")  # what weights tell of how they did
 REPORT_S = 60.0  # between two reports while nothing is scored
 
 
@@ -90,26 +92,36 @@ def train(
     pictures = pictures or find_pictures(run.data)
     asked, run = run, resolved(run, pictures, world)
     if run.evaluation.fewshot:
-        fewshot_source(run.evaluation.fewshot)  # one that is not there is said before the first step
+        check_fewshot(run.evaluation)  # one that is not there, or too small, is said before the first step
     with open_folder(out, run, pictures, world, command=command or {}, force=force, tell=observer.told) as folder:
         for text in (*why, *summary(run, pictures, world, out)):
             folder.note(text)
         folder.warnings = []  # the report shows what comes up from here on
+        training: Training | None = None
         try:
             training = Training(run, pictures, world, folder, observer, micro=asked.micro)
+            folder.taken_up()
             result = training.go()
             training.close()
             return result
         except Exploded as error:
             folder.status("exploded", message=str(error))
+            world.barrier()  # all of them raise this; a process that left would end the one that still writes
             raise
         except KeyboardInterrupt:  # a checkpoint that is being written is not waited for: it is whole or not there
             folder.status("interrupted", message="stopped at once by a second signal, without saving")
             raise
         except BaseException as error:
-            message = str(error) if isinstance(error, VitrailError) else f"{type(error).__name__}: {error}"
+            cause = blamed(error)
+            message = messages.failed(cause, world.size)
             folder.status("failed", message=message)
+            if training is not None and not isinstance(cause, TrainingError):  # those have told it all
+                training.report("failed", message)
             folder.log(f"failed: {message}")
+            if type(cause) is TrainingError:
+                world.barrier()
+            if cause is not error:
+                raise cause from error
             raise
 
 
@@ -133,7 +145,7 @@ class Training:
         saved = resume(folder, world)
         self.parts: Parts = assemble(run, pictures, world, self.ledger, saved=saved)
         self.micro, self.best, self.step = run.micro, Best(), 0
-        self.meter, self.pace = Meter(world.device), Pace(self.parts.cost)
+        self.meter, self.pace = Meter(world.device), Pace(self.parts.cost, run.batch)
         self.scorer = Scorer(
             run=run,
             parts=self.parts,
@@ -162,11 +174,11 @@ class Training:
 
     def go(self) -> Result:
         """The story: step after step, with a look at the metrics, a score and a checkpoint now and then."""
-        ending = ""
+        ending = "early" if self.out_of_patience else ""  # a start that was killed then had nothing left to train
         self.folder.status("running", step=self.step, total=self.run.steps)
         with signals.heard() as stop:
             self.pace.start()
-            for batch in self.batches():
+            for batch in () if ending else self.batches():
                 self.update(batch, stop)
                 reading = self.draw()
                 if self.step % self.evaluation_every == 0 or self.step == self.run.steps:
@@ -182,16 +194,19 @@ class Training:
         """From where the run stands. Where the data fail, what has been learnt is saved before the error goes on."""
         try:
             yield from self.parts.feed.stream(self.step, self.run.steps)
-        except DataError as error:
+        except DataError:
             if self.step and self.world.size == 1:  # others would wait for a process that has nothing to give
                 self.save()
                 self.store.wait()
-            self.report("failed", str(error))
             raise
 
     @property
     def evaluation_every(self) -> int:
         return self.run.evaluation.every or max(self.run.steps // EVALUATIONS, 1)
+
+    @property
+    def out_of_patience(self) -> bool:
+        return 0 < self.run.evaluation.patience <= self.best.since
 
     def update(self, batch: Batch, stop: signals.Stop) -> None:
         """One step; in the first few, out of memory means smaller micro-batches, and the same step again."""
@@ -229,7 +244,7 @@ class Training:
 
     def show(self, reading: Reading, *, last: bool = False) -> None:
         """A row of metrics: to the file, to TensorBoard, to whoever watches."""
-        speed = self.pace.drawn(reading.steps * self.run.batch, last=last)
+        speed = self.pace.drawn(reading.steps, last=last)
         row: dict[str, Any] = {
             "kind": "train",
             "step": reading.step,
@@ -292,8 +307,7 @@ class Training:
         """Why the run ends here, or nothing."""
         if self.step == self.run.steps:
             return "done"
-        patience = self.run.evaluation.patience
-        if patience and self.best.since >= patience:
+        if self.out_of_patience:
             return "early"
         if self.world.size == 1:
             return "interrupted" if stop else ""
@@ -306,7 +320,7 @@ class Training:
             "micro": self.micro,
             "chosen": self.run.micro,
             "best": asdict(self.best),
-            "cost": self.parts.cost.state(),
+            "cost": self.pace.so_far().state(),
         }
         self.store.save(self.step, pieces(state, self.world), facts)
         self.saved_at = time.monotonic()
@@ -319,9 +333,9 @@ class Training:
             self.show(last, last=True)
         safe = self.store.wait()
         state: State = "interrupted" if ending == "interrupted" else "done"
-        safe = self.world.agree(self.write(LAST, self.rows.get("watch")) and safe)
-        if not safe:
-            self.fail()
+        written = self.world.agree(self.write(LAST, self.rows.get("watch")))
+        if not self.world.agree(written and safe):
+            self.fail(written)
         if state == "done" and self.pictures.test is not None:
             row = self.score_at_the_end()
             self.folder.record(row)
@@ -341,9 +355,9 @@ class Training:
             watch=self.rows.get("watch"),
         )
 
-    def fail(self) -> None:
+    def fail(self, written: bool) -> None:
         """At the end nothing may be lost in silence."""
-        message = messages.unwritten(self.step, self.run.steps, self.world.agree(self.store.last))
+        message = messages.unwritten(self.step, self.run.steps, self.world.agree(self.store.last), weights=written)
         self.report("failed", message)
         raise TrainingError(message)
 
@@ -364,8 +378,8 @@ class Training:
             "data": self.run.data.source,
             "seed": self.run.seed,
             "step": self.step,
-            "cost": self.parts.cost.row(),
-            **({} if row is None else {"score": {key: row[key] for key in ("split", "accuracy", "loss", "count")}}),
+            "cost": self.pace.so_far().row(),
+            **({} if row is None else {"score": plain({key: row[key] for key in SCORE})}),
         }
         with self.scorer.averaged():
             try:
@@ -379,7 +393,7 @@ class Training:
         self.reported_at = time.monotonic()
         if self.world.rank:
             return
-        scored, cost = self.scorer.latest, self.parts.cost
+        scored, cost = self.scorer.latest, self.pace.so_far()
         try:
             present(self.folder, self.run, self.pictures, scored, self.ledger, cost, state, message)
         except OSError as error:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from vitrail.core.errors import VitrailError
+from vitrail.train.folder.layout import LAST
 from vitrail.train.meter import Reading
 
 
@@ -26,12 +28,24 @@ def exploded(reading: Reading, kept: int | None, folder: Path) -> str:
     )
 
 
-def unwritten(step: int, steps: int, kept: int | None) -> str:
-    intact = "no checkpoint" if kept is None else f"the checkpoint of step {kept:,}"
+def unwritten(step: int, steps: int, kept: int | None, *, weights: bool) -> str:
+    """`weights` says whether those could be written, and only the checkpoint could not."""
+    intact = "there is none before it" if kept is None else f"the checkpoint of step {kept:,} is intact"
+    what = f"checkpoint could not be written ({LAST} was)" if weights else "weights could not be written"
     return (
-        f"step {step:,} of {steps:,} was reached, but its weights could not be written; {intact} is intact. Make room, "
-        "and go on with the same command"
+        f"step {step:,} of {steps:,} was reached, but its {what}; {intact}. The log says why. Make room, and go on "
+        "with the same command"
     )
+
+
+def failed(error: BaseException, processes: int) -> str:
+    """An error in one line. Where processes talk, the one that hears of a loss first seldom knows who it was."""
+    if isinstance(error, VitrailError):
+        return str(error)
+    told = f"{type(error).__name__}: {error}"
+    if processes > 1 and isinstance(error, RuntimeError) and any(name in told.lower() for name in ("gloo", "nccl")):
+        return f"another process of the job was lost, and the job's output says which ({told})"
+    return told
 
 
 def ended(ending: str, step: int, steps: int, since: int) -> str:

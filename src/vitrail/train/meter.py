@@ -5,6 +5,7 @@ from a reading is decided alike everywhere: that a signal came, that it is time 
 out.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,10 +25,11 @@ class Reading:
 
     @property
     def loss(self) -> float:
-        return self.values["total"] / max(self.values["count"], 1.0)
+        return self.mean("total")
 
     def mean(self, name: str) -> float:
-        return self.values[name] / max(self.values["count"], 1.0)
+        """Over the samples of the steps that were not left out; no number where all of them were."""
+        return self.values[name] / self.values["count"] if self.values["count"] else math.nan
 
 
 class Meter:

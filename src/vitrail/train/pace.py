@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ class Pace:
     """Counts steps and the seconds that they took. A reading comes when the device is done with its steps, so between
     two of them the host's clock tells the device's speed."""
 
-    def __init__(self, cost: Cost) -> None:
-        self.cost = cost
-        self.steps = 0
+    def __init__(self, cost: Cost, batch: int) -> None:
+        self.cost, self.batch = cost, batch
+        self.steps, self.unread = 0, 0
         self.away = 0.0
         self.speed = float("nan")
         self.since = time.monotonic()
@@ -26,6 +27,7 @@ class Pace:
 
     def stepped(self) -> None:
         self.steps += 1
+        self.unread += 1
 
     @contextlib.contextmanager
     def paused(self) -> Generator[None]:
@@ -38,10 +40,17 @@ class Pace:
         finally:
             self.away += time.monotonic() - before
 
-    def drawn(self, images: int, *, last: bool = False) -> dict[str, Any]:
+    def so_far(self) -> Cost:
+        """The ledger with the steps in it that no reading has told of yet: what a checkpoint must know."""
+        cost = replace(self.cost)
+        cost.add(self.unread * self.batch, time.monotonic() - self.since)
+        return cost
+
+    def drawn(self, steps: int, *, last: bool = False) -> dict[str, Any]:
         """What went through since the last reading. The `last` one of a run is fetched right behind the one before it,
         so its time says nothing and the speed stays as it was."""
-        now = time.monotonic()
+        now, images = time.monotonic(), steps * self.batch
+        self.unread -= steps
         seconds = max(now - self.since - self.away, 1e-9)
         self.cost.add(images, now - self.since)
         self.start()

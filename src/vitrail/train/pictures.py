@@ -1,6 +1,6 @@
 """Which pictures a run sees: the training split, the one that is watched, the one for the end."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.collection import Collection, open_collection
@@ -22,16 +22,17 @@ class Pictures:
     watched: str  # the name of the split, "" for none
     tested: str
     notes: tuple[str, ...] = ()
+    others: dict[str, Source] = field(default_factory=dict[str, Source])  # all splits but the one to train on
 
     @property
     def chooses(self) -> bool:
         return self.watch is not None and self.watched != self.tested
 
     @property
-    def fingerprint(self) -> str:
-        """Of all that is read: another order, another label or another file is another fingerprint."""
-        parts = (self.train, self.watch, self.test)
-        return "-".join("0" if part is None else part.fingerprint[:16] for part in parts)
+    def fingerprint(self) -> dict[str, str]:
+        """Of each split, whether it is scored or not: another order, another label or another file is another one."""
+        parts = {"train": self.train, **self.others}
+        return {name: part.fingerprint[:16] for name, part in parts.items()}
 
 
 def find_pictures(data: Data) -> Pictures:
@@ -43,7 +44,7 @@ def find_pictures(data: Data) -> Pictures:
 
 
 def cut(collection: Collection, data: Data) -> Pictures:
-    train = only_or(collection, data.train)
+    train = whole = only_or(collection, data.train)
     if not collection.classes:
         raise BadLabels(f"{collection.name} has no labels; classification needs them")
     dev: Source | None = None
@@ -64,6 +65,7 @@ def cut(collection: Collection, data: Data) -> Pictures:
         watched=watched,
         tested=tested,
         notes=collection.notes,
+        others={name: part for name, part in parts.items() if part is not whole},
     )
 
 

@@ -20,7 +20,7 @@ from vitrail.train import memory
 from vitrail.train.build import Parts, assemble
 from vitrail.train.config import Run
 from vitrail.train.pictures import Pictures
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolved, shards
 
 WARM_UP = 2
 TIMED_S = 8.0
@@ -68,7 +68,7 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
     )
     figures["steps"] = f"{run.steps:,}, which is {run.steps * run.batch / samples:,.1f} epochs"
     low = run.precision != "float32"
-    state = memory.state_bytes(run.model, run.optim, low=low, average=run.average > 0)
+    state = memory.state_bytes(run.model, run.optim, low=low, average=run.average > 0, shards=shards(run, world))
     each = memory.image_bytes(run.model, low=low, recompute=run.recompute)
     need, free = state + each * run.micro, memory.free_bytes(world.device)
     figures["memory"] = (
@@ -152,6 +152,10 @@ def data_warnings(run: Run, pictures: Pictures) -> list[str]:
         found.append(f"{int((counts == 0).sum())} of {len(counts)} classes have no training picture")
     elif counts.max() > 20 * counts.min():
         found.append(f"the largest class has {counts.max():,} pictures and the smallest {counts.min():,}")
+    if pictures.train.labels.multiple and run.objective.loss == "softmax":
+        found.append(
+            "pictures may have several labels, which softmax takes for one of them; use objective.loss=sigmoid"
+        )
     if run.batch > len(pictures.train):
         found.append(f"batch={run.batch} is more than the {len(pictures.train):,} training pictures")
     return found

@@ -31,12 +31,20 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
     model = adapted(run.model, classes=len(pictures.classes))
     if run.weights and isinstance(model, ViTConfig):
         model = adapted(model, head="linear")  # the whole old head is thrown away (3.2)
+    if model.channels != 3:
+        raise ConfigError(f"the network takes pictures of {model.channels} channels; they are read as RGB, with 3")
     steps = run.steps or max(round(run.epochs * len(pictures.train) / run.batch), 1)
     rate(run.schedule, run.optim.lr, 0, steps)  # a warm-up that outlasts the run is refused here
     if run.batch % world.size:
         raise ConfigError(
             f"batch={run.batch} cannot be split over {world.size} processes; "
             f"use {run.batch - run.batch % world.size or world.size} or a multiple of {world.size}"
+        )
+    check_mixing(run, world)
+    if run.evaluation.patience and not pictures.chooses:
+        raise ConfigError(
+            f"evaluation.patience={run.evaluation.patience} needs a split to choose by that is not the end's: "
+            "hold out a part, data.dev=0.1 and data.watch=dev"
         )
     cuda = world.device.type == "cuda"
     precision = run.precision if run.precision != "auto" else "bfloat16" if cuda else "float32"
@@ -56,6 +64,23 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
     )
     run = replace(run, data=replace(run.data, resident="on" if resident(run, pictures, world.device) else "off"))
     return replace(run, micro=micro_batch(run, world))
+
+
+def check_mixing(run: Run, world: World) -> None:
+    """Every process must hold whole pairs of partners, and no picture may be its own."""
+    mix, repeats, local = run.mix, run.data.repeats, run.batch // world.size
+    if not mix.probability or not (mix.mixup or mix.cutmix):
+        return
+    if mix.stride % repeats:
+        raise ConfigError(
+            f"data.repeats={repeats} sets views of a picture side by side, which mix.stride={mix.stride} would mix "
+            f"with each other; use mix.stride={repeats}"
+        )
+    if local % (2 * mix.stride):
+        raise ConfigError(
+            f"mixing with mix.stride={mix.stride} takes pairs, and a process has {local} pictures of each batch; "
+            f"use a batch that is a multiple of {2 * mix.stride * world.size}"
+        )
 
 
 def summary(run: Run, pictures: Pictures, world: World, out: Path) -> tuple[str, ...]:
@@ -89,6 +114,11 @@ def resident(run: Run, pictures: Pictures, device: torch.device) -> bool:
     return len(pictures.train) * 3 * height * width <= SMALL_PICTURES
 
 
+def shards(run: Run, world: World) -> int:
+    """In how many parts the state of the network lies."""
+    return world.size if run.sharding == "fsdp" else world.local_size if run.sharding == "hsdp" else 1
+
+
 def micro_batch(run: Run, world: World) -> int:
     """What a process takes at once: as asked for, or as many as its memory holds."""
     local = run.batch // world.size
@@ -98,8 +128,7 @@ def micro_batch(run: Run, world: World) -> int:
         return run.micro
     assert run.model is not None
     low, cuda = run.precision != "float32", world.device.type == "cuda"
-    shards = world.size if run.sharding == "fsdp" else world.local_size if run.sharding == "hsdp" else 1
-    state = memory.state_bytes(run.model, run.optim, low=low, average=run.average > 0, shards=shards)
+    state = memory.state_bytes(run.model, run.optim, low=low, average=run.average > 0, shards=shards(run, world))
     each = memory.image_bytes(run.model, low=low, recompute=run.recompute)
     room = memory.free_bytes(world.device) // (1 if cuda else world.local_size) - state
     return memory.fitting(local, each, room, MOST_ON_DEVICE if cuda else MOST_ON_HOST)

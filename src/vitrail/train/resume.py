@@ -1,6 +1,7 @@
 """The folder of a run: a new one, or one to go on in, if it is of the same run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,16 @@ def run_in(folder: Path) -> Run:
     return restored(Run, {**config, "data": data})
 
 
+def elsewhere(run: Run, typed: Iterable[str]) -> Run:
+    """The run of a folder, to go on with on another machine or with other processes: what was chosen for those it had,
+    and nobody typed, is chosen anew. A checkpoint keeps its micro-batch all the same."""
+    named = {text.partition("=")[0].strip() for text in typed}
+    fits = {"micro": 0, "sharding": "auto"}
+    return replace(run, **{name: value for name, value in fits.items() if name not in named})
+
+
 def config_of(run: Run, pictures: Pictures) -> dict[str, Any]:
-    """The run as plain data, with the fingerprint of its pictures: other pictures, another run."""
+    """The run as plain data, with the fingerprints of its pictures: other pictures, another run."""
     config = plain(run)
     return {**config, "data": {**config["data"], FINGERPRINT: pictures.fingerprint}}
 

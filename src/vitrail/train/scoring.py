@@ -18,7 +18,7 @@ from vitrail.evaluation.accuracy import Score, evaluate
 from vitrail.evaluation.features import features, last_read
 from vitrail.evaluation.fewshot import fewshot
 from vitrail.train.build import Parts
-from vitrail.train.config import Run
+from vitrail.train.config import Evaluation, Run
 from vitrail.train.feed import Sweep
 from vitrail.train.pictures import Pictures
 
@@ -160,3 +160,14 @@ def fewshot_source(text: str) -> tuple[Collection, str]:
     if "train" not in collection.splits or not test or not collection.classes:
         raise DataError(f"evaluation.fewshot={text}: few-shot accuracy needs labels and the splits train and test")
     return collection, test
+
+
+def check_fewshot(evaluation: Evaluation) -> None:
+    """Refuses a source that is not there, or that has fewer pictures of a class than are to be drawn."""
+    collection, _ = fewshot_source(evaluation.fewshot)
+    counts = collection.split("train").labels.counts(len(collection.classes))
+    if counts.min() < max(evaluation.shots):
+        raise DataError(
+            f"evaluation.fewshot={evaluation.fewshot}: class {collection.classes[counts.argmin()]} has {counts.min()} "
+            f"training pictures, {max(evaluation.shots)} shots were asked for; use fewer (evaluation.shots)"
+        )

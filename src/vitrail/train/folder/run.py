@@ -21,11 +21,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, cast
 
+from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.core.errors import ConfigError
 from vitrail.core.storage import replacing
-from vitrail.train.folder.appended import Appended, Reserve, as_line, plain, rewind_rows
+from vitrail.train.folder.appended import Appended, Reserve, as_line, plain, read_rows, rewind_rows
 from vitrail.train.folder.environment import environment
-from vitrail.train.folder.layout import COMMAND, CONFIG, ENVIRONMENT, LOG, METRICS, STATUS, State, read_json
+from vitrail.train.folder.layout import COMMAND, CONFIG, ENVIRONMENT, LOG, METRICS, STATUS, State, read_json, status_in
 from vitrail.train.folder.layout import command_in as command_in
 from vitrail.train.folder.layout import is_done as is_done
 from vitrail.train.folder.lock import Lock, now
@@ -52,6 +53,7 @@ class RunFolder:
         self._board: Board | None = None
         self._status: dict[str, Any] = {"started": now(), "pid": os.getpid(), "host": socket.gethostname()}
         self._status_failed, self._board_failed = False, False
+        self._tables: dict[str, Any] = {}
         self._metrics.mend()
         self._log.mend()
         self._reserve.hold()
@@ -71,7 +73,7 @@ class RunFolder:
 
         A field that differs from the config in the folder is refused without `force`, unless it is named in `free`, by
         itself or by what it is part of ("keep" or "data.workers"). Only the first process writes; others get a folder
-        that does nothing.
+        that does nothing. What `force` changes is written when `taken_up` is called.
         """
         if rank:
             return QuietFolder(path)
@@ -79,23 +81,23 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = Lock(path, tell)
-            changes = compare(path, plain(config), free=free, force=force)
-            _write_json(path / CONFIG, plain(config))
-            _write_json(path / COMMAND, plain(command))
-            _write_json(path / ENVIRONMENT, environment())
+            untrained = _untrained(path)
+            changes = compare(path, plain(config), free=free, force=force or untrained)
             folder = RunFolder(path, lock, next=str(command.get("go_on", "")), tell=tell)
+            folder._tables = {CONFIG: plain(config), COMMAND: plain(command), ENVIRONMENT: environment()}
+            if not changes or untrained:
+                folder.taken_up()
         except OSError as error:
             if lock is not None:
                 lock.release()
-            cause = f"the run folder {path} cannot be written ({error.strerror or error})"
-            raise ConfigError(f"{cause}; free space, change its permissions or give another --out") from error
+            raise _unwritable(path, error) from error
         except BaseException:
             if lock is not None:
                 lock.release()
             raise
         folder.status("preparing")
         for change in changes:
-            folder.note(f"config changed by --force: {change}")
+            folder.note(f"config changed{', where nothing had been trained' if untrained else ' by --force'}: {change}")
         return folder
 
     def __enter__(self) -> "RunFolder":
@@ -105,6 +107,15 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def taken_up(self) -> None:
+        """What lies here fits the new config: it takes the old one's place, which until now stood as it was."""
+        try:
+            for name, content in self._tables.items():
+                _write_json(self.path / name, content)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        self._tables = {}
 
     def record(self, row: Mapping[str, Any]) -> None:
         """A row of metrics, with its `step`."""
@@ -205,6 +216,7 @@ class QuietFolder(RunFolder):
     def __init__(self, path: Path) -> None:
         self.path, self.next, self.warnings = path, "", []
 
+    def taken_up(self) -> None: ...
     def record(self, row: Mapping[str, Any]) -> None: ...
     def rewind(self, step: int) -> None: ...
     def note(self, text: str) -> None: ...
@@ -251,6 +263,18 @@ def compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], f
     listed = "; ".join([*found[:NAMED], *more])
     remedy = "add --force to go on with the new one, or give another --out"
     raise ConfigError(f"{folder} holds a run with another config ({listed}); {remedy}")
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    cause = f"the run folder {path} cannot be written ({error.strerror or error})"
+    return ConfigError(f"{cause}; free space, change its permissions or give another --out")
+
+
+def _untrained(folder: Path) -> bool:
+    """Whether the run in a folder failed before its first step, so that there is nothing to mix another with."""
+    if not (folder / STATUS).exists() or status_in(folder).get("state") != "failed":
+        return False
+    return not places(folder / FOLDER) and not read_rows(folder / METRICS)
 
 
 def _shown(value: Any) -> str:
