@@ -455,12 +455,13 @@ def test_weights_with_a_hidden_layer_in_their_head_are_fine_tuned_and_gone_on_wi
     assert go(tune, tmp_path / "cut").state == "done"
     assert go(tune, tmp_path / "whole").state == "done"
     assert digest_of(tmp_path / "cut") == digest_of(tmp_path / "whole")
-    network = vitrail.load(tmp_path / "whole/last.safetensors")
-    assert network.config.head == "linear"  # type: ignore[union-attr]
-    provenance = network.card.provenance  # type: ignore[union-attr]
-    assert provenance["from"]["weights"] == str(first)
-    assert provenance["from"]["cost"]["images"] == 128
-    assert provenance["cost"]["images"] == 640
+    for name in ("whole", "cut"):
+        network = vitrail.load(tmp_path / name / "last.safetensors")
+        assert network.config.head == "linear"  # type: ignore[union-attr]
+        provenance = network.card.provenance  # type: ignore[union-attr]
+        assert provenance["from"]["weights"] == str(first)
+        assert provenance["from"]["cost"]["images"] == 128
+        assert provenance["cost"]["images"] == 640
 
 
 def test_a_resume_keeps_its_micro_batch_unless_another_is_asked_for(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def dispatch(argv: list[str]) -> int:
     top = Parser(
         prog="vitrail",
         usage="vitrail <command> [options]",
-        description="Vision Transformers: build them, move their weights, see what they do.",
+        description="Vision Transformers: build them, train them, move their weights, see what they do.",
         epilog=overview(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     )
     torch.set_num_threads(1)  # so small a network is quicker without a pool
     with observer(0) as watching:
-        watching.told("1  Pre-training: ViT-Nano/4 from scratch on 16 px digits, 16 patches an image")
+        watching.told("1  Pre-training: a small ViT from scratch on 16 px digits, 16 patches an image")
         low = step(pretrain, out / "pretrain", args.device, watching)
         if low.test is None:
             return stopped(out)

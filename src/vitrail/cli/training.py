@@ -16,6 +16,7 @@ from vitrail.data.collection import open_collection
 from vitrail.distributed.world import World, joined
 from vitrail.recipes.asked import Asked, Planned, asked_of, grid_of, planned
 from vitrail.recipes.change import with_changes
+from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
 from vitrail.train.folder.layout import BEST, LAST, command_in, is_done
 from vitrail.train.folder.story import describe
@@ -65,7 +66,8 @@ def run(args: argparse.Namespace, asked: Asked | None) -> int:
     out: Path | None = Path(args.resume) if args.resume else args.out
     if args.resume is not None and out is None:
         raise ConfigError("--resume wants a folder: --resume RUN, or --out RUN --resume")
-    if asked is None and (args.settings or args.data or args.image_size or args.seed is not None or args.sweep):
+    changes = (args.settings, args.data, args.image_size, args.seed is not None, args.sweep is not None)
+    if asked is None and any(changes):
         raise ConfigError("--resume alone goes on as the folder says; give the whole command to change something")
     going_on = asked is None
     if asked is None:
@@ -91,8 +93,8 @@ def leave(status: int) -> NoReturn:
 
 def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: bool) -> int:
     with joined(args.device) as world, observer(world.rank) as watching:
-        if args.download and asked.data and world.first:
-            fetch(asked.data)
+        if args.download and world.first:
+            fetch(asked.data or recipe(asked.recipe).data.source)
         world.barrier()
         # A search is planned anew; any other run goes on as its folder says, whatever has become of the recipe.
         again = going_on and asked.sweep is None

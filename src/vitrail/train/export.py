@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,20 @@ def write_weights(path: Path, network: nn.Module, world: World, provenance: dict
             card=Card(preprocessing=card.preprocessing, labels=card.labels, provenance=told),
         )
         write_bundle(bundle, path)
+
+
+def provenance_of(network: nn.Module) -> dict[str, Any]:
+    """What the weights that a run started from said of themselves."""
+    card = network.card
+    assert isinstance(card, Card)
+    return card.provenance
+
+
+def take_provenance(network: nn.Module, provenance: dict[str, Any]) -> None:
+    """Of a run that goes on, whose first weights may be gone."""
+    card = network.card
+    assert isinstance(card, Card)
+    setattr(network, "card", replace(card, provenance=provenance))  # noqa: B010 (torch types attributes as tensors)
 
 
 @contextlib.contextmanager

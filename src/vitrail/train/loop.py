@@ -27,7 +27,7 @@ from vitrail.report.panels import State
 from vitrail.train import messages, signals
 from vitrail.train.build import Parts, assemble
 from vitrail.train.config import Run
-from vitrail.train.export import best_in_place, write_weights
+from vitrail.train.export import best_in_place, provenance_of, take_provenance, write_weights
 from vitrail.train.folder.appended import plain
 from vitrail.train.folder.layout import BEST, LAST
 from vitrail.train.folder.run import RunFolder
@@ -164,6 +164,7 @@ class Training:
     def take_up(self, saved: Saved, micro: int) -> None:
         """Goes on from a checkpoint: its tensors are in place already, here is the rest."""
         facts = saved.facts
+        take_provenance(self.parts.objective.network, facts["provenance"])
         self.step, self.best = saved.step, Best(**facts["best"])
         self.micro = int(facts["micro"]) if micro in (0, facts["chosen"]) else micro
         self.parts.cost.restore(facts["cost"])
@@ -319,6 +320,7 @@ class Training:
         facts = {
             "micro": self.micro,
             "chosen": self.run.micro,
+            "provenance": provenance_of(self.parts.objective.network),
             "best": asdict(self.best),
             "cost": self.pace.so_far().state(),
         }
