@@ -255,15 +255,15 @@ def test_differences_are_named() -> None:
     assert changed(other, WHOLE) == [
         "shape.kind: Round -> Square",
         "shape.radius: 1.0 -> 2",
-        "shape.side: (none) -> 3",
+        "shape.side: (absent) -> 3",
         "inner.rate: 0.001 -> 0.003",
         "inner.many: 0.3,0.6 -> 0.5",
         "frame: (none) -> {...}",
         "title: a -> b",
     ]
     assert differences(plain(WHOLE), plain(WHOLE)) == []
-    assert differences({"a": {"b": 1}}, {"a": {"b": 1}, "c": True}) == ["c: (none) -> on"]
-    assert differences({"a": {"kind": "X", "b": 1}}, {}) == ["a: X -> (none)"]
+    assert differences({"a": {"b": 1}}, {"a": {"b": 1}, "c": True}) == ["c: (absent) -> on"]
+    assert differences({"a": {"kind": "X", "b": 1}}, {}) == ["a: X -> (absent)"]
 
 
 INNER = st.builds(

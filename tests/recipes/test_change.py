@@ -117,7 +117,9 @@ def test_another_source() -> None:
 
 
 def test_a_rule_between_two_fields_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"the network takes 384x384 but the augmentation gives 224x224"):
+    with pytest.raises(
+        ConfigError, match=r"the network takes 384x384 but the augmentation gives 224x224; --image-size sets both"
+    ):
         with_changes(recipe("vit-b16-imagenet"), ["model.image=384"])
 
 

@@ -94,7 +94,7 @@ def test_it_is_said() -> None:
     _, why = chosen(3_680, picture=(128, 128))
     assert why == (
         "image size 224x224: the weights' own; --image-size for another; the pictures, typically 128x128, are enlarged",
-        "10% of train held out to choose the best weights",
+        "10 % of train held out to choose the best weights",
         "batch 128: 3,312 pictures to train on",
         "776 steps: 30.0 epochs, 77 steps of warm-up",
         "sgd at 0.01, cosine decay, clipping at norm 1: the paper's; --sweep tries its other rates",

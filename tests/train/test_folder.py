@@ -112,8 +112,8 @@ class TestConfig:
         with pytest.raises(ConfigError) as caught:
             opened(tmp_path, config=other)
         assert str(caught.value) == (
-            f"{tmp_path} holds a run with another config (optim.lr: 0.001 -> 0.003; optim.betas: [0.9, 0.999] -> "
-            "[0.9, 0.99]; mix: (none) -> null); add --force to go on with the new one, or give another --out"
+            f"{tmp_path} holds a run with another config (optim.lr: 0.001 -> 0.003; optim.betas: 0.9,0.999 -> "
+            "0.9,0.99; mix: (absent) -> (none)); add --force to go on with the new one, or give another --out"
         )
         assert (tmp_path / "config.json").read_bytes() == before
         with opened(tmp_path, config=other, force=True) as folder:
@@ -133,7 +133,7 @@ class TestConfig:
 
     def test_true_is_not_one(self, tmp_path: Path) -> None:
         opened(tmp_path, config={"a": 1, "b": math.inf}).close()
-        with pytest.raises(ConfigError, match="a: 1 -> true"):
+        with pytest.raises(ConfigError, match="a: 1 -> on"):
             opened(tmp_path, config={"a": True, "b": math.inf})
 
     def test_a_damaged_config(self, tmp_path: Path) -> None:

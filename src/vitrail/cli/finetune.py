@@ -7,7 +7,6 @@ import argparse
 
 from vitrail.cli import training
 from vitrail.core.errors import ConfigError
-from vitrail.recipes.asked import Asked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,14 +24,4 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("which weights? give --from WEIGHTS: a file, a folder, or NAME:TAG")
     if not args.data and not args.recipe:
         raise ConfigError("which pictures? give --data SOURCE: a folder with a folder a class, or another source")
-    asked = Asked(
-        verb="finetune",
-        recipe=args.recipe,
-        weights=args.weights,
-        data=args.data,
-        image_size=args.image_size,
-        seed=args.seed,
-        settings=tuple(args.settings),
-        sweep=None if args.sweep is None else tuple(args.sweep),
-    )
-    return training.run(args, asked)
+    return training.run(args, training.asked_by(args, "finetune", args.weights))

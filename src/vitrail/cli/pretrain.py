@@ -4,7 +4,6 @@ import argparse
 
 from vitrail.cli import training
 from vitrail.core.errors import ConfigError
-from vitrail.recipes.asked import Asked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,13 +16,4 @@ def run(args: argparse.Namespace) -> int:
         if args.resume is not None:
             return training.run(args, None)
         raise ConfigError("which recipe? `vitrail recipes` lists them")
-    asked = Asked(
-        verb="pretrain",
-        recipe=args.recipe,
-        data=args.data,
-        image_size=args.image_size,
-        seed=args.seed,
-        settings=tuple(args.settings),
-        sweep=None if args.sweep is None else tuple(args.sweep),
-    )
-    return training.run(args, asked)
+    return training.run(args, training.asked_by(args, "pretrain"))

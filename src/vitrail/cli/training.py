@@ -61,6 +61,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
 
 
+def asked_by(args: argparse.Namespace, verb: str, weights: str = "") -> Asked:
+    """What was typed, of the options above and of the two that the commands add."""
+    return Asked(
+        verb=verb,
+        recipe=args.recipe,
+        weights=weights,
+        data=args.data,
+        image_size=args.image_size,
+        seed=args.seed,
+        settings=tuple(args.settings),
+        sweep=None if args.sweep is None else tuple(args.sweep),
+    )
+
+
 def run(args: argparse.Namespace, asked: Asked | None) -> int:
     """Everything after parsing; `asked` is none where the folder says it."""
     out: Path | None = Path(args.resume) if args.resume else args.out

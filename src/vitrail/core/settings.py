@@ -17,7 +17,7 @@ from vitrail.core.values import classes_of, expected, hints, is_choice, members,
 T = TypeVar("T")
 Maker = Callable[[Any, str], Any]  # from the old value and a text to a new value, or NotImplemented
 KIND = "kind"  # what names the class of a union's member in plain data
-NOTHING = "(none)"
+NOTHING, ABSENT = "(none)", "(absent)"
 
 
 class Line(NamedTuple):
@@ -229,7 +229,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
         before, after = old.get(name, MISSING), new.get(name, MISSING)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             lines += differences(cast(Mapping[str, Any], before), cast(Mapping[str, Any], after), f"{path}{name}.")
-        elif before != after:
+        elif before != after or type(before) is not type(after):
             lines.append(f"{path}{name}: {brief(before)} -> {brief(after)}")
     return lines
 
@@ -237,7 +237,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
 def brief(value: Any) -> str:
     """A plain value in a line of text; of nested data the class, where it is told."""
     if value is MISSING or value is None:
-        return NOTHING
+        return ABSENT if value is MISSING else NOTHING
     if isinstance(value, Mapping):
         data = cast(Mapping[str, Any], value)
         return str(data.get(KIND, "{...}"))

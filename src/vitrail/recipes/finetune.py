@@ -108,7 +108,7 @@ def reasons(
         size += f"; the pictures, typically {times(picture)}, are enlarged"
     held = "the val split chooses the best weights" if has_val else "none held out: too few pictures"
     if run.data.dev:
-        held = f"{run.data.dev:.0%} of train held out to choose the best weights"
+        held = f"{100 * run.data.dev:g} % of train held out to choose the best weights"
     optim, crop = run.optim, run.augmentation.crop
     rule = f"{optim.kind} at {optim.lr:g}, {run.schedule.decay} decay, clipping at norm {optim.clip:g}"
     if (optim, run.schedule.decay) == (OPTIM, "cosine"):

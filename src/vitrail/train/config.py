@@ -123,7 +123,10 @@ class Run:
             raise ConfigError(f"average={self.average} must be at least 0 and below 1")
         size = self.augmentation.size
         if self.model is not None and self.model.image != size:
-            raise ConfigError(f"the network takes {times(self.model.image)} but the augmentation gives {times(size)}")
+            raise ConfigError(
+                f"the network takes {times(self.model.image)} but the augmentation gives {times(size)}; "
+                "--image-size sets both"
+            )
         if self.preprocessing is not None and self.preprocessing.image != size:
             raise ConfigError(
                 f"preprocessing.image={times(self.preprocessing.image)} but the network is trained at {times(size)}"

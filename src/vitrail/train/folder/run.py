@@ -19,10 +19,11 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.core.errors import ConfigError
+from vitrail.core.settings import differences
 from vitrail.core.storage import replacing
 from vitrail.train.folder.appended import Appended, Reserve, as_line, plain, read_rows, rewind_rows
 from vitrail.train.folder.environment import environment
@@ -36,7 +37,6 @@ from vitrail.train.folder.tensorboard import Board
 
 NAMED: Final = 40  # differing fields that a refusal lists
 REMEMBERED: Final = 200  # notes
-ABSENT: Final = object()
 
 
 class RunFolder:
@@ -228,19 +228,6 @@ class QuietFolder(RunFolder):
     ) -> None: ...
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """The fields of which two configs differ, each with a line: ("optim.lr", "optim.lr: 0.001 -> 0.003")."""
-    found: list[tuple[str, str]] = []
-    for name in [*old, *(name for name in new if name not in old)]:
-        before, after = old.get(name, ABSENT), new.get(name, ABSENT)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            tables = cast(tuple[Mapping[str, Any], Mapping[str, Any]], (before, after))
-            found += differences(*tables, f"{prefix}{name}.")
-        elif before != after or type(before) is not type(after):
-            found.append((f"{prefix}{name}", f"{prefix}{name}: {_shown(before)} -> {_shown(after)}"))
-    return found
-
-
 def compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], force: bool) -> list[str]:
     """What `force` overrules in the config that lies in the folder; without it, an error."""
     if not (folder / CONFIG).exists():
@@ -254,7 +241,8 @@ def compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], f
     freed = tuple(name.removesuffix(".*") for name in free)
     found = [
         line
-        for name, line in differences(old, json.loads(json.dumps(config)))
+        for line in differences(old, json.loads(json.dumps(config)))
+        for name in [line.partition(":")[0]]
         if not any(name == other or name.startswith(f"{other}.") for other in freed)
     ]
     if not found or force:
@@ -275,10 +263,6 @@ def _untrained(folder: Path) -> bool:
     if not (folder / STATUS).exists() or status_in(folder).get("state") != "failed":
         return False
     return not places(folder / FOLDER) and not read_rows(folder / METRICS)
-
-
-def _shown(value: Any) -> str:
-    return "(none)" if value is ABSENT else json.dumps(value)
 
 
 def _write_json(path: Path, content: Any) -> None:
