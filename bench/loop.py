@@ -35,9 +35,9 @@ from vitrail.train.loop import Silent, Training
 from vitrail.train.pictures import Pictures
 from vitrail.train.resolve import resolved
 from vitrail.train.resume import open_folder
-from vitrail.train.signals import Stop
 
 CLASSES = 1000
+PATIENCE = 90  # seconds that a bench waits for others to be ready
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +67,17 @@ def timed(work: Callable[[], None], device: torch.device) -> float:
 
 
 @contextlib.contextmanager
-def alone(lock: Path | None) -> Iterator[None]:
-    """While no other bench with the same lock measures; all may compile at once."""
+def alone(lock: Path | None, among: int) -> Iterator[None]:
+    """While no other bench with the same lock measures, from when `among` of them are ready: all compile at once."""
     if lock is None:
         yield
         return
-    with open(lock, "w") as file:
+    with lock.open("a") as file:
+        file.write(".")
+        file.flush()
+        start = time.monotonic()
+        while lock.stat().st_size < among and time.monotonic() - start < PATIENCE:
+            time.sleep(0.1)
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -100,7 +105,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
         with open_folder(folder / "run", run, pictures, world, command={}, force=False, tell=print) as out:
             training = Training(run, pictures, world, out, Silent())
             parts = training.parts
-            stream, stop = parts.feed.stream(0, run.steps), Stop()
+            stream = parts.feed.stream(0, run.steps)
             fixed = parts.objective.inputs(next(stream), seed=0, step=0)
 
             def bare() -> None:
@@ -114,12 +119,13 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
 
             def loop() -> None:
                 for _ in range(args.steps):
-                    training.update(next(stream), stop)
+                    training.update(next(stream))
                     training.draw()
+                    training.accord(training.step, (False, training.clock_says_save()))
 
             for warm in (bare, loop):
                 timed(warm, world.device)
-            with alone(args.lock):
+            with alone(args.lock, args.among):
                 for warm in (bare, loop):
                     timed(warm, world.device)
                 pairs = [(timed(bare, world.device), timed(loop, world.device)) for _ in range(args.rounds)]
@@ -144,7 +150,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=30, help="in a turn")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--lock", type=Path, help="a file that several benches take turns by")
+    parser.add_argument("--lock", type=Path, help="a file that several benches take turns by, empty at first")
+    parser.add_argument("--among", type=int, default=1, help="benches that must be ready before the first one measures")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -10,8 +10,8 @@ precision, optimiser and compiler; what differs is the network's code. `bfloat16
 the parameters cast once a step; `autocast` leaves the residual stream and the norms in float32, as timm's own training
 script does. The loss column is how far the two first losses are apart, relative to timm's: it tells that the network is
 the same. TFLOP/s are nominal, 6 FLOPs a multiply-accumulate of the whole network, for both. Memory is what a step adds
-at its peak to parameters and moments. To compile is most of the work: with `--lock FILE` several of these can share a
-card, compile at once and wait for each other to measure.
+at its peak to parameters and moments. To compile is most of the work: with `--lock FILE --among N`, N benches can share
+a card, compile at once, and measure one after another when all of them have.
 """
 
 import argparse
@@ -53,6 +53,7 @@ TIMM = {
 }
 BATCHES = {"Ti/16": 1024, "S/16": 512, "B/16": 256, "L/16": 256, "H/14": 128}
 CLASSES = 1000
+PATIENCE = 90  # seconds that a bench waits for others to be ready
 OPTIM = Optim(lr=1e-4, weight_decay=0.1, clip=1.0)
 
 
@@ -218,19 +219,24 @@ def first_steps(run: Runner, warmup: int, device: str) -> tuple[float, float]:
 
 
 @contextmanager
-def alone(file: Path | None) -> Iterator[None]:
-    """Holds a lock that other runs of this script wait for."""
+def alone(file: Path | None, among: int) -> Iterator[None]:
+    """Holds a lock that other benches wait for, from when `among` of them are ready."""
     if file is None:
         yield
         return
     import fcntl
 
-    with file.open("w") as handle:
+    with file.open("a") as handle:
+        handle.write(".")
+        handle.flush()
+        start = time.monotonic()
+        while file.stat().st_size < among and time.monotonic() - start < PATIENCE:
+            time.sleep(0.1)
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
-def compare(setting: Setting, *, rounds: int, steps: int, warmup: int, lock: Path | None) -> dict[str, Row]:
+def compare(setting: Setting, *, rounds: int, steps: int, warmup: int, lock: Path | None, among: int) -> dict[str, Row]:
     """Both libraries at one setting: `rounds` turns of `steps` steps each, the first to go changing every round."""
     torch.compiler.reset()
     theirs, inputs = timm_network(setting), pictures(setting)
@@ -240,7 +246,7 @@ def compare(setting: Setting, *, rounds: int, steps: int, warmup: int, lock: Pat
     }
     firsts = {library: first_steps(run, warmup, setting.device) for library, run in runners.items()}
     times: dict[str, list[float]] = {library: [] for library in runners}
-    with alone(lock):
+    with alone(lock, among):
         for turn in range(rounds):
             for library in list(runners) if turn % 2 else list(runners)[::-1]:
                 times[library].append(timed(runners[library], steps, setting.device))
@@ -296,7 +302,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=5, help="steps a turn")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--lock", type=Path, help="measure only while holding this file's lock")
+    parser.add_argument("--lock", type=Path, help="a file that several benches take turns by, empty at first")
+    parser.add_argument("--among", type=int, default=1, help="benches that must be ready before the first one measures")
     parser.add_argument("--out", type=Path, help="also write the numbers here, as JSON")
     args = parser.parse_args(arguments)
     print(f"{machine(args.device)}; {args.rounds} turns of {args.steps} steps, compile {args.compile}")
@@ -313,7 +320,9 @@ def main(arguments: list[str] | None = None) -> None:
                 compile=args.compile,
                 device=args.device,
             )
-            rows = compare(setting, rounds=args.rounds, steps=args.steps, warmup=args.warmup, lock=args.lock)
+            rows = compare(
+                setting, rounds=args.rounds, steps=args.steps, warmup=args.warmup, lock=args.lock, among=args.among
+            )
             print(line(setting, rows), flush=True)
             results.append(asdict(setting) | {library: asdict(row) for library, row in rows.items()})
             if args.out:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.models.tiny import VIT, awake, images
 from vitrail.models import attention, fused, vit
 from vitrail.models.build import Model
 
+ROOMY = {"shared_memory_per_block_optin": 227 * 1024}
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 # torch.compile makes an object of what it traces, and torch warns of that.
 INSTANCE = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -28,25 +30,31 @@ BACKENDS = pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", m
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fused layers wherever they could stand, also on a CPU, where their operators are written out."""
+    choose(monkeypatch, True)
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
     for module in (attention, vit):
-        monkeypatch.setattr(module, "suits", lambda _z, _layer: True)
+        monkeypatch.setattr(module, "suits", lambda _z, _layer: fused)
+    monkeypatch.setattr(attention, "attends", lambda _z, _layer, _heads: fused)
 
 
 def plain_and_fused(
     model: Model, x: Tensor, monkeypatch: pytest.MonkeyPatch, backend: str | None
 ) -> list[tuple[Tensor, dict[str, Tensor]]]:
     found = [gradients(model, model, x)]
-    for module in (attention, vit):
-        monkeypatch.setattr(module, "suits", lambda _z, _layer: True)
+    choose(monkeypatch, True)
     torch.compiler.reset()
     run = model if backend is None else torch.compile(model, fullgraph=True, backend=backend)
     return [*found, gradients(model, run, x)]
 
 
 @BACKENDS
-@pytest.mark.parametrize("gelu", ["tanh", "erf"])
-def test_whole_network_is_the_same(monkeypatch: pytest.MonkeyPatch, gelu: str, backend: str | None) -> None:
-    config = replace(VIT, gelu=gelu, position="relative")
+@pytest.mark.parametrize(("gelu", "position"), [("tanh", "relative"), ("erf", "relative"), ("erf", "learned")])
+def test_whole_network_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, gelu: str, position: str, backend: str | None
+) -> None:
+    config = replace(VIT, gelu=gelu, position=position)
     (out, grads), (again, again_grads) = plain_and_fused(awake(config).train(), images(config), monkeypatch, backend)
     torch.testing.assert_close(again, out, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(again_grads, grads, atol=1e-10, rtol=1e-10)
@@ -66,21 +74,25 @@ def test_frozen_parts_stay_without_gradients(monkeypatch: pytest.MonkeyPatch, ba
 @pytest.mark.usefixtures("always")
 def test_fused_layers_are_there_to_be_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    for module, name in ((vit, "gelu_linear"), (attention, "split_linear")):
+    for module, name in ((vit, "gelu_linear"), (attention, "split_linear"), (attention, "attend")):
         whole = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, name=name, whole=whole: (seen.append(name), whole(*args))[1])
     awake(VIT)(images(VIT))
-    assert seen.count("gelu_linear") == VIT.depth
-    assert seen.count("split_linear") == VIT.depth
+    assert (seen.count("gelu_linear"), seen.count("attend"), seen.count("split_linear")) == (VIT.depth, VIT.depth, 0)
+    seen.clear()
+    relative = replace(VIT, position="relative")
+    awake(relative)(images(relative))
+    assert (seen.count("gelu_linear"), seen.count("attend"), seen.count("split_linear")) == (VIT.depth, 0, VIT.depth)
 
 
 class Elsewhere:
-    """A tensor as if it lay on a GPU: `suits` asks only where it is and of what type."""
+    """A tensor as if it lay on a GPU: what is asked of it is where it lies, of what type and of what shape it is."""
 
     is_cuda = True
+    device = torch.device("cuda", 0)
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype, tokens: int = 197) -> None:
+        self.dtype, self.shape = dtype, (2, tokens, 32)
 
 
 def test_suits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,13 +116,39 @@ def test_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not suits(half, layer)
 
 
+def test_attends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "TRITON", True)
+    monkeypatch.setattr(fused, "shared_memory", lambda _device: 227 * 1024)
+    half, layer = Elsewhere(torch.bfloat16), nn.Linear(32, 96).bfloat16()
+    attends: object = fused.attends
+    assert callable(attends)
+    assert attends(half, layer, 2)
+    assert attends(Elsewhere(torch.bfloat16, tokens=256), layer, 2)
+    assert not attends(Elsewhere(torch.bfloat16, tokens=257), layer, 2)
+    assert not attends(half, layer, 4)  # heads of width 8
+    assert not attends(half, nn.Linear(160, 480).bfloat16(), 2)
+    assert not attends(Elsewhere(torch.float32), layer, 2)
+    monkeypatch.setattr(fused, "shared_memory", lambda _device: 99 * 1024)
+    assert not attends(half, layer, 2)
+
+
+def test_attention_is_differentiated_as_it_should_be() -> None:
+    layer, draw = nn.Linear(8, 24).double(), torch.Generator().manual_seed(0)
+    z = torch.randn(2, 5, 8, dtype=torch.float64, generator=draw, requires_grad=True)
+    with torch.no_grad():
+        layer.weight.normal_(generator=draw)
+    assert torch.autograd.gradcheck(lambda z: fused.attend(z, layer, 2), (z,))
+
+
 def test_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a tensor that says it lies on a GPU."""
     monkeypatch.setattr(fused, "TRITON", True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(**ROOMY))
     layer, graphs = nn.Linear(32, 96).bfloat16(), list[str]()
 
     def choice(z: Tensor) -> Tensor:
-        return z.sin() if fused.suits(z, layer) else z.cos()
+        z = z.sin() if fused.suits(z, layer) else z.cos()
+        return z.exp() if fused.attends(z, layer, 2) else z.cos()
 
     def keep(graph: torch.fx.GraphModule, _inputs: object) -> object:
         graphs.append(graph.code)
@@ -118,10 +156,11 @@ def test_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
     torch.compiler.reset()
     with FakeTensorMode():
-        z = torch.empty(2, 32, device="cuda", dtype=torch.bfloat16)
+        z = torch.empty(2, 5, 32, device="cuda", dtype=torch.bfloat16)
         torch.compile(choice, backend=keep, fullgraph=True)(z)
     (graph,) = graphs
     assert "sin()" in graph
+    assert "exp()" in graph
 
 
 def check_kernels(device: str, dtype: torch.dtype, tolerance: float, shapes: Sequence[tuple[int, int]]) -> None:
@@ -146,6 +185,46 @@ def check_kernels(device: str, dtype: torch.dtype, tolerance: float, shapes: Seq
         torch.testing.assert_close(sums.sum(0), joined.float().sum(0), atol=1e-3, rtol=1e-5)
 
 
+def check_attention(device: str, dtype: torch.dtype, tolerance: float, shapes: Sequence[tuple[int, int, int]]) -> None:
+    """As near to float64 as torch's own attention, with few and many tokens, and logits far from 0."""
+    from vitrail.models import short_attention
+
+    draw = torch.Generator().manual_seed(3)
+    for tokens, heads, head in shapes:
+        qkv = 2 * torch.randn(3, tokens, 3 * heads * head, generator=draw)
+        qkv[0, 0] *= 8
+        qkv, g = qkv.to(device, dtype), torch.randn(3, tokens, heads * head, generator=draw).to(device, dtype)
+        ref = qkv.double().requires_grad_()
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in ref.chunk(3, -1))
+        wanted = attention.explicit_attention(q, k, v).transpose(1, 2).flatten(2)
+        wanted.backward(g.double())
+        wanted = wanted.detach()
+        assert ref.grad is not None
+        out, logs = short_attention.forward(qkv, heads)
+        grads, sums = short_attention.backward(qkv, out, g, logs, heads)
+        plain = plain_attention(qkv, g, heads)
+        for mine, its, exact in zip((out, grads, sums), plain, (wanted, ref.grad, ref.grad.sum(1)), strict=True):
+            error = (mine.double() - exact).norm() / exact.norm()
+            assert error < tolerance + 1.2 * (its.double() - exact).norm() / exact.norm(), (tokens, heads, head)
+
+
+def plain_attention(qkv: Tensor, g: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """torch's own in the same type: output, gradient, and the sums of the gradient."""
+    x = qkv.detach().requires_grad_()
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in x.chunk(3, -1))
+    out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    out.backward(g)
+    assert x.grad is not None
+    return out.detach(), x.grad, x.grad.float().sum(1)
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-3), (torch.float16, 2e-4)])
+def test_attention_on_a_gpu(dtype: torch.dtype, tolerance: float) -> None:
+    check_attention("cuda", dtype, tolerance, [(1, 2, 64), (50, 3, 16), (65, 3, 32), (197, 12, 64), (256, 2, 64)])
+
+
 @pytest.mark.gpu
 @GPU
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
@@ -156,7 +235,10 @@ def test_kernels_on_a_gpu(dtype: torch.dtype, tolerance: float) -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
 def test_kernels_in_the_interpreter() -> None:
     """In a process of its own: Triton reads the switch when it is imported."""
-    script = "from tests.models.test_fused import *; check_kernels('cpu', torch.float32, 3e-5, [(5, 16), (260, 48)])"
+    script = (
+        "from tests.models.test_fused import *; check_kernels('cpu', torch.float32, 3e-5, [(5, 16), (260, 48)]); "
+        "check_attention('cpu', torch.float32, 1e-5, [(1, 2, 64), (65, 2, 16), (197, 1, 64)])"
+    )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script],
         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -184,8 +266,7 @@ def test_training_in_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
         return torch.cat([p.grad.double().flatten() for p in network.parameters() if p.grad is not None])
 
     wanted, quick = step(exact, x.double()), step(model, x)
-    for module in (attention, vit):
-        monkeypatch.setattr(module, "suits", lambda _z, _layer: False)
+    choose(monkeypatch, False)
     plain = step(model, x)
     assert not torch.equal(plain, quick)
     assert (quick - wanted).norm() < 1.2 * (plain - wanted).norm()

@@ -1,4 +1,4 @@
-"""Two layers of the encoder whose backward passes touch everything once, for training in half precision on a GPU.
+"""Layers of the encoder whose backward passes touch everything once, for training in half precision on a GPU.
 
 The gradient of a bias is a sum over all tokens. Left to the compiler it is a pass of its own over the largest tensors
 there are; here it falls off while the gradient is written. The numbers are those of the plain layers, in the precision
@@ -6,6 +6,7 @@ of the type. Everywhere else (`suits` is false) the plain layers run.
 """
 
 import importlib.util
+import math
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch.nn import functional as F
 
 TRITON = importlib.util.find_spec("triton") is not None
 ROWS = 256  # that a program of a kernel goes through, and sums
+TOKENS, HEADS = 256, (16, 32, 64)  # that attention in one tile takes: at most so many, and heads of these widths
+TILE_BYTES = 180 * 1024  # of shared memory, for 256 tokens of width 64
 
 
 def suits(z: Tensor, layer: nn.Linear) -> bool:
@@ -32,6 +35,23 @@ def suits(z: Tensor, layer: nn.Linear) -> bool:
     )
 
 
+def attends(z: Tensor, layer: nn.Linear, heads: int) -> bool:
+    """Whether attention in one tile can do it, on a card that has room for the tile."""
+    return (
+        suits(z, layer)
+        and z.shape[1] <= TOKENS
+        and layer.in_features % heads == 0
+        and layer.in_features // heads in HEADS
+        and shared_memory(z.device.index) >= TILE_BYTES
+    )
+
+
+@torch.compiler.assume_constant_result
+def shared_memory(device: int | None) -> int:
+    """Bytes that a program can have to itself on a GPU."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
 def gelu_linear(z: Tensor, layer: nn.Linear, tanh: bool) -> Tensor:
     """GELU(z Wᵀ + b): [..., D] -> [..., N]."""
     return _GeluLinear.apply(z, layer.weight, layer.bias, tanh)  # pyright: ignore[reportReturnType]
@@ -40,6 +60,11 @@ def gelu_linear(z: Tensor, layer: nn.Linear, tanh: bool) -> Tensor:
 def split_linear(z: Tensor, layer: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
     """z Wᵀ + b in three equal parts, as q, k and v are: [..., D] -> [..., N/3] thrice."""
     return _SplitLinear.apply(z, layer.weight, layer.bias)  # pyright: ignore[reportReturnType]
+
+
+def attend(z: Tensor, layer: nn.Linear, heads: int) -> Tensor:
+    """softmax(q kᵀ/√D_h) v with [q, k, v] = z Wᵀ + b, the heads side by side: [B, T, D] -> [B, T, D]."""
+    return _Attend.apply(z, layer.weight, layer.bias, heads)  # pyright: ignore[reportReturnType]
 
 
 class _GeluLinear(torch.autograd.Function):
@@ -69,6 +94,22 @@ class _SplitLinear(torch.autograd.Function):
         q, k, v = grads
         out, sums = join(_flat(q), _flat(k), _flat(v))
         return _linear_backward(ctx, out, sums, z, weight)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor, heads: int) -> Tensor:
+        qkv = F.linear(z, weight, bias)
+        out, logs = attention(qkv, heads)
+        ctx.save_for_backward(z, weight, qkv, out, logs)
+        ctx.heads = heads
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        z, weight, qkv, out, logs = ctx.saved_tensors
+        of_qkv, sums = attention_backward(qkv, out, grads[0].contiguous(), logs, ctx.heads)
+        return *_linear_backward(ctx, _flat(of_qkv), sums, z, weight), None
 
 
 def _linear_backward(
@@ -146,4 +187,63 @@ def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sums(like: Tensor, columns: int) -> Tensor:
     rows = 1 if like.device.type == "cpu" else -(-like.shape[0] // ROWS)
-    return like.new_empty(rows, columns, dtype=like.dtype if like.device.type == "cpu" else torch.float32)
+    return like.new_empty(rows, columns, dtype=_exact(like))
+
+
+@torch.library.custom_op("vitrail::attention", mutates_args=())
+def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    from vitrail.models import short_attention
+
+    return short_attention.forward(qkv, heads)
+
+
+@attention.register_kernel("cpu")
+def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    q, k, v = _by_head(qkv, heads)
+    logits = q @ k.mT * q.shape[-1] ** -0.5
+    return _side_by_side(logits.softmax(-1) @ v), logits.logsumexp(-1) / math.log(2)
+
+
+@attention.register_fake
+def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    pictures, tokens, width = qkv.shape
+    logs = qkv.new_empty(pictures, heads, tokens, dtype=_exact(qkv))
+    return qkv.new_empty(pictures, tokens, width // 3), logs
+
+
+@torch.library.custom_op("vitrail::attention_backward", mutates_args=())
+def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    from vitrail.models import short_attention
+
+    return short_attention.backward(qkv, out, grad, logs, heads)
+
+
+@attention_backward.register_kernel("cpu")
+def _(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    q, k, v = _by_head(qkv, heads)
+    (g,) = _by_head(grad, heads, 1)
+    scale = q.shape[-1] ** -0.5
+    p = (q @ k.mT * scale - logs[..., None] * math.log(2)).exp()
+    slope = p * (g @ v.mT - (out * grad).unflatten(-1, (heads, -1)).sum(-1).mT[..., None]) * scale
+    grads = torch.cat([_side_by_side(part) for part in (slope @ k, slope.mT @ q, p.mT @ g)], dim=-1)
+    return grads, grads.sum(1)
+
+
+@attention_backward.register_fake
+def _(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(qkv), qkv.new_empty(qkv.shape[0], qkv.shape[2], dtype=_exact(qkv))
+
+
+def _by_head(z: Tensor, heads: int, parts: int = 3) -> list[Tensor]:
+    """[B, T, parts·D] -> [B, k, T, D_h] each."""
+    return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in z.chunk(parts, dim=-1)]
+
+
+def _side_by_side(z: Tensor) -> Tensor:
+    """[B, k, T, D_h] -> [B, T, D]."""
+    return z.transpose(1, 2).flatten(2)
+
+
+def _exact(like: Tensor) -> torch.dtype:
+    """What sums are kept in: float32, and on a CPU, where they are for tests, the type itself."""
+    return like.dtype if like.device.type == "cpu" else torch.float32
