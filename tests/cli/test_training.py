@@ -14,6 +14,7 @@ from PIL import Image
 import vitrail
 from vitrail.cli import main, training
 from vitrail.data.collection import open_collection
+from vitrail.train import loop
 
 QUICK = ["--set", "steps=6", "--set", "schedule.warmup=1", "--set", "batch=16", "--set", "log=2", "--device", "cpu"]
 
@@ -94,6 +95,77 @@ def test_a_sweep_tries_the_grid_and_trains_the_best(tmp_path: Path, capsys: pyte
     out, _ = lines(capsys)
     assert "best on dev: optim.lr=3e-3" in out
     assert json.loads((tmp_path / "run/config.json").read_text())["optim"]["lr"] == 3e-3
+
+
+def test_a_dry_run_of_a_sweep_gives_the_time_of_one_run_and_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["pretrain", "digits", "--dry-run", *QUICK, "--sweep", "optim.lr=1e-3,3e-3", "optim.clip=1,2"]) == 0
+    one, whole = [line for line in lines(capsys)[0].splitlines() if line.startswith("time: about")]
+    assert "for all steps" in one
+    assert "the sweep, 4 points and the last run, 5.0 times as long" in whole
+    assert main(["pretrain", "digits", "--dry-run", *QUICK, "--sweep", "steps=6,12"]) == 0
+    assert "2 points and the last run, 5.0 times as long" in lines(capsys)[0]  # 6 + 12 steps, and 12 where those win
+    epochs = [*QUICK[2:], "--set", "epochs=0.5", "--set", "evaluation.patience=2"]  # 45 steps, 40 with a tenth held out
+    assert main(["pretrain", "digits", "--dry-run", *epochs, "--sweep", "optim.lr=1e-3,3e-3"]) == 0
+    assert "2 points and the last run, 2.8 times as long" in lines(capsys)[0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_sweep_does_not_hide_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["pretrain", "digits", "--out", str(tmp_path / "run"), *QUICK]
+    assert main([*command, "--sweep", "optim.lr=1e-9,3e-3"]) == 0
+    before = (tmp_path / "run/last.safetensors").stat().st_mtime_ns
+    lines(capsys)
+    for same in (["--sweep", "optim.lr=1e-9,3e-3"], ["--sweep", "optim.lr=3e-3,1e-9"]):
+        assert main([*command, *same]) == 0
+        assert "done" in lines(capsys)[0]
+    assert main(["pretrain", "--resume", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    lines(capsys)
+    for other, said in (
+        (["--sweep", "optim.lr=1e-9,3e-2"], "sweep of another grid (optim.lr: 1e-9,3e-3 -> 1e-9,3e-2); add --force"),
+        (["--sweep", "optim.clip=1"], "(optim.lr: 1e-9,3e-3 -> (absent); optim.clip: (absent) -> 1)"),
+        (["--set", "optim.clip=9", "--sweep", "optim.lr=1e-9,3e-3"], "another config (optim.clip: 1.0 -> 9.0); add"),
+    ):
+        assert main([*command, *other]) == 2
+        _, err = lines(capsys)
+        assert said in err
+        assert "another --out" in err
+        assert err.count("\n") == 1
+    assert (tmp_path / "run/last.safetensors").stat().st_mtime_ns == before
+    assert main([*command, "--sweep", "optim.lr=1e-9,2e-9", "--force"]) == 0
+    assert "best on dev: optim.lr=" in lines(capsys)[0]
+
+
+def test_a_run_is_no_sweep(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pretrain", "digits", "--out", str(pretrained), *QUICK, "--sweep", "optim.lr=1e-9,3e-3"]) == 2
+    assert "holds a run and no sweep; add --force" in lines(capsys)[1]
+    assert not (pretrained / "sweep").exists()
+
+
+def test_a_sweep_that_was_stopped_goes_on_by_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, honest = tmp_path / "run", loop.Training.evaluate
+
+    def stop(self: loop.Training) -> None:
+        honest(self)
+        if self.run.optim.lr == 3e-3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Training, "evaluate", stop)
+        assert main(["pretrain", "digits", "--out", str(out), *QUICK, "--sweep", "optim.lr=1e-3,3e-3"]) == 0
+    assert f"stopped; go on with: vitrail pretrain --resume {out}" in lines(capsys)[0]
+    assert main(["report", str(out)]) == 0
+    said = lines(capsys)[0].splitlines()
+    assert said[0] == f"{out}: a sweep, 1 of 2 points tried"
+    assert "optim.lr=1e-3: " in said[1]
+    assert said[-1] == f"  go on with: vitrail pretrain --resume {out}"
+    assert main(["pretrain", "--resume", str(out), "--device", "cpu"]) == 0
+    assert "best on dev: optim.lr=" in lines(capsys)[0]
+    assert json.loads((out / "status.json").read_text())["state"] == "done"
 
 
 def test_replay_names_the_pictures(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:

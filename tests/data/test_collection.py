@@ -186,6 +186,23 @@ def test_tables_of_the_other_readers(here: Path) -> None:
         assert open_collection(text).kind == "Parquet"
 
 
+def test_a_set_without_labels_is_refused_with_the_way_its_kind_gives_them(here: Path) -> None:
+    tree(here, "photos/cat/1.png", "photos/dog/2.png")
+    open_collection("photos").need_labels()
+    with tarfile.open(here / "photos.tar", "w") as tar:
+        tar.add(here / "photos", ".")
+    np.savez(here / "a.npz", images=np.zeros((3, 4, 4, 3), np.uint8))
+    (here / "list.csv").write_text("path\nphotos/cat/1.png\n")
+    for text, remedy in (
+        ("photos.tar", r"KEY\.cls, or as \"label\" in KEY\.json; .* Unpack it .* `vitrail data pack`"),
+        ("flat:photos", "a folder of its own, named after it"),
+        ("list.csv", 'a column "label"'),
+        ("a.npz", "an array called labels"),
+    ):
+        with pytest.raises(BadLabels, match=f"^{text} has no labels: .*{remedy}"):
+            open_collection(text).need_labels()
+
+
 def test_class_that_train_lacks_is_refused_with_the_difference(here: Path) -> None:
     tree(here, "set/train/a/1.png", "set/train/b/1.png", "set/val/b/1.png", "set/val/c/1.png")
     with pytest.raises(BadLabels) as refusal:

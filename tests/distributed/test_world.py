@@ -140,7 +140,7 @@ def test_a_hanging_process_is_named_and_says_where_it_hangs() -> None:
 
 @pytest.mark.slow
 def test_a_stopped_process_is_named() -> None:
-    first, second = attempt(fail, "stopped", timeout_s=2, patience_s=5)
+    first, second = attempt(fail, "stopped", timeout_s=2, patience_s=15)
     assert first.status == 1
     assert "rank 1 of 2 (" in first.said
     assert "gave no sign of life for 2 s" in first.said

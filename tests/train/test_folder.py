@@ -482,7 +482,7 @@ class TestStory:
         ("state", "words"),
         [
             ("interrupted", "interrupted by a signal, step 130 of 500, at 20"),
-            ("exploded", "exploded: loss or gradient was no longer finite, step 130 of 500, at 20"),
+            ("exploded", "exploded: loss, gradient or weights were no longer finite, step 130 of 500, at 20"),
             ("failed", "failed with an error, step 130 of 500, at 20"),
             ("done", "done, step 130 of 500, at 20"),
         ],

@@ -153,10 +153,10 @@ def weights(out: Path) -> dict[str, Tensor]:
 
 
 def test_accumulation_is_exact(tmp_path: Path) -> None:
-    for micro in (16, 8, 1):
+    for micro in (16, 8, 5, 1):  # with 5 the last micro-batch holds one picture
         go(tiny_run(**PLAIN, micro=micro), tmp_path / str(micro))
     whole = weights(tmp_path / "16")
-    for micro in ("8", "1"):
+    for micro in ("8", "5", "1"):
         for name, tensor in weights(tmp_path / micro).items():
             torch.testing.assert_close(tensor, whole[name], rtol=1e-5, atol=1e-6)
 
@@ -263,6 +263,25 @@ def test_out_of_memory_at_the_start_halves_the_micro_batch(tmp_path: Path, monke
         "out of memory with 16 pictures at once: going on with 8, and 2 micro-batches a step",
         "out of memory with 8 pictures at once: going on with 4, and 4 micro-batches a step",
     ]
+
+
+def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, seen = Step.gradients, set[int]()
+
+    def short(self: Step, batch: Any, step: int, micro: int) -> Outcome:
+        if micro > 4:
+            raise torch.OutOfMemoryError("no more")
+        seen.add(micro)
+        return honest(self, batch, step, micro)
+
+    monkeypatch.setattr(Step, "gradients", short)
+    watching = Watching()
+    assert go(tiny_run(steps=8, batch=13, micro=13, mix=Mix()), tmp_path / "run", watching).state == "done"
+    assert [note for note in watching.notes if "out of memory" in note] == [
+        "out of memory with 13 pictures at once: going on with 5, and 3 micro-batches a step",
+        "out of memory with 5 pictures at once: going on with 2, and 7 micro-batches a step",
+    ]
+    assert seen == {2}
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +437,9 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing_in_silence(
 
     go(tiny_run(), tmp_path / "whole")
     monkeypatch.setattr(points, "reached", full)
-    with pytest.raises(TrainingError, match=r"checkpoint could not be written \(last.safetensors was\); there is none"):
+    with pytest.raises(
+        TrainingError, match=r"checkpoint could not be written \(last.safetensors was\); there is no checkpoint"
+    ):
         go(tiny_run(), tmp_path / "run")
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "failed"
     monkeypatch.undo()

@@ -94,7 +94,8 @@ def test_a_run_killed_when_it_had_just_stopped_early_ends_the_same(
     whole = go(run, tmp_path / "whole")
     assert whole.step < 40
 
-    def kill(*_: Any) -> None:
+    def kill(self: loop.Training, ending: str) -> None:
+        self.store.wait()  # its thread, which a real kill would end, must not meet the start that follows
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -123,6 +124,36 @@ def test_a_network_that_answers_nan_still_leaves_its_weights(tmp_path: Path, mon
     assert result.watch is not None
     assert result.watch["accuracy"] == 0
     assert (tmp_path / "run/last.safetensors").exists()
+
+
+def test_weights_that_overflow_at_the_end_are_an_explosion_and_no_matter_of_room(tmp_path: Path) -> None:
+    run = tiny_run(steps=6, optim=Optim(kind="sgd", lr=1e39), schedule=Schedule(decay="constant"), average=0.0)
+    with pytest.raises(Exploded) as caught:
+        go(run, tmp_path / "run")
+    said = str(caught.value)
+    assert "model/network." in said
+    assert "holds NaN or infinity" in said
+    assert "optim.lr" in said
+    assert "room" not in said
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "exploded"
+    assert said in describe(tmp_path / "run")
+    assert "overflowed" in (tmp_path / "run/report.html").read_text()
+
+
+def test_what_was_saved_before_weights_overflowed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = loop.Training.update
+
+    def last_one_overflows(self: loop.Training, batch: Any) -> None:
+        honest(self, batch)
+        if self.step == 8:
+            with torch.no_grad():
+                self.parts.objective.network.head.classifier.weight.fill_(torch.inf)  # type: ignore[union-attr]
+
+    monkeypatch.setattr(loop.Training, "update", last_one_overflows)
+    with pytest.raises(Exploded, match=r"the checkpoint of step 4 is intact.*--force.*optim\.clip=1"):
+        go(tiny_run(steps=8, average=0.0), tmp_path / "run")
+    monkeypatch.undo()
+    assert go(tiny_run(steps=8, average=0.0), tmp_path / "run").state == "done"
 
 
 def test_what_force_could_not_do_leaves_the_config_as_it_was(tmp_path: Path) -> None:
@@ -204,8 +235,9 @@ def test_what_was_chosen_for_other_processes_is_chosen_anew(tmp_path: Path) -> N
     go(tiny_run(steps=8, micro=0), tmp_path / "run")
     run = run_in(tmp_path / "run")
     assert (run.micro, run.sharding) == (16, "none")
-    assert elsewhere(run, ["steps=8"]) == replace(run, micro=0, sharding="auto")
-    assert elsewhere(run, ["micro=16", "sharding = none"]) == run
+    assert elsewhere(run, ["steps=8"], 1) == replace(run, micro=0, sharding="auto", compile="auto")
+    assert elsewhere(run, ["micro=16", "sharding = none", "compile=off"], 1) == run
+    assert elsewhere(run, ["micro=16", "sharding = none", "compile=off"], 2) == replace(run, micro=8)
 
 
 @pytest.mark.parametrize(

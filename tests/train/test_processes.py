@@ -41,7 +41,7 @@ def work(world: World, run: Run, out: str) -> str:
 
 
 class Stopping:
-    """Sends this process a signal when the metrics of a step are shown."""
+    """Sends this process a signal when a step is scored."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -49,14 +49,14 @@ class Stopping:
     def told(self, text: str) -> None: ...
 
     def progress(self, row: dict[str, Any]) -> None:
-        if row["kind"] == "train" and row["step"] == self.step:
+        if row["kind"] == "watch" and row["step"] == self.step:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def stopped(world: World, run: Run, out: str) -> tuple[str, int]:
+def stopped(world: World, run: Run, out: str, rank: int, step: int) -> tuple[str, int]:
     """Only one of the processes hears the signal."""
     torch.set_num_threads(1)
-    result = train(run, out=Path(out), world=world, observer=Stopping(5) if world.rank == 1 else None)
+    result = train(run, out=Path(out), world=world, observer=Stopping(step) if world.rank == rank else None)
     return result.state, result.step
 
 
@@ -114,15 +114,26 @@ def test_one_process_hands_over_to_two(tmp_path: Path, one: Path) -> None:
     close(out, one)
 
 
-def test_a_signal_to_one_process_stops_all_at_the_same_step(tmp_path: Path, one: Path) -> None:
+@pytest.mark.parametrize(("sharding", "rank", "step"), [("ddp", 0, 4), ("fsdp", 1, 5)])
+def test_a_signal_to_one_process_stops_all_at_the_same_step_soon(
+    tmp_path: Path, one: Path, sharding: str, rank: int, step: int
+) -> None:
+    """However seldom metrics are read."""
     out = tmp_path / "run"
-    run = replace(plain_run("ddp"), log=1, evaluation=Evaluation(every=10))
-    ends = together(stopped, run, str(out))
+    run = replace(plain_run(sharding), log=1000, evaluation=Evaluation(every=step), keep=Keep(steps=10))
+    ends = together(stopped, run, str(out), rank, step)
     assert ends[0] == ends[1]
     assert ends[0][0] == "interrupted"
-    assert 5 < ends[0][1] < 10
+    assert step < ends[0][1] < step + 4
     assert together(work, run, str(out)) == ["done", "done"]
     close(out, one)
+
+
+def test_the_first_process_s_clock_says_when_all_save(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = replace(plain_run("ddp"), log=1000, evaluation=Evaluation(every=10), keep=Keep(minutes=1e-6, last=9))
+    assert together(work, run, str(out)) == ["done", "done"]
+    assert sorted(int(place.name) for place in (out / "checkpoints").iterdir()) == [4, 8, 10]
 
 
 def test_a_folder_that_is_refused_is_refused_to_all(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from vitrail.train.folder.layout import BEST, LAST, command_in, is_done
 from vitrail.train.folder.story import describe
 from vitrail.train.loop import Observer, Result, train
 from vitrail.train.pictures import find_pictures
-from vitrail.train.preflight import Forecast, preflight
+from vitrail.train.preflight import preflight
 from vitrail.train.resume import elsewhere, run_in, same_run
-from vitrail.train.search import Found, search
+from vitrail.train.search import Found, is_over, on_everything, points_of, runs_worth, search
 
 RUNS = Path("runs")
 
@@ -110,13 +110,14 @@ def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: 
         if args.download and world.first:
             fetch(asked.data or recipe(asked.recipe).data.source)
         world.barrier()
-        # A search is planned anew; any other run goes on as its folder says, whatever has become of the recipe.
-        again = going_on and asked.sweep is None
-        plan = Planned(run=elsewhere(run_in(out), asked.settings), base=None) if again and out else planned(asked)
+        if going_on and asked.sweep is None and out:  # as its folder says, whatever has become of the recipe
+            plan = Planned(run=elsewhere(run_in(out), asked.settings, world.size), base=None)
+        else:
+            plan = planned(asked)
         if args.dry_run:
             for text in plan.why:
                 watching.told(text)
-            return show_forecast(preflight(plan.run, find_pictures(plan.run.data), world, base=plan.base), world)
+            return forecast(plan, asked, world)
         out = out or world.agree(free_folder(plan.run))
         return start(plan, asked, out, world, force=args.force, observer=watching)
 
@@ -127,17 +128,36 @@ def fetch(source: str) -> None:
         open_collection(source, download=True, progress=progress)
 
 
+def forecast(plan: Planned, asked: Asked, world: World) -> int:
+    """What to expect of the run and, where one is asked for, of the sweep, which ends with a run on all pictures."""
+    grid = None if asked.sweep is None else grid_of(asked, plan)
+    runs = 1.0 if grid is None else runs_worth(plan.run, grid, world, with_changes)
+    run = plan.run if grid is None else on_everything(plan.run)
+    found = preflight(run, find_pictures(run.data), world, base=plan.base)
+    if world.first:
+        print_table(("what", "to expect"), list(found.figures.items()), title="A dry run: nothing is kept", left=2)
+        print(f"time: about {duration(found.seconds)} for all steps, without scoring")
+        if grid is not None:
+            whole = f"the sweep, {len(points_of(grid))} points and the last run"
+            print(f"time: about {duration(runs * found.seconds)} for {whole}, {runs:.1f} times as long")
+        for warning in found.warnings:
+            print(f"note: {warning}")
+    return 0
+
+
 def start(plan: Planned, asked: Asked, out: Path, world: World, *, force: bool, observer: Observer) -> int:
     command: dict[str, Any] = {**asdict(asked), "go_on": go_on(asked, out)}
+    grid = None if asked.sweep is None else grid_of(asked, plan)
     if is_done(out) and not force:
-        if asked.sweep is None:
+        if grid is None:
             same_run(out, plan.run, world)
-        observer.told(describe(out))
-        return 0
-    if asked.sweep is not None:
+        if grid is None or is_over(plan.run, grid, out=out, world=world, change=with_changes):
+            observer.told(describe(out))
+            return 0
+    if grid is not None:
         found = search(
             plan.run,
-            grid_of(asked, plan),
+            grid,
             out=out,
             world=world,
             command=command,
@@ -191,13 +211,3 @@ def show_search(found: Found, asked: Asked, out: Path, world: World) -> int:
         print(f"stopped; go on with: {go_on(asked, out)}")
         return 0
     return show_result(found.final, asked, world)
-
-
-def show_forecast(forecast: Forecast, world: World) -> int:
-    if world.rank:
-        return 0
-    print_table(("what", "to expect"), list(forecast.figures.items()), title="A dry run: nothing is kept", left=2)
-    print(f"time: about {duration(forecast.seconds)} for all steps, without scoring")
-    for warning in forecast.warnings:
-        print(f"note: {warning}")
-    return 0

@@ -10,7 +10,7 @@ VitrailError
 │   ├── BadLabels          an empty class, a class that train lacks, a label outside the range
 │   └── WorkerDied         a loader process ended; names the sample it was reading
 ├── TrainingError          a run cannot go on; its folder says how far it came
-│   ├── Exploded           loss or gradient was not finite too often
+│   ├── Exploded           loss or gradient was not finite too often, or weights overflowed
 │   └── RankLost           a process of a job died or hung; names it
 └── WeightsError           a weight file cannot be used; names the file and the first offending tensor
     ├── UnsafeWeights      the file asks for code to run, or for memory beyond any honest need
@@ -67,7 +67,7 @@ class TrainingError(VitrailError):
 
 
 class Exploded(TrainingError):
-    """A run whose loss or gradient was not finite too often."""
+    """A run whose loss or gradient was not finite too often, or whose weights overflowed."""
 
 
 class RankLost(TrainingError):

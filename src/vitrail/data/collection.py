@@ -34,6 +34,16 @@ Progress = Callable[[str, int, int | None], None]  # a file, bytes done, bytes i
 
 ORDER: Final = ("train", "val", "test")
 
+# How labels are given, by the kind of the source; a folder a class for the rest.
+LABELLING: Final = {
+    "tar shards": 'in a tar file a picture KEY.jpg has its class number in KEY.cls, or as "label" in KEY.json; folders '
+    "inside it are no classes. Unpack it and give the folder, or pack that folder with `vitrail data pack`",
+    "manifest": 'give the list a column "label"',
+    "Parquet": 'give the table a column "label"',
+    "Hugging Face dataset": 'give the table a column "label"',
+    "arrays": "give it an array called labels",
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collection:
@@ -57,6 +67,12 @@ class Collection:
     def classes(self) -> tuple[str, ...]:
         """The names of the K classes; none where there are no labels."""
         return next((source.classes for source in self.splits.values() if source.classes), ())
+
+    def need_labels(self) -> None:
+        """Refuses a set that has none, with the way to give it some."""
+        if not self.classes:
+            remedy = LABELLING.get(self.kind, "put the pictures of each class into a folder of its own, named after it")
+            raise BadLabels(f"{self.name} has no labels: {remedy}")
 
     def split(self, name: str) -> Source:
         """One of the splits: by its name, or by another usual word for it."""

@@ -7,7 +7,7 @@ A rank that dies or hangs ends the job, and the message names it (watch.py).
 """
 
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -59,6 +59,16 @@ class World:
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def summing(self, tensor: Tensor) -> Callable[[], object]:
+        """Begins to add a tensor up over processes, in place, while the caller goes on; what is returned waits for it.
+        With a tensor on the CPU the accelerator's queue goes on, too."""
+        self.moved()
+        if self.size == 1:
+            return lambda: None
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        return work.wait
 
     def barrier(self) -> None:
         self.all_true(True)

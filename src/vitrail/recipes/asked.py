@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.shapes import Pair
 from vitrail.data.collection import open_collection
 from vitrail.data.source import Source
@@ -78,10 +78,7 @@ def fitted(asked: Asked) -> Planned:
     """Fine-tuning without a recipe: weights and data say all."""
     bundle, collection = find_weights(asked.weights), open_collection(asked.data)
     train = only_or(collection, "train")
-    if not collection.classes:
-        raise BadLabels(
-            f"{asked.data} has no labels: put the pictures of each class into a folder of its own, named after it"
-        )
+    collection.need_labels()
     picture = usual_size(train)
     chosen = for_data(
         bundle.config,

@@ -12,9 +12,10 @@ from vitrail.train.config import Data, Run
 
 
 def digits() -> Run:
-    """Digits from scratch at 16 px, 45 epochs: a ViT of 4 layers and width 64, 16 tokens.
+    """Digits from scratch at 16 px, 45 epochs: a ViT of 4 layers and width 64, 16 patches.
 
-    98 % of the held-out 360 (two seeds), in about half a minute of one core."""
+    The last weights get 97.8 % of the 360 held-out digits right with seed 0 and 97.2 % with seed 1, after about half a
+    minute of one core."""
     crop = InceptionCrop(size=(16, 16), area=(0.6, 1.0), aspect=(0.8, 1.25))
     return Run(
         name="digits",
@@ -32,9 +33,10 @@ def digits() -> Run:
 
 
 def finetune_digits() -> Run:
-    """Digits at 32 px, 12 epochs from weights of `digits`: 64 tokens, positions resized, a new head.
+    """Digits at 32 px, 12 epochs from weights of `digits`: 64 patches, positions resized, a new head.
 
-    98 % of the held-out 360 (two seeds), in about half a minute of one core."""
+    From weights of the same seed the last ones get 97.8 % of the 360 held-out digits right with seed 0 and 98.1 % with
+    seed 1, after about half a minute of one core."""
     run = digits()
     return replace(
         run,

@@ -60,7 +60,8 @@ def assemble(run: Run, pictures: Pictures, world: World, ledger: Ledger, *, save
         world=world,
         sharding=cast(Sharding, run.sharding),  # no longer "auto"
         precision=cast(Precision, run.precision),
-        compile=run.compile == "on",
+        compile=run.compile in ("on", "graphs"),
+        graphs=run.compile == "graphs",
         recompute=run.recompute,
         values=values,
     )

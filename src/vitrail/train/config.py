@@ -14,6 +14,7 @@ from vitrail.optim.config import Optim, Schedule
 
 Precision: TypeAlias = Literal["auto", "float32", "autocast", "bfloat16"]
 Switch: TypeAlias = Literal["auto", "on", "off"]
+Compile: TypeAlias = Literal["auto", "on", "graphs", "off"]
 Sharding: TypeAlias = Literal["auto", "none", "ddp", "fsdp", "hsdp"]
 
 
@@ -100,7 +101,7 @@ class Run:
     average: float = 0.0  # Polyak's factor, 0.9999 in the paper; 0 for none
     seed: int = 0
     precision: Precision = "auto"  # float32 on a CPU, bfloat16 with float32 masters on a GPU
-    compile: Switch = "auto"
+    compile: Compile = "auto"  # graphs: launched as CUDA graphs, for networks so small that the host cannot keep up
     recompute: bool = False  # activations anew in the backward pass instead of kept
     sharding: Sharding = "auto"
     evaluation: Evaluation = field(default_factory=Evaluation)
@@ -109,7 +110,7 @@ class Run:
     bad_steps: int = 10  # updates left out for a loss or gradient that is not finite, before the run gives up
 
     def __post_init__(self) -> None:
-        for name, kinds in (("precision", Precision), ("compile", Switch), ("sharding", Sharding)):
+        for name, kinds in (("precision", Precision), ("compile", Compile), ("sharding", Sharding)):
             if getattr(self, name) not in get_args(kinds):
                 raise unknown(name, str(getattr(self, name)), get_args(kinds))
         if (self.steps > 0) == (self.epochs > 0) or self.steps < 0 or self.epochs < 0:

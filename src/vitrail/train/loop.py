@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -21,10 +21,11 @@ from vitrail.core.errors import DataError, Exploded, TrainingError, VitrailError
 from vitrail.data.ledger import Ledger, Unreadable
 from vitrail.data.loader import Batch, blamed
 from vitrail.data.order import Order
+from vitrail.distributed.accord import Accord
 from vitrail.distributed.world import World
 from vitrail.optim.schedules import rate
 from vitrail.report.panels import State
-from vitrail.train import messages, signals
+from vitrail.train import memory, messages, signals
 from vitrail.train.build import Parts, assemble
 from vitrail.train.config import Run
 from vitrail.train.export import best_in_place, provenance_of, take_provenance, write_weights
@@ -39,7 +40,7 @@ from vitrail.train.report import METRICS, read_metrics
 from vitrail.train.resolve import resolved, summary
 from vitrail.train.resume import open_folder, resume
 from vitrail.train.scoring import Best, Scorer, check_fewshot
-from vitrail.train.state import pieces, state_of
+from vitrail.train.state import fault_in, pieces, state_of
 
 EVALUATIONS = 20  # a run, where nothing else is said
 FIRST_STEPS = 3  # in which running out of memory is answered by smaller micro-batches
@@ -153,6 +154,7 @@ class Training:
             world=world,
             ledger=self.ledger,
         )
+        self.accord = Accord(world)
         self.rows: dict[str, dict[str, Any]] = {}  # the last scores, by kind
         if saved is None:
             self.folder.rewind(0)  # a start that was killed before its first checkpoint may have left rows
@@ -180,12 +182,14 @@ class Training:
         with signals.heard() as stop:
             self.pace.start()
             for batch in () if ending else self.batches():
-                self.update(batch, stop)
-                reading = self.draw()
+                self.update(batch)
+                self.draw()
                 if self.step % self.evaluation_every == 0 or self.step == self.run.steps:
                     self.evaluate()
-                ending = self.ending(stop, reading)
-                if ending or self.saving_due(reading):
+                clock = self.world.first and self.clock_says_save()
+                stopping, save = self.accord(self.step, (bool(stop), clock))
+                ending = self.ending(stopping)
+                if ending or save or (self.run.keep.steps and self.step % self.run.keep.steps == 0):
                     self.save()
                 if ending:
                     break
@@ -209,30 +213,29 @@ class Training:
     def out_of_patience(self) -> bool:
         return 0 < self.run.evaluation.patience <= self.best.since
 
-    def update(self, batch: Batch, stop: signals.Stop) -> None:
+    def update(self, batch: Batch) -> None:
         """One step; in the first few, out of memory means smaller micro-batches, and the same step again."""
-        flags = {"stop": float(bool(stop)), "save": float(self.world.rank == 0 and self.clock_says_save())}
         lr = rate(self.run.schedule, self.run.optim.lr, batch.step, self.run.steps)
         while True:
             try:
-                done = self.parts.step(batch, step=batch.step, rate=lr, micro=self.micro, flags=flags)
+                done = self.parts.step(batch, step=batch.step, rate=lr, micro=self.micro)
                 break
             except torch.OutOfMemoryError:
-                if self.pace.steps >= FIRST_STEPS or self.world.size > 1 or self.micro == 1:
+                taken = min(self.micro, len(batch))
+                if self.pace.steps >= FIRST_STEPS or self.world.size > 1 or taken == 1:
                     raise
                 self.parts.optimiser.zero_grad()
                 torch.cuda.empty_cache()
-                smaller = next(size for size in range(self.micro // 2, 0, -1) if self.micro % size == 0)
-                self.folder.note(messages.halved(self.micro, smaller, self.run.batch // self.world.size // smaller))
-                self.micro = smaller
+                self.micro = memory.portion(len(batch), taken // 2)
+                self.folder.note(messages.halved(taken, self.micro, memory.parts(len(batch), self.micro)))
         self.meter.add(batch.step, done.names, done.sums, done.norm, done.ok)
         self.step = batch.step + 1
         self.pace.stepped()
 
-    def draw(self) -> Reading | None:
+    def draw(self) -> None:
         """Every `log` steps: sends off the sums and takes those sent the time before. On a CPU nothing need wait."""
         if self.step % self.run.log and self.step != self.run.steps:
-            return None
+            return
         reading = self.meter.read()
         if reading is not None:
             self.show(reading)
@@ -241,7 +244,6 @@ class Training:
             reading = self.meter.read()
             if reading is not None:
                 self.show(reading)
-        return reading
 
     def show(self, reading: Reading, *, last: bool = False) -> None:
         """A row of metrics: to the file, to TensorBoard, to whoever watches."""
@@ -251,7 +253,7 @@ class Training:
             "step": reading.step,
             "epoch": reading.step * self.run.batch / len(self.pictures.train),
             "loss": reading.loss,
-            **{name: reading.mean(name) for name in reading.values if name not in ("total", "count", "stop", "save")},
+            **{name: reading.mean(name) for name in reading.values if name not in ("total", "count")},
             "lr": rate(self.run.schedule, self.run.optim.lr, reading.step - 1, self.run.steps),
             "norm": reading.norm,
             "skipped": reading.skipped,
@@ -291,28 +293,19 @@ class Training:
             if rows:
                 self.report("running")
 
-    def saving_due(self, reading: Reading | None) -> bool:
-        """By steps, or by the first process's clock, which all hear of in the metrics."""
-        if self.run.keep.steps and self.step % self.run.keep.steps == 0:
-            return True
-        if self.world.size == 1:
-            return self.clock_says_save()
-        return reading is not None and reading.values["save"] > 0
-
     def clock_says_save(self) -> bool:
+        """Whether it is time for a checkpoint, or for another try at one; of several processes the first is asked."""
         if self.store.failing:
             return self.store.retry_due()
         return not self.run.keep.steps and time.monotonic() - self.saved_at > 60 * self.run.keep.minutes
 
-    def ending(self, stop: signals.Stop, reading: Reading | None) -> str:
+    def ending(self, stopping: bool) -> str:
         """Why the run ends here, or nothing."""
         if self.step == self.run.steps:
             return "done"
         if self.out_of_patience:
             return "early"
-        if self.world.size == 1:
-            return "interrupted" if stop else ""
-        return "interrupted" if reading is not None and reading.values["stop"] > 0 else ""
+        return "interrupted" if stopping else ""
 
     def save(self) -> None:
         """Hands a copy of everything to the writer, which goes to disk while the run goes on."""
@@ -358,8 +351,12 @@ class Training:
         )
 
     def fail(self, written: bool) -> None:
-        """At the end nothing may be lost in silence."""
-        message = messages.unwritten(self.step, self.run.steps, self.world.agree(self.store.last), weights=written)
+        """At the end nothing may be lost in silence. What cannot be written is the disk's fault or the weights' own."""
+        kept = self.world.agree(self.store.last)
+        faults = self.world.gather(fault_in(state_of(self.parts.objective, self.parts.optimiser, self.parts.average)))
+        if fault := next(filter(None, faults), ""):
+            self.blow_up(messages.overflowed(self.step, self.run.steps, fault, kept))
+        message = messages.unwritten(self.step, self.run.steps, kept, weights=written)
         self.report("failed", message)
         raise TrainingError(message)
 
@@ -412,7 +409,9 @@ class Training:
         self.save()
         kept = self.step if self.store.wait() else self.store.last
         self.write(LAST, None)
-        message = messages.exploded(reading, kept, self.folder.path)
+        self.blow_up(messages.exploded(reading, kept, self.folder.path))
+
+    def blow_up(self, message: str) -> NoReturn:
         self.folder.log(message)
         self.report("exploded", message)
         raise Exploded(message)

@@ -51,6 +51,17 @@ def free_bytes(device: torch.device) -> int:
 
 
 def fitting(local: int, each: int, room: int, most: int) -> int:
-    """The micro-batch: the largest divisor of a process's batch that fits into the room, at most `most`."""
-    limit = max(1, min(most, int(room * USED) // max(each, 1)))
-    return next(size for size in range(min(local, limit), 0, -1) if local % size == 0)
+    """The micro-batch of a process's batch that fits into the room, at most `most`."""
+    return portion(local, max(1, min(most, int(room * USED) // max(each, 1))))
+
+
+def portion(local: int, most: int) -> int:
+    """How many of `local` samples to take at once, `most` or fewer: a divisor, so that all parts have one shape, unless
+    that is less than half of it; then so many that the parts are as even as can be."""
+    divisor = next(size for size in range(min(local, most), 0, -1) if local % size == 0)
+    return divisor if 2 * divisor > min(local, most) else -(-local // parts(local, most))
+
+
+def parts(local: int, micro: int) -> int:
+    """How many micro-batches there are; the last may be smaller."""
+    return -(-local // micro)

@@ -6,6 +6,8 @@ from vitrail.core.errors import VitrailError
 from vitrail.train.folder.layout import LAST
 from vitrail.train.meter import Reading
 
+GENTLER = "Start anew, or go on with --force, with a lower optim.lr, a longer schedule.warmup, or optim.clip=1"
+
 
 def halved(before: int, after: int, parts: int) -> str:
     return f"out of memory with {before} pictures at once: going on with {after}, and {parts} micro-batches a step"
@@ -23,19 +25,29 @@ def exploded(reading: Reading, kept: int | None, folder: Path) -> str:
     return (
         f"loss or gradient was not finite in {reading.skipped} updates, first at step {reading.first_bad}; {weights}. "
         f"`vitrail replay {folder} --step {reading.first_bad}` runs that batch again; its pictures are in "
-        "bad_batch.json. Start anew, or go on with --force, with a lower optim.lr, a longer schedule.warmup, or "
-        "optim.clip=1"
+        f"bad_batch.json. {GENTLER}"
+    )
+
+
+def overflowed(step: int, steps: int, fault: str, kept: int | None) -> str:
+    """`fault` names a tensor and what it holds."""
+    return (
+        f"step {step:,} of {steps:,} was reached, but its weights have overflowed ({fault}), so they were not written; "
+        f"{_intact(kept)}. {GENTLER}"
     )
 
 
 def unwritten(step: int, steps: int, kept: int | None, *, weights: bool) -> str:
     """`weights` says whether those could be written, and only the checkpoint could not."""
-    intact = "there is none before it" if kept is None else f"the checkpoint of step {kept:,} is intact"
     what = f"checkpoint could not be written ({LAST} was)" if weights else "weights could not be written"
     return (
-        f"step {step:,} of {steps:,} was reached, but its {what}; {intact}. The log says why. Make room, and go on "
-        "with the same command"
+        f"step {step:,} of {steps:,} was reached, but its {what}; {_intact(kept)}. The log says why. Make room, and "
+        "go on with the same command"
     )
+
+
+def _intact(kept: int | None) -> str:
+    return "there is no checkpoint before it" if kept is None else f"the checkpoint of step {kept:,} is intact"
 
 
 def failed(error: BaseException, processes: int) -> str:

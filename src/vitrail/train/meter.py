@@ -1,8 +1,7 @@
 """Metrics that never make the host wait: sums grow on the device, and a copy is read when it has arrived.
 
-Every process adds the same global sums in the same steps and reads each copy at the same step, so whatever is decided
-from a reading is decided alike everywhere: that a signal came, that it is time to save, that too many updates were left
-out.
+Every process adds the same global sums in the same steps and reads each copy at the same step, so what is decided from
+a reading is decided alike everywhere: that too many updates were left out.
 """
 
 import math

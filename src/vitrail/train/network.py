@@ -12,18 +12,42 @@ from vitrail.checkpoint.pretrained import public
 from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import network, operate
 from vitrail.core.errors import WeightsNotFound
+from vitrail.core.shapes import times
 from vitrail.data.draws import keyed, number
 from vitrail.distributed.materialise import draw
 from vitrail.models.build import Model, bare, build
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.position import SineTable
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import ZOO, adapted
 from vitrail.objectives.classification import start_bias
 from vitrail.train.config import Run
 from vitrail.train.folder.layout import BEST, COMMAND, LAST
 
 REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
+
+
+def network_name(config: ModelConfig) -> str:
+    """The paper's notation where a network has the shape of one with a name, whatever its head or pooling; else its
+    shape in words."""
+    found = next((name for name, known in ZOO.items() if shape(known) == shape(config)), "")
+    if found:
+        return found
+    if not isinstance(config, ViTConfig):
+        return f"ResNet of {'+'.join(map(str, config.blocks))} blocks, width factor {config.factor:g}"
+    if config.backbone is not None:
+        return f"hybrid ViT of {config.depth} layers, width {config.width}"
+    height, width = config.patch
+    patch = str(height) if height == width else times(config.patch)
+    return f"ViT of {config.depth} layers, width {config.width}, patch {patch}"
+
+
+def shape(config: ModelConfig) -> tuple[object, ...]:
+    """What tells the named networks apart."""
+    if not isinstance(config, ViTConfig):
+        return config.blocks, config.factor, config.root, config.mixing
+    stem = None if config.backbone is None else shape(config.backbone)
+    return config.width, config.depth, config.mlp_width, config.heads, config.patch, config.attention, stem
 
 
 def find_weights(text: str) -> Bundle:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.source import Source
 from vitrail.data.splits import dev_split
@@ -45,8 +45,7 @@ def find_pictures(data: Data) -> Pictures:
 
 def cut(collection: Collection, data: Data) -> Pictures:
     train = whole = only_or(collection, data.train)
-    if not collection.classes:
-        raise BadLabels(f"{collection.name} has no labels; classification needs them")
+    collection.need_labels()
     dev: Source | None = None
     if data.dev:
         rest, held = dev_split(train, data.dev)

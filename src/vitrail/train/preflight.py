@@ -11,6 +11,7 @@ import torch
 
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import DataError
+from vitrail.core.shapes import times
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch
 from vitrail.distributed.world import World
@@ -19,8 +20,9 @@ from vitrail.optim.schedules import rate
 from vitrail.train import memory
 from vitrail.train.build import Parts, assemble
 from vitrail.train.config import Run
+from vitrail.train.network import find_weights, network_name
 from vitrail.train.pictures import Pictures
-from vitrail.train.resolve import resolved, shards
+from vitrail.train.resolve import COMPILED, at_once, resolved, shards
 
 WARM_UP = 2
 TIMED_S = 8.0
@@ -59,12 +61,13 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
     tested = f", {len(pictures.test):,} for the end ({pictures.tested})" if pictures.test is not None else ""
     figures["pictures"] = f"{samples:,} to train on{watched}{tested}; {len(pictures.classes):,} classes"
     figures["network"] = (
-        f"{parameters(run.model):,} parameters, {macs(run.model) / 1e9:.3g} GMAC an image of "
-        f"{run.model.image[0]}x{run.model.image[1]}"
+        f"{network_name(run.model)}: {parameters(run.model):,} parameters, {macs(run.model) / 1e9:.3g} GMAC an image "
+        f"of {times(run.model.image)}"
     )
     figures["batch"] = (
-        f"{run.batch}: {world.size} process{'es' if world.size > 1 else ''} x {local // run.micro} "
-        f"micro-batch{'es' if local > run.micro else ''} x {run.micro} pictures"
+        f"{run.batch}: {world.size} process{'es' if world.size > 1 else ''} x "
+        f"{memory.parts(local, run.micro)} micro-batch{'es' if local > run.micro else ''} x "
+        f"{at_once(local, run.micro)} pictures"
     )
     figures["steps"] = f"{run.steps:,}, which is {run.steps * run.batch / samples:,.1f} epochs"
     low = run.precision != "float32"
@@ -84,7 +87,7 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
         f"{6 * macs(run.model) * run.batch / 1e12:,.3g} TFLOP a step, "
         f"{6 * macs(run.model) * run.batch * run.steps / 1e18:,.3g} exaFLOPs in all"
     )
-    figures["numbers"] = f"{run.precision}{', compiled' if run.compile == 'on' else ''}, sharding {run.sharding}"
+    figures["numbers"] = f"{run.precision}{COMPILED[run.compile]}, sharding {run.sharding}"
 
 
 def size(count: int) -> str:
@@ -99,11 +102,11 @@ def timed(forecast: Forecast, parts: Parts, world: World) -> None:
     if run.steps <= WARM_UP:  # too short to time: the same step again
         batches = repeated(batches)
     for batch in itertools.islice(batches, WARM_UP):
-        parts.step(batch, step=batch.step, rate=0.0, micro=run.micro, flags={})
+        parts.step(batch, step=batch.step, rate=0.0, micro=run.micro)
     settle(world)
     start, count = time.perf_counter(), 0
     for batch in batches:
-        parts.step(batch, step=batch.step, rate=0.0, micro=run.micro, flags={})
+        parts.step(batch, step=batch.step, rate=0.0, micro=run.micro)
         settle(world)
         count += 1
         if time.perf_counter() - start > TIMED_S or count >= 20:
@@ -163,8 +166,6 @@ def data_warnings(run: Run, pictures: Pictures) -> list[str]:
 
 def weights_warnings(asked: Run, run: Run, pictures: Pictures) -> list[str]:
     """Whether the weights expect other pixels, or had other classes."""
-    from vitrail.train.network import find_weights
-
     if not run.weights:
         return []
     bundle = find_weights(run.weights)

@@ -11,16 +11,19 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.resident import first_size
 from vitrail.distributed.world import World
 from vitrail.models.config import ViTConfig
-from vitrail.models.walk import parameters
+from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import adapted
 from vitrail.optim.schedules import rate
 from vitrail.train import memory
-from vitrail.train.config import Run
+from vitrail.train.config import Compile, Run
 from vitrail.train.feed import may_reside
+from vitrail.train.network import network_name
 from vitrail.train.pictures import Pictures
 
 MOST_ON_HOST = 128  # images at once on a CPU: more is no faster
 MOST_ON_DEVICE = 1024
+GRAPH_FLOPS = 1e13  # of a micro-batch: some 20 ms on an H200, which is what its host needs to launch one
+COMPILED = {"on": ", compiled", "graphs": ", compiled as graphs", "off": ""}
 SMALL_PICTURES = 1 << 26  # bytes: on a CPU a set this small is quicker without loader processes
 
 
@@ -48,7 +51,6 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
         )
     cuda = world.device.type == "cuda"
     precision = run.precision if run.precision != "auto" else "bfloat16" if cuda else "float32"
-    compiled = run.compile if run.compile != "auto" else "on" if cuda else "off"
     sharding = run.sharding if run.sharding != "auto" else "ddp" if world.size > 1 else "none"
     if sharding == "none" and world.size > 1:
         raise ConfigError(f"sharding=none with {world.size} processes would train {world.size} networks; use ddp")
@@ -58,12 +60,25 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
         steps=steps,
         epochs=0.0,
         precision=precision,
-        compile=compiled,
         sharding=sharding,
         preprocessing=run.preprocessing or Preprocessing(image=model.image),
     )
     run = replace(run, data=replace(run.data, resident="on" if resident(run, pictures, world.device) else "off"))
-    return replace(run, micro=micro_batch(run, world))
+    run = replace(run, micro=micro_batch(run, world))
+    return replace(run, compile=compiled(run, world))
+
+
+def compiled(run: Run, world: World) -> Compile:
+    """How the step is compiled: on a GPU always, and as graphs where launching its kernels would take longer than they
+    do."""
+    cuda, assumed = world.device.type == "cuda", run.compile
+    if assumed == "graphs" and (not cuda or world.size > 1):
+        raise ConfigError("compile=graphs is for one process with a GPU; use compile=auto")
+    if assumed != "auto":
+        return assumed
+    assert run.model is not None
+    small = 6 * macs(run.model) * run.micro < GRAPH_FLOPS and world.size == 1
+    return "off" if not cuda else "graphs" if small else "on"
 
 
 def check_mixing(run: Run, world: World) -> None:
@@ -88,17 +103,22 @@ def summary(run: Run, pictures: Pictures, world: World, out: Path) -> tuple[str,
     assert run.model is not None
     optim, local = run.optim, run.batch // world.size
     watched = f", {len(pictures.watch):,} watched ({pictures.watched})" if pictures.watch is not None else ""
-    parts = f"{world.size} x {local // run.micro} x {run.micro}"
+    parts = f"{world.size} x {memory.parts(local, run.micro)} x {at_once(local, run.micro)}"
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     return (
         f"run folder {out}; report {out / 'report.html'}",
-        f"{run.name}: {parameters(run.model):,} parameters, {times(run.model.image)} px, from "
+        f"{network_name(run.model)}: {parameters(run.model):,} parameters, {times(run.model.image)} px, from "
         f"{run.weights or 'scratch'}",
         f"{pictures.title}: {len(pictures.train):,} pictures, {len(pictures.classes):,} classes{watched}",
         f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(pictures.train):,.1f} epochs; "
         f"{optim.kind} at {optim.lr:g}, {run.schedule.decay}; {run.precision}"
-        f"{', compiled' if run.compile == 'on' else ''}, {world.size} x {device}",
+        f"{COMPILED[run.compile]}, {world.size} x {device}",
     )
+
+
+def at_once(local: int, micro: int) -> str:
+    """The size of a process's micro-batches, in words."""
+    return f"at most {micro}" if local % micro else str(micro)
 
 
 def resident(run: Run, pictures: Pictures, device: torch.device) -> bool:
@@ -123,8 +143,11 @@ def micro_batch(run: Run, world: World) -> int:
     """What a process takes at once: as asked for, or as many as its memory holds."""
     local = run.batch // world.size
     if run.micro:
-        if local % run.micro:
-            raise ConfigError(f"micro={run.micro} does not divide the {local} pictures a process has of each batch")
+        if run.micro > local:
+            raise ConfigError(
+                f"micro={run.micro} is more than the {local} pictures a process has of each batch; "
+                f"use {local} or fewer, or 0 for as many as fit"
+            )
         return run.micro
     assert run.model is not None
     low, cuda = run.precision != "float32", world.device.type == "cuda"

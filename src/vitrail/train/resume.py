@@ -32,12 +32,14 @@ def run_in(folder: Path) -> Run:
     return restored(Run, {**config, "data": data})
 
 
-def elsewhere(run: Run, typed: Iterable[str]) -> Run:
+def elsewhere(run: Run, typed: Iterable[str], processes: int) -> Run:
     """The run of a folder, to go on with on another machine or with other processes: what was chosen for those it had,
-    and nobody typed, is chosen anew. A checkpoint keeps its micro-batch all the same."""
+    and nobody typed, is chosen anew, and a micro-batch is no more than a process has. A checkpoint keeps its own all
+    the same."""
     named = {text.partition("=")[0].strip() for text in typed}
-    fits = {"micro": 0, "sharding": "auto"}
-    return replace(run, **{name: value for name, value in fits.items() if name not in named})
+    fits = {"micro": 0, "sharding": "auto", "compile": "auto"}
+    run = replace(run, **{name: value for name, value in fits.items() if name not in named})
+    return replace(run, micro=min(run.micro, max(run.batch // processes, 1)))
 
 
 def config_of(run: Run, pictures: Pictures) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from vitrail.checkpoint.files.soundness import first_unsound
 from vitrail.checkpoint.store.pieces import Piece
 from vitrail.checkpoint.store.saved import Saved
 from vitrail.core.errors import MismatchedWeights
@@ -34,6 +35,12 @@ def pieces(state: Mapping[str, Tensor], world: World) -> dict[str, Piece]:
             part, shape, start = local(tensor.detach())
             found[name] = Piece(tensor=part, shape=shape, start=start)
     return found
+
+
+def fault_in(state: Mapping[str, Tensor]) -> str:
+    """The first tensor that is not finite in what this process holds, in words; nothing where all are sound."""
+    unsound = first_unsound({name: local(tensor.detach())[0] for name, tensor in state.items()})
+    return "" if unsound is None else f"{unsound[0]} holds {unsound[1]}"
 
 
 def restore(state: Mapping[str, Tensor], saved: Saved) -> None:

@@ -43,13 +43,9 @@ class Step:
         self.objective, self.parallel, self.optimiser, self.average = objective, parallel, optimiser, average
         self.world, self.seed, self.clip = world, seed, clip
 
-    def __call__(self, batch: Batch, *, step: int, rate: float, micro: int, flags: dict[str, float]) -> Done:
-        """`flags` are summed over processes along with the rest."""
+    def __call__(self, batch: Batch, *, step: int, rate: float, micro: int) -> Done:
         outcome = self.gradients(batch, step, micro)
-        names = ("total", "count", *outcome.tallies, *flags)
-        told = torch.tensor(list(flags.values()), dtype=torch.float32)
         sums = torch.stack([outcome.total, outcome.count, *outcome.tallies.values()]).float()
-        sums = torch.cat([sums, told.to(sums.device, non_blocking=True)])
         self.world.sum_(sums)
         count = sums[1].clamp(min=1.0) / self.parallel.gradient_factor
         norm = total_norm(self.optimiser.gradients()) / count
@@ -59,7 +55,7 @@ class Step:
         if self.average is not None:
             self.average.update()
         self.objective.stepped(step)
-        return Done(names, sums, norm, ok)
+        return Done(("total", "count", *outcome.tallies), sums, norm, ok)
 
     def gradients(self, batch: Batch, step: int, micro: int) -> Outcome:
         """Forward and backward over the micro-batches; the outcome is this process's sum."""
@@ -70,7 +66,7 @@ class Step:
             with self.parallel.micro(last=at == len(parts) - 1):
                 outcome: Outcome = self.parallel(*part)
                 outcome.total.backward()
-            outcomes.append(detached(outcome))
+            outcomes.append(detached(outcome, keep=len(parts) > 1))
         return summed(outcomes)
 
 
@@ -88,9 +84,14 @@ def seed_generators(device: torch.device, seed: int, step: int, rank: int, part:
         torch.cuda.default_generators[device.index or 0].manual_seed(key)
 
 
-def detached(outcome: Outcome) -> Outcome:
-    tallies = {name: value.detach() for name, value in outcome.tallies.items()}
-    return Outcome(outcome.total.detach(), outcome.count.detach(), tallies)
+def detached(outcome: Outcome, *, keep: bool) -> Outcome:
+    """Without what led to it; to `keep` it over the next micro-batch, as a copy (see Parallel)."""
+
+    def plain(value: Tensor) -> Tensor:
+        return value.detach().clone() if keep else value.detach()
+
+    tallies = {name: plain(value) for name, value in outcome.tallies.items()}
+    return Outcome(plain(outcome.total), plain(outcome.count), tallies)
 
 
 def summed(outcomes: Sequence[Outcome]) -> Outcome:

@@ -14,6 +14,8 @@ METRICS: Final = "metrics.jsonl"
 LOG: Final = "log.txt"
 BEST: Final = "best.safetensors"
 LAST: Final = "last.safetensors"
+SWEEP: Final = "sweep.json"
+POINTS: Final = "sweep"  # a folder for each point in it
 
 State: TypeAlias = Literal["preparing", "running", "interrupted", "exploded", "failed", "done"]
 

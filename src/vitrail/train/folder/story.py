@@ -9,7 +9,19 @@ from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.ledger import FILE as UNREADABLE
 from vitrail.data.ledger import earlier
 from vitrail.train.folder.appended import read_rows
-from vitrail.train.folder.layout import BEST, LAST, LOG, METRICS, STATUS, command_in, status_in
+from vitrail.train.folder.layout import (
+    BEST,
+    LAST,
+    LOG,
+    METRICS,
+    POINTS,
+    STATUS,
+    SWEEP,
+    command_in,
+    read_json,
+    status_in,
+)
+from vitrail.train.folder.lock import FILE as LOCK
 from vitrail.train.folder.lock import holder, is_held
 
 SHOWN: Final = 6  # numbers of a row
@@ -19,6 +31,8 @@ NOTES: Final = 3  # last lines of the log
 def describe(path: Path) -> str:
     """How a run stands, what is kept of it, and what to type next."""
     command = command_in(path)
+    if (path / SWEEP).exists() and not (path / STATUS).exists():
+        return _sweep(path, command)
     status, rows = status_in(path), read_rows(path / METRICS)
     checkpoints = places(path / FOLDER)
     lines = [f"{path}: {_ending(path, status, rows)}"]
@@ -43,6 +57,20 @@ def describe(path: Path) -> str:
     return "\n".join(lines)
 
 
+def _sweep(path: Path, command: dict[str, Any]) -> str:
+    """A search whose last run has not begun."""
+    found = read_json(path / SWEEP)
+    lines = [f"{path}: a sweep, {len(found['tried'])} of {found['points']} points tried"]
+    for row in found["tried"]:
+        score = row["dev accuracy"]
+        lines.append(f"  {','.join(row['settings'])}: {score if isinstance(score, str) else f'{score:.2%} of dev'}")
+    busy = [place.parent for place in (path / POINTS).rglob(LOCK) if is_held(place.parent)]
+    lines += [f"  now: {describe(place)}" for place in busy]
+    if not busy and command.get("go_on"):
+        lines.append(f"  go on with: {command['go_on']}")
+    return "\n".join(lines)
+
+
 def _ending(path: Path, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """In what state, at which step."""
     state, held = status.get("state"), is_held(path)
@@ -55,7 +83,9 @@ def _ending(path: Path, status: dict[str, Any], rows: list[dict[str, Any]]) -> s
         case "interrupted":
             return f"interrupted by a signal, {reached}, at {status.get('updated', '?')}"
         case "exploded":
-            return f"exploded: loss or gradient was no longer finite, {reached}, at {status.get('updated', '?')}"
+            return (
+                f"exploded: loss, gradient or weights were no longer finite, {reached}, at {status.get('updated', '?')}"
+            )
         case "failed":
             return f"failed with an error, {reached}, at {status.get('updated', '?')}"
         case "preparing" | "running" | None if held:

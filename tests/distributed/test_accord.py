@@ -1,0 +1,53 @@
+"""Flags that one process raises: all see them at the same step, soon, and once."""
+
+import torch
+
+from tests.distributed.pair import together
+from vitrail.distributed.accord import EVERY, Accord
+from vitrail.distributed.world import World
+
+STEPS = 12
+
+
+def test_alone_a_flag_is_seen_at_once() -> None:
+    accord = Accord(World(device=torch.device("cpu")))
+    assert [accord(step, (step == 3, False)) for step in (1, 2, 3, 4)] == [
+        (False, False),
+        (False, False),
+        (True, False),
+        (False, False),
+    ]
+
+
+def seen(world: World, rank: int, raised_at: int) -> list[int]:
+    """At which steps this process sees the flag that one of them raises at a step, and leaves up until it is seen."""
+    accord, raised, found = Accord(world), False, list[int]()
+    for step in range(1, STEPS + 1):
+        raised = raised or (step == raised_at and world.rank == rank)
+        other, told = accord(step, (False, raised))
+        assert not other
+        if told:
+            found.append(step)
+            raised = False
+    return found
+
+
+def each(world: World) -> list[list[int]]:
+    return [seen(world, rank, step) for rank in range(world.size) for step in range(1, 7)]
+
+
+def test_all_see_a_flag_at_the_same_step_and_once() -> None:
+    first, *others = together(each, size=3)
+    assert all(other == first for other in others)
+    for number, steps in enumerate(first):
+        assert len(steps) == 1
+        assert 0 < steps[0] - (number % 6 + 1) < 2 * EVERY
+
+
+def left_up(world: World) -> list[int]:
+    accord = Accord(world)
+    return [step for step in range(1, STEPS + 1) if accord(step, (world.first,))[0]]
+
+
+def test_a_flag_that_stays_up_is_seen_again_once_its_cause_had_time_to_go() -> None:
+    assert together(left_up) == [[4, 8, 12], [4, 8, 12]]
