@@ -25,8 +25,8 @@ from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.core.errors import ConfigError
 from vitrail.core.settings import differences
 from vitrail.core.storage import replacing
+from vitrail.evaluation.environment import environment
 from vitrail.train.folder.appended import Appended, Reserve, as_line, plain, read_rows, rewind_rows
-from vitrail.train.folder.environment import environment
 from vitrail.train.folder.layout import COMMAND, CONFIG, ENVIRONMENT, LOG, METRICS, STATUS, State, read_json, status_in
 from vitrail.train.folder.layout import command_in as command_in
 from vitrail.train.folder.layout import is_done as is_done
