@@ -8,12 +8,13 @@ import torch
 
 from tests.models.tiny import RESNET, VIT
 from vitrail.core.errors import BadPicture, DataError
+from vitrail.data.decode.picture import Picture
 from vitrail.data.labels import Labels
 from vitrail.data.loader import sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Arrays, Encoded
 from vitrail.evaluation import features as module
-from vitrail.evaluation.features import features
+from vitrail.evaluation.features import Squared, extract, features
 from vitrail.models.build import build
 from vitrail.models.config import ModelConfig
 
@@ -64,3 +65,29 @@ def test_an_unreadable_picture_has_no_features() -> None:
 def test_no_pictures_is_an_error() -> None:
     with pytest.raises(DataError, match="no pictures"):
         features(build(VIT), [], Preprocessing(image=VIT.image), "cpu")
+
+    class Gone(Arrays):
+        def read(self, index: int) -> Encoded:
+            raise BadPicture("gone")
+
+    whole, plain = pictures(VIT.image, Labels(np.arange(5))), Preprocessing(image=VIT.image)
+    gone = Gone(whole.pictures, whole.labels, whole.classes)
+    with pytest.raises(DataError, match="none that can be read"):
+        features(build(VIT), sweep(gone, plain, batch=2), plain, "cpu")
+
+
+def test_places_in_the_source_come_along() -> None:
+    source, plain = pictures(VIT.image, Labels(np.arange(5))), Preprocessing(image=VIT.image)
+    found = extract(build(VIT), sweep(source, plain, batch=2), plain, "cpu")
+    assert found.samples.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_references_view_is_the_centre_of_a_larger_square() -> None:
+    """A picture of 512 x 256 with a gradient each way: resized to 256 x 256, and 16 pixels cut off on every side."""
+    down, across = np.meshgrid(np.arange(256), np.arange(512) / 2, indexing="ij")
+    pixels = np.stack([down, across, 0 * down], 2).astype(np.uint8)
+    (seen,) = Squared((224, 224))(Picture(pixels), [])
+    assert seen.shape == (3, 224, 224)
+    assert seen[0, :, 0].tolist() == list(range(16, 240))
+    np.testing.assert_allclose(seen[1, 0].numpy(), np.arange(16, 240), atol=1)
+    assert Squared((32, 48)).sizes == ((32, 48),)

@@ -5,10 +5,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitrail.core.errors import BadLabels, ConfigError
+from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.labels import Labels
 from vitrail.data.splits import few_shot
-from vitrail.evaluation.fewshot import PENALTIES, decompose, fewshot, fewshot_sweep, ridge
+from vitrail.evaluation.fewshot import (
+    PENALTIES,
+    best_penalty,
+    by_features,
+    by_samples,
+    decompose,
+    fewshot,
+    fewshot_sweep,
+    interval,
+    ridge,
+    student,
+    whitened,
+)
+from vitrail.evaluation.intervals import wilson
 
 
 def drawn(count: int, width: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -52,6 +65,51 @@ def test_scikit_learn_finds_the_same(count: int, width: int) -> None:
     x, y = designed(features, labels, 3)
     judge = linear.Ridge(alpha=1024.0, fit_intercept=False, solver="svd").fit(x, y)
     np.testing.assert_allclose(ridge(features, labels, 3).weight.numpy(), judge.coef_.T, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(("count", "width"), [(30, 500), (200, 200), (1500, 260)])  # more than a block of columns
+@pytest.mark.parametrize("penalty", [2.0**-10, 1.0, 1024.0, 2.0**19])
+def test_it_equals_scipy_in_float64_and_both_spaces_agree(count: int, width: int, penalty: float) -> None:
+    linalg = pytest.importorskip("scipy.linalg")
+    features, labels = drawn(count, width, 7)
+    x, y = designed(features, labels, 7)
+    exact = linalg.solve(x.T @ x + penalty * np.eye(width + 1), x.T @ y, assume_a="pos")
+    made = ridge(features, labels, 7, penalty)
+    np.testing.assert_allclose(made.weight.numpy(), exact, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(made.scores(features).numpy(), x @ exact, rtol=0, atol=1e-6)
+    _, _, ours = whitened(features, labels, 7)
+    one, other = (solve(ours, labels, 7, penalty) for solve in (by_features, by_samples))
+    np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(one.numpy(), exact, rtol=0, atol=1e-6)
+    swept = decompose(features, labels, 7).classifier(penalty)
+    np.testing.assert_allclose(swept.weight.numpy(), exact, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("count", "width"), [(900, 50), (20, 50)])
+def test_one_penalty_needs_no_eigenvectors(count: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object, **settings: object) -> None:
+        raise AssertionError("an eigendecomposition for one penalty")
+
+    monkeypatch.setattr(torch.linalg, "eigh", refused)
+    ridge(*drawn(count, width, 5), 5)
+    with pytest.raises(AssertionError):
+        decompose(*drawn(count, width, 5), 5)
+
+
+def test_the_smaller_system_is_the_one_that_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides, real = list[int](), torch.linalg.cholesky_ex
+    monkeypatch.setattr(
+        torch.linalg, "cholesky_ex", lambda matrix, upper: sides.append(len(matrix)) or real(matrix, upper=upper)
+    )
+    ridge(*drawn(12, 40, 3), 3)
+    ridge(*drawn(100, 40, 3), 3)
+    assert sides == [12, 41]
+
+
+def test_a_penalty_below_all_rounding_is_refused() -> None:
+    features = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).repeat(1, 3)  # of rank 4
+    with pytest.raises(ConfigError, match="penalty=1e-18 is lost"):
+        ridge(features, torch.arange(50) % 5, 5, 1e-18)
 
 
 def test_new_samples_are_whitened_by_the_old_ones_statistics() -> None:
@@ -105,6 +163,36 @@ def test_the_sweep_takes_the_first_shots_and_every_penalty() -> None:
     assert found[1024.0] == ridge(train[0][first], train[1][first], 5).accuracy(*test)
 
 
+def test_the_penalty_for_all_sets_has_the_best_mean_rank() -> None:
+    # Ranks from the worst, 0, on: (0, 2, 1), (2, 1, 0) and (0, 1, 2) have the means 2/3, 4/3 and 1.
+    tables = [{1.0: 0.1, 2.0: 0.9, 4.0: 0.2}, {1.0: 0.52, 2.0: 0.51, 4.0: 0.5}, {1.0: 0.3, 2.0: 0.31, 4.0: 0.9}]
+    assert best_penalty(tables) == 2.0
+    assert best_penalty(tables[1:2]) == 1.0
+    # The mean accuracy would say 4; its rank is the mean of two that are equal.
+    assert (
+        best_penalty([{1.0: 0.6, 2.0: 0.5, 4.0: 0.5}, {1.0: 0.6, 2.0: 0.1, 4.0: 0.7}, {1.0: 0.3, 2.0: 0.3, 4.0: 0.1}])
+        == 1.0
+    )
+    assert best_penalty([{4.0: 0.5, 1.0: 0.5, 2.0: 0.5}]) == 4.0
+
+
+def test_the_interval_holds_draws_and_pictures() -> None:
+    assert interval([0.7], 1000) == pytest.approx(wilson(700, 1000))
+    spread = interval([0.6, 0.7, 0.8], 10**9)  # of endless pictures only the draws are left
+    assert spread == pytest.approx((0.7 - 4.303 * 0.1 / 3**0.5, 0.7 + 4.303 * 0.1 / 3**0.5), abs=1e-3)
+    both = interval([0.6, 0.7, 0.8], 100)
+    assert both[0] < spread[0]
+    assert both[1] > spread[1]
+    assert interval([1.0, 1.0], 5)[1] == 1.0
+    assert interval([0.0, 0.9], 5)[0] == 0.0
+
+
+def test_students_points_are_those_of_scipy() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for freedom in (1, 2, 3, 4, 5, 6, 9, 29, 1000):
+        assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=5e-3)
+
+
 def test_any_of_several_test_labels_is_right_and_none_is_left_out() -> None:
     features, labels = blobs(60, 8, 3, 5.0, 0)
     made = ridge(features, labels, 3)
@@ -135,3 +223,6 @@ def test_mistakes_are_named() -> None:
         ridge(features, labels, 1)
     with pytest.raises(BadLabels, match="class 0 has 10 samples, 11 shots"):
         fewshot(features, labels, features, labels, 2, 11)
+    features[3, 1] = torch.inf
+    with pytest.raises(DataError, match="not finite"):
+        ridge(features, labels, 2)

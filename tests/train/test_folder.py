@@ -21,9 +21,9 @@ import torch
 from tests.forked import reports
 from vitrail.core.errors import ConfigError
 from vitrail.data.readers.named.tfrecord import masked_crc, records
+from vitrail.evaluation.environment import working_tree
 from vitrail.train.folder import lock
 from vitrail.train.folder.appended import read_rows
-from vitrail.evaluation.environment import working_tree
 from vitrail.train.folder.run import RunFolder, command_in, describe, is_done
 
 CONFIG: dict[str, Any] = {"name": "tiny", "optim": {"lr": 0.001, "betas": (0.9, 0.999)}, "data": {"workers": 2}}

@@ -15,19 +15,27 @@ from vitrail.cli.progress import bars
 from vitrail.core.errors import DataError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.ledger import Ledger
-from vitrail.data.loader import Batch, sweep
+from vitrail.data.loader import Batch, Views, sweep
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.selection import Selection
 from vitrail.data.source import Source
+from vitrail.evaluation.result import data_facts, deduplicated, weights_facts
 from vitrail.models.build import Model
 from vitrail.train.folder.layout import BEST, LAST, STATUS
 
 
-def add_weights(parser: argparse.ArgumentParser) -> None:
+def add_weights(parser: argparse.ArgumentParser, *, sizes: bool = False) -> None:
+    """WEIGHTS, --image-size (with `sizes` several of them, as a list) and --device."""
     parser.add_argument(
         "weights", metavar="WEIGHTS", help="a file, a folder or a tag, in any format that vitrail reads"
     )
     parser.add_argument(
-        "--image-size", type=int, default=None, metavar="N", help="pixels a side; positions are resized"
+        "--image-size",
+        type=int,
+        nargs="+" if sizes else None,
+        default=None,
+        metavar="N",
+        help=f"pixels a side; positions are resized{'. Of several, each is scored' if sizes else ''}",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
 
@@ -39,6 +47,15 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
 
 
+def add_deduplicated(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--deduplicated-by",
+        type=Path,
+        metavar="FILE",
+        help="the drop.json of `vitrail data dedup` that was left out when these weights were trained",
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
     """A network at rest on its device, and how its pictures are prepared."""
@@ -47,6 +64,14 @@ class Subject:
     network: Model
     preprocessing: Preprocessing
     device: torch.device
+    stored: str  # where the weights are
+    resized: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        """For a result. Weights are known by the hash of what is in the file, whatever size and type they are used
+        in."""
+        changed = self.resized or next(self.network.parameters()).dtype != torch.float32
+        return weights_facts(self.name, load(self.stored) if changed else self.network)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -59,9 +84,17 @@ def subject(args: argparse.Namespace, device: torch.device) -> Subject:
     path = Path(args.weights)
     if (path / STATUS).exists():
         path = next((path / name for name in (BEST, LAST) if (path / name).exists()), path)
-    network = load(str(path) if path.exists() else args.weights, image_size=args.image_size).to(device)
+    where = str(path) if path.exists() else args.weights
+    network = load(where, image_size=args.image_size).to(device)
     card: Any = network.card
-    return Subject(name=args.weights, network=network, preprocessing=card.preprocessing, device=device)
+    return Subject(
+        name=args.weights,
+        network=network,
+        preprocessing=card.preprocessing,
+        device=device,
+        stored=where,
+        resized=args.image_size is not None,
+    )
 
 
 def opened(args: argparse.Namespace) -> Collection:
@@ -82,23 +115,37 @@ def chosen(collection: Collection, *names: str) -> tuple[str, Source]:
     )
 
 
+def data_of(args: argparse.Namespace, about: Subject, collection: Collection, split: str) -> dict[str, Any]:
+    """What a result says of its pictures, --deduplicated-by included."""
+    source = collection.splits[split]
+    path: Path | None = args.deduplicated_by
+    selection = None if path is None else Selection.load(path)
+    card: Any = about.network.card
+    try:
+        known = deduplicated(source, selection, card.provenance)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    return data_facts(collection.title, split, source, deduplicated=known, selection=selection)
+
+
 def batches(
     args: argparse.Namespace,
     source: Source,
-    preprocessing: Preprocessing,
+    preprocessing: Preprocessing | Views,
     device: torch.device,
     *,
     rank: int = 0,
     world: int = 1,
     ledger: Ledger | None = None,
 ) -> Iterator[Batch]:
-    """Every picture once, prepared."""
+    """Every picture once, prepared. A process's batch has one size, however many processes there are: a product over
+    other rows may round otherwise, and the numbers are to be the same."""
     size = args.batch or (256 if device.type == "cuda" else 64)
     workers = args.workers if args.workers >= 0 else default_workers()
     return sweep(
         source,
         preprocessing,
-        batch=min(size, max(-(-len(source) // world), 1)) * world,
+        batch=min(size, max(len(source), 1)) * world,
         rank=rank,
         world=world,
         workers=workers,

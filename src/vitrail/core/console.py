@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", left: int = 1) -> None:
@@ -11,9 +12,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(
-        file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False
-    )  # a pipe is never cut
+    rows = [tuple(row) for row in rows]
+    # A pipe is never cut.
+    widest = sum(3 + max(map(len, cells)) for cells in zip_longest(columns, *rows, fillvalue=""))
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else max(widest, 200), highlight=False)
     if title:
         console.print(Text(title, style="bold"))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -127,7 +127,7 @@ class Tally:
         sound = ~logs[:, 0].isnan()  # a logit that is no number makes all of the row so; then it is no answer
         right = (predicted[:, None] == rows).any(1) & sound
         truth = torch.where(right, predicted, rows[:, 0]).clamp(min=0)
-        losses = self.losses(logs, rows)
+        losses = losses_of(logs, rows, self.classes)
         top = logits.topk(TOP).indices if self.classes > TOP else predicted[:, None]  # [B, 5]
         among = (top[:, :, None] == rows[:, None, :]).any(2).any(1) & sound
         absent = ~batch.valid & (batch.sample >= 0)
@@ -143,12 +143,6 @@ class Tally:
                 torch.where(counted & right, sure, -torch.inf).nan_to_num(-torch.inf, neginf=-torch.inf), *answers
             )
             self.worst.add(torch.where(counted, losses.nan_to_num(torch.inf, torch.inf), -torch.inf), *answers)
-
-    def losses(self, logs: Tensor, rows: Tensor) -> Tensor:
-        """Cross-entropy [B], of log-probabilities [B, K] and labels [B, M]."""
-        if rows.shape[1] == 1:
-            return -logs.gather(1, rows.clamp(min=0))[:, 0]
-        return -logs.masked_fill(one_hot(rows, self.classes) == 0, -torch.inf).logsumexp(1)
 
     def read(self, world: Together | None) -> Score:
         """The sums over all processes, on the host."""
@@ -175,6 +169,13 @@ class Tally:
             best=self.best.read(),
             worst=self.worst.read(),
         )
+
+
+def losses_of(logs: Tensor, rows: Tensor, classes: int) -> Tensor:
+    """Cross-entropy [B], of log-probabilities [B, K] and labels [B, M]."""
+    if rows.shape[1] == 1:
+        return -logs.gather(1, rows.clamp(min=0))[:, 0]
+    return -logs.masked_fill(one_hot(rows, classes) == 0, -torch.inf).logsumexp(1)
 
 
 class Extremes:

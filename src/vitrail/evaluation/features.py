@@ -1,12 +1,16 @@
 """Frozen features: what the last layer of a network reads, for every picture of a split."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.shapes import Pair
+from vitrail.data.decode.picture import Picture
+from vitrail.data.draws import Draws
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.rest import Precision, at_rest, prepared
@@ -14,6 +18,34 @@ from vitrail.models.resnet import ResNet
 from vitrail.models.vit import ViT
 
 HELD: Final = 64  # batches whose features wait on the device before they are fetched, so that few fetches make it wait
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Extracted:
+    """Of the N pictures that could be read, in the order of the source, on the CPU."""
+
+    features: Tensor  # float32 [N, D]
+    labels: Tensor  # int64 [N]; or [N, M], filled up with -1, where samples have several
+    samples: Tensor  # int64 [N], their places in the source
+
+
+@dataclass(frozen=True, slots=True)
+class Squared:
+    """The view of the reference's few-shot evaluator: to a square of 8/7 the size whatever the aspect, as TensorFlow
+    resizes, and out of it the centre; for 224 pixels that is 256. Normalised as the weights want it."""
+
+    image: Pair
+
+    @property
+    def sizes(self) -> tuple[Pair, ...]:
+        return (self.image,)
+
+    def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
+        height, width = self.image
+        larger = (round(height * 8 / 7), round(width * 8 / 7))
+        whole = Preprocessing(image=larger, antialias=False).pixels(picture.rgb())
+        top, left = (larger[0] - height) // 2, (larger[1] - width) // 2
+        return (whole[:, top : top + height, left : left + width],)
 
 
 def features(
@@ -27,20 +59,38 @@ def features(
 ) -> tuple[Tensor, Tensor]:
     """Features [N, D], float32, and labels [N] (or [N, M], filled up with -1) of all pictures that could be read, in
     their order, on the CPU. `read` is how a network is asked for them, where `last_read` will not do."""
+    found = extract(network, batches, preprocessing, device, precision=precision, read=read)
+    return found.features, found.labels
+
+
+def extract(
+    network: nn.Module,
+    batches: Iterable[Batch],
+    preprocessing: Preprocessing,
+    device: torch.device | str,
+    *,
+    precision: Precision = "float32",
+    read: Callable[[nn.Module, Tensor], Tensor] | None = None,
+) -> Extracted:
+    """As `features`, with the places of the pictures in their source."""
     device, read = torch.device(device), read or last_read
     prepare = prepared(preprocessing, device, precision)
     held, fetched = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
     with at_rest(network, device, precision):
         for batch in batches:
             moved = batch.to(device)
-            held.append((read(network, prepare(moved.pixels)).float(), moved.label, moved.valid))
+            held.append((read(network, prepare(moved.pixels)).float(), moved.label, moved.sample, moved.valid))
             if len(held) == HELD:
                 fetched, held = [*fetched, *fetch(held)], []
     fetched += fetch(held)
-    if not fetched:
-        raise DataError("there are no pictures to take features of")
-    widest = max(label.shape[-1] for _, label in fetched) if fetched[0][1].ndim == 2 else 0
-    return torch.cat([y for y, _ in fetched]), torch.cat([filled(label, widest) for _, label in fetched])
+    if not sum(len(samples) for _, _, samples in fetched):
+        raise DataError("there are no pictures to take features of, or none that can be read")
+    widest = max(label.shape[-1] for _, label, _ in fetched) if fetched[0][1].ndim == 2 else 0
+    return Extracted(
+        features=torch.cat([y for y, _, _ in fetched]),
+        labels=torch.cat([filled(label, widest) for _, label, _ in fetched]),
+        samples=torch.cat([samples for _, _, samples in fetched]),
+    )
 
 
 def last_read(network: nn.Module, images: Tensor) -> Tensor:
@@ -56,7 +106,7 @@ def last_read(network: nn.Module, images: Tensor) -> Tensor:
 def fetch(held: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
     """To the host, without the places that hold no picture."""
     on_host = [tuple(tensor.cpu() for tensor in row) for row in held]
-    return [(y[valid], label[valid]) for y, label, valid in on_host]
+    return [tuple(tensor[valid] for tensor in row) for *row, valid in on_host]
 
 
 def filled(label: Tensor, widest: int) -> Tensor:

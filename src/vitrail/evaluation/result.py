@@ -7,19 +7,21 @@ Whoever finds such a file can tell whether two numbers may stand in one table: `
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
-import torch
-
-from vitrail.core.errors import DataError, unknown
+from vitrail.core.errors import DataError, VitrailError, unknown
 from vitrail.core.storage import replacing
-from vitrail.data.source import Source
-from vitrail.evaluation.environment import environment
-from vitrail.evaluation.identity import network_hash
+
+if TYPE_CHECKING:  # results are read and compared without torch, which takes seconds to load
+    import torch
+
+    from vitrail.data.selection import Selection
+    from vitrail.data.source import Source
 
 FORMAT: Final = "vitrail result 1"
 Unit: TypeAlias = Literal["share", "img/s", "ms", "bytes", "count", "number"]  # a share is shown as a percentage
@@ -39,6 +41,8 @@ class Measure:
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit):
             raise unknown("unit", self.unit, get_args(Unit))
+        if not all(math.isfinite(number) for number in (self.value, self.low or 0.0, self.high or 0.0)):
+            raise DataError(f"{self.name} is {self.value} ({self.low} to {self.high}), which is no number to report")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +55,7 @@ class Result:
     measures: tuple[Measure, ...]
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    environment: Mapping[str, Any] = field(default_factory=environment)
+    environment: Mapping[str, Any] = field(default_factory=lambda: surroundings())
     made: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def write(self, path: Path) -> None:
@@ -72,12 +76,23 @@ class Result:
             return cls(measures=measures, **body)
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except KeyError as error:
+            raise DataError(f"{path} is no result of vitrail: it has no {error}") from None
+        except (ValueError, TypeError, AttributeError, VitrailError) as error:
             raise DataError(f"{path} is no result of vitrail: {error}") from None
 
 
-def weights_facts(name: str, network: torch.nn.Module) -> dict[str, Any]:
+def surroundings() -> dict[str, Any]:
+    """Versions, machine and commit."""
+    from vitrail.evaluation.environment import environment
+
+    return environment()
+
+
+def weights_facts(name: str, network: "torch.nn.Module") -> dict[str, Any]:
     """Of the network: what it was called, its hash, its kind and size, and what its card says of its making."""
+    from vitrail.evaluation.identity import network_hash
+
     config: Any = network.config
     card: Any = network.card
     return {
@@ -90,13 +105,65 @@ def weights_facts(name: str, network: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-def data_facts(name: str, split: str, source: Source, *, deduplicated: bool | None) -> dict[str, Any]:
+def data_facts(
+    name: str, split: str, source: "Source", *, deduplicated: bool | None, selection: "Selection | None" = None
+) -> dict[str, Any]:
     """Of the pictures. `deduplicated` is whether copies of them were taken out of what the network was trained on:
-    none where nobody knows."""
+    none where nobody knows. `selection` is what took them out."""
     return {
         "name": name,
         "split": split,
         "pictures": len(source),
         "fingerprint": source.fingerprint,
         "deduplicated": deduplicated,
+        **({} if selection is None else {"deduplicated_by": selection.hash, "method": selection.rule.get("method")}),
     }
+
+
+def deduplicated(source: "Source", selection: "Selection | None", provenance: Mapping[str, Any]) -> bool | None:
+    """Whether copies of these pictures were left out of training (4.1): by a selection of `vitrail data dedup` that was
+    made against them, else as the weights themselves say, else none: nobody knows."""
+    if selection is None:
+        told = provenance.get("deduplicated")
+        return told if isinstance(told, bool) else None
+    against = selection.rule.get("against")
+    if selection.rule.get("name") != "dedup" or not isinstance(against, dict):
+        raise DataError(
+            f"the selection {selection.rule.get('name', '')!r} is none of `vitrail data dedup`; give its drop.json"
+        )
+    known: dict[str, str] = against
+    if source.fingerprint not in known.values():
+        raise DataError(
+            f"that selection was made against {', '.join(known) or 'nothing but the training set itself'}, and not "
+            f"against these pictures (fingerprint {source.fingerprint[:12]}); run `vitrail data dedup` against them"
+        )
+    return True
+
+
+def shown(measure: Measure) -> str:
+    """A value as it stands in tables: 70.10%, 1.234, 5,717,416."""
+    return formatted(measure.value, measure.unit)
+
+
+def spanned(measure: Measure) -> str:
+    """Its interval, without the unit: 67.19–72.86; empty where there is none."""
+    if measure.low is None or measure.high is None:
+        return ""
+    low, high = (formatted(value, measure.unit).removesuffix("%") for value in (measure.low, measure.high))
+    return f"{low}–{high}"
+
+
+def formatted(value: float, unit: Unit) -> str:
+    match unit:
+        case "share":
+            return f"{100 * value:.2f}%"
+        case "bytes":
+            return f"{value / 2**20:,.1f} MiB"
+        case "count":
+            return f"{value:,.0f}"
+        case "img/s":
+            return f"{value:,.1f}"
+        case "ms":
+            return f"{value:,.2f}"
+        case "number":
+            return f"{value:,.4g}" if abs(value) >= 1000 else f"{value:.4f}"

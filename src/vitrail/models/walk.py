@@ -1,7 +1,7 @@
 """A tensor's walk through a network in closed form: shape, parameters and multiply-accumulates, line by line. No torch.
 
-The sums of a walk are the model table. MACs count matrix products and convolutions (padded taps included), as the
-paper's exaFLOPs do; normalisation, softmax and GELU are left out.
+The sums of a walk are the model table. MACs count matrix products and convolutions, padded taps included (the paper's
+exaFLOPs leave those out: evaluation/compute.py); normalisation, softmax and GELU are left out.
 """
 
 import math

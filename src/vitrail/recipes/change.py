@@ -1,5 +1,6 @@
 """Changes of a run that reach more than one field: its source, image size, network, the weights it starts from."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -32,7 +33,8 @@ def with_changes(run: Run, settings: Iterable[str]) -> Run:
 def on_data(run: Run, source: str) -> Run:
     """The run on another source. A task of VTAB goes without the crop or the flip that would change its answer."""
     run = replace(run, data=replace(run.data, source=source))
-    task = TASKS.get(source.removeprefix("vtab/")) if source.startswith("vtab/") else None
+    name = re.split("[:@]", source.removeprefix("vtab/"))[0]  # without the folder or the split
+    task = TASKS.get(name) if source.startswith("vtab/") else None
     return run if task is None else replace(run, augmentation=kept_answer(run.augmentation, task))
 
 

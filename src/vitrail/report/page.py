@@ -1,9 +1,10 @@
-"""One HTML file that needs nothing else: no script, no other host, pictures inside, light and dark, paper and phone.
+"""One HTML file that needs nothing else: no other host, pictures inside, light and dark, paper and phone.
 
     text = page("Duplicates", [Table(columns=..., rows=...), Pairs(title=..., pairs=...)], lead="What this shows.")
     save_page(path, text)
 
-Every string is text, whatever it holds: markup in a file name is shown, never obeyed.
+Every string is text, whatever it holds: markup in a file name is shown, never obeyed. There is no script, but for a
+page that is given one of this package's own (`script="explorer.js"`); its policy lets in that very text and no other.
 """
 
 import base64
@@ -85,10 +86,10 @@ class Notes:
     template: str = field(default="notes.html", init=False)
 
 
-def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
-    """The whole file as text."""
-    style = styles()
-    digest = base64.b64encode(sha256(style.encode()).digest()).decode()
+def page(title: str, sections: Sequence[Section], *, lead: str = "", style: str = "", script: str = "") -> str:
+    """The whole file as text. `style` and `script` name templates of this package that the page needs beyond the common
+    style."""
+    look, acts = styles() if not style else f"{styles()}\n{template(style)}", template(script) if script else ""
     return (
         templates()
         .get_template("page.html")
@@ -96,8 +97,10 @@ def page(title: str, sections: Sequence[Section], *, lead: str = "") -> str:
             title=printable(title),
             lead=printable(lead),
             sections=sections,
-            style=style,
-            digest=digest,
+            style=look,
+            digest=digest(look),
+            script=acts,
+            script_digest=digest(acts),
             printable=printable,
         )
     )
@@ -115,8 +118,17 @@ def templates() -> "Environment":
 
 @lru_cache(maxsize=1)
 def styles() -> str:
-    folder = resources.files("vitrail.report").joinpath("templates")
-    return "".join(folder.joinpath(name).read_text("utf-8") for name in STYLES).strip()
+    return "".join(template(name) for name in STYLES).strip()
+
+
+def template(name: str) -> str:
+    """The text of a file that goes into a page as it is."""
+    return resources.files("vitrail.report").joinpath("templates", name).read_text("utf-8")
+
+
+def digest(text: str) -> str:
+    """As a policy names what it lets in."""
+    return base64.b64encode(sha256(text.encode()).digest()).decode()
 
 
 def printable(text: str) -> str:

@@ -2,8 +2,7 @@
 
 A training step costs 6 FLOPs a multiply-accumulate and image, forward and backward: this gives Table 6's exaFLOPs. The
 network's nominal MACs count, whatever shortcuts are taken. The paper's "core-days" are devices times days; to set a run
-beside Table 2, `tpuv3_core_days` says how long its exaFLOPs would have taken a TPUv3 core at the rate of the paper's
-ViT-L/16 on JFT: 1567 exaFLOPs in 680 core-days.
+beside Table 2, `tpuv3_core_days` says how long its exaFLOPs would have taken a TPUv3 core (evaluation/compute.py).
 """
 
 import time
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-TPUV3_CORE_FLOPS = 1567e18 / (680 * 86400)
+from vitrail.evaluation.compute import tpuv3_core_days, training_flops
 
 PRODUCTS = 8  # that are timed at least, however busy the machine; the quickest counts
 
@@ -73,12 +72,12 @@ class Cost:
 
     def add(self, images: int, seconds: float) -> None:
         self.images += images
-        self.flops += 6.0 * self.macs * images
+        self.flops += training_flops(self.macs, images)
         self.device_seconds += seconds * self.devices
 
     def utilisation(self, images_per_s: float) -> float:
         """Model FLOP/s over peak FLOP/s."""
-        return 6.0 * self.macs * images_per_s / (self.peak * self.devices)
+        return training_flops(self.macs, images_per_s) / (self.peak * self.devices)
 
     def row(self) -> dict[str, float | int]:
         """As it stands in the metrics, the report and the weights' provenance."""
@@ -88,7 +87,7 @@ class Cost:
             "exaflops": self.flops / 1e18,
             "device_hours": self.device_seconds / 3600,
             "core_days": self.device_seconds / 86400,
-            "tpuv3_core_days": self.flops / TPUV3_CORE_FLOPS / 86400,
+            "tpuv3_core_days": tpuv3_core_days(self.flops),
         }
 
     def state(self) -> dict[str, float | int]:

@@ -16,21 +16,23 @@ class Stop:
     def __bool__(self) -> bool:
         return bool(self.signal)
 
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """What listens."""
+        if self.signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number).name
+
 
 @contextlib.contextmanager
 def heard() -> Generator[Stop]:
-    """Listens while a run goes on. Outside the main thread nobody can listen, and nothing changes."""
-    stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
+    """Listens while a run goes on. Outside the main thread nobody can listen, and nothing changes. Where somebody
+    listens already, as for several runs in turn, both hear the same: a signal is for all of them."""
+    listening = signal.getsignal(signal.SIGINT)
+    if isinstance(listening, Stop) or threading.current_thread() is not threading.main_thread():
+        yield listening if isinstance(listening, Stop) else Stop()
         return
-
-    def asked(number: int, frame: FrameType | None) -> None:
-        if stop.signal and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.signal = signal.Signals(number).name
-
-    before = {number: signal.signal(number, asked) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop = Stop()
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield stop
     finally:

@@ -27,8 +27,8 @@ def read_real(path: Path) -> list[tuple[int, ...]]:
     return rows
 
 
-def real_labels(source: Source, path: Path) -> Source:
-    """Validation pictures of ImageNet with their ReaL labels. Those that have none are left out of the count."""
+def real_rows(source: Source, path: Path) -> list[tuple[int, ...]]:
+    """The ReaL labels of every picture of a source, by its name; an empty row where a picture has none."""
     rows = read_real(path)
     found = np.array([val_number(source.name(i)) for i in range(len(source))], np.int64)
     wrong = np.flatnonzero((found < 1) | (found > len(rows)))
@@ -37,7 +37,13 @@ def real_labels(source: Source, path: Path) -> Source:
         raise BadLabels(
             f"{name}: no validation picture of ImageNet by its name (ILSVRC2012_val_00000001 to {len(rows)})"
         )
-    kept = np.array([i for i, number in enumerate(found) if rows[number - 1]], np.int64)
-    labels = Labels.several(rows[number - 1] for number in found[kept])
+    return [rows[number - 1] for number in found.tolist()]
+
+
+def real_labels(source: Source, path: Path) -> Source:
+    """Validation pictures of ImageNet with their ReaL labels. Those that have none are left out of the count."""
+    rows = real_rows(source, path)
+    kept = np.array([i for i, row in enumerate(rows) if row], np.int64)
+    labels = Labels.several(rows[i] for i in kept.tolist())
     labels.check(len(source.classes), str(path))
     return Relabelled(Subset(source, kept), labels, source.classes)

@@ -1,0 +1,124 @@
+"""Lay results side by side: a row for weights, a column for a measure on some data, with 95% intervals.
+
+Takes what `vitrail evaluate`, `fewshot`, `probe`, `knn`, `vtab` and `cost` write with --out: files, or folders with all
+that is below them. Says where two numbers of a column may not be compared: other pictures, another image size or
+setting, or copies that were left out of one training only."""
+
+import argparse
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitrail.core.console import print_table
+from vitrail.core.errors import ConfigError
+from vitrail.core.storage import replacing
+from vitrail.evaluation.comparison import Column, Comparison, Found, compare, gather, known
+
+WIDE = 6  # columns above which a terminal gets a table for each data set, and one with a measure a line
+FORMATS = (".md", ".csv", ".html")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="files, or folders to look through")
+    parser.add_argument("--measures", nargs="+", default=[], metavar="NAME", help="only these (default: all)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table: .md, .csv or .html")
+
+
+def run(args: argparse.Namespace) -> int:
+    out: Path | None = args.out
+    if out is not None and out.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--out {out}: the name says the format; end it in {', '.join(FORMATS)}")
+    gathered = gather(args.results)
+    table = compare(gathered.found, args.measures)
+    notes = [*table.notes, *(f"passed over: {why}" for why in gathered.passed_over)]
+    show(table)
+    for note in notes:
+        print(f"note: {note}")
+    if out is not None:
+        text = {".md": markdown, ".csv": tidy, ".html": html}[out.suffix.lower()](table, notes)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+        print(f"table: {out}")
+    return 0
+
+
+def show(table: Comparison) -> None:
+    """One table where it fits, else one for each data set."""
+    if len(table.columns) <= WIDE and len({column.data for column in table.columns}) > 1:
+        print_table(["weights", *(table.title(column) for column in table.columns)], cells(table))
+        return
+    for name, part in table.groups():
+        heads = [part.title(column, whole=False) for column in part.columns]
+        if len(heads) > WIDE:  # a measure a line
+            names, *numbers = zip(*cells(part), strict=True)
+            print_table(
+                ["measure", *names], [[head, *row] for head, row in zip(heads, numbers, strict=True)], title=name
+            )
+        else:
+            print_table(["weights", *heads], cells(part), title=name)
+
+
+def cells(table: Comparison) -> list[list[str]]:
+    return [[row.name, *(table.text(row, column) or "–" for column in table.columns)] for row in table.rows]
+
+
+def markdown(table: Comparison, notes: Sequence[str]) -> str:
+    """One table, and the notes below it."""
+    names = list(dict.fromkeys(column.data for column in table.columns))
+    heads = ["weights", *(escaped(table.title(column, whole=len(names) > 1)) for column in table.columns)]
+    rule = ["---", *("---:" for _ in table.columns)]
+    lines = [heads, rule, *([escaped(cell) for cell in row] for row in cells(table))]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    below = "\n".join(f"- {escaped(note)}" for note in notes)
+    above = f"{escaped(names[0])}, with 95 % intervals:\n\n" if len(names) == 1 and names[0] else ""
+    return f"{above}{text}\n" + (f"\n{below}\n" if below else "")
+
+
+def escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def tidy(table: Comparison, notes: Sequence[str]) -> str:
+    """A line a number, with all digits and where it is from: what a spreadsheet or pandas takes."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    heads = ("weights", "hash", "kind", "data", "fingerprint", "deduplicated", "measure", "value", "low", "high")
+    writer.writerow([*heads, "count", "unit", "made", "file"])
+    for row in table.rows:
+        for column in table.columns:
+            if column in row.cells:
+                writer.writerow([row.name, *record(column, row.cells[column][1])])
+    return text.getvalue()
+
+
+def record(column: Column, found: Found) -> list[object]:
+    result = found.result
+    measure = next(measure for measure in result.measures if measure.name == column.measure)
+    return [
+        *(result.weights.get("hash", ""), result.kind, column.data, result.data.get("fingerprint", ""), known(result)),
+        *(measure.name, measure.value, measure.low, measure.high, measure.count, measure.unit),
+        *(result.made, found.path),
+    ]
+
+
+def html(table: Comparison, notes: Sequence[str]) -> str:
+    """A page with a table for each data set, the notes, and where each number is from."""
+    from vitrail.report.page import Notes, Section, Table, page
+
+    sections: list[Section] = []
+    for name, part in table.groups():
+        heads = [part.title(column, whole=False) for column in part.columns]
+        sections.append(Table(title=name or "Results", columns=["weights", *heads], rows=cells(part)))
+    if notes:
+        sections.append(Notes(title="Notes", lines=list(notes)))
+    files = {one.path: (row.name, one) for row in table.rows for _, one in row.cells.values()}
+    rows = [
+        (name, str(one.result.weights.get("hash", ""))[:16], one.result.kind, one.result.made, str(path))
+        for path, (name, one) in files.items()
+    ]
+    sections.append(
+        Table(title="Where they are from", columns=["weights", "hash", "by", "made", "file"], rows=rows, left=5)
+    )
+    return page("Results", sections, lead=f"{len(table.rows)} weights, intervals of 95 %")

@@ -1,0 +1,330 @@
+"""Say what a network costs: parameters, multiply-accumulates, exaFLOPs of training, memory; and its speed here.
+
+A network is named as in `vitrail models`, or given as weights. Training is counted by the paper's formula (Table 6) for
+its own three data sets, or for yours. With --measure the network is run: images a second and memory over batch and
+image sizes on this device (D.5), as a table, a figure and JSON.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vitrail.checkpoint.bundle import Bundle
+from vitrail.cli.progress import bars
+from vitrail.cli.training import RUNS
+from vitrail.core.console import giga, millions, print_table
+from vitrail.core.errors import ConfigError, UnknownName
+from vitrail.core.paper import JFT_CLASSES, JFT_IMAGES, jft_epochs, printed_exaflops
+from vitrail.core.shapes import Pair, times
+from vitrail.evaluation.compute import counted_macs, padding_macs, tpuv3_core_days, training_flops
+from vitrail.evaluation.result import Measure, Result, weights_facts
+from vitrail.models.config import ModelConfig, ViTConfig, to_dict
+from vitrail.models.walk import macs, parameters
+from vitrail.models.zoo import SLUGS, ZOO, adapted, resolve, slug
+from vitrail.optim.config import Optim
+from vitrail.studies.inference import Measured, measured, random_weights, sizes_for
+from vitrail.train import memory
+
+CARDS = (16, 24, 48, 80)  # GB of usual GPUs
+SECONDS = {"cuda": 120.0, "cpu": 60.0}
+EPOCHS = {"imagenet": (300,), "imagenet21k": (90,)}  # Table 3
+
+
+class Asked(NamedTuple):
+    """A network: how it was called, its name in the zoo where it has one, its config, its weights if there are any."""
+
+    text: str
+    name: str
+    config: ModelConfig
+    bundle: Bundle | None
+
+
+class Training(NamedTuple):
+    """Pictures, epochs and classes to train for, under a name."""
+
+    name: str
+    images: int
+    epochs: float
+    classes: int | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="a network by name (ViT-B/16, vit_b_16), or weights: a file, NAME:TAG",
+    )
+    add("--image-size", type=int, nargs="+", default=[], metavar="N", help="pixels a side; one or several")
+    add("--classes", type=int, default=None, metavar="N", help="of the head (default: the network's own)")
+    add("--data", default="", metavar="NAME", help="the set to train on: jft, or any --data of the other commands")
+    add("--images", type=int, default=0, metavar="N", help="pictures to train on, in the place of --data")
+    add("--epochs", type=float, default=0.0, metavar="E", help="how often each picture is seen (default: the paper's)")
+    add("--measure", action="store_true", help="run it here: images a second and memory over batches and sizes")
+    add("--batch", type=int, nargs="+", default=[], metavar="N", help="batches to measure (default: 1, 2, 4, ...)")
+    add("--precision", choices=("auto", "float32", "autocast", "bfloat16"), default="auto",
+        help="of what is measured (default: bfloat16 on a GPU, float32 on a CPU)")  # fmt: skip
+    add("--seconds", type=float, default=0.0, metavar="S", help="to measure for, each network (default: 60; GPU: 120)")
+    add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    add("--out", type=Path, metavar="DIR", help="where JSON and figure go (default: runs/cost-NAME, if measured)")
+
+
+def run(args: argparse.Namespace) -> int:
+    networks = [asked(text) for text in args.models]
+    trainings = [trainings_of(one, args) for one in networks]
+    show_size(networks, args)
+    show_training(networks, trainings, args)
+    show_memory(networks, args)
+    found: list[Measured] = []
+    out: Path | None = args.out
+    if args.measure:
+        found, device = measure(networks, args)
+        out = out or RUNS / f"cost-{slug(networks[0].name)}"
+        draw(found, device, out)
+    for at, one in enumerate(networks if out else []):
+        assert out is not None
+        path = out / f"{slug(one.name)}.json"
+        result(one, trainings[at], args, found[at] if found else None).write(path)
+        print(f"result: {path}")
+    return 0
+
+
+def asked(text: str) -> Asked:
+    """A name of the zoo, else weights by path or NAME:TAG."""
+    if not Path(text).exists() and ":" not in text:
+        try:
+            name = resolve(text)
+        except UnknownName as error:
+            raise UnknownName(f"{error}; and there is no weight file {text}") from None
+        return Asked(text, name, ZOO[name], None)
+    if text in ZOO or text in SLUGS:
+        raise ConfigError(f"{text!r} is a network and a path here; write ./{text} for the path")
+    from vitrail.train.network import find_weights, network_name
+
+    bundle = find_weights(text)
+    title = network_name(bundle.config)
+    return Asked(text, title if title in ZOO else Path(text).stem, bundle.config, bundle)
+
+
+def trainings_of(one: Asked, args: argparse.Namespace) -> list[Training]:
+    """What was asked for; the paper's own where nothing was."""
+    if args.images and args.data:
+        raise ConfigError("--images or --data: one of them says how many pictures there are")
+    if args.epochs < 0 or args.images < 0:
+        raise ConfigError(f"--images {args.images} and --epochs {args.epochs:g} must be above 0")
+    if args.images:
+        if not args.epochs:
+            raise ConfigError(f"how often is each of the {args.images:,} pictures seen? give --epochs E")
+        return [Training("yours", args.images, args.epochs, None)]
+    if args.epochs and not args.data:
+        raise ConfigError(f"--epochs {args.epochs:g} of what? give --data NAME or --images N")
+    found: list[Training] = []
+    for name in (args.data,) if args.data else ("imagenet", "imagenet21k", "jft"):
+        images, classes = pictures_of(name)
+        usual = jft_epochs(one.name) if name == "jft" else EPOCHS.get(name, ())
+        if not args.epochs and not usual:
+            raise ConfigError(f"how many epochs on {name}? give --epochs E")
+        found += [Training(name, images, epochs, classes) for epochs in ((args.epochs,) if args.epochs else usual)]
+    return found
+
+
+def pictures_of(name: str) -> tuple[int, int | None]:
+    """How many to train on and how many classes: of a named set as published, without its files."""
+    from vitrail.data.readers.named.catalogue import SETS
+
+    if name == "jft":
+        return JFT_IMAGES, JFT_CLASSES
+    if name in SETS:
+        return SETS[name].splits["train"], SETS[name].classes
+    from vitrail.data.collection import open_collection
+    from vitrail.train.pictures import only_or
+
+    collection = open_collection(name)
+    few = name.startswith("vtab/") and "trainval1000" in collection.splits
+    return len(only_or(collection, "trainval1000" if few else "train")), len(collection.classes) or None
+
+
+def sizes_of(one: Asked, args: argparse.Namespace) -> list[Pair | int]:
+    """As asked for; else the network's own, and the paper's size of fine-tuning for one that has a name."""
+    if args.image_size:
+        return list(args.image_size)
+    if one.bundle is not None or one.config.image != (224, 224):
+        return [one.config.image]
+    patch = one.config.patch[0] if isinstance(one.config, ViTConfig) and one.config.backbone is None else 1
+    return [224, 384 - 384 % patch]
+
+
+def show_size(networks: list[Asked], args: argparse.Namespace) -> None:
+    rows: list[list[str]] = []
+    for one in networks:
+        for size in sizes_of(one, args):
+            config = adapted(one.config, image_size=size, classes=args.classes)
+            tokens = f"{config.tokens:,}" if isinstance(config, ViTConfig) else "-"
+            cells = [
+                times(config.image),
+                f"{config.classes:,}",
+                tokens,
+                millions(parameters(config)),
+                giga(macs(config)),
+            ]
+            rows.append([one.name if one.bundle is None else f"{one.name} ({one.text})", *cells])
+    print_table(("network", "image", "classes", "tokens", "parameters", "GMACs"), rows, left=2)
+
+
+def show_training(networks: list[Asked], trainings: list[list[Training]], args: argparse.Namespace) -> None:
+    """exaFLOPs and core-days, with what Table 6 prints where it has the row."""
+    rows: list[list[str]] = []
+    for one, each in zip(networks, trainings, strict=True):
+        for training in each:
+            flops, printed = exaflops(one, training, args), table_6(one, training, args)
+            cells = [f"{training.images:,}", f"{training.epochs:g}", f"{classes_of(one, training, args):,}"]
+            cells += [amount(flops), "" if printed is None else f"{printed:,g}", amount(tpuv3_core_days(flops * 1e18))]
+            rows.append([one.name, times(trained_at(one, args)), training.name, *cells])
+    heads = ("network", "image", "data", "pictures", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3-core-days")
+    print_table(heads, rows, left=3, title="Training")
+    print("exaFLOPs are 6 x MACs x pictures x epochs, as in the paper; core-days at the pace of its ViT-L/16.")
+    if any(padding_macs(one.config) for one in networks):
+        print("As in the paper, what a convolution multiplies of its padding does not count here; in GMACs it does.")
+
+
+def amount(value: float) -> str:
+    return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def trained_at(one: Asked, args: argparse.Namespace) -> Pair:
+    return adapted(one.config, image_size=args.image_size[0] if args.image_size else None).image
+
+
+def classes_of(one: Asked, training: Training, args: argparse.Namespace) -> int:
+    return args.classes if args.classes is not None else training.classes or one.config.classes
+
+
+def exaflops(one: Asked, training: Training, args: argparse.Namespace) -> float:
+    config = adapted(one.config, image_size=trained_at(one, args), classes=classes_of(one, training, args))
+    return training_flops(counted_macs(config), training.images * training.epochs) / 1e18
+
+
+def table_6(one: Asked, training: Training, args: argparse.Namespace) -> float | None:
+    """The printed figure, for the network, set, size and head that it is of."""
+    same = training.name == "jft" and trained_at(one, args) == (224, 224) and args.classes in (None, JFT_CLASSES)
+    return printed_exaflops(one.name, training.epochs) if same else None
+
+
+def show_memory(networks: list[Asked], args: argparse.Namespace) -> None:
+    """What training takes, by the closed forms that choose a run's micro-batch."""
+    rows: list[list[str]] = []
+    for one in networks:
+        config = adapted(one.config, image_size=trained_at(one, args), classes=args.classes)
+        state = memory.state_bytes(config, Optim(), low=True, average=False)
+        for recompute in (False, True) if isinstance(config, ViTConfig) else (False,):
+            each = memory.image_bytes(config, low=True, recompute=recompute)
+            room = [card * 1e9 - memory.CUDA_OWN - state for card in CARDS]
+            fits = [max(int(left * memory.USED) // each, 0) for left in room]
+            cells = [f"{state / 1e9:,.2f} GB", f"{each / 1e6:,.1f} MB", *(f"{count:,}" for count in fits)]
+            rows.append([one.name, times(config.image), "recomputed" if recompute else "kept", *cells])
+    heads = ("network", "image", "activations", "weights, moments", "a picture", *(f"in {card} GB" for card in CARDS))
+    title = "Memory of training, and how many pictures fit at once (reckoned: AdamW, bfloat16 with float32 masters)"
+    print_table(heads, rows, left=3, title=title)
+
+
+def measure(networks: list[Asked], args: argparse.Namespace) -> tuple[list[Measured], str]:
+    """Runs every network at every size, and prints a line for each."""
+    import torch
+
+    from vitrail.distributed.world import joined
+
+    found: list[Measured] = []
+    with joined(args.device) as world, bars() as progress:
+        kind, threads = world.device.type, torch.get_num_threads()
+        precision: Any = {"cuda": "bfloat16"}.get(kind, "float32") if args.precision == "auto" else args.precision
+        device = (
+            torch.cuda.get_device_name(world.device)
+            if kind == "cuda"
+            else f"CPU ({threads} thread{'s' * (threads > 1)})"
+        )
+        for at, one in enumerate(networks):
+            config = adapted(one.config, classes=args.classes)
+            room = memory.free_bytes(world.device)
+            bundle = one.bundle if one.bundle is not None else random_weights(config)
+            sizes = args.image_size or sizes_for(config, world.device)
+            seconds = args.seconds or SECONDS.get(kind, SECONDS["cpu"])
+            tell = lambda text, at=at: progress(text, at, len(networks))  # noqa: E731
+            found.append(
+                measured(one.name, bundle, sizes, device=world.device, precision=precision,
+                         batches=tuple(args.batch), seconds=seconds, room=room, tell=tell)
+            )  # fmt: skip
+    show_speed(found, networks, f"Inference on {device}, {precision}")
+    return found, device
+
+
+def show_speed(found: list[Measured], networks: list[Asked], title: str) -> None:
+    rows: list[list[str]] = []
+    for one, asked_for in zip(found, networks, strict=True):
+        for size, speed in one.speeds.items():
+            best, first = speed.best, speed.points[0]
+            work = 2 * macs(adapted(asked_for.config, image_size=size)) * best.images_per_s / 1e12
+            held = "?" if best.memory is None else f"{best.memory / 1e6:,.0f} MB"
+            largest = "?" if speed.largest is None else f"{'' if speed.tried else 'about '}{speed.largest:,}"
+            cells = [f"{best.images_per_s:,.4g}", str(best.batch), f"{amount(first.seconds * 1e3)} ms at {first.batch}"]
+            rows.append([one.name, times(size), *cells, held, f"{work:,.3g}", largest, speed.stopped])
+    heads = (
+        "network",
+        "image",
+        "img/s",
+        "at batch",
+        "latency",
+        "memory",
+        "TFLOP/s",
+        "largest batch",
+        "ended by",
+    )
+    print_table(heads, rows, left=2, title=title)
+
+
+def draw(found: list[Measured], device: str, out: Path) -> None:
+    """D.5's figure; without matplotlib there is none, and that is said."""
+    from vitrail.inspection.style import save
+    from vitrail.studies.inference import figure
+
+    try:
+        png, svg = save(figure(found, device), out / "speed")
+    except ConfigError as error:
+        print(f"no figure: {error}")
+    else:
+        print(f"figure: {png}, {svg.name}")
+
+
+def result(one: Asked, trainings: list[Training], args: argparse.Namespace, found: Measured | None) -> Result:
+    """All of it as data. A network by name has no weights, so no hash."""
+    from vitrail.checkpoint.weights import network
+
+    config = adapted(one.config, classes=args.classes)
+    facts = {"name": one.text, "hash": None, "image": list(config.image), "parameters": parameters(config)}
+    measures = [Measure(name="parameters", value=parameters(config), unit="count")]
+    for size in sizes_of(one, args):
+        sized = adapted(config, image_size=size)
+        measures.append(Measure(name=f"MACs {times(sized.image)}", value=macs(sized), unit="count"))
+    for training in trainings:
+        name = f"exaFLOPs {training.name}, {training.epochs:g} epochs"
+        measures.append(Measure(name=name, value=exaflops(one, training, args), unit="number"))
+    details: dict[str, Any] = {}
+    for size, speed in found.speeds.items() if found else ():
+        best = speed.best
+        measures.append(Measure(name=f"img/s {times(size)}", value=best.images_per_s, count=best.batch, unit="img/s"))
+        if best.memory is not None:
+            measures.append(Measure(name=f"memory {times(size)}", value=best.memory, count=best.batch, unit="bytes"))
+        if speed.largest is not None:
+            measures.append(Measure(name=f"largest batch {times(size)}", value=speed.largest, unit="count"))
+        points = [
+            {"batch": p.batch, "seconds": p.seconds, "passes": p.passes, "memory": p.memory} for p in speed.points
+        ]
+        details[times(size)] = {"points": points, "tried": speed.tried, "ended by": speed.stopped}
+    return Result(
+        kind="cost",
+        weights=facts if one.bundle is None else weights_facts(one.text, network(one.bundle)),
+        data={"trainings": [training._asdict() for training in trainings]},
+        measures=tuple(measures),
+        config={"network": to_dict(config), "precision": args.precision, "seconds": args.seconds},
+        details=details,
+    )

@@ -1,0 +1,305 @@
+"""Score weights on labelled pictures: top-1 and top-5 accuracy, the mean over classes, calibration and loss, each with
+its 95% interval, and what is taken for what.
+
+With --real, ImageNet's validation pictures are scored on their ReaL labels, too. Every picture counts once; under
+torchrun the processes share them and get the same numbers. Several image sizes give a row each."""
+
+import argparse
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from vitrail.cli.progress import bars
+from vitrail.cli.subject import (
+    Subject,
+    add_data,
+    add_deduplicated,
+    add_weights,
+    batches,
+    chosen,
+    data_of,
+    opened,
+    subject,
+)
+from vitrail.core.console import millions, print_table
+from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.storage import replacing
+from vitrail.data.labels import Labels
+from vitrail.data.ledger import Ledger
+from vitrail.data.readers.named.real import real_rows
+from vitrail.distributed.world import World, joined
+from vitrail.evaluation.answers import Answers, answers, judge
+from vitrail.evaluation.assessment import Assessment
+from vitrail.evaluation.matching import Matching, match, read_names
+from vitrail.evaluation.rest import Precision
+from vitrail.evaluation.result import Result, shown, spanned
+
+if TYPE_CHECKING:
+    from vitrail.data.collection import Collection
+
+LISTED = 5  # confusions and classes that are printed
+NAMED = 3  # unreadable pictures that are named
+ORIGINAL, REAL = "original", "ReaL"
+SHARES = ("top-1", "top-5", "ReaL")  # which count pictures
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_weights(parser, sizes=True)
+    add_data(parser)
+    parser.add_argument("--real", type=Path, metavar="FILE", help="real.json: ReaL labels of ImageNet's val")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the network's classes, one a line")
+    parser.add_argument("--by-number", action="store_true", help="class 7 is output 7, whatever they are called")
+    parser.add_argument(
+        "--precision", choices=get_args(Precision), default="float32", help="to compute in (default: float32)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write a page of HTML with pictures")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="write what was said to each picture, as CSV")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
+    add_deduplicated(parser)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """One network at one size on one split."""
+
+    about: Subject
+    matching: Matching
+    said: Answers
+    found: Assessment
+    result: Result
+    notes: tuple[str, ...]
+
+
+def run(args: argparse.Namespace) -> int:
+    sizes: list[int | None] = args.image_size or [None]
+    if len(set(sizes)) < len(sizes):
+        raise ConfigError(f"--image-size {' '.join(map(str, sizes))} names a size twice")
+    with joined(args.device) as world:
+        if args.download and world.first:
+            opened(args)
+        world.barrier()
+        collection = opened(args)
+        split, _ = chosen(collection, "test", "val")
+        done = [score(args, size, collection, split, world) for size in sizes]
+        if world.first:
+            for size, one in zip(sizes, done, strict=True):
+                write(args, one, collection, size if len(sizes) > 1 else None)
+            show(args, done, collection, split)
+    return 0
+
+
+def score(args: argparse.Namespace, size: int | None, collection: "Collection", split: str, world: World) -> Scored:
+    """Everything of one image size; the answers are the same in all processes."""
+    import torch
+
+    about = subject(argparse.Namespace(**{**vars(args), "image_size": size}), world.device)
+    source, outputs = collection.splits[split], about.network.config.classes
+    names = about.labels if args.labels is None else read_names(args.labels, outputs)
+    labels, matching = labellings(args, names, outputs, collection, split)
+    if args.precision == "bfloat16":
+        about.network.to(torch.bfloat16)
+    ledger = Ledger()
+    with bars() as bar:
+        said = answers(
+            about.network,
+            batches(args, source, about.preprocessing, world.device, rank=world.rank, world=world.size, ledger=ledger),
+            about.preprocessing,
+            count=len(source),
+            classes=outputs,
+            labels=labels,
+            device=world.device,
+            world=world,
+            precision=args.precision,
+            progress=(lambda done: bar("pictures", done * world.size, len(source))) if world.first else None,
+        )
+    unreadable = sorted(str(entry) for part in world.gather(list(ledger.known.values())) for entry in part)
+    main = next(iter(labels))
+    found = Assessment(
+        judged=judge(said, labels[main], main),
+        names=matching.names,
+        real=judge(said, labels[REAL], REAL) if REAL in labels and main != REAL else None,
+        seed=args.seed,
+    )
+    return Scored(
+        about=about,
+        matching=matching,
+        said=said,
+        found=found,
+        result=result_of(args, about, collection, split, matching, found, unreadable, main),
+        notes=(*matching.notes, *remarks(said, labels, found, unreadable)),
+    )
+
+
+def labellings(
+    args: argparse.Namespace, names: Sequence[str] | None, outputs: int, collection: "Collection", split: str
+) -> tuple[dict[str, Labels], Matching]:
+    """The labels to score by, as numbers of the network's outputs: the data's own, where they have some, and ReaL's."""
+    source = collection.splits[split]
+    if not source.classes and args.real is None:
+        collection.need_labels()
+        raise DataError(f"{collection.name}@{split} has no labels; choose another split")
+    classes = source.classes or tuple(map(str, range(outputs)))
+    matching = match(outputs, names, classes, collection.name, by_number=args.by_number)
+    labels: dict[str, Labels] = {}
+    if source.classes:
+        labels[ORIGINAL] = matching.relabelled(source.labels)
+    if args.real is not None:
+        labels[REAL] = matching.usual(real_rows(source, args.real), str(args.real))
+    return labels, matching
+
+
+def remarks(said: Answers, labels: dict[str, Labels], found: Assessment, unreadable: Sequence[str]) -> list[str]:
+    """What a reader should know of the count."""
+    notes: list[str] = []
+    if unreadable:
+        some = "; ".join(unreadable[:NAMED]) + ("; ..." if len(unreadable) > NAMED else "")
+        are = "picture is unreadable and counts" if len(unreadable) == 1 else "pictures are unreadable and count"
+        notes.append(f"{len(unreadable):,} {are} for nothing: {some}")
+    for name, judged in ((ORIGINAL, found.judged if ORIGINAL in labels else None), (REAL, found.real)):
+        left = 0 if judged is None else int(said.seen.sum()) - len(judged)
+        if left:
+            word = "ReaL label" if name == REAL else "label"
+            notes.append(f"{left:,} pictures have no {word} and count for nothing{' there' if name == REAL else ''}")
+    if unsound := int((said.top[said.seen, 0] < 0).sum()):
+        notes.append(f"{unsound:,} answers are no numbers and count as wrong")
+    return notes
+
+
+def result_of(
+    args: argparse.Namespace,
+    about: Subject,
+    collection: "Collection",
+    split: str,
+    matching: Matching,
+    found: Assessment,
+    unreadable: Sequence[str],
+    labels: str,
+) -> Result:
+    config: dict[str, Any] = {
+        "image": list(about.preprocessing.image),
+        "preprocessing": about.preprocessing.to_dict(),
+        "precision": args.precision,
+        "labels": labels,
+        "classes": matching.how,
+        "seed": args.seed,
+    }
+    details = {**found.details(), "unreadable": list(unreadable)}
+    return Result(
+        kind="evaluate",
+        weights=about.facts(),
+        data=data_of(args, about, collection, split),
+        measures=found.measures,
+        config=config,
+        details=details,
+    )
+
+
+def sized(path: Path, size: int | None) -> Path:
+    """result.json, or result-224.json where several sizes are scored."""
+    return path if size is None else path.with_name(f"{path.stem}-{size}{path.suffix}")
+
+
+def write(args: argparse.Namespace, one: Scored, collection: "Collection", size: int | None) -> None:
+    source = collection.splits[one.result.data["split"]]
+    if args.out is not None:
+        one.result.write(sized(args.out, size))
+    if args.answers is not None:
+        write_answers(sized(args.answers, size), one, [source.name(at) for at in range(len(source))])
+    if args.page is not None:
+        from vitrail.evaluation.presentation import evaluation_page
+        from vitrail.report.page import save_page
+
+        save_page(sized(args.page, size), evaluation_page(one.result, one.found, source, one.notes))
+
+
+def write_answers(path: Path, one: Scored, names: Sequence[str]) -> None:
+    """A row a picture: its name, what it shows, what was said, how sure, whether that is right; blanks where it could
+    not be read or has no label."""
+    judged, called = one.found.judged, one.matching.names
+    rows: list[list[str]] = [[name, "", "", "", "", ""] for name in names]
+    for at in range(len(judged)):
+        said, truth = int(judged.said[at]), int(judged.truth[at])
+        right = "yes" if judged.right[at] else "no"
+        answer = [called[truth], called[said] if said >= 0 else "", f"{judged.confidence[at]:.6f}", right]
+        rows[judged.sample[at]][1:] = [*answer, f"{judged.loss[at]:.6f}"]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["picture", "true", "said", "confidence", "right", "loss"])
+    writer.writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+
+
+def show(args: argparse.Namespace, done: Sequence[Scored], collection: "Collection", split: str) -> None:
+    """What a person sees."""
+    one, count = done[0], len(collection.splits[split])
+    image = "x".join(map(str, one.about.preprocessing.image))
+    size = f"{image} px, " if len(done) == 1 else ""
+    kind, parameters = one.result.weights["network"], millions(one.result.weights["parameters"])
+    print(f"{args.weights}: {kind}, {parameters} parameters, {size}{args.precision}")
+    classes = f"{len(collection.classes):,} classes, matched {one.matching.how}" if collection.classes else "no labels"
+    where = f"{args.data}@{split}" if len(collection.splits) > 1 else args.data
+    print(f"{where}: {count:,} {'picture' if count == 1 else 'pictures'}, {classes}")
+    if len(done) == 1:
+        show_one(one)
+    else:
+        show_sizes(done)
+    for note in dict.fromkeys(note for each in done for note in each.notes):
+        print(f"note: {note}")
+    several = args.image_size or []
+    for word, path in (("result", args.out), ("page", args.page), ("answers", args.answers)):
+        if path is not None:
+            paths = [sized(path, each) for each in several] if len(several) > 1 else [path]
+            print(f"{word}: {', '.join(map(str, paths))}")
+
+
+def show_sizes(done: Sequence[Scored]) -> None:
+    """A row a size. What would make it too wide for a terminal is in the results."""
+    heads = [measure.name for measure in done[0].result.measures if measure.name in (*SHARES, "ECE", "loss")]
+    rows: list[list[str]] = []
+    for one in done:
+        by_name = {measure.name: measure for measure in one.result.measures}
+        cells = [
+            f"{shown(by_name[name])} ({spanned(by_name[name])})" if name in SHARES else shown(by_name[name])
+            for name in heads
+            if name in by_name
+        ]
+        rows.append(["x".join(map(str, one.about.preprocessing.image)), *cells])
+    print()
+    print_table(["image", *heads], rows)
+
+
+def show_one(one: Scored) -> None:
+    """The numbers with their intervals, the most frequent mistakes and the hardest classes."""
+    rows = [
+        (
+            measure.name,
+            shown(measure),
+            spanned(measure),
+            f"{round(measure.value * (measure.count or 0)):,} of {measure.count:,}" if measure.name in SHARES else "",
+        )
+        for measure in one.result.measures
+    ]
+    print()
+    print_table(["measure", "value", "95% interval", "pictures"], rows)
+    confused = [pair for pair in one.found.confused(LISTED) if pair.count > 1]
+    if confused:
+        print_table(
+            ["true", "said", "times", "of its class"],
+            [(pair.truth, pair.said, f"{pair.count:,}", f"{pair.share:.1%}") for pair in confused],
+            title="Most often confused",
+            left=2,
+        )
+    mistaken = [each for each in one.found.classes if each.right < each.count and each.count > 1]
+    hardest = sorted(mistaken, key=lambda each: (each.right / each.count, -each.count))[:LISTED]
+    if hardest:
+        print_table(
+            ["class", "right", "pictures", "accuracy"],
+            [(each.name, f"{each.right:,}", f"{each.count:,}", f"{each.right / each.count:.1%}") for each in hardest],
+            title="Hardest classes",
+        )

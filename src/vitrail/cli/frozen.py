@@ -1,0 +1,314 @@
+"""What `fewshot`, `probe` and `knn` have in common: a split to learn from, one to score, and the features of both."""
+
+import argparse
+import contextlib
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.cli.progress import bars
+from vitrail.cli.subject import Subject, add_deduplicated, add_weights, batches, chosen, data_of, opened, subject
+from vitrail.core.console import millions
+from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.core.storage import cache_folder
+from vitrail.data.collection import Collection, agree
+from vitrail.data.loader import Batch
+from vitrail.data.source import Source, Subset
+from vitrail.data.splits import stratified
+from vitrail.distributed.world import joined
+from vitrail.evaluation.cache import Kept, cached_features, missing
+from vitrail.evaluation.features import Squared
+from vitrail.evaluation.labelled import single
+from vitrail.evaluation.rest import Precision
+from vitrail.evaluation.result import Measure, Result
+
+NAMED: Final = 3  # unreadable pictures that are named
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """WEIGHTS, --data and the rest; with `several` --data and --test may be given more than once, and are lists."""
+    add_weights(parser)
+    more = " Give it again for another set." if several else ""
+    action: Any = "append" if several else "store"
+    parser.add_argument(
+        "--data",
+        metavar="SOURCE",
+        required=True,
+        action=action,
+        help=f"a folder, a file, or a set by name; its train is learnt from, its test (or val) is scored.{more}",
+    )
+    parser.add_argument(
+        "--test", metavar="SOURCE", action=action, help="where the pictures to score are, if they are not in --data"
+    )
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        metavar="SHARE",
+        help="score on this share of every class of train, and learn from the rest",
+    )
+    parser.add_argument(
+        "--reference",
+        action="store_true",
+        help="cut pictures as the reference's evaluator does (to a square of 8/7 the size, then its centre: 256 and "
+        "224), not as the weights say",
+    )
+    parser.add_argument(
+        "--precision", choices=get_args(Precision), default="float32", help="to compute in (default: float32)"
+    )
+    parser.add_argument("--no-cache", action="store_true", help="extract the features anew, and do not keep them")
+    parser.add_argument("--batch", type=int, default=0, metavar="N", help="pictures at once (default: by the device)")
+    parser.add_argument("--workers", type=int, default=-1, metavar="N", help="loader processes (default: by the cores)")
+    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
+    add_deduplicated(parser)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A set with a split to learn from and one to score; or one split, of which some samples are held out to score."""
+
+    collection: Collection
+    train: str
+    test: str
+    held: "NDArray[np.int64] | None" = None
+    elsewhere: tuple[str, str] | None = None  # the set and the split that are scored, where --test names them
+
+    @property
+    def title(self) -> str:
+        return self.collection.title
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.collection.classes
+
+    def learnt_from(self) -> Source:
+        source = self.collection.splits[self.train]
+        if self.held is None:
+            return source
+        return Subset(source, np.setdiff1d(np.arange(len(source)), self.held))
+
+    def scored(self) -> Source:
+        source = self.collection.splits[self.test]
+        return source if self.held is None else Subset(source, self.held)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Frozen:
+    """Features [n, D] to learn from, with one label [n] each; features [N, D] to score, with labels [N] or [N, M]."""
+
+    train: Tensor
+    train_labels: Tensor
+    test: Tensor
+    test_labels: Tensor
+    found: bool  # whether all of them were kept from before
+    notes: tuple[str, ...]
+    unreadable: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ready:
+    """A network, and what a result says of it."""
+
+    about: Subject
+    facts: Mapping[str, Any]
+
+
+def tasks(args: argparse.Namespace) -> list[Task]:
+    """Of --data, --test and --held-out, whether they are one text or a list."""
+    data: list[str] = args.data if isinstance(args.data, list) else [args.data]
+    tests: list[str] = args.test if isinstance(args.test, list) else [args.test] if args.test else []
+    if len(set(data)) < len(data):
+        raise ConfigError(f"--data {' --data '.join(data)} names a set twice")
+    if tests and len(tests) != len(data):
+        raise ConfigError(f"{len(tests)} --test for {len(data)} --data; give one for each, in the same order, or none")
+    if tests and args.held_out is not None:
+        raise ConfigError("--test and --held-out both say what is scored; give one of them")
+    return [task(args, text, test) for text, test in zip(data, tests or [None] * len(data), strict=True)]
+
+
+def task(args: argparse.Namespace, text: str, test: str | None) -> Task:
+    collection = opened(argparse.Namespace(data=text, download=args.download))
+    collection.need_labels()
+    train, source = chosen(collection, "train")
+    if args.held_out is not None:
+        held = stratified(source.labels, args.held_out)
+        if not len(held):
+            raise ConfigError(f"--held-out {args.held_out} of {len(source):,} pictures leaves none to score")
+        return Task(collection=collection, train=train, test=train, held=held)
+    if test is not None:
+        other = opened(argparse.Namespace(data=test, download=args.download))
+        other.need_labels()
+        split, scored = chosen(other, "test", "val")
+        name = f"{other.title}@{split}"
+        both, _ = agree(collection.name, {train: source, name: scored})
+        there = (other.title, split)
+        return Task(collection=replace(collection, splits=both), train=train, test=name, elsewhere=there)
+    name = next((split for split in ("test", "val") if split in collection.splits and split != train), None)
+    if name is None:
+        raise DataError(
+            f"{text} has only {', '.join(collection.splits)}: pictures to learn from and others to score are needed; "
+            f"name those to score with --test SOURCE, or hold some out: --held-out 0.5"
+        )
+    if not collection.splits[name].classes:
+        raise BadLabels(f"{text}: {name} has no labels to score by; name other pictures with --test SOURCE")
+    return Task(collection=collection, train=train, test=name)
+
+
+@contextlib.contextmanager
+def ready(args: argparse.Namespace) -> Generator[Ready]:
+    """The network on its device, in the precision that was asked for."""
+    with joined(args.device) as world:
+        if world.size > 1:
+            raise ConfigError("this command is one process: start it without torchrun")
+        about = subject(args, world.device)
+        facts = about.facts()  # of the weights as they are in the file
+        if args.precision == "bfloat16":
+            about.network.to(torch.bfloat16)
+        yield Ready(about=about, facts=facts)
+
+
+def frozen(args: argparse.Namespace, about: Subject, task: Task) -> Frozen:
+    """The features of both parts, kept ones or new ones."""
+    splits = dict.fromkeys([task.train, task.test])
+    parts = {split: extracted(args, about, task.collection.splits[split], f"{task.title}@{split}") for split in splits}
+    notes, unreadable = list[str](), list[str]()
+    for split, part in parts.items():
+        source = task.collection.splits[split]
+        gone = [source.name(sample) for sample in missing(source, part.samples)]
+        unreadable += [f"{split}: {name}" for name in gone]
+        if gone:
+            some = ", ".join(gone[:NAMED]) + (", ..." if len(gone) > NAMED else "")
+            notes.append(
+                f"{len(gone):,} of {split} could not be read and {'is' if len(gone) == 1 else 'are'} out: {some}"
+            )
+        if part.trouble:
+            notes.append(part.trouble)
+    train, test = parts[task.train], parts[task.test]
+    learnt, scored = torch.ones(len(train.samples), dtype=torch.bool), torch.ones(len(test.samples), dtype=torch.bool)
+    if task.held is not None:
+        scored = torch.isin(test.samples, torch.from_numpy(task.held))
+        learnt = ~scored
+    labels = single(train.labels)
+    several = int((learnt & (labels < 0)).sum())
+    if several:
+        notes.append(f"{several:,} of {task.train} have no label or several, and are not learnt from")
+    learnt &= labels >= 0
+    if not learnt.any():
+        raise BadLabels(
+            f"{task.title}@{task.train}: no picture has one label and can be read, so nothing can be learnt"
+        )
+    return Frozen(
+        train=train.features[learnt],
+        train_labels=labels[learnt],
+        test=test.features[scored],
+        test_labels=test.labels[scored],
+        found=all(part.found for part in parts.values()),
+        notes=tuple(notes),
+        unreadable=tuple(unreadable),
+    )
+
+
+def extracted(args: argparse.Namespace, about: Subject, source: Source, called: str) -> Kept:
+    """The features of one split. They are told of on stderr while they are made."""
+    view = Squared(about.preprocessing.image) if args.reference else about.preprocessing
+
+    def pictures(bare: Source) -> Iterator[Batch]:
+        with bars() as bar:
+            found = batches(args, bare, view, about.device)
+            yield from counted(found, lambda done: bar(f"features of {called}", min(done, len(bare)), len(bare)))
+
+    return cached_features(
+        about.network,
+        source,
+        about.preprocessing,
+        about.device,
+        batches=pictures,
+        folder=None if args.no_cache else cache_folder("features"),
+        precision=args.precision,
+        view="squared" if args.reference else "",
+    )
+
+
+def counted(batches: Iterable[Batch], tell: Callable[[int], None]) -> Iterator[Batch]:
+    done = 0
+    for batch in batches:
+        yield batch
+        done += len(batch)
+        tell(done)
+
+
+def introduce(args: argparse.Namespace, network: Ready, task: Task, features: Frozen, *, first: bool = True) -> None:
+    """What was looked at, before the numbers."""
+    if first:
+        image = "x".join(map(str, network.about.preprocessing.image))
+        kind, parameters = network.facts["network"], millions(network.facts["parameters"])
+        print(f"{args.weights}: {kind}, {parameters} parameters, {image} px, {args.precision}")
+    scored = "held out of it" if task.held is not None else f"of {task.test}"
+    how = "kept from before" if features.found else "extracted anew" if args.no_cache else "extracted and kept"
+    print(
+        f"{task.title}: {len(task.classes):,} classes; learnt from {len(features.train):,} of {task.train}, scored on "
+        f"{len(features.test):,} {scored}; {features.train.shape[1]:,} features each, {how}"
+    )
+
+
+def result(
+    kind: str,
+    args: argparse.Namespace,
+    network: Ready,
+    task: Task,
+    features: Frozen,
+    measures: Iterable[Measure],
+    *,
+    config: Mapping[str, Any],
+    details: Mapping[str, Any],
+) -> Result:
+    """With its provenance: the data are those that were scored, and beside them those that were learnt from."""
+    about, train, test = network.about, task.learnt_from(), task.scored()
+    data = data_of(args, about, task.collection, task.test)
+    if task.held is not None:
+        split = f"{args.held_out:g} of {task.test}"
+        data |= {"split": split, "pictures": len(test), "fingerprint": test.fingerprint}
+    if task.elsewhere is not None:
+        data |= {"name": task.elsewhere[0], "split": task.elsewhere[1]}
+    learnt = {"name": task.title, "split": task.train, "pictures": len(train), "fingerprint": train.fingerprint}
+    common = {
+        "image": list(about.preprocessing.image),
+        "preprocessing": about.preprocessing.to_dict(),
+        "view": "reference" if args.reference else "weights' own",
+        "precision": args.precision,
+        "features": features.train.shape[1],
+    }
+    return Result(
+        kind=kind,
+        weights=network.facts,
+        data={**data, "train": learnt},
+        measures=tuple(measures),
+        config={**common, **config},
+        details={**details, "unreadable": list(features.unreadable)},
+    )
+
+
+def finish(args: argparse.Namespace, results: Sequence[Result], notes: Iterable[str]) -> None:
+    """What else is to be said, and the files: FILE, or FILE-SET where there are several sets."""
+    for note in dict.fromkeys(notes):
+        print(f"note: {note}")
+    out: Path | None = args.out
+    if out is None:
+        return
+    names = [out] if len(results) == 1 else [out.with_name(f"{out.stem}-{slug(r)}{out.suffix}") for r in results]
+    if len(set(names)) < len(names):  # two folders of one name
+        names = [path.with_name(f"{path.stem}-{at}{path.suffix}") for at, path in enumerate(names, 1)]
+    for path, one in zip(names, results, strict=True):
+        one.write(path)
+    print(f"result: {', '.join(map(str, names))}")
+
+
+def slug(result: Result) -> str:
+    return re.sub(r"[^\w.-]+", "-", str(result.data["name"]))

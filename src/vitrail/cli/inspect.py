@@ -1,0 +1,310 @@
+"""Look inside a network: where it attends on your pictures, and what it has learned.
+
+Writes a page that needs nothing else (report.html, with an explorer to click through all layers and heads) and every
+figure as PNG and SVG. A run's folder stands for its best weights so far, also while it trains."""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.cli.progress import bars
+from vitrail.core.console import millions, print_table
+from vitrail.core.errors import BadPicture, ConfigError, DataError, unknown
+from vitrail.core.shapes import times
+from vitrail.models.config import ViTConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from vitrail.cli.subject import Subject
+    from vitrail.data.source import Source
+    from vitrail.inspection.page import Part
+    from vitrail.inspection.parts.given import Given
+    from vitrail.report.panels import Tile
+
+SHOWN = 4  # pictures of a set that are shown where none are named
+PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from vitrail.cli.subject import add_weights
+
+    add_weights(parser)
+    parser.add_argument("--images", nargs="+", default=[], metavar="IMG", help="picture files to look at")
+    parser.add_argument(
+        "--data",
+        metavar="SOURCE[@SPLIT]",
+        help="a set for what is measured over many pictures (distance, entropy, CKA)",
+    )
+    parser.add_argument("--count", type=int, default=128, metavar="N", help="pictures of the set (default: 128)")
+    parser.add_argument("--out", default="inspection", metavar="DIR", help="the folder to write (default: inspection)")
+    parser.add_argument("--only", default="", metavar="KINDS", help="some kinds, as in rollout,distance,explorer")
+    parser.add_argument("--layers", type=int, nargs="+", default=[], metavar="N", help="layers to show, from 1")
+    parser.add_argument("--class", dest="asked", metavar="CLASS", help="the class to explain: its name or number")
+    parser.add_argument("--patch", metavar="ROW,COLUMN", help="the patch to compare with the others, from 1")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the classes, one a line")
+    parser.add_argument("--batch", type=int, default=0, metavar="N", help="pictures at once (default: by the device)")
+    parser.add_argument("--workers", type=int, default=-1, metavar="N", help="loader processes (default: by the cores)")
+    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
+
+
+def run(args: argparse.Namespace) -> int:
+    from vitrail.cli.subject import subject
+    from vitrail.distributed.world import joined
+    from vitrail.inspection.style import toolkit
+
+    toolkit()  # before anything that takes time
+    wanted = kinds(args.only)
+    with joined(args.device) as world:
+        looked = pictures(args, subject(args, world.device), wanted)
+        parts, left_out = made(looked.given, wanted)
+        written = write(args, looked, parts, left_out, wanted)
+    rows = [[part.kind, part.title, ", ".join(one.name for one in part.drawings)] for part in parts]
+    print_table(["kind", "what", "figures"], rows, left=3)
+    for line in left_out:
+        print(f"left out: {line}")
+    print(f"page: {written}")
+    return 0
+
+
+def kinds(text: str) -> list[str]:
+    """The kinds that were asked for, in the page's order; all where none were."""
+    from vitrail.inspection.kinds import KINDS
+
+    known = [*KINDS, "explorer"]
+    asked = [word.strip() for word in text.split(",") if word.strip()] or known
+    for word in asked:
+        if word not in known:
+            raise unknown("kind of figure", word, known)
+    return [kind for kind in known if kind in asked]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Looked:
+    """What is looked at, and where it is from."""
+
+    about: "Subject"
+    given: "Given"
+    data: dict[str, object]
+
+
+def pictures(args: argparse.Namespace, about: "Subject", wanted: list[str]) -> Looked:
+    """The pictures by name, or some of the set, and the set for what takes many."""
+    import torch
+
+    from vitrail.evaluation.result import data_facts
+    from vitrail.inspection.kinds import KINDS
+    from vitrail.inspection.parts.given import Given
+
+    title, source = crowd(args) if args.data else ("", None)
+    named = [(Path(name).name, opened_picture(Path(name), about)) for name in args.images]
+    if not named and source is not None:
+        named = sampled(source, about)
+    if not named and any(kind == "explorer" or KINDS[kind].pictures for kind in wanted):
+        raise ConfigError(
+            "there are no pictures to look at; name some with --images, give a set with --data, or ask for what needs "
+            "none: --only filters,positions"
+        )
+    config = about.network.config
+    shape = (0, 3, *config.image)
+    pixels = torch.stack([tensor for _, tensor in named]) if named else torch.zeros(shape, dtype=torch.uint8)
+    images = about.preprocessing.normalise(pixels).to(about.device)
+    labels = names_of(args, about, source)
+    given = Given(
+        model=about.network,
+        images=images,
+        pixels=[tensor.permute(1, 2, 0).contiguous().numpy() for tensor in pixels],
+        names=[name for name, _ in named],
+        crowd=(lambda: iter(images.split(4))) if source is None else (lambda: many(args, about, source)),
+        count=len(images) if source is None else len(source),
+        labels=labels,
+        asked=class_number(args.asked, labels, config.classes),
+        layers=[layer - 1 for layer in args.layers],
+        patch=patch_of(args.patch),
+    )
+    facts: dict[str, object] = {"images": [str(name) for name in args.images]}
+    if source is not None:
+        name, _, split = title.rpartition("@")
+        facts |= data_facts(name, split, source, deduplicated=None)
+    return Looked(about=about, given=given, data=facts)
+
+
+def crowd(args: argparse.Namespace) -> "tuple[str, Source]":
+    """Pictures of the set, evenly spread over it."""
+    import numpy as np
+
+    from vitrail.cli.subject import chosen, opened
+    from vitrail.data.source import Subset
+
+    if args.count < 1:
+        raise ConfigError(f"--count {args.count}: one picture at least")
+    collection = opened(args)
+    split, source = chosen(collection, "val", "test", "train")
+    places = np.unique(np.linspace(0, len(source) - 1, min(args.count, len(source))).astype(np.int64))
+    return f"{collection.title}@{split}", Subset(source, places)
+
+
+def many(args: argparse.Namespace, about: "Subject", source: "Source") -> "Iterator[torch.Tensor]":
+    """Prepared pictures of the set, those that can be read. Attention of all heads is large, so batches are small."""
+    from vitrail.cli.subject import batches
+    from vitrail.inspection.parts.given import portion
+
+    size = args.batch or (min(16, portion(about.network)) if isinstance(about.network.config, ViTConfig) else 16)
+    for batch in batches(replaced(args, batch=size), source, about.preprocessing, about.device):
+        if bool(batch.valid.any()):
+            yield about.preprocessing.normalise(batch.pixels[batch.valid]).to(about.device)
+
+
+def replaced(args: argparse.Namespace, *, batch: int) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(args), "batch": batch})
+
+
+def opened_picture(path: Path, about: "Subject") -> "torch.Tensor":
+    """Prepared bytes [3, H, W] of a file."""
+    from vitrail.data.decode.picture import Picture
+
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; name files of it, or give it as --data")
+    try:
+        return about.preprocessing.pixels(Picture(path.read_bytes()).rgb())
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    except BadPicture as error:
+        raise BadPicture(f"{path}: {error}") from None
+
+
+def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor]]":
+    """A few pictures of the set to show."""
+    found = list[tuple[str, "torch.Tensor"]]()
+    for at in sorted({round(index * (len(source) - 1) / max(SHOWN - 1, 1)) for index in range(SHOWN)}):
+        name = Path(source.name(at)).name
+        found.append((name, about.preprocessing.pixels(source.picture(at).rgb())))
+    return found
+
+
+def names_of(args: argparse.Namespace, about: "Subject", source: "Source | None") -> tuple[str, ...] | None:
+    """What the classes are called: by a file, by the weights, or by the set where it has as many."""
+    classes = about.network.config.classes
+    if args.labels is not None:
+        try:
+            lines = args.labels.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{args.labels}: {error}") from None
+        if len(lines) != classes:
+            raise DataError(f"{args.labels} has {len(lines)} lines; this network has {classes} classes, one a line")
+        wordnet = all(line[:1] == "n" and line[1:9].isdigit() for line in lines)
+        return tuple((line[10:] if wordnet else line).replace("_", " ").strip() for line in lines)
+    if about.labels is not None:
+        return about.labels
+    told = () if source is None else source.classes
+    return told if len(told) == classes and not all(name.isdigit() for name in told) else None
+
+
+def class_number(text: str | None, labels: tuple[str, ...] | None, classes: int) -> int | None:
+    if text is None:
+        return None
+    if text.isdigit():
+        if int(text) >= classes:
+            raise ConfigError(f"--class {text}: this network knows the classes 0 to {classes - 1}")
+        return int(text)
+    if labels is None:
+        raise ConfigError(f"--class {text}: the names of the classes are not known; give a number, or --labels FILE")
+    found = [at for at, name in enumerate(labels) if name.lower() == text.lower().replace("_", " ")]
+    if not found:
+        raise unknown("class", text, labels)
+    return found[0]
+
+
+def patch_of(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    try:
+        row, column = (int(part) - 1 for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--patch {text}: a row and a column, counted from 1, as in 4,7") from None
+    return row, column
+
+
+def made(given: "Given", wanted: list[str]) -> "tuple[list[Part], list[str]]":
+    """The parts, and why others are not there."""
+    from vitrail.inspection.kinds import KINDS, TOKENLESS
+
+    parts, reasons = list["Part"](), dict[str, list[str]]()
+    todo = [kind for kind in wanted if kind != "explorer"]
+    with bars() as progress:
+        for done, kind in enumerate(todo):
+            progress("figures", done, len(todo))
+            why = KINDS[kind].obstacle(given)
+            if why is None:
+                parts.append(KINDS[kind].make(given))
+            elif not KINDS[kind].resnet:  # nobody misses Grad-CAM in a transformer
+                reasons.setdefault(why, []).append(kind)
+    if "explorer" in wanted and not given.transformer:
+        reasons.setdefault(TOKENLESS, []).append("explorer")
+    return parts, [f"{', '.join(kinds)}: {why}" for why, kinds in reasons.items()]
+
+
+def write(
+    args: argparse.Namespace, looked: Looked, parts: "list[Part]", left_out: list[str], wanted: list[str]
+) -> Path:
+    """The figures, the numbers and the page."""
+    from vitrail.evaluation.result import Measure, Result
+    from vitrail.inspection.page import inspection_page
+    from vitrail.inspection.parts.exploring import explorer_of
+    from vitrail.inspection.style import LIGHT, save
+    from vitrail.report.page import save_page
+
+    out, given = Path(args.out), looked.given
+    for part in parts:
+        for drawing in part.drawings:
+            save(drawing.draw(LIGHT), out / FIGURES / drawing.name)
+    explorer = explorer_of(given) if "explorer" in wanted and given.transformer else None
+    name = Path(looked.about.name).name
+    text = inspection_page(
+        f"Inside {name}", parts, lead=lead(looked), facts=facts(looked), explorer=explorer, left_out=left_out
+    )
+    save_page(out / PAGE, text)
+    Result(
+        kind="inspect",
+        weights=looked.about.facts(),
+        data=looked.data,
+        measures=tuple(
+            Measure(name=name, value=value, unit="number", count=given.count)
+            for part in parts
+            for name, value in part.numbers.items()
+        ),
+        config={"kinds": wanted, "layers": list(args.layers), "class": args.asked, "count": args.count},
+    ).write(out / RESULT)
+    return out / PAGE
+
+
+def lead(looked: Looked) -> str:
+    given = looked.given
+    shown = f"{len(given.names)} picture{'s' if len(given.names) != 1 else ''}" if given.names else "its weights alone"
+    more = "" if given.count <= len(given.names) else f", and over {given.count} of {looked.data.get('name')} together"
+    return f"What this network looks at and what it has learned, from {shown}{more}."
+
+
+def facts(looked: Looked) -> "list[Tile]":
+    """The network in numbers."""
+    from vitrail.report.panels import Tile
+
+    config = looked.about.network.config
+    count = sum(parameter.numel() for parameter in looked.about.network.parameters())
+    tiles = [Tile(value=millions(count), label="parameters"), Tile(value=times(config.image), label="pixels")]
+    if isinstance(config, ViTConfig):
+        tiles += [
+            Tile(value=times(config.grid), label="patches", note=other(config.prefix)),
+            Tile(value=str(config.depth), label="layers", note=f"of {config.heads} heads, width {config.width}"),
+        ]
+    else:
+        tiles.append(Tile(value=str(sum(config.blocks)), label="blocks", note=f"in {len(config.blocks)} stages"))
+    if config.classes:
+        tiles.append(Tile(value=f"{config.classes:,}", label="classes"))
+    return tiles
+
+
+def other(tokens: int) -> str:
+    return f"and {tokens} other token{'s' if tokens > 1 else ''}" if tokens else ""

@@ -1,0 +1,73 @@
+"""Linear probe: multinomial logistic regression on frozen features, by L-BFGS until the gradient vanishes.
+
+The penalty is chosen on a tenth of train, held out of every class alike, and the probe is then made from all of it; or
+it is given. Features are extracted once and kept for later, for `vitrail fewshot` and `vitrail knn`, too."""
+
+import argparse
+from typing import Final
+
+from vitrail.cli import frozen
+from vitrail.core.console import print_table
+from vitrail.core.errors import ConfigError
+from vitrail.evaluation.intervals import wilson
+from vitrail.evaluation.labelled import tally
+from vitrail.evaluation.probe import ITERATIONS, PENALTIES, TOLERANCE, probe, search
+from vitrail.evaluation.result import Measure, shown, spanned
+
+TOP: Final = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    frozen.add_arguments(parser)
+    parser.add_argument(
+        "--penalty",
+        type=float,
+        metavar="L2",
+        help="of the weights, beside the mean loss (default: the best of 10 to 1e-6)",
+    )
+    parser.add_argument(
+        "--iterations", type=int, default=ITERATIONS, metavar="N", help=f"of L-BFGS at most (default: {ITERATIONS})"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.penalty is not None and not args.penalty > 0:
+        raise ConfigError(f"--penalty {args.penalty:g} must be above 0")
+    (task,) = frozen.tasks(args)
+    with frozen.ready(args) as network:
+        part = frozen.frozen(args, network.about, task)
+        frozen.introduce(args, network, task, part)
+    classes, tried = len(task.classes), dict[float, float]()
+    penalty: float | None = args.penalty
+    if penalty is None:
+        penalty, tried = search(part.train, part.train_labels, classes)
+    made = probe(part.train, part.train_labels, classes, penalty, iterations=args.iterations)
+    measures = list[Measure]()
+    for guesses in (1, TOP):
+        if guesses == 1 or classes > TOP:
+            right, count = tally(made.top(part.test, guesses), part.test_labels)
+            low, high = wilson(right, count)
+            name = f"probe top-{guesses}"  # of the network's own head it would be the plain one
+            measures.append(Measure(name=name, value=right / count, low=low, high=high, count=count))
+    print_table(["measure", "accuracy", "95% interval"], [(m.name, shown(m), spanned(m)) for m in measures])
+    how = f"the best of {len(tried)} on a tenth of {task.train}" if tried else "as given"
+    print(
+        f"penalty {penalty:g}, {how}; {made.iterations} iterations, loss {made.loss:.4f}, "
+        f"largest entry of the gradient {made.gradient:.1e}"
+    )
+    notes = list(part.notes)
+    if not made.converged:
+        notes.append(f"it has not converged: that is above {TOLERANCE:g}; give more --iterations or a larger --penalty")
+    if tried and penalty in (min(tried), max(tried)):
+        notes.append("the best penalty is the last that was tried; a better one may lie beyond: --penalty")
+    details = {
+        "dev_accuracy": {f"{tried_one:g}": accuracy for tried_one, accuracy in tried.items()},
+        "iterations": made.iterations,
+        "loss": made.loss,
+        "gradient": made.gradient,
+        "converged": made.converged,
+    }
+    config = {"penalty": penalty, "penalties": [] if args.penalty is not None else list(PENALTIES)}
+    done = frozen.result("probe", args, network, task, part, measures, config=config, details=details)
+    frozen.finish(args, [done], notes)
+    return 0

@@ -1,0 +1,205 @@
+"""Fine-tune weights on the 19 tasks of VTAB-1k, a thousand pictures each, and set the results beside the paper's.
+
+One recipe for all tasks, the paper's: 2,500 steps of 512 pictures at a rate of 0.01, 384 px (Table 4). The same command
+again goes on where it stopped, task by task; data sets that are not there are passed over, and named.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from vitrail.checkpoint.weights import network
+from vitrail.cli.live import duration, observer
+from vitrail.cli.progress import bars
+from vitrail.cli.training import RUNS, leave
+from vitrail.core.console import print_table
+from vitrail.core.errors import DataError, TrainingError
+from vitrail.core.shapes import times
+from vitrail.data.readers.named.catalogue import SETS
+from vitrail.data.readers.named.tasks import TASKS
+from vitrail.data.readers.named.vtab import find_task
+from vitrail.distributed.world import World, joined
+from vitrail.evaluation.compute import tpuv3_core_days, training_flops
+from vitrail.evaluation.result import weights_facts
+from vitrail.models.walk import macs
+from vitrail.report.page import save_page
+from vitrail.studies.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
+from vitrail.studies.vtab_table import HEADS, html, result, rows
+from vitrail.train.cost import measured_flops
+from vitrail.train.network import find_weights
+
+GROUPS = ("natural", "specialized", "structured")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("weights", metavar="WEIGHTS", help="a file, a folder or NAME:TAG, in any format that vitrail reads")
+    add(
+        "--tasks", nargs="+", default=[], metavar="TASK", help="some of the 19, or a group: natural, ... (default: all)"
+    )
+    add("--root", type=Path, metavar="DIR", help="holds a folder for each data set (default: $VITRAIL_DATA)")
+    add("--out", type=Path, metavar="DIR", help="a run folder a task, and the results (default: runs/vtab-WEIGHTS)")
+    add("--image-size", type=int, default=0, metavar="N", help="pixels a side (default: 384, as the paper)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="settings",
+        help="change a field of the recipe",
+    )
+    add("--seed", type=int, default=None, help="of everything that is random (default: 0)")
+    add("--download", action="store_true", help="fetch the files of the sets that may be fetched")
+    add("--dry-run", action="store_true", help="say which sets are there and what it will take, and stop")
+    add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+
+
+def run(args: argparse.Namespace) -> int:
+    tasks = tasks_of(args.tasks)
+    bundle = find_weights(args.weights)
+    facts = weights_facts(args.weights, network(bundle))
+    study = Study(
+        base=base_run(args.weights, image_size=args.image_size, seed=args.seed, settings=tuple(args.settings)),
+        out=args.out or RUNS / f"vtab-{Path(args.weights).stem.replace(':', '-')}",
+        tasks=tasks,
+        root=args.root,
+        weights_hash=facts["hash"],
+        image_size=args.image_size,
+        settings=tuple(args.settings),
+        go_on=again(args),
+    )
+    try:
+        status = started(study, facts, args)
+        return leave(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
+    except KeyboardInterrupt:
+        print(f"stopped at once; go on with: {study.go_on}", file=sys.stderr, flush=True)
+        os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
+
+
+def tasks_of(named: list[str]) -> tuple[str, ...]:
+    """Tasks by name and by group, in the paper's order."""
+    wanted: set[str] = set()
+    for name in named or GROUPS:
+        group = [task.name for task in TASKS.values() if task.group == name.lower()]
+        wanted |= set(group or [find_task(name).name])
+    return tuple(name for name in TASKS if name in wanted)
+
+
+def again(args: argparse.Namespace) -> str:
+    """The command that goes on."""
+    words = ["vitrail", "vtab", args.weights]
+    words += ["--tasks", *args.tasks] if args.tasks else []
+    for option in ("root", "out", "seed"):
+        value = getattr(args, option)
+        words += [] if value is None else [f"--{option}", str(value)]
+    words += ["--image-size", str(args.image_size)] if args.image_size else []
+    words += [word for text in args.settings for word in ("--set", text)]
+    words += ["--download"] if args.download else []
+    words += [] if args.device == "auto" else ["--device", args.device]
+    return shlex.join(words)
+
+
+def started(study: Study, facts: dict[str, Any], args: argparse.Namespace) -> int:
+    with joined(args.device) as world:
+        if args.dry_run:
+            return forecast(study, world) if world.first else 0
+
+        def noted(outcome: Outcome) -> None:
+            result(study, outcome, facts).write(study.out / "result.json")
+            save_page(study.out / "report.html", html(study, outcome, args.weights))
+
+        if args.download and world.first:
+            fetch(study)
+        world.barrier()
+        with observer(world.rank) as watching:
+            outcome = go(study, world=world, observer=watching, noted=noted)
+        if world.first:
+            noted(outcome)
+            show(study, outcome)
+        ended(study, outcome)
+    return 0
+
+
+def fetch(study: Study) -> None:
+    """Downloads what is missing and may be had; what is not is said when its task comes."""
+    with bars(bytes_=True) as progress:
+        for name in study.tasks:
+            pictures_of(study, TASKS[name], download=True, progress=progress)
+
+
+def show(study: Study, outcome: Outcome) -> None:
+    print_table(HEADS, rows(outcome), left=2, title="VTAB-1k: accuracy in per cent, beside the paper's Table 9")
+    say_missing(outcome, whole=False)
+    if other := changed(study):
+        print(f"not the paper's recipe: {'; '.join(other)}")
+    print("The thousand pictures are drawn as VTAB draws them, but are not the very same (docs/data-sets.md).")
+    print(f"result: {study.out / 'result.json'}   page: {study.out / 'report.html'}")
+
+
+def say_missing(outcome: Outcome, *, whole: bool) -> None:
+    """What is passed over, a data set once: in a line, or with all that goes where."""
+    told: dict[str, list[str]] = {}
+    for name in outcome.of("missing"):
+        told.setdefault(SETS[TASKS[name].source].folder, []).append(name)
+    for names in told.values():
+        lines = outcome.reasons[names[0]].splitlines()
+        titles = ", ".join(TASKS[name].title for name in names)
+        print(f"passed over: {titles}\n    " + "\n    ".join(lines) if whole else f"passed over: {titles}. {lines[0]}")
+    if told and not whole:
+        print("where to get these and where to put them: the same command with --dry-run")
+
+
+def ended(study: Study, outcome: Outcome) -> None:
+    """Says how to go on; raises where there is something to complain of."""
+    if outcome.stopped:
+        print(f"stopped and saved; go on with: {study.go_on}")
+    failed = outcome.of("failed")
+    if failed:
+        first = f"{TASKS[failed[0]].title}: {outcome.reasons[failed[0]]}"
+        raise TrainingError(f"{len(failed)} of {len(study.tasks)} tasks failed, first {first}")
+    if not outcome.scores and not outcome.stopped:
+        where = study.root or "$VITRAIL_DATA"
+        raise DataError(
+            f"none of the data sets is in {where}; --download fetches those that may be fetched, --root says where "
+            "they are"
+        )
+
+
+def forecast(study: Study, world: World) -> int:
+    """Which sets are there, and what all of it takes; nothing is trained or kept."""
+    done = so_far(study)
+    lines: list[list[str]] = []
+    left = test = 0
+    outcome = Outcome(states=dict(done.states), scores=done.scores)
+    for name in study.tasks:
+        task = TASKS[name]
+        way = ", ".join(word for word, used in (("crop", task.crop), ("flip", task.flip)) if used) or "as it is"
+        state = "done"
+        if name not in done.scores:
+            found = pictures_of(study, task)
+            state = "missing" if isinstance(found, str) else "there"
+            if isinstance(found, str):
+                outcome.states[name], outcome.reasons[name] = "missing", found
+            else:
+                left, test = left + 1, test + len(found.test or ())
+        lines.append([task.title, task.group, state, way, str(task.classes), f"{task.sizes[2]:,}"])
+    heads = ("task", "group", "pictures", "augmented by", "classes", "test")
+    print_table(heads, lines, left=4, title="A dry run: nothing is trained or kept")
+    say_missing(outcome, whole=True)
+    run = study.base
+    assert run.model is not None
+    each = macs(run.model)
+    flops = training_flops(each, left * run.steps * run.batch) + 2 * each * test
+    print(
+        f"{left} task{'s' * (left != 1)} to train for {run.steps:,} steps of {run.batch} pictures of "
+        f"{times(run.augmentation.size)}, and "
+        f"{test:,} pictures to score: {flops / 1e18:.3g} exaFLOPs, {tpuv3_core_days(flops):.3g} TPUv3-core-days"
+    )
+    seconds = flops / measured_flops(world.device) / world.size
+    print(f"time: {duration(seconds)} at the very least, at the rate of a large matrix product here")
+    if other := changed(study):
+        print(f"not the paper's recipe: {'; '.join(other)}")
+    return 0

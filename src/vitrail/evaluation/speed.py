@@ -1,0 +1,271 @@
+"""Inference speed and peak memory over batch sizes (D.5, Figure 12): images a second, and the largest batch that fits.
+
+    found = speed(Passes(network, device, "bfloat16"), Limits(seconds=20, room=free))
+    found.best.images_per_s, found.largest
+
+Batches double until nothing is gained, or time or memory is up. A point is the median of several passes behind a warm
+one. The largest batch follows from what each further image takes; on a GPU it is tried.
+"""
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.core.errors import ConfigError
+from vitrail.evaluation.rest import Precision
+
+LEAST, MOST = 3, 30  # passes that are timed for a point
+POINT_S: Final = 0.5  # that a point is timed for, where its passes are short
+GAIN: Final = 1.02  # a larger batch is quicker where it is so much quicker
+PATIENCE: Final = 3  # doublings without a gain
+BACK_OFF, TRIES = 0.95, 8  # of the largest batch, where it does not fit after all
+
+
+class Bench(Protocol):
+    """What is timed."""
+
+    def seconds(self, batch: int) -> float: ...  # of one pass; torch.OutOfMemoryError where it does not fit
+    def memory(self, batch: int) -> int | None: ...  # bytes at the peak of a pass, all told; none where nobody knows
+    @property
+    def tries(self) -> bool: ...  # whether running out of memory is harmless, so that it may be tried
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Which batches (none: doubling from 1), for how long in all, in how many bytes (0: no matter)."""
+
+    batches: tuple[int, ...] = ()
+    seconds: float = 20.0
+    room: int = 0
+
+    def __post_init__(self) -> None:
+        if any(batch < 1 for batch in self.batches) or self.seconds <= 0 or self.room < 0:
+            raise ConfigError(
+                f"batches {self.batches} must be 1 or more, seconds={self.seconds:g} above 0, room={self.room} not "
+                "below 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One batch size: seconds a pass, of how many passes that is the median, and bytes at the peak."""
+
+    batch: int
+    seconds: float
+    passes: int
+    memory: int | None = None
+
+    @property
+    def images_per_s(self) -> float:
+        return self.batch / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """All points of one image size, why there are no more, and the largest batch that fits: none where that cannot be
+    known; `tried` says whether it was run."""
+
+    points: tuple[Point, ...]
+    stopped: str
+    largest: int | None = None
+    tried: bool = False
+
+    @property
+    def best(self) -> Point:
+        """The quickest, an image."""
+        return max(self.points, key=lambda point: point.images_per_s)
+
+
+def speed(
+    bench: Bench,
+    limits: Limits,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    tell: Callable[[int], None] = lambda batch: None,
+) -> Speed:
+    """Times batch after batch; `tell` hears of each. There is always one point, if the first batch fits at all."""
+    start, points, stopped, flat = clock(), list[Point](), "all asked for", 0
+    for batch in limits.batches or (1 << power for power in itertools.count()):
+        if points and (stopped := exhausted(points, batch, limits, clock() - start)):
+            break
+        tell(batch)
+        try:
+            point = timed(bench, batch, limits.seconds / 4, clock)
+        except torch.OutOfMemoryError:
+            stopped = "memory"
+            break
+        best = max((one.images_per_s for one in points), default=0.0)
+        points.append(point)
+        flat = 0 if point.images_per_s > GAIN * best else flat + 1
+        if not limits.batches and flat == PATIENCE:
+            stopped = "no faster"
+            break
+    else:
+        stopped = "all asked for"
+    if not points:
+        raise ConfigError("not even the first batch fits into memory; give a smaller --batch or --image-size")
+    largest = fitting(known_memory(bench, points, limits), limits.room)
+    if largest is not None and bench.tries:
+        return tried(bench, points, stopped, largest, limits)
+    return Speed(points=tuple(points), stopped=stopped, largest=largest)
+
+
+def exhausted(points: list[Point], batch: int, limits: Limits, spent: float) -> str:
+    """Why the next batch is not tried, or nothing."""
+    last = points[-1]
+    if spent + (LEAST + 1) * last.seconds * batch / last.batch > limits.seconds:
+        return "time"
+    each = growth(points)
+    if limits.room and each is not None and last.memory is not None:
+        return "memory" if last.memory + each * (batch - last.batch) > limits.room else ""
+    return ""
+
+
+def timed(bench: Bench, batch: int, limit: float, clock: Callable[[], float]) -> Point:
+    """Behind one pass that is not counted. A pass that takes longer than all should is timed once."""
+    end = clock() + min(POINT_S, limit)
+    warm = bench.seconds(batch)
+    if warm > 4 * limit:
+        return Point(batch=batch, seconds=warm, passes=1, memory=bench.memory(batch))
+    passes: list[float] = []
+    while len(passes) < LEAST or (clock() < end and len(passes) < MOST):
+        passes.append(bench.seconds(batch))
+    return Point(batch=batch, seconds=median(passes), passes=len(passes), memory=bench.memory(batch))
+
+
+def known_memory(bench: Bench, points: list[Point], limits: Limits) -> list[Point]:
+    """The points, and one more that only its memory counts of, where a single one cannot say what an image takes."""
+    only = points[0]
+    if len(points) > 1 or not limits.room or only.memory is None or 2 * only.memory > limits.room:
+        return points
+    with contextlib.suppress(torch.OutOfMemoryError):
+        twice = 2 * only.batch
+        return [*points, Point(batch=twice, seconds=2 * only.seconds, passes=0, memory=bench.memory(twice))]
+    return points
+
+
+def growth(points: list[Point]) -> float | None:
+    """Bytes that each further image takes, by the two largest batches: small ones hide in what is needed anyway."""
+    known = sorted({point.batch: point.memory for point in points if point.memory is not None}.items())
+    if len(known) < 2:
+        return None
+    (small, before), (large, after) = known[-2:]
+    return (after - before) / (large - small)
+
+
+def fitting(points: list[Point], room: int) -> int | None:
+    """The largest batch that the room should hold."""
+    each, last = growth(points), max(points, key=lambda point: point.batch)
+    if not room or each is None or each <= 0 or last.memory is None:
+        return None
+    return max(int(last.batch + (room - last.memory) / each), last.batch)
+
+
+def tried(bench: Bench, points: list[Point], stopped: str, largest: int, limits: Limits) -> Speed:
+    """The largest batch run once, or a somewhat smaller one; left as reckoned where a pass would take too long."""
+    last, batch = points[-1], largest
+    if last.seconds * batch / last.batch > limits.seconds:
+        return Speed(points=tuple(points), stopped=stopped, largest=largest)
+    for _ in range(TRIES):
+        try:
+            bench.seconds(batch)
+        except torch.OutOfMemoryError:
+            batch = max(int(batch * BACK_OFF), last.batch)
+        else:
+            return Speed(points=tuple(points), stopped=stopped, largest=batch, tried=True)
+    return Speed(points=tuple(points), stopped=stopped, largest=last.batch, tried=True)
+
+
+@dataclass(kw_only=True, slots=True)
+class Passes:
+    """A network on its device, and random pictures for it. bfloat16 weights where the precision says so."""
+
+    network: nn.Module
+    device: torch.device
+    precision: Precision = "float32"
+    _images: Tensor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        kind = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        self.network = self.network.to(self.device, kind).eval()
+
+    @property
+    def tries(self) -> bool:
+        return self.device.type == "cuda"
+
+    def seconds(self, batch: int) -> float:
+        images = self.images(batch)
+        self.settle()
+        start = time.perf_counter()
+        try:
+            self.forward(images)
+            self.settle()
+        except torch.OutOfMemoryError:
+            self._images = None
+            torch.cuda.empty_cache()
+            raise
+        return time.perf_counter() - start
+
+    def memory(self, batch: int) -> int | None:
+        """Weights, pictures and the most that is held beside them."""
+        images = self.images(batch)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.forward(images)
+            self.settle()
+            return torch.cuda.max_memory_allocated(self.device)
+        if self.device.type != "cpu":
+            return None
+        held = sum(one.numel() * one.element_size() for one in (*self.network.parameters(), *self.network.buffers()))
+        return held + images.numel() * images.element_size() + allocated(lambda: self.forward(images))
+
+    @torch.inference_mode()
+    def forward(self, images: Tensor) -> None:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "autocast"):
+            self.network(images)
+
+    def settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def images(self, batch: int) -> Tensor:
+        if self._images is None or len(self._images) != batch:
+            config: Any = self.network.config
+            self._images = None  # the last ones make room
+            random = torch.Generator(self.device).manual_seed(0)
+            kind = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+            shape = (batch, config.channels, *config.image)
+            self._images = torch.randn(shape, generator=random, device=self.device, dtype=kind)
+        return self._images
+
+
+def allocated(work: Callable[[], None]) -> int:
+    """Bytes that torch holds on the CPU at the peak of some work, beyond those before it: counted, not sampled."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        work()
+    inner: Any = seen.profiler
+    events = (event for event in inner.kineto_results.events() if event.name() == "[memory]")
+    changes = (size for _, size in sorted((event.start_ns(), event.nbytes()) for event in events))
+    return max(itertools.accumulate(changes), default=0)
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None]:
+    """Without the profiler's complaint that there is no GPU, which it writes past Python."""
+    name, before = "KINETO_LOG_LEVEL", os.environ.get("KINETO_LOG_LEVEL")
+    os.environ[name] = before or "99"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]

@@ -1,0 +1,52 @@
+"""What a network looks at (4.5, D.7, D.8): filters, positions, attention, and maps on the pictures.
+
+    from vitrail import inspection, load
+
+    model = load("ViT-B_16.npz")
+    maps = inspection.rollout(model, images)  # [B, rows, columns]
+
+Images are prepared pictures [B, C, H, W], as `model.card.preprocessing` makes them. Models stay as they are: in their
+mode, without gradients, with their fused attention.
+"""
+
+# Not lazy as the package itself: three functions are named as their modules, and a module that is imported later would
+# take the name.
+from vitrail.inspection.cka import layer_cka
+from vitrail.inspection.distance import attention_distance, attention_entropy, distance_matrix
+from vitrail.inspection.embeddings import filters, near_far, position_similarity, row_column_score
+from vitrail.inspection.faithfulness import Curves, curves, random_maps
+from vitrail.inspection.features import colours, patch_features, patch_similarity, token_norms
+from vitrail.inspection.gradcam import grad_cam
+from vitrail.inspection.overlay import overlay
+from vitrail.inspection.rollout import class_attention, gradient_rollout, joined, rollout, rollout_by_layer
+from vitrail.inspection.stream import View, stream
+from vitrail.inspection.tokens import Tokens, tokens_of
+
+__all__ = [
+    "Curves",
+    "Tokens",
+    "View",
+    "attention_distance",
+    "attention_entropy",
+    "class_attention",
+    "colours",
+    "curves",
+    "distance_matrix",
+    "filters",
+    "grad_cam",
+    "gradient_rollout",
+    "joined",
+    "layer_cka",
+    "near_far",
+    "overlay",
+    "patch_features",
+    "patch_similarity",
+    "position_similarity",
+    "random_maps",
+    "rollout",
+    "rollout_by_layer",
+    "row_column_score",
+    "stream",
+    "token_norms",
+    "tokens_of",
+]

@@ -1,0 +1,157 @@
+"""The page of an inspection: what was found in figures, each with how to read it, and the attention explorer.
+
+Figures are in the page twice, for light screens and dark ones; the browser takes the one that fits.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.inspection.explorer import Explorer
+from vitrail.inspection.style import DARK, LIGHT, Theme, encoded
+from vitrail.report.page import Notes, Section, data_uri, page
+from vitrail.report.panels import Tile, Tiles
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """A figure, drawn when asked for: the name of its files, what it shows, and a line below it. Lines are kept as
+    lines in the page, pictures as pictures."""
+
+    name: str
+    text: str
+    draw: "Callable[[Theme], Figure]"
+    lines: bool = False
+    narrow: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """A picture, where the network looks on it, and what it says: classes with their probabilities."""
+
+    name: str
+    picture: NDArray[np.uint8]  # [H, W, 3]
+    overlay: NDArray[np.uint8]
+    said: Sequence[tuple[str, float]] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One kind of figure: its title, how to read it, and the drawings. `looks` stand in the page for the drawings."""
+
+    kind: str
+    title: str
+    reading: str
+    drawings: Sequence[Drawing]
+    looks: Sequence[Look] = ()
+    numbers: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """A figure as data URIs."""
+
+    light: str
+    dark: str
+    text: str
+    note: str
+    narrow: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """Drawings under a heading."""
+
+    anchor: str
+    title: str
+    reading: str
+    drawn: Sequence[Drawn]
+    template: str = field(default="drawing.html", init=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """A look as data URIs."""
+
+    name: str
+    picture: str
+    overlay: str
+    said: Sequence[tuple[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Looked:
+    """Pictures beside what the network looks at, side by side where there is room."""
+
+    anchor: str
+    title: str
+    reading: str
+    pictures: Sequence[Seen]
+    template: str = field(default="looked.html", init=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """The way to each part of the page."""
+
+    links: Sequence[tuple[str, str]]
+    template: str = field(default="kinds.html", init=False)
+
+
+def inspection_page(
+    title: str,
+    parts: Sequence[Part],
+    *,
+    lead: str = "",
+    facts: Sequence[Tile] = (),
+    explorer: Explorer | None = None,
+    left_out: Sequence[str] = (),
+) -> str:
+    """The whole file as text; it needs nothing else. Without an explorer there is no script in it."""
+    links = [(part.kind, part.title) for part in parts]
+    sections: list[Section] = [Tiles(tiles=facts)] if facts else []
+    first = parts[:1] if explorer is not None and parts and parts[0].looks else []
+    if explorer is not None:
+        links.insert(len(first), ("explorer", explorer.title))
+    sections.append(Links(links=links))
+    sections += [shown(part) for part in first]
+    sections += [explorer] if explorer is not None else []
+    sections += [shown(part) for part in parts[len(first) :]]
+    if left_out:
+        sections.append(Notes(title="Not on this page", lines=left_out))
+    return page(title, sections, lead=lead, style="explorer.css", script="" if explorer is None else "explorer.js")
+
+
+def shown(part: Part) -> Section:
+    if part.looks:
+        pictures = [
+            Seen(name=one.name, picture=small(one.picture), overlay=small(one.overlay), said=one.said)
+            for one in part.looks
+        ]
+        return Looked(anchor=part.kind, title=part.title, reading=part.reading, pictures=pictures)
+    return Figures(
+        anchor=part.kind, title=part.title, reading=part.reading, drawn=[drawn(one) for one in part.drawings]
+    )
+
+
+def drawn(one: Drawing) -> Drawn:
+    light, dark = (figure_uri(one.draw(theme), theme, "svg" if one.lines else "webp") for theme in (LIGHT, DARK))
+    return Drawn(light=light, dark=dark, text=one.text, note=one.note, narrow=one.narrow)
+
+
+def figure_uri(figure: "Figure", theme: Theme, form: Literal["svg", "webp"]) -> str:
+    kind = {"svg": "svg+xml", "webp": "webp"}[form]
+    return f"data:image/{kind};base64,{base64.b64encode(encoded(figure, theme, form)).decode()}"
+
+
+def small(picture: NDArray[np.uint8], side: int = 448) -> str:
+    return data_uri(Image.fromarray(np.ascontiguousarray(picture)), side)

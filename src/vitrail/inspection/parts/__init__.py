@@ -1,0 +1,1 @@
+"""The parts of an inspection's page, kind by kind."""

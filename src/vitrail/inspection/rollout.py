@@ -1,0 +1,125 @@
+"""Attention rollout (Figure 6, D.8): how much of each patch reaches the output, through all layers.
+
+Each layer's weights are averaged over the heads, the identity is added for the residual, rows are divided by their sum
+(so half of what a token is stays its own), and the matrices are multiplied through: R_1 = Â_1, R_l = Â_l R_{l-1}. The
+row that the head reads, without the class token and registers, is the map.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.core.errors import ConfigError
+from vitrail.inspection.stream import Layer, layers, over_all, rebuilt, stream
+from vitrail.inspection.tokens import chosen, output_row, patches, placed, precise, resting, tokens_of, transformer
+
+
+def joined(attention: Sequence[Tensor]) -> Tensor:
+    """R_L of the layers' head-averaged weights, the first layer first: [B, T, T] each -> [B, T, T]."""
+    if not attention:
+        raise ConfigError("there are no layers to join; give the weights of at least one")
+    through: Tensor | None = None
+    for seen in attention:
+        through = _through(seen, through)
+    assert through is not None
+    return through
+
+
+def _through(seen: Tensor, before: Tensor | None) -> Tensor:
+    """One more layer: Â_l R_{l-1}."""
+    kept = seen + torch.eye(seen.shape[-1], device=seen.device, dtype=seen.dtype)
+    kept = kept / kept.sum(dim=-1, keepdim=True)
+    return kept if before is None else kept @ before
+
+
+def rollout(model: nn.Module, images: Tensor) -> Tensor:
+    """Of each patch the part that reaches the output: [B, C, H, W] prepared -> [B, rows, columns]. What the class token
+    and the registers hold themselves is left out, so a map sums to less than 1."""
+    last: Tensor | None = None
+    for through in _rolled(model, images):
+        last = through
+    assert last is not None
+    return patches(output_row(last, model), tokens_of(model))
+
+
+def rollout_by_layer(model: nn.Module, images: Tensor) -> Tensor:
+    """Rollout up to each layer (D.8): [B, C, H, W] prepared -> [B, L, rows, columns]."""
+    rows = [output_row(through, model) for through in _rolled(model, images)]
+    return patches(torch.stack(rows, dim=1), tokens_of(model))
+
+
+def _rolled(model: nn.Module, images: Tensor) -> Iterable[Tensor]:
+    """R_l layer by layer; only the last one is kept."""
+    through: Tensor | None = None
+    for view in stream(model, images):
+        through = _through(precise(view.attention.mean(dim=1)), through)
+        del view
+        yield through
+
+
+def class_attention(model: nn.Module, images: Tensor) -> Tensor:
+    """Where the output's token looks, head by head: [B, C, H, W] prepared -> [B, L, k, rows, columns]. In a network
+    that averages its patches, where they look on average."""
+    rows: list[Tensor] = []
+    for view in stream(model, images):
+        rows.append(output_row(view.attention, model).clone())  # a view would keep all of the layer
+        del view
+    return patches(torch.stack(rows, dim=1), tokens_of(model))
+
+
+def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
+    """Rollout of what speaks for a class (by default the one that the network says): [B, rows, columns], none below 0.
+
+    After Chefer, Gur and Wolf ("Generic Attention-model Explainability"): weights count by how much the class's logit y
+    would gain from them, and what would lower it counts for nothing,
+
+        Ā_l = mean over heads of max(∂y/∂A_l ⊙ A_l, 0),    R_l = (I + Ā_l) R_{l-1},    R_0 = I,
+
+    and the map is the output's row of R_L - I. The network is gone through twice: forward, keeping each layer's input,
+    then backward a layer at a time, so that the weights and gradients of one layer are all that is ever held.
+    """
+    network = transformer(model)
+    if network.head.classifier is None:
+        raise ConfigError("this network has no classes to explain; plain rollout needs none")
+    with torch.inference_mode(False), resting(network):
+        inputs, last = _inputs(network, images)
+        speaks = _speaks(network, last, classes)
+        row = first = output_row(precise(torch.eye(last.shape[1]).to(last)), network).expand(last.shape[0], -1)
+        for layer, z in zip(reversed(layers(network)), reversed(inputs), strict=True):
+            weight, speaks = _weighted(layer, z, speaks)
+            row = row + (row[:, None] @ weight)[:, 0]
+    return patches(row - first, tokens_of(network))
+
+
+def _inputs(network: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
+    """What each layer is given, and what the last one hands on: [B, T, D] each."""
+    network = transformer(network)
+    found: list[Tensor] = []
+    with torch.no_grad():
+        z = network.tokens(placed(images, network))
+        for layer in layers(network):
+            z = layer.enter(z, network)
+            found.append(z)
+            z = layer.block(z, layer.offsets)
+    return found, z
+
+
+def _speaks(network: nn.Module, last: Tensor, classes: Tensor | None) -> Tensor:
+    """∂y/∂z_L of each picture's class: [B, T, D]."""
+    network = transformer(network)
+    with torch.enable_grad():
+        z = last.detach().requires_grad_()
+        logits = network.forward_head(z if network.config.norm_after_pool else network.norm(z))
+        picked = logits.gather(1, chosen(logits, classes)[:, None])
+        return torch.autograd.grad(picked.sum(), z)[0]
+
+
+def _weighted(layer: Layer, z: Tensor, speaks: Tensor) -> tuple[Tensor, Tensor]:
+    """Ā_l [B, T, T] and ∂y/∂z_{l-1} [B, T, D] from ∂y/∂z_l."""
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        seen, out = rebuilt(layer, z)
+        by_weight, by_input = torch.autograd.grad(out, (seen, z), speaks)
+    helpful = precise(by_weight * seen.detach()).clamp(min=0).mean(dim=1, keepdim=True)
+    return over_all(layer.block, helpful)[:, 0], by_input

@@ -1,0 +1,117 @@
+"""Where the tokens of a network lie on its picture, and what every function here takes for granted of both."""
+
+import contextlib
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import Pair, times
+from vitrail.models.config import ResNetConfig
+from vitrail.models.vit import ViT
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """T = prefix + rows · columns: class token and registers first, then the patches in raster order."""
+
+    prefix: int
+    grid: Pair
+    class_token: bool
+    patch: Pair  # in pixels of the input; of a hybrid, how far its patches lie apart
+
+    @property
+    def patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+
+def transformer(model: nn.Module) -> ViT:
+    """The network, if it has tokens to look at."""
+    if isinstance(model, ViT):
+        return model
+    raise ConfigError(
+        f"a {type(model).__name__} has no tokens and no attention between them; take a ViT or a hybrid "
+        "(for a ResNet there is grad_cam)"
+    )
+
+
+def tokens_of(model: nn.Module) -> Tokens:
+    config = transformer(model).config
+    rows, columns = config.patch
+    stride = 1 if config.backbone is None else reduction(config.backbone)
+    return Tokens(config.prefix, config.grid, config.class_token, (rows * stride, columns * stride))
+
+
+def reduction(backbone: ResNetConfig) -> int:
+    """Pixels of the image to one of the feature map, along a side; the last ones hang over where it does not divide."""
+    return (4 if backbone.root == "7x7" else 1) * 2 ** (len(backbone.blocks) - 1)
+
+
+def patches(z: Tensor, tokens: Tokens, dim: int = -1) -> Tensor:
+    """The tokens that are patches, along one axis, on their grid: [..., T, ...] -> [..., rows, columns, ...]."""
+    return z.narrow(dim, tokens.prefix, tokens.patches).unflatten(dim, tokens.grid)
+
+
+def output_row(z: Tensor, model: nn.Module) -> Tensor:
+    """What the head reads of all tokens' rows, [..., T, X] -> [..., X]: the class token's, or the mean over the patches
+    where the network averages them."""
+    config = transformer(model).config
+    return z[..., 0, :] if config.pool == "token" else z[..., config.prefix :, :].mean(dim=-2)
+
+
+@contextlib.contextmanager
+def resting(model: nn.Module) -> Generator[None]:
+    """In evaluation mode; every part goes back to the mode it was in."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        for part, _ in modes:
+            part.training = False
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def placed(images: Tensor, model: nn.Module) -> Tensor:
+    """Prepared pictures, on the model's device and in its type."""
+    if not images.is_floating_point() or images.ndim != 4:
+        raise ConfigError(
+            f"images are {images.dtype} {list(images.shape)}; prepared floats [B, C, H, W] are wanted: "
+            "`preprocessing.normalise(pixels)` makes them of bytes"
+        )
+    like = next(model.parameters())
+    return images.to(like.device, like.dtype)
+
+
+def precise(z: Tensor) -> Tensor:
+    """In float32 at least: products over many layers want more than half precision."""
+    return z.to(torch.promote_types(z.dtype, torch.float32))
+
+
+def chosen(logits: Tensor, classes: Tensor | None) -> Tensor:
+    """The class to explain for each picture [B]: the given one, or the one that the network says."""
+    count = logits.shape[-1]
+    if classes is None:
+        return logits.argmax(dim=-1)
+    if classes.shape != logits.shape[:1] or classes.is_floating_point():
+        raise ConfigError(
+            f"classes are {classes.dtype} {list(classes.shape)}; one whole number for each of the "
+            f"{logits.shape[0]} pictures is wanted"
+        )
+    if classes.numel() and not 0 <= int(classes.min()) <= int(classes.max()) < count:
+        raise ConfigError(
+            f"classes from {int(classes.min())} to {int(classes.max())}: this network knows 0 to {count - 1}"
+        )
+    return classes.to(logits.device, torch.int64)
+
+
+def check_maps(maps: Tensor, images: Tensor) -> None:
+    """One map for each picture, no finer than its pixels."""
+    fits = maps.ndim == 3 and maps.shape[0] == images.shape[0]
+    if not fits or maps.shape[1] > images.shape[2] or maps.shape[2] > images.shape[3]:
+        raise ConfigError(
+            f"maps of {list(maps.shape)} do not fit {images.shape[0]} pictures of "
+            f"{times((images.shape[2], images.shape[3]))}; [B, rows, columns] is wanted"
+        )

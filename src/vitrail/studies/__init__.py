@@ -1,0 +1,1 @@
+"""Studies: recipes and measurements over a grid, as the paper's tables and figures have them."""

@@ -1,0 +1,200 @@
+"""`vitrail inspect` makes a page and figures of any network, says what it leaves out, and names what is wrong."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.models.tiny import HYBRID, RESNET, VIT, awake
+from vitrail.checkpoint.weights import save
+from vitrail.cli.app import main
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.inspection import figures, page, style
+from vitrail.inspection.kinds import KINDS
+from vitrail.models.config import ModelConfig
+
+CLASSES = ("a", "b", "c", "d", "wood pigeon")
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quick to draw."""
+    for module in (figures, style):
+        monkeypatch.setattr(module, "DPI", 24)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, but not rendered."""
+    for module in (page, style):
+        monkeypatch.setattr(module, "encoded", lambda *_: b"drawn")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[str]:
+    draw = np.random.default_rng(0)
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for at in range(18):
+        Image.fromarray(draw.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(folder / f"{at:02d}.png")
+    return [str(folder / f"{at:02d}.png") for at in range(2)]
+
+
+def weights(tmp_path: Path, config: ModelConfig, name: str = "w.safetensors") -> str:
+    labels = CLASSES if config.classes else None
+    save(awake(config), tmp_path / name, preprocessing=Preprocessing(image=config.image), labels=labels)
+    return str(tmp_path / name)
+
+
+def test_a_page_with_every_kind_and_its_figures(
+    tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, data = tmp_path / "out", str(tmp_path / "pictures")
+    arguments = ["--images", *pictures, "--data", data, "--workers", "0", "--out", str(out)]
+    assert main(["inspect", weights(tmp_path, VIT), *arguments]) == 0
+    said = capsys.readouterr().out
+    assert "left out" not in said
+    text = (out / "report.html").read_text("utf-8")
+    kinds = [name for name in KINDS if name != "gradcam"]
+    assert re.findall(r'<section id="(\w+)">', text) == ["rollout", "explorer", *kinds[1:]]
+    names = [*kinds, "norm-maps"]
+    assert {path.name for path in (out / "figures").iterdir()} == {f"{n}.{e}" for n in names for e in ("png", "svg")}
+    assert "00.png" in text
+    assert "over 18 pictures" in text
+    assert set(re.findall(r"<span>([a-z ]+)</span>", text)) <= set(CLASSES)
+    result = json.loads((out / "inspect.json").read_text("utf-8"))
+    assert result["kind"] == "inspect"
+    assert {"row-column score", "deletion, rollout"} <= {row["name"] for row in result["measures"]}
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "config",
+    [
+        HYBRID,
+        replace(VIT, registers=2),
+        replace(VIT, pool="mean", class_token=False),
+        replace(VIT, pool="mean", class_token=False, attention="axial"),
+        replace(VIT, head="none", classes=0),
+        replace(VIT, position="relative"),
+    ],
+    ids=["hybrid", "registers", "mean", "axial", "no head", "relative"],
+)
+def test_other_transformers(tmp_path: Path, pictures: list[str], config: ModelConfig) -> None:
+    out = tmp_path / "out"
+    assert main(["inspect", weights(tmp_path, config), "--images", *pictures, "--out", str(out)]) == 0
+    shown = re.findall(r'<section id="(\w+)">', (out / "report.html").read_text("utf-8"))
+    missing = {"gradcam", "cka"}  # for ResNets; for more pictures than two
+    if not config.classes:
+        missing |= {"gradient", "faithfulness"}
+    if getattr(config, "position", "") == "relative":
+        missing.add("positions")
+    assert set(shown) == {"explorer", *KINDS} - missing
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_resnet_has_what_it_has_and_the_page_says_why_not_more(
+    tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["inspect", weights(tmp_path, RESNET), "--images", *pictures, "--out", str(out)]) == 0
+    text = (out / "report.html").read_text("utf-8")
+    assert re.findall(r'<section id="(\w+)">', text) == ["gradcam", "faithfulness", "filters"]
+    said = capsys.readouterr().out
+    for found in (text, said):
+        assert re.search(r"rollout, layers, .*, explorer: a ResNet has no tokens and no attention between them", found)
+    assert "<script" not in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_some_kinds_of_some_layers_for_a_class(tmp_path: Path, pictures: list[str]) -> None:
+    out = tmp_path / "out"
+    chosen = ["--only", "gradient,similarity,layers", "--layers", "2", "--class", "Wood_Pigeon", "--patch", "3,4"]
+    assert main(["inspect", weights(tmp_path, VIT), "--images", *pictures, *chosen, "--out", str(out)]) == 0
+    text = (out / "report.html").read_text("utf-8")
+    assert re.findall(r'<section id="(\w+)">', text) == ["layers", "gradient", "similarity"]
+    assert "The map is for the class that was asked for" in text
+    assert "the patch in row 3, column 4" in text
+
+
+def test_what_needs_no_pictures_needs_none(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["inspect", weights(tmp_path, VIT), "--only", "filters,positions", "--out", str(out)]) == 0
+    assert (out / "figures" / "filters.png").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_pictures_of_a_set_are_shown_where_none_are_named(tmp_path: Path, pictures: list[str]) -> None:
+    out, data = tmp_path / "out", str(Path(pictures[0]).parent)
+    chosen = ["--data", data, "--count", "7", "--workers", "0", "--only", "rollout,distance"]
+    assert main(["inspect", weights(tmp_path, VIT), *chosen, "--out", str(out)]) == 0
+    text = (out / "report.html").read_text("utf-8")
+    assert text.count("<article>") == 4
+    assert "over 7 pictures" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_run_that_is_training_stands_for_its_weights_so_far(tmp_path: Path, pictures: list[str]) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "status.json").write_text('{"state": "running"}')
+    weights(run, VIT, "last.safetensors")
+    out = tmp_path / "out"
+    assert main(["inspect", str(run), "--images", *pictures, "--only", "rollout", "--out", str(out)]) == 0
+    assert "Inside run" in (out / "report.html").read_text("utf-8")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_names_of_classes_from_a_file(tmp_path: Path, pictures: list[str]) -> None:
+    names, out = tmp_path / "names.txt", tmp_path / "out"
+    names.write_text("".join(f"n0000000{at} great_tit_{at}\n" for at in range(5)))
+    chosen = ["--labels", str(names), "--only", "rollout", "--out", str(out)]
+    assert main(["inspect", weights(tmp_path, VIT), "--images", *pictures, *chosen]) == 0
+    text = (out / "report.html").read_text("utf-8")
+    assert re.search(r"<span>great tit \d</span>", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no pictures to look at"),
+        (["--only", "rolout"], "did you mean rollout"),
+        (["--images", "absent.png"], "absent.png: No such file"),
+        (["--images", "."], "is a folder"),
+        (["--images", "noise.png"], "noise.png"),
+        (["--images", "0.png", "--class", "wood pidgeon"], "did you mean wood pigeon"),
+        (["--images", "0.png", "--class", "5"], "classes 0 to 4"),
+        (["--images", "0.png", "--patch", "3"], "a row and a column"),
+        (["--images", "0.png", "--patch", "9,9", "--only", "similarity"], "outside the grid of 3x4"),
+        (["--images", "0.png", "--layers", "3", "--only", "layers"], "layers 1 to 2"),
+        (["--images", "0.png", "--labels", "noise.png"], "noise.png"),
+        (["--images", "0.png", "--device", "abacus"], "abacus"),
+    ],
+)
+def test_mistakes_are_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (8, 8)).save("0.png")
+    Path("noise.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing\xff")
+    assert main(["inspect", weights(tmp_path, VIT), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("inspection").exists()
+
+
+def test_without_matplotlib_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["inspect", weights(tmp_path, VIT), "--only", "filters", "--out", str(tmp_path / "out")]) == 2
+    assert "pip install 'vitrail[figures]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

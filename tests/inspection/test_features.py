@@ -1,0 +1,77 @@
+"""Patch features, their colours and likeness, and the norms of tokens."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.inspection.test_tokens import ATTENTIVE
+from tests.models.tiny import VIT, awake, images
+from vitrail.core.errors import ConfigError
+from vitrail.inspection.features import colours, patch_features, patch_similarity, token_norms
+from vitrail.inspection.stream import stream
+
+
+@pytest.mark.parametrize("name", ["registers", "mean, no class token", "hybrid", "axial", "learned2d, every"])
+def test_features_and_norms_are_those_of_the_layers(name: str) -> None:
+    config = ATTENTIVE[name]
+    model, pictures = awake(config), images(config)
+    views = list(stream(model, pictures))
+    norms = token_norms(model, pictures)
+    assert norms.shape == (len(views) + 1, 2, config.tokens)
+    torch.testing.assert_close(norms[0], views[0].before.square().sum(-1).sqrt())
+    for layer, view in enumerate(views):
+        found = patch_features(model, pictures, layer)
+        wanted = model.norm(view.after)[:, config.prefix :].unflatten(1, config.grid)
+        torch.testing.assert_close(found, wanted.detach())
+        torch.testing.assert_close(norms[layer + 1], view.after.square().sum(-1).sqrt())
+    assert torch.equal(patch_features(model, pictures), patch_features(model, pictures, len(views) - 1))
+    if name == "registers":
+        wanted = model.forward_features(pictures)[:, config.prefix :].unflatten(1, config.grid)
+        torch.testing.assert_close(patch_features(model, pictures), wanted.detach())
+
+
+def test_a_layer_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="layer=2: this network has 2"):
+        patch_features(awake(VIT), images(VIT), 2)
+
+
+def test_colours_are_the_principal_components_of_all_pictures() -> None:
+    axes = torch.linalg.qr(torch.randn(9, 3)).Q.T
+    amount = torch.randn(2, 4, 5, 3)
+    features = 7 + 100 * amount[..., :1] * axes[0] + 10 * amount[..., 1:2] * axes[1] + amount[..., 2:] * axes[2]
+    shown = colours(features)
+    assert shown.shape == (2, 4, 5, 3)
+    assert shown.min() >= 0
+    assert shown.max() <= 1
+    for part in range(3):
+        both = torch.stack([shown[..., part].flatten(), amount[..., part].flatten()])
+        assert abs(torch.corrcoef(both)[0, 1].item()) > 0.95
+    torch.testing.assert_close(colours(features.double()), shown, atol=1e-4, rtol=0)  # signs do not jump
+
+
+def test_features_that_do_not_vary_have_no_colour() -> None:
+    assert torch.equal(colours(torch.ones(1, 2, 2, 6)), torch.full((1, 2, 2, 3), 0.5))
+    flat = torch.zeros(1, 3, 3, 6)
+    flat[0, 1, 1, 2] = 5
+    assert torch.equal(colours(flat)[..., 1:], torch.full((1, 3, 3, 2), 0.5))
+    assert colours(torch.randn(1, 2, 2, 2)).shape == (1, 2, 2, 3)
+
+
+def test_likeness_to_a_patch() -> None:
+    features = torch.randn(2, 3, 4, 8)
+    found = patch_similarity(features, 1, 2)
+    assert found.shape == (2, 3, 4)
+    torch.testing.assert_close(found[:, 1, 2], torch.ones(2))
+    wanted = torch.cosine_similarity(features[1, 1, 2], features[1, 0, 3], dim=0)
+    torch.testing.assert_close(found[1, 0, 3], wanted)
+    with pytest.raises(ConfigError, match=r"\(3, 0\) lies outside the grid of 3x4"):
+        patch_similarity(features, 3, 0)
+
+
+def test_an_artefact_shows_in_the_norms() -> None:
+    model, pictures = awake(replace(VIT, position="learned")), images(VIT)
+    with torch.no_grad():
+        model.position.tables[0].table[0, 7] *= 1000
+    norms = token_norms(model, pictures)
+    assert norms[0].argmax(1).tolist() == [7, 7]

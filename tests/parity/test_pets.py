@@ -1,0 +1,47 @@
+"""Trained weights on real pictures that they were not trained on: frozen features tell breeds of pets apart."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitrail.checkpoint.weights import load
+from vitrail.data.collection import open_collection
+from vitrail.data.loader import sweep
+from vitrail.data.source import Source, Subset
+from vitrail.data.splits import few_shot, first_shots
+from vitrail.evaluation.features import features
+from vitrail.evaluation.fewshot import ridge
+from vitrail.evaluation.knn import classify, nearest
+from vitrail.evaluation.labelled import tally
+from vitrail.evaluation.probe import probe
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+WEIGHTS = DATA / "deit_tiny_patch16_224.safetensors"
+CLASSES, SHOTS, TESTED = 37, 5, 6
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not WEIGHTS.is_file(), reason=f"no trained weights: {WEIGHTS.name} is not beside the checkout")
+def test_five_pictures_a_breed_are_enough_for_three_in_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all 3,669 test pictures this draw gives 78.6 % in closed form; here are 222 of them."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))  # an index of a folder that is not ours to write to
+    network = load(WEIGHTS)
+    prepare = network.card.preprocessing  # type: ignore[union-attr]
+    train, test = (open_collection(DATA / f"pets_{name}.tar").splits for name in ("trainval", "test"))
+    (learnt,), (scored,) = train.values(), test.values()
+    parts: list[Source] = [
+        Subset(learnt, few_shot(learnt.labels, CLASSES, SHOTS, seed=0)),
+        Subset(scored, np.sort(first_shots(scored.labels, CLASSES, TESTED))),
+    ]
+    (x, y), (seen, truth) = (features(network, sweep(part, prepare, batch=32), prepare, "cpu") for part in parts)
+    assert (x.shape, seen.shape) == ((CLASSES * SHOTS, 192), (CLASSES * TESTED, 192))
+    assert torch.equal(y.bincount(), torch.full((CLASSES,), SHOTS))
+    assert 0.70 < ridge(x, y, CLASSES).accuracy(seen, truth) < 0.87
+    right, count = tally(classify(nearest(x, seen, 5), y, CLASSES, 5), truth)
+    assert 0.65 < right / count < 0.87
+    made = probe(x, y, CLASSES, 0.01)
+    right, count = tally(made.top(seen, 1), truth)
+    assert made.converged
+    assert 0.68 < right / count < 0.87

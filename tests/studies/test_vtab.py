@@ -1,0 +1,187 @@
+"""VTAB from end to end on tiny sets: every task, a missing set, a stop and its sequel, another config."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.data.readers.named import writers
+from tests.studies.conftest import QUICK
+from vitrail.core.errors import ConfigError, Exploded
+from vitrail.core.paper import TABLE_9
+from vitrail.data.readers.named.tasks import TASKS
+from vitrail.data.transforms.crop import ResizeCrop, Squash
+from vitrail.distributed.world import World
+from vitrail.evaluation.result import Result
+from vitrail.studies.vtab import Outcome, Score, Study, base_run, changed, go, place, so_far, task_run
+from vitrail.studies.vtab_table import html, means, result, rows
+from vitrail.train import loop
+
+HERE = World(device=torch.device("cpu"))
+
+
+def study_of(weights: str, out: Path, root: Path, *tasks: str, settings: tuple[str, ...] = ()) -> Study:
+    every = (*QUICK, *settings)
+    base = base_run(weights, image_size=8, settings=every)
+    return Study(base=base, out=out, tasks=tasks or tuple(TASKS), root=root, settings=every, go_on="vitrail vtab again")
+
+
+def test_the_recipe_is_the_papers(weights: str) -> None:
+    """Table 4: one setting for all tasks."""
+    run = base_run(weights)
+    assert (run.steps, run.batch, run.optim.lr, run.augmentation.size) == (2500, 512, 0.01, (384, 384))
+    assert run.data.train == "trainval1000"
+    assert not changed(Study(base=run, out=Path("x")))
+    other = Study(base=base_run(weights, settings=("steps=7",)), out=Path("x"))
+    assert changed(other) == ["steps: 2500 -> 7"]
+
+
+def test_a_set_that_is_not_in_its_usual_folder_keeps_its_answer(weights: str, tmp_path: Path) -> None:
+    study = study_of(weights, tmp_path / "out", tmp_path)
+    located = task_run(study, TASKS["dsprites-location"])
+    assert located.data.source == f"vtab/dsprites-location:{tmp_path / 'dsprites'}"
+    assert isinstance(located.augmentation.crop, Squash)
+    assert located.augmentation.flip == 0
+    assert isinstance(task_run(study, TASKS["pets"]).augmentation.crop, ResizeCrop)
+    (tmp_path / "oxford-iiit-pet").mkdir()  # as torchvision keeps it
+    assert place(TASKS["pets"], tmp_path) == f"vtab/pets:{tmp_path}"
+    assert place(TASKS["pets"], None) == "vtab/pets"
+
+
+@pytest.mark.slow
+def test_all_nineteen(weights: str, few: Path, tmp_path: Path, ten: None) -> None:
+    study = study_of(weights, tmp_path / "out", few, settings=("data.train=trainval10", "steps=2", "batch=4"))
+    outcome = go(study, world=HERE)
+    assert outcome.of("done") == list(TASKS), outcome.reasons
+    assert [mean.title for mean in means(outcome.scores)] == ["Natural", "Specialized", "Structured", "VTAB (19)"]
+    assert means(outcome.scores)[-1].value == pytest.approx(
+        sum(score.accuracy for score in outcome.scores.values()) / 19
+    )
+    found = result(study, outcome, {"name": "tiny"})
+    found.write(tmp_path / "result.json")
+    again = Result.read(tmp_path / "result.json")
+    assert len(again.measures) == 19 + 4
+    assert again.measures[0].name == "Caltech101"
+    assert again.measures[0].low is not None
+
+
+def test_a_missing_set_is_passed_over_and_named(weights: str, sets: Path, tmp_path: Path) -> None:
+    study = study_of(weights, tmp_path / "out", sets, "cifar100", "pets", "dsprites-location")
+    seen: list[list[str]] = []
+    outcome = go(study, world=HERE, noted=lambda now: seen.append(now.of("done")))
+    assert outcome.of("done") == ["cifar100", "dsprites-location"]
+    assert outcome.of("missing") == ["pets"]
+    assert str(sets / "pets" / "images.tar.gz") in outcome.reasons["pets"]
+    assert seen[0] == ["cifar100"]
+    assert outcome.scores["cifar100"].count == 24  # all of test
+    shown = rows(outcome)
+    assert [line[0] for line in shown] == [
+        *("CIFAR-100", "Pets", "dSpr-Loc"),
+        *("Natural, 1 of 7", "Structured, 1 of 8", "VTAB (19), 2 of 19"),
+    ]
+    assert shown[1][3] == "missing"
+    paper = TABLE_9["ViT-H/14, JFT"]
+    assert shown[-1][5] == f"{(paper['cifar100'] + paper['dsprites-location']) / 2:.1f}"  # over the same tasks
+    assert "images.tar.gz" in html(study, outcome, "tiny")
+    writers.pets(tmp_path / "more" / "pets")  # too small a copy is no thousand, and no reason to stop
+    other = study_of(weights, tmp_path / "other", tmp_path / "more", "pets")
+    assert "VTAB-1k takes 800" in go(other, world=HERE).reasons["pets"]
+
+
+def test_a_repeated_call_trains_nothing(
+    weights: str, sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = study_of(weights, tmp_path / "out", sets, "cifar100")
+    first = go(study, world=HERE)
+    assert not (tmp_path / "out" / "cifar100" / "checkpoints").exists()
+    monkeypatch.setattr(loop.Training, "update", lambda *_: pytest.fail("trained again"))
+    gone = study_of(weights, tmp_path / "out", tmp_path / "nowhere", "cifar100")  # nor are pictures needed
+    for again in (study, gone):
+        assert go(again, world=HERE).scores == first.scores
+    more = go(study_of(weights, tmp_path / "out", tmp_path / "nowhere", "pets"), world=HERE)
+    assert more.of("done") == ["cifar100"]  # what lies there counts, whichever were asked for
+    assert more.of("missing") == ["pets"]
+
+
+def test_a_stop_in_a_task_and_its_sequel(
+    weights: str, sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = ("cifar100", "dsprites-location", "dsprites-orientation")
+    whole = go(study_of(weights, tmp_path / "whole", sets, *tasks), world=HERE)
+    study, honest = study_of(weights, tmp_path / "out", sets, *tasks), loop.Training.draw
+
+    def stop(self: loop.Training) -> None:
+        honest(self)
+        if self.run.name == "vtab-dsprites-location" and self.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Training, "draw", stop)
+        outcome = go(study, world=HERE)
+    assert outcome.stopped
+    assert [outcome.states[task] for task in tasks] == ["done", "stopped", "waiting"]
+    status = json.loads((tmp_path / "out/dsprites-location/status.json").read_text())
+    assert (status["state"], status["next"]) == ("interrupted", "vitrail vtab again")
+    assert not (tmp_path / "out/dsprites-orientation").exists()
+    steps: list[tuple[str, int]] = []
+    monkeypatch.setattr(loop.Training, "draw", lambda self: (honest(self), steps.append((self.run.name, self.step))))
+    assert go(study, world=HERE).scores == whole.scores  # on a CPU to the very same numbers
+    assert steps[0] == ("vtab-dsprites-location", status["step"] + 1)
+    assert {name for name, _ in steps} == {"vtab-dsprites-location", "vtab-dsprites-orientation"}
+
+
+def test_a_stop_while_a_task_is_scored_ends_the_study_behind_it(
+    weights: str, sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = loop.Training.finish
+
+    def late(self: loop.Training, ending: str) -> loop.Result:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return honest(self, ending)
+
+    monkeypatch.setattr(loop.Training, "finish", late)
+    outcome = go(study_of(weights, tmp_path / "out", sets, "cifar100", "dsprites-location"), world=HERE)
+    assert outcome.states == {"cifar100": "done", "dsprites-location": "stopped"}
+
+
+def test_another_config_is_refused(weights: str, sets: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    go(study_of(weights, out, sets, "cifar100"), world=HERE)
+    with pytest.raises(ConfigError, match=r"run\.optim\.lr: 0\.01 -> 0\.5\); give another --out"):
+        go(study_of(weights, out, sets, "cifar100", settings=("optim.lr=0.5",)), world=HERE)
+    other = Study(base=base_run(weights, image_size=8, settings=QUICK), out=out, weights_hash="another")
+    with pytest.raises(ConfigError, match="weights"):
+        go(other, world=HERE)
+    go(study_of(weights, out, sets, "cifar100", settings=("log=1",)), world=HERE)  # changes nothing that is learnt
+    with pytest.raises(ConfigError, match="holds a run, not a study"):
+        go(study_of(weights, out / "cifar100", sets, "cifar100"), world=HERE)
+
+
+def test_a_task_that_explodes_leaves_the_others(
+    weights: str, sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = loop.Training.go
+
+    def blow(self: loop.Training) -> loop.Result:
+        if self.run.name == "vtab-cifar100":
+            raise Exploded("no longer finite")
+        return honest(self)
+
+    monkeypatch.setattr(loop.Training, "go", blow)
+    study = study_of(weights, tmp_path / "out", sets, "cifar100", "dsprites-location")
+    outcome = go(study, world=HERE)
+    assert outcome.states == {"cifar100": "failed", "dsprites-location": "done"}
+    assert so_far(study).of("done") == ["dsprites-location"]
+
+
+def test_a_mean_is_plain_over_tasks_not_over_pictures() -> None:
+    one = Score(task=TASKS["cifar100"], accuracy=0.9, count=1000, loss=0.0, step=1, fingerprint="")
+    two = Score(task=TASKS["dtd"], accuracy=0.5, count=10, loss=0.0, step=1, fingerprint="")
+    outcome = Outcome(states={"cifar100": "done", "dtd": "done"}, scores={"cifar100": one, "dtd": two})
+    natural, every = means(outcome.scores)
+    assert natural.value == every.value == 0.7
+    assert natural.title == "Natural, 2 of 7"
+    assert natural.interval.low < 0.7 < natural.interval.high
