@@ -1,31 +1,46 @@
 """How many pictures a second the on-device path gives: order, draws and augmentation, without a network.
 
-    python bench/resident.py [--device cuda] [--count 50000] [--size 32] [--batch 1024]
+    python bench/resident.py [--device cuda] [--count 50000] [--size 32] [--batch 1024] [--group 1 --group 8]
 
-The pictures are the rendered shapes of the package. For each augmentation, over `--steps` steps: pictures a second; the
-host's time a step, first what it draws (which runs in a thread, ahead of the rest), then what the training loop waits
-for, with and without the thread; and the part of all the time in which that loop was busy preparing steps (below 1 the
-host keeps ahead of the device). On an accelerator the timed steps run with synchronisation forbidden, so a hidden wait
-would be an error, not a number. `--pause` sleeps so many milliseconds between two steps, as a network on the device
-would let the host wait.
+The pictures are the rendered shapes of the package. For each augmentation, over `--steps` steps and more, so that they
+are whole groups: pictures a second, with every step by itself and with as many at once as are chosen (or as `--group`
+says); the operations that are dispatched a step, views included; the host's time a step, first what it draws (which
+runs in a thread, ahead of the rest), then what the training loop waits for, with and without the thread; and the part
+of all the time in which that loop was busy preparing steps (below 1 the host keeps ahead of the device). On an
+accelerator the timed steps run with synchronisation forbidden, so a hidden wait would be an error, not a number.
+`--pause` sleeps so many milliseconds between two steps, as a network on the device would let the host wait.
 """
 
 import argparse
 import itertools
 import time
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.data.loader import Share
 from vitrail.data.order import Order
 from vitrail.data.readers.shapes import Shapes
-from vitrail.data.resident import Resident, prepared
+from vitrail.data.resident import DRAWN, Resident, groups, prepared
 from vitrail.data.transforms.augmentation import Augmentation, cifar, inception
 from vitrail.data.transforms.batched import BatchedAugmentation
 from vitrail.data.transforms.erase import RandomErasing
 from vitrail.data.transforms.policy import RandAugment, ThreeAugment
 
-WARM = 8  # steps before the clock starts
+WARM = 8  # steps before the clock starts, at least
+
+
+class Counted(TorchDispatchMode):
+    """Counts what is dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 def augmentations(size: int) -> dict[str, Augmentation]:
@@ -46,26 +61,40 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def drawing(resident: Resident, augmentation: Augmentation, batch: int, steps: int) -> float:
+def whole(steps: int, group: int) -> int:
+    """So many steps, or more, as make whole groups."""
+    return -(-steps // group) * group
+
+
+def drawing(resident: Resident, augmentation: Augmentation, batch: int, steps: int, group: int) -> float:
     """Seconds a step for all that needs no device."""
     views = [BatchedAugmentation(augmentation)]
     order = Order(len(resident), 0)
-    drawn = prepared(itertools.count(), views, resident.size, Share(batch=batch), order, 1)
-    for _ in itertools.islice(drawn, WARM):
+    blocks = groups(0, None, group, max(1, DRAWN // (batch * group)))
+    drawn = prepared(blocks, views, resident.size, Share(batch=batch), order, 1)
+    for _ in itertools.islice(drawn, whole(WARM, group) // group):
         pass
     start = time.perf_counter()
-    for _ in itertools.islice(drawn, steps):
+    for _ in itertools.islice(drawn, whole(steps, group) // group):
         pass
-    return (time.perf_counter() - start) / steps
+    return (time.perf_counter() - start) / whole(steps, group)
+
+
+def dispatched(resident: Resident, augmentation: Augmentation, batch: int, group: int) -> float:
+    """Operations a step."""
+    with Counted() as counted:
+        for _ in resident.stream(augmentation, batch=batch, seed=0, stop=2 * group, group=group):
+            pass
+    return counted.count / (2 * group)
 
 
 def measured(
-    resident: Resident, augmentation: Augmentation, batch: int, steps: int, ahead: int, pause: float
+    resident: Resident, augmentation: Augmentation, batch: int, steps: int, group: int, ahead: int, pause: float
 ) -> tuple[float, float]:
     """Seconds a step, and seconds of it that the loop waits for its next batch."""
-    device = resident.device
-    batches = resident.stream(augmentation, batch=batch, seed=0, ahead=ahead)
-    for _ in itertools.islice(batches, WARM):
+    device, steps = resident.device, whole(steps, group)
+    batches = resident.stream(augmentation, batch=batch, seed=0, ahead=ahead, group=group)
+    for _ in itertools.islice(batches, whole(WARM, group)):
         pass
     wait(device)
     if device.type == "cuda":
@@ -91,6 +120,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--ahead", type=int, default=4)
+    parser.add_argument("--group", type=int, action="append", help="steps at once; 1 and what is chosen, by default")
     parser.add_argument("--pause", type=float, default=0.0)
     args = parser.parse_args()
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} threads"
@@ -98,13 +128,18 @@ def main() -> None:
     start = time.perf_counter()
     resident = Resident(Shapes(args.count, size=args.size), device=args.device)
     print(f"rendered and loaded in {time.perf_counter() - start:.1f} s, {resident.pixels.numel() / 1e6:.0f} MB")
+    chosen = resident.grouped(args.batch, [(args.size, args.size)])
+    print(f"groups of {chosen} steps are chosen")
+    pause = args.pause / 1e3
     for label, augmentation in augmentations(args.size).items():
-        drawn = drawing(resident, augmentation, args.batch, args.steps)
-        _, alone = measured(resident, augmentation, args.batch, args.steps, 0, args.pause / 1e3)
-        step, busy = measured(resident, augmentation, args.batch, args.steps, args.ahead, args.pause / 1e3)
-        rate = f"{args.batch / step:>12,.0f} pictures/s   {step * 1e3:7.2f} ms a step   host {busy / step:.2f}"
-        host = f"draws {drawn * 1e3:5.2f}   loop {busy * 1e3:6.2f}, without the thread {alone * 1e3:6.2f} ms"
-        print(f"{label:<40} {rate}   {host}")
+        for group in args.group or sorted({1, chosen}):
+            drawn = drawing(resident, augmentation, args.batch, args.steps, group)
+            _, alone = measured(resident, augmentation, args.batch, args.steps, group, 0, pause)
+            step, busy = measured(resident, augmentation, args.batch, args.steps, group, args.ahead, pause)
+            count = dispatched(resident, augmentation, args.batch, group)
+            rate = f"{args.batch / step:>12,.0f} pictures/s   {step * 1e3:7.2f} ms a step   host {busy / step:.2f}"
+            host = f"draws {drawn * 1e3:5.2f}   loop {busy * 1e3:6.2f}, without the thread {alone * 1e3:6.2f} ms"
+            print(f"{label:<38} group {group:<4} {rate}   {count:5.1f} operations   {host}")
 
 
 if __name__ == "__main__":

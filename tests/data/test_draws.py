@@ -23,6 +23,13 @@ def test_mixing_is_a_bijection(numbers: list[int]) -> None:
     assert len(set(mix(np.array(numbers, np.uint64)).tolist())) == len(numbers)
 
 
+@given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
+def test_a_number_counts_as_an_array_of_it_does(parts: list[int], alone: list[bool]) -> None:
+    arrays = [np.array([part]) for part in parts]
+    several = [part if one else array for part, array, one in zip(parts, arrays, alone, strict=False)]
+    assert keyed(*several).tolist() == keyed(*arrays).tolist() == keyed(*parts).tolist()
+
+
 def test_every_part_of_the_key_counts() -> None:
     base = {"seed": 1, "epoch": 2, "sample": 3, "view": 4}
     drawn = [Draws.of(**base).uniform("a")[0, 0]]

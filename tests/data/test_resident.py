@@ -1,7 +1,10 @@
 """A source on the device: the same samples, draws and pixels as the loader gives."""
 
+import itertools
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -9,13 +12,15 @@ import torch
 
 from tests.data.pictures import Listed, encoded, listed, noise
 from vitrail.core.errors import ConfigError, DataError
+from vitrail.data.draws import Draws
 from vitrail.data.labels import Labels
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch, stream, sweep
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.resident import Resident, fits
+from vitrail.data.resident import Resident, fits, groups
 from vitrail.data.source import Arrays
 from vitrail.data.transforms.augmentation import Augmentation, cifar
+from vitrail.data.transforms.batched import BatchedAugmentation, Plan
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.erase import RandomErasing
 from vitrail.data.transforms.policy import Distort, RandAugment, ThreeAugment
@@ -85,6 +90,103 @@ def test_the_thread_changes_nothing_and_a_later_start_goes_on_where_it_was(
     assert all(same(a, b) for a, b in zip(wanted, taken(4), strict=True))
 
 
+GROUPED = [
+    FULL,
+    [Augmentation(crop=InceptionCrop(size=(32, 32), interpolation="bicubic"), policy=RandAugment(ops=3))],
+    [Augmentation(crop=ResizeCrop(size=(21, 27), resize=(25, 30)), policy=ThreeAugment(), erase=RandomErasing(fill=7))],
+    [cifar(32)],
+]
+
+
+@pytest.mark.parametrize("augmentations", GROUPED, ids=["two views", "inception", "three", "pad"])
+def test_the_size_of_a_group_changes_nothing(augmentations: list[Augmentation]) -> None:
+    """Over the ends of epochs (23 samples, 3 times each, 12 a step), on both processes, from any step on."""
+    resident = Resident(SOURCE, device="cpu")
+
+    def taken(group: int | None, rank: int, start: int = 0, ahead: int = 2) -> list[Batch]:
+        batches = resident.stream(
+            augmentations,
+            batch=12,
+            seed=5,
+            start=start,
+            stop=14,
+            rank=rank,
+            world=2,
+            repeats=3,
+            ahead=ahead,
+            group=group,
+        )
+        return list(batches)
+
+    for rank in range(2):
+        wanted = taken(1, rank)
+        assert [batch.step for batch in wanted] == list(range(14))
+        assert int(wanted[-1].epoch.max()) == 2
+        for group, start, ahead in ((2, 0, 2), (5, 0, 0), (5, 7, 2), (5, 9, 0), (100, 0, 2), (100, 3, 1), (None, 1, 2)):
+            got = taken(group, rank, start, ahead)
+            assert all(same(a, b) for a, b in zip(wanted[start:], got, strict=True)), (group, start, ahead)
+
+
+def test_groups_end_at_multiples_wherever_one_starts_and_at_the_stop() -> None:
+    def runs(start: int, stop: int | None, most: int, block: int) -> list[list[tuple[int, int]]]:
+        blocks = itertools.islice(groups(start, stop, most, block), 4)
+        return [[(steps.start, steps.stop) for steps in several] for several in blocks]
+
+    assert runs(0, 10, 4, 1) == [[(0, 4)], [(4, 8)], [(8, 10)]]
+    assert runs(6, 21, 4, 2) == [[(6, 8), (8, 12)], [(12, 16), (16, 20)], [(20, 21)]]
+    assert runs(3, 4, 8, 3) == [[(3, 4)]]
+    assert runs(5, 5, 4, 1) == []
+    assert runs(8, None, 4, 2)[-1] == [(32, 36), (36, 40)]
+
+
+def test_a_group_is_small_enough() -> None:
+    """About 4,096 pictures, fewer where they are large, and never less than one step."""
+    resident = Resident(SOURCE, device="cpu")
+    assert resident.grouped(512, [(32, 32)]) == 1
+    assert resident.grouped(16, [(32, 32)]) == 32
+    assert resident.grouped(16, [(32, 32), (64, 64)]) == 8
+    resident.device = torch.device("cuda")
+    assert [resident.grouped(local, [(32, 32)]) for local in (1, 256, 512, 4096, 10_000)] == [4096, 16, 8, 1, 1]
+    assert [resident.grouped(local, [(224, 224)]) for local in (16, 64, 256)] == [6, 1, 1]
+
+
+def test_the_steps_of_a_group_are_parts_of_the_same_tensors_and_the_next_group_is_drawn_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plans = list[int]()
+
+    def plan(self: BatchedAugmentation, draws: Draws, size: tuple[int, int]) -> Plan:
+        plans.append(len(draws))
+        return before(self, draws, size)
+
+    before = BatchedAugmentation.plan
+    monkeypatch.setattr(BatchedAugmentation, "plan", plan)
+    with closing(Resident(SOURCE, device="cpu").stream(FULL[0], batch=4, seed=0, ahead=4, group=5)) as batches:
+        several = list(itertools.islice(batches, 6))
+        deadline = time.monotonic() + 10
+        while len(plans) < 3 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.05)
+    assert plans == [20, 20, 20]  # two that were asked for, and one in advance
+    places = [batch.pixels.untyped_storage().data_ptr() for batch in several]
+    assert len(set(places[:5])) == 1
+    assert places[5] != places[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("group", [1, 4])
+def test_the_host_never_waits(group: int) -> None:
+    batches = Resident(SOURCE, device="cuda").stream(FULL, batch=16, seed=0, group=group)
+    list(itertools.islice(batches, 8))
+    torch.cuda.synchronize()
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        list(itertools.islice(batches, 16))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def working() -> int:
     return sum(thread.name == "ahead" for thread in threading.enumerate())
 
@@ -128,6 +230,8 @@ def test_what_cannot_be_drawn_is_refused_at_once() -> None:
             resident.stream(augmentation, batch=4, seed=0)
     with pytest.raises(ConfigError, match="repeats=0"):
         resident.stream(cifar(32), batch=4, seed=0, repeats=0)
+    with pytest.raises(ConfigError, match="group=0"):
+        resident.stream(cifar(32), batch=4, seed=0, group=0)
 
 
 def test_several_views_and_their_draws() -> None:

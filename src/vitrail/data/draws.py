@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 Keys: TypeAlias = NDArray[np.uint64]
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+STEP, BELOW = 0x9E3779B97F4A7C15, 2**64 - 1
+GOLDEN = np.uint64(STEP)
 SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 UNUSED = np.uint64(11)  # bits that a float64 has no room for
 FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -29,12 +30,28 @@ def mix(x: Keys) -> Keys:
     return x
 
 
+def mixed(x: int) -> int:
+    """`mix` of a single number below 2**64: as an array of one it would take thirty times as long."""
+    x ^= x >> 30
+    x = x * 0xBF58476D1CE4E5B9 & BELOW
+    x ^= x >> 27
+    x = x * 0x94D049BB133111EB & BELOW
+    return x ^ x >> 31
+
+
 def keyed(*parts: "int | NDArray[np.integer[Any]]") -> Keys:
     """One key [B] from several integers or integer arrays, in order; scalars are broadcast, and count modulo 2**64."""
-    key = np.zeros(1, np.uint64)
-    for part in parts:
-        array = part if isinstance(part, np.ndarray) else np.array([part & (2**64 - 1)], np.uint64)
-        key = mix((key + GOLDEN) ^ mix(array.astype(np.uint64) + GOLDEN))
+    one, rest = 0, iter(parts)  # of the scalars in front
+    for part in rest:
+        if isinstance(part, np.ndarray):
+            break
+        one = mixed((one + STEP & BELOW) ^ mixed(part + STEP & BELOW))
+    else:
+        return np.array([one], np.uint64)
+    key = mix(np.uint64(one + STEP & BELOW) ^ mix(part.astype(np.uint64) + GOLDEN))
+    for part in rest:
+        more = part.astype(np.uint64) if isinstance(part, np.ndarray) else np.array([part & BELOW], np.uint64)
+        key = mix((key + GOLDEN) ^ mix(more + GOLDEN))
     return key
 
 

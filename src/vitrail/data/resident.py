@@ -3,8 +3,9 @@
     resident = Resident(source, device="cuda")
     for batch in resident.stream(augmentation, batch=1024, seed=0): ...
 
-The order and the draws are those of `loader.stream`: the same samples at the same step, cropped and turned alike. What
-is drawn for the next steps is drawn in a thread while the device works on this one.
+The order and the draws are those of `loader.stream`: the same samples at the same step, cropped and turned alike.
+Several steps are drawn and augmented at once where their pictures are small, for it is launches that take time then; a
+picture comes out the same whatever comes with it. The next ones are drawn in a thread while the device works on these.
 """
 
 import itertools
@@ -34,6 +35,10 @@ LOAD_BATCH: Final = 256
 ODD: Final = "is of another size than the first picture"
 LOOKED_AT: Final = 64  # pictures whose sizes are compared before a set is loaded
 DRAWN: Final = 8192  # places of the stream that are looked up at once; a few take almost as long
+GROUPED: Final = 4096  # pictures that are augmented at once, where steps have fewer
+# What they may take as float32; all that is at work on them takes some times that. A CPU is quick in its cache alone.
+GROUPED_BYTES: Final = {"cpu": 6 << 20}
+GROUPED_BYTES_ELSEWHERE: Final = 64 << 20
 
 
 def fits(source: Source, limit: int) -> tuple[bool, str]:
@@ -136,30 +141,57 @@ class Resident:
         world: int = 1,
         repeats: int = 1,
         ahead: int = 4,
+        group: int | None = None,
     ) -> Iterator[Batch]:
         """The training batches from step `start` on, as `loader.stream` gives them, already on the device. The thread
-        draws up to `ahead` steps in advance and ends with the iterator; with 0 there is none, and the same batches."""
+        draws `ahead` steps in advance, or the next group, and ends with the iterator; with 0 there is none, and the
+        same batches. Nor does it change them how many steps make a `group`, which is chosen where nothing is said."""
         if repeats < 1:
             raise ConfigError(f"repeats={repeats} must be at least 1")
+        if group is not None and group < 1:
+            raise ConfigError(f"group={group} must be at least 1")
         several = tuple(augmentations) if isinstance(augmentations, Sequence) else (augmentations,)
         views = [BatchedAugmentation(augmentation) for augmentation in several]
         for augmentation in several:
             if reason := unsupported(augmentation, self.size):
                 raise ConfigError(reason)
         share, order = Share(batch=batch, rank=rank, world=world), Order(len(self), seed)
-        steps = itertools.count(start) if stop is None else range(start, stop)
-        drawn = prepared(iter(steps), views, self.size, share, order, repeats)
-        return self.batches(views, drawn, ahead)
+        group = group or self.grouped(share.local, [view.size for view in views])
+        blocks = groups(start, stop, group, block=max(1, DRAWN // (share.local * group)))
+        drawn = prepared(blocks, views, self.size, share, order, repeats)
+        return self.batches(views, drawn, -(-ahead // group))
+
+    def grouped(self, local: int, sizes: Sequence[Pair]) -> int:
+        """How many steps of `local` pictures to augment at once into views of these sizes."""
+        room = GROUPED_BYTES.get(self.device.type, GROUPED_BYTES_ELSEWHERE)
+        largest = max(height * width for height, width in (self.size, *sizes))
+        return max(1, min(GROUPED, room // (4 * 3 * largest)) // local)
 
     def batches(self, views: Sequence[BatchedAugmentation], drawn: "Iterator[Prepared]", ahead: int) -> Iterator[Batch]:
         """What was drawn on the host, done on the device."""
-        with closing(Ahead(drawn, ahead)) if ahead else nullcontext(drawn) as steps:
-            for step in steps:
-                arrays = iter(step.parcel.sent(self.device))
-                taken, epoch = next(arrays), next(arrays)
-                pixels = self.pixels.index_select(0, taken)
-                seen = [view.apply(plan, pixels, arrays) for view, plan in zip(views, step.plans, strict=True)]
-                yield self.batch(step.number, tuple(seen), taken, epoch)
+        with closing(Ahead(drawn, ahead)) if ahead else nullcontext(drawn) as several:
+            for group in several:
+                yield from self.handed_out(views, group)
+
+    def handed_out(self, views: Sequence[BatchedAugmentation], group: "Prepared") -> Iterator[Batch]:
+        """The steps of a group, all done before the first is asked for: parts of the same tensors."""
+        whole = self.augmented(views, group)
+        if len(group.steps) == 1:
+            yield whole
+            return
+        local = len(whole) // len(group.steps)
+        rest = (whole.label, whole.sample, whole.epoch, whole.valid)
+        parts = zip(*(tensor.split(local) for tensor in (*rest, *whole.views)), strict=True)
+        for step, (label, sample, epoch, valid, *seen) in zip(group.steps, parts, strict=True):
+            yield Batch(step=step, views=tuple(seen), label=label, sample=sample, epoch=epoch, valid=valid)
+
+    def augmented(self, views: Sequence[BatchedAugmentation], group: "Prepared") -> Batch:
+        """All steps of a group as one batch, by the number of the first."""
+        arrays = iter(group.parcel.sent(self.device))
+        taken, epoch = next(arrays), next(arrays)
+        pixels = self.pixels.index_select(0, taken)
+        seen = [view.apply(plan, pixels, arrays) for view, plan in zip(views, group.plans, strict=True)]
+        return self.batch(group.steps.start, tuple(seen), taken, epoch)
 
     def sweep(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Every sample once, as it is; as in `loader.sweep` the last batch has places without a picture."""
@@ -185,30 +217,43 @@ class Resident:
 
 
 class Prepared(NamedTuple):
-    """What the host has to say about a step: what to do, and the arrays for it: sample, epoch, those of the plans."""
+    """What the host has to say about a group of steps: what to do, and the arrays for it: sample, epoch, those of the
+    plans."""
 
-    number: int
+    steps: range
     plans: list[Plan]
     parcel: Parcel
 
 
+def groups(start: int, stop: int | None, most: int, block: int = 1) -> Iterator[list[range]]:
+    """The steps in groups of `most`, which end at its multiples wherever one starts, and at the stop; so many of them
+    together as make a `block`."""
+    ends = itertools.count(start - start % most + most, most)
+    while stop is None or start < stop:
+        some = [start, *itertools.islice(ends, block)]
+        whole = [range(first, last if stop is None else min(last, stop)) for first, last in itertools.pairwise(some)]
+        yield [steps for steps in whole if steps]
+        start = some[-1]
+
+
 def prepared(
-    steps: Iterator[int],
+    blocks: Iterator[list[range]],
     views: Sequence[BatchedAugmentation],
     size: Pair,
     share: Share,
     order: Order,
     repeats: int,
 ) -> Iterator[Prepared]:
-    """The host's part of each step. Needs no device, and reads no pictures."""
-    while block := list(itertools.islice(steps, max(1, DRAWN // share.local))):
-        at = order.stream(np.concatenate([share.places(step) for step in block]), repeats)
+    """The host's part of each group of steps. Needs no device, and reads no pictures."""
+    for block in blocks:
+        first = block[0][0]
+        at = order.stream(np.concatenate([share.places(step) for steps in block for step in steps]), repeats)
         draws = [
             Draws.of(seed=order.seed, epoch=at.epoch, sample=at.sample, view=at.repeat * len(views) + number)
             for number in range(len(views))
         ]
-        for row, step in enumerate(block):
-            part = slice(row * share.local, (row + 1) * share.local)
+        for steps in block:
+            part = slice((steps.start - first) * share.local, (steps.stop - first) * share.local)
             plans = [view.plan(drawn.rows(part), size) for view, drawn in zip(views, draws, strict=True)]
             arrays = [array for plan in plans for array in plan.arrays]
-            yield Prepared(step, plans, Parcel([at.sample[part], at.epoch[part], *arrays]))
+            yield Prepared(steps, plans, Parcel([at.sample[part], at.epoch[part], *arrays]))

@@ -13,7 +13,7 @@ host never waits for the device. Drawing them needs no pixels, and can be done b
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop
 from vitrail.data.transforms.erase import RandomErasing, noise_keys
 from vitrail.data.transforms.policy import used
 from vitrail.data.transforms.programme import NUMBER, Programme
+
+UNIT: Final = 2.0**15  # of weights: times 255 it leaves a bit of float32's 24, which negative weights may need
 
 
 def supported() -> tuple[str, ...]:
@@ -194,18 +196,23 @@ def resampled(
 def through_weights(interpolation: Interpolation, tight: bool, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
     several = [weights(arrays[at : at + 6], interpolation, tight) for at in range(0, len(arrays), 6)]
     down, across = several if len(several) == 2 else several[0].split(len(pixels))  # [B, h, H] and [B, w, W]
-    narrow = whole_levels(pixels.float() @ across[:, None].transpose(2, 3))  # Pillow too rounds in between
-    return whole_levels(down[:, None] @ narrow).to(torch.uint8)
+    (count, tall, high), wide = down.shape, across.shape[1]
+    rows = pixels.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)  # [B, H, 3, W]
+    narrow = whole_levels(rows.view(count, high * 3, -1) @ across.transpose(1, 2))  # Pillow too rounds in between
+    del rows
+    done = whole_levels(down @ narrow.view(count, high, 3 * wide)).view(count, tall, 3, wide)
+    return done.transpose(1, 2).to(torch.uint8, memory_format=torch.contiguous_format)
 
 
 def whole_levels(levels: Tensor) -> Tensor:
-    """0 to 255, halves upwards."""
-    return levels.add_(0.5).floor_().clamp_(0, 255)
+    """From sums by `weights` to 0 to 255, halves upwards."""
+    return levels.mul_(1 / UNIT).add_(0.5).floor_().clamp_(0, 255)
 
 
 def weights(arrays: Sequence[Tensor], interpolation: Interpolation, tight: bool) -> Tensor:
-    """How much of each of `side` pixels goes into each of `out`, for B boxes [B, out, side]. Where pixels get fewer,
-    the filter is as wide as what becomes one of them, so nothing is left out."""
+    """How much of each of `side` pixels goes into each of `out`, for B boxes [B, out, side], of UNIT. Where pixels get
+    fewer, the filter is as wide as what becomes one of them, so nothing is left out. They are whole numbers, so that
+    sums of levels times weights are exact in float32, in whatever order a product of matrices takes them."""
     first, last, scale, reach, out, at = arrays
     away = (at - (out * scale).add_(first)).abs_().div_(reach)
     if interpolation == "bicubic":  # Keys' cubic with a = -1/2
@@ -216,7 +223,7 @@ def weights(arrays: Sequence[Tensor], interpolation: Interpolation, tight: bool)
         shares = (1 - away).clamp_(min=0)
     if tight:
         shares.mul_((at > first) & (at < last))
-    return shares.div_(shares.sum(-1, keepdim=True))
+    return shares.div_(shares.sum(-1, keepdim=True)).mul_(UNIT).round_()
 
 
 def erased(erase: RandomErasing, draws: Draws, size: Pair) -> list[Work]:

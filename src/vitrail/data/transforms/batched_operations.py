@@ -1,12 +1,13 @@
 """The operations of operations.py for many samples at once, on any device, each sample with its own level.
 
 torchvision's kernels take one level for a whole batch; here the same arithmetic stands with a level a sample. All work
-in place on uint8 [n, 3, H, W], neighbours in a batch that was sorted before, and with as few launches as give the same
-numbers: on small pictures the launches are what takes time. Nothing in here makes the host wait for the device.
+in place on uint8 [n, 3, H, W], neighbours in a batch that was sorted before. Nothing in here makes the host wait for
+the device. A picture comes out the same to the bit whatever pictures come with it: where a sum is left to a library,
+whose order may depend on the shapes, its parts are whole numbers that float32 holds exactly.
 """
 
 import itertools
-from math import ceil
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,8 +18,8 @@ from torch.nn.functional import conv2d, grid_sample, pad
 
 from vitrail.core.shapes import Pair
 
-SMOOTH: Final = np.full((1, 1, 3, 3), 1 / 13, np.float32)  # a pixel and an eighth of the rest from each neighbour
-SMOOTH[0, 0, 1, 1] = 5 / 13
+SMOOTH: Final = np.ones((1, 1, 3, 3), np.float32)  # 13 times what a pixel gets from itself and from each neighbour
+SMOOTH[0, 0, 1, 1] = 5
 
 
 class Blends(NamedTuple):
@@ -39,7 +40,7 @@ def blend(pixels: Tensor, level: Tensor, rest: Tensor, kinds: Blends, kernel: Te
         grey = grey_levels(pixels[first:last]).floor_()
         if kinds.contrast:
             flat = grey[kinds.saturation :]
-            flat.copy_(flat.mean((1, 2, 3), keepdim=True))
+            flat.copy_(flat.mean((1, 2, 3), keepdim=True, dtype=torch.float64))  # exact, however large they are
         done[first:last].add_(grey.mul_(rest[first:last]))
     if not kinds.sharpness:
         pixels.copy_(done.clamp_(0, 255))
@@ -49,7 +50,7 @@ def blend(pixels: Tensor, level: Tensor, rest: Tensor, kinds: Blends, kernel: Te
     inside, within = sharp[:, :, 1:-1, 1:-1], done[last:, :, 1:-1, 1:-1]
     if large := min(pixels.shape[-2:]) > 2:
         planes = sharp.flatten(0, 1).unsqueeze(1).float()
-        smooth = conv2d(planes, kernel).round_().unflatten(0, sharp.shape[:2]).squeeze(2)
+        smooth = conv2d(planes, kernel).div_(13).round_().unflatten(0, sharp.shape[:2]).squeeze(2)
         within.add_(smooth.mul_(rest[last:]))
     done.clamp_(0, 255)
     pixels[:last].copy_(done[:last])
@@ -58,9 +59,9 @@ def blend(pixels: Tensor, level: Tensor, rest: Tensor, kinds: Blends, kernel: Te
 
 
 def grey_levels(pixels: Tensor) -> Tensor:
-    """[n, 1, H, W], float, not yet whole numbers."""
+    """[n, 1, H, W], float, not yet whole numbers. Up to the last product all is exact; one that should be whole is."""
     red, green, blue = pixels.split(1, dim=1)
-    return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
+    return red.mul(2989.0).add_(green, alpha=5870.0).add_(blue, alpha=1140.0).mul_(1e-4)
 
 
 def posterise(pixels: Tensor, kept: Tensor) -> None:
@@ -99,25 +100,29 @@ def grey(pixels: Tensor) -> None:
     pixels.copy_(grey_levels(pixels))
 
 
-def blur(pixels: Tensor, level: Tensor, most: float) -> None:
-    """Gaussian, with a standard deviation of `level` pixels [n, 1, 1, 1]; the host knows the `most` of them."""
-    (count, channels), (height, width) = pixels.shape[:2], pixels.shape[-2:]
-    rows = pixels.float().reshape(1, count * channels, height, width)
-    kernels = dict[int, Tensor]()
-    for side in (height, width):  # down, then across after turning
-        far = min(ceil(3 * most), side - 1)
-        if far not in kernels:
-            kernels[far] = bells(level.view(count, 1), far).repeat_interleave(channels, 0)[:, None, :, None]
+def blur(pixels: Tensor, weights: Sequence[Tensor]) -> None:
+    """Gaussian, by weights [far + 1, n, 1, 1, 1] down and across: of the pixel itself, and of those so far on either
+    side. Taken one after the other, which is an order that does not depend on the shapes."""
+    rows = pixels.float()
+    for bell, side in zip(weights, pixels.shape[-2:], strict=True):  # down, then across after turning
+        far = min(len(bell), side) - 1
+        middle, *shares = bell[: far + 1].unbind(0)
         padded = pad(rows, (0, 0, far, far), mode="reflect")
-        rows = conv2d(padded, kernels[far], groups=count * channels).transpose(2, 3)
-    pixels.copy_(rows.round_().view_as(pixels))
+        rows = padded[:, :, far : far + side] * middle
+        for away, share in enumerate(shares, 1):
+            both = padded[:, :, far - away : far - away + side] + padded[:, :, far + away : far + away + side]
+            rows.add_(both.mul_(share))
+        rows = rows.transpose(2, 3)
+    pixels.copy_(rows.round_())
 
 
-def bells(sigma: Tensor, far: int) -> Tensor:
-    """The weights of pixels up to `far` away, for standard deviations [n, 1]: [n, 2 far + 1]."""
-    at = torch.arange(-far, far + 1, device=sigma.device)
-    kernel = torch.exp(-0.5 * (at / sigma).square()) * (at.abs() <= torch.ceil(3 * sigma))
-    return kernel / kernel.sum(1, keepdim=True)
+def bells(sigma: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
+    """The weights of a blur with standard deviations [n], for both axes [2, far + 1, n]. It reaches three of them, or
+    to the end of a very small picture; one that reaches less far than the widest has zeros there."""
+    reach = np.minimum(np.ceil(3 * sigma), np.array(size)[:, None] - 1)[:, None]  # [2, 1, n]
+    away = np.arange(int(reach.max(initial=0)) + 1)[:, None]
+    shares = np.exp(-0.5 * (away / sigma) ** 2) * (away <= reach)
+    return (shares / (2 * shares.cumsum(1)[:, -1:] - 1)).astype(np.float32)  # in order: zeros must change nothing
 
 
 class Moves(NamedTuple):
@@ -149,14 +154,13 @@ def matrices(kinds: Moves, level: NDArray[np.float64], size: Pair) -> NDArray[np
 
 
 def centred(size: Pair) -> tuple[NDArray[np.float32], ...]:
-    """The places of a row of pixels, x [1, W], and of a column of them, y [H, 1], from the centre; and a 1 [1, 1]."""
+    """The places of a row of pixels, x [W, 1], and of a column of them, y [H, 1, 1], from the centre."""
     y, x = (np.arange(side, dtype=np.float32) - np.float32((side - 1) / 2) for side in size)
-    return x[None], y[:, None], np.ones((1, 1), np.float32)
+    return x[:, None], y[:, None, None]
 
 
-def warp(pixels: Tensor, matrix: Tensor, places: Tensor) -> None:
-    """Moves pixels by matrices [n, 3, 2], nearest neighbours, black outside. `places` are (x, y, 1) of every pixel
-    [1, H W, 3]."""
-    count, (height, width) = len(pixels), pixels.shape[-2:]
-    grid = places.expand(count, -1, -1).bmm(matrix).view(count, height, width, 2)
+def warp(pixels: Tensor, matrix: Tensor, x: Tensor, y: Tensor) -> None:
+    """Moves pixels by matrices [n, 3, 2], nearest neighbours, black outside. `x` and `y` are those of `centred`."""
+    across, down, shift = matrix[:, :, None, None].unbind(1)  # [n, 1, 1, 2] each
+    grid = (across * x) + (down * y).add_(shift)  # [n, H, W, 2]
     pixels.copy_(grid_sample(pixels.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False))

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from vitrail.data.transforms.batched_operations import (
     Blends,
     Moves,
     autocontrast,
+    bells,
     blend,
     blur,
     centred,
@@ -63,7 +63,6 @@ class Step(NamedTuple):
     moves: Moves
     blends: Blends
     rest: list[int]  # from posterise on
-    sigma: float  # the widest blur
 
     def counts(self) -> list[int]:
         return [sum(self.moves), sum(self.blends), *self.rest]
@@ -79,14 +78,15 @@ def programmed(programme: Programme, size: Pair) -> Work:
     matrix: list[NDArray[np.float32]] = []
     rests: list[NDArray[np.float32]] = []
     masks: list[NDArray[np.uint8]] = []
+    sigmas: list[NDArray[np.float64]] = []
     for row, sorting in enumerate(order):
         by = exact[row][sorting]
         level[row] = by
         counts = np.bincount(places[row], minlength=len(SORTED)).tolist()
         ends = [0, *itertools.accumulate(counts)]
-        blurred = by[ends[BLURRED] : ends[BLURRED + 1]]
+        sigmas.append(by[ends[BLURRED] : ends[BLURRED + 1]])
         moves, blends = Moves(*counts[:MOVED]), Blends(*counts[MOVED:BLENDED])
-        steps.append(Step(moves, blends, counts[BLENDED:], float(blurred.max()) if blurred.size else 0.0))
+        steps.append(Step(moves, blends, counts[BLENDED:]))
         matrix.append(matrices(moves, by[: ends[MOVED]], size))
         rests.append(1 - level[row, ends[MOVED] : ends[BLENDED]])
         bits = level[row, ends[BLENDED] : ends[BLENDED + 1]].astype(np.int64)
@@ -95,7 +95,8 @@ def programmed(programme: Programme, size: Pair) -> Work:
         back[sorting] = np.arange(len(back))
     gathers[-1] = back
     arrays = (gathers, column(level), column(np.concatenate(rests)), column(np.concatenate(masks)))
-    return Work((*arrays, np.concatenate(matrix), SMOOTH, LEVELS, *centred(size)), partial(done, steps))
+    shares = column(bells(np.concatenate(sigmas), size))
+    return Work((*arrays, np.concatenate(matrix), shares, SMOOTH, LEVELS, *centred(size)), partial(done, steps))
 
 
 def column(numbers: NDArray[Any]) -> NDArray[Any]:
@@ -105,18 +106,17 @@ def column(numbers: NDArray[Any]) -> NDArray[Any]:
 
 def done(steps: list[Step], pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
     """The steps of a programme, on a copy of the batch."""
-    gathers, level, rest, kept, matrix, kernel, levels, x, y, one = arrays
+    gathers, level, rest, kept, matrix, shares, kernel, levels, x, y = arrays
     rests = rest.split([sum(step.blends) for step in steps])
     masks = kept.split([step.rest[0] for step in steps])
     moves = matrix.split([sum(step.moves) for step in steps])
-    size = pixels.shape[-2:]
-    places = torch.stack([axis.expand(size) for axis in (x, y, one)], -1).view(1, -1, 3) if len(matrix) else matrix
+    bell = shares.split([step.rest[BLURRED - BLENDED] for step in steps], 2)
     for row, step in enumerate(steps):
         pixels, counts = pixels.index_select(0, gathers[row]), step.counts()
         turned, blended, posterised, solarised, spread, equal, grey_ones, blurred, _ = pixels.split(counts)
-        _, amounts, _, thresholds, _, _, _, sigmas, _ = level[row].split(counts)
+        _, amounts, _, thresholds, *_ = level[row].split(counts)
         if len(turned):
-            warp(turned, moves[row], places)
+            warp(turned, moves[row], x, y)
         if len(blended):
             blend(blended, amounts, rests[row], step.blends, kernel)
         if len(posterised):
@@ -130,5 +130,5 @@ def done(steps: list[Step], pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
         if len(grey_ones):
             grey(grey_ones)
         if len(blurred):
-            blur(blurred, sigmas, step.sigma)
+            blur(blurred, bell[row].unbind(0))
     return pixels.index_select(0, gathers[-1])

@@ -45,9 +45,11 @@ class Mix:
 
     def draw(self, seed: int, step: int, size: Pair) -> Mixing:
         """What step `step` does, for pictures of this size."""
+        if not (self.mixup or self.cutmix):
+            return Mixing()
         draws = Draws(keyed(number("mix"), seed, step))
         on, which, down, across = draws.uniform("mix", 4)[0].tolist()
-        if on >= self.probability or not (self.mixup or self.cutmix):
+        if on >= self.probability:
             return Mixing()
         cut = self.cutmix > 0 and (not self.mixup or which < self.switch)
         alpha = self.cutmix if cut else self.mixup
