@@ -92,3 +92,8 @@ def test_sample_picture_and_type_marker_are_inside_the_package() -> None:
     assert len(picture.read_bytes()) < 120_000
     with picture.open("rb") as file, Image.open(file) as image:
         assert image.size == (512, 512)
+
+
+def test_a_part_of_the_package_is_there_when_it_is_named() -> None:
+    assert python("import vitrail; print(vitrail.inspection.rollout.__name__)").strip() == "rollout"
+    assert "inspection" in dir(vitrail)

@@ -45,8 +45,13 @@ _FACE = {
 }
 
 
+_PARTS = ("inspection",)  # whole modules that people reach for: vitrail.inspection.rollout(model, images)
+
+
 def __getattr__(name: str) -> object:
     """The public face, one name at a time (PEP 562)."""
+    if name in _PARTS:
+        return import_module(f"vitrail.{name}")
     if name not in _FACE:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     module, _, attribute = _FACE[name].partition(":")
@@ -56,4 +61,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_PARTS})

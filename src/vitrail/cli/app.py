@@ -41,7 +41,7 @@ COMMANDS = {
     "models": Command("Look at models", "list the networks by name, size and cost", "vitrail.cli.models"),
     "trace": Command("Look at models", "follow one image through a network, shape by shape", "vitrail.cli.trace"),
     "recipes": Command("Train", "list the recipes, or show every setting of one", "vitrail.cli.recipes"),
-    "inspect": Command("Inspect", "show where a network looks and what it has learned", "vitrail.cli.inspect"),
+    "inspect": Command("Look at models", "show where a network looks and what it has learned", "vitrail.cli.inspect"),
     "fewshot": Command("Evaluate", "closed-form accuracy of frozen features from a few shots", "vitrail.cli.fewshot"),
     "probe": Command("Evaluate", "logistic regression on frozen features", "vitrail.cli.probe"),
     "knn": Command("Evaluate", "nearest neighbours among frozen features", "vitrail.cli.knn"),
