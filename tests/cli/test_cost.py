@@ -110,3 +110,30 @@ def test_without_measuring_nothing_is_written(
     assert not list(tmp_path.iterdir())
     said(capsys, "ViT-B/16", "--out", "x")
     assert Result.read(tmp_path / "x" / "vit_b_16.json").weights["hash"] is None
+
+
+def test_two_files_of_one_network_have_a_result_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(name).mkdir()
+        save(fresh(TINY), f"{name}/tiny.safetensors")
+    text = said(capsys, "a/tiny.safetensors", "b/tiny.safetensors", "--data", "digits", "--epochs", "1", "--out", "x")
+    found = [Result.read(path) for path in sorted(Path("x").glob("*.json"))]
+    assert [one.weights["name"] for one in found] == ["a/tiny.safetensors", "b/tiny.safetensors"]
+    assert all(path.name in text for path in Path("x").glob("*.json"))
+
+
+def test_a_result_says_in_what_and_on_what_it_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(fresh(TINY), "tiny.safetensors")
+    argv = ["./tiny.safetensors", "--batch", "1", "--data", "digits", "--epochs", "1", "--device", "cpu"]
+    said(capsys, *argv, "--measure", "--seconds", "3", "--out", "x")
+    config = Result.read(Path("x/tiny.json")).config
+    assert (config["precision"], config["seconds"]) == ("float32", 3.0)
+    assert config["device"].startswith("CPU")
+    said(capsys, *argv, "--out", "y")
+    assert "precision" not in Result.read(Path("y/tiny.json")).config  # nothing was run

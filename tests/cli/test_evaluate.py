@@ -26,6 +26,7 @@ from vitrail.cli.app import main
 from vitrail.data.collection import open_collection
 from vitrail.data.selection import Selection
 from vitrail.distributed.world import World
+from vitrail.evaluation.answers import Answers, answers
 from vitrail.evaluation.result import Result
 from vitrail.models.config import ViTConfig
 from vitrail.models.zoo import model_config
@@ -358,3 +359,41 @@ def test_weights_keep_their_hash_in_half_precision(tmp_path: Path) -> None:
         assert main([*command, "--out", str(tmp_path / f"{precision}.json")]) == 0
     full, half = (Result.read(tmp_path / f"{precision}.json") for precision in ("float32", "bfloat16"))
     assert full.weights == half.weights
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--deduplicated-by", "net.safetensors"], "net.safetensors"),
+        (["--out", "photos"], "photos is a folder"),
+        (["--page", "net.safetensors/page.html"], "net.safetensors is no folder"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_at_once(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def scored(*_: object, **__: object) -> None:
+        raise AssertionError("pictures were looked at")
+
+    monkeypatch.setattr("vitrail.cli.evaluate.answers", scored)
+    assert main(["evaluate", "net.safetensors", "--data", "photos", "--device", "cpu", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("words", [["--precision", "bfloat16"], ["--image-size", "8"]])
+def test_the_hash_is_that_of_the_weights_that_were_scored(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a run that is training replaces its file meanwhile."""
+    kept = tmp_path / "kept.safetensors"
+    shutil.copy("net.safetensors", kept)
+    before = evaluated(weights=str(kept))["weights"]["hash"]
+
+    def scored(*arguments: Any, **options: Any) -> Answers:
+        save(fresh(SHAPE), kept, labels=list(NAMES))
+        return answers(*arguments, **options)
+
+    monkeypatch.setattr("vitrail.cli.evaluate.answers", scored)
+    assert evaluated(*words, weights=str(kept))["weights"]["hash"] == before

@@ -224,3 +224,8 @@ def test_the_references_view_and_the_precision_are_other_features(here: Path, ru
         assert "extracted and kept" in run("knn", *more, "--out", "result.json")
         assert "kept from before" in run("knn", *more)
         assert Result.read(here / "result.json").weights["hash"] == weights
+
+
+def test_a_number_of_shots_that_is_none_is_called_by_its_option(here: Path, run: Run) -> None:
+    assert "--shots: 'few' is no number of pictures" in run("fewshot", "--shots", "few", status=2)
+    assert f"{here / 'photos'} is a folder" in run("fewshot", "--out", str(here / "photos"), status=2)

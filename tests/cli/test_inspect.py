@@ -170,7 +170,11 @@ def test_names_of_classes_from_a_file(tmp_path: Path, pictures: list[str]) -> No
         (["--images", "0.png", "--class", "wood pidgeon"], "did you mean wood pigeon"),
         (["--images", "0.png", "--class", "5"], "classes 0 to 4"),
         (["--images", "0.png", "--patch", "3"], "a row and a column"),
-        (["--images", "0.png", "--patch", "9,9", "--only", "similarity"], "outside the grid of 3x4"),
+        (["--images", "0.png", "--patch", "9,9"], "--patch 9,9: this network has 3 rows and 4 columns, from 1,1"),
+        (["--images", "0.png", "--patch", "0,1"], "from 1,1"),
+        (["--images", "0.png", "--class", "\u00b2"], "unknown class"),
+        (["--images", "0.png", "--class", "crane", "--labels", "cranes.txt"], "classes 1 and 3 are both called crane"),
+        (["--images", "0.png", "--out", "0.png/x"], "0.png is no folder"),
         (["--images", "0.png", "--layers", "3", "--only", "layers"], "layers 1 to 2"),
         (["--images", "0.png", "--labels", "noise.png"], "noise.png"),
         (["--images", "0.png", "--device", "abacus"], "abacus"),
@@ -185,6 +189,7 @@ def test_mistakes_are_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (8, 8)).save("0.png")
+    Path("cranes.txt").write_text("a\ncrane\nb\nCrane\nc\n")
     Path("noise.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing\xff")
     assert main(["inspect", weights(tmp_path, VIT), *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -198,3 +203,57 @@ def test_without_matplotlib_nothing_is_begun(
     assert main(["inspect", weights(tmp_path, VIT), "--only", "filters", "--out", str(tmp_path / "out")]) == 2
     assert "pip install 'vitrail[figures]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_blank_line_at_the_end_of_the_names_is_none_of_them(tmp_path: Path, pictures: list[str]) -> None:
+    names, out = tmp_path / "names.txt", tmp_path / "out"
+    names.write_text("".join(f"tit {at}\n" for at in range(5)) + "\n")
+    chosen = ["--labels", str(names), "--only", "rollout", "--out", str(out)]
+    assert main(["inspect", weights(tmp_path, VIT), "--images", *pictures, *chosen]) == 0
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_picture_that_cannot_be_read_is_not_the_one_that_is_shown(tmp_path: Path, pictures: list[str]) -> None:
+    Path(pictures[0]).write_bytes(b"nothing")  # the first, which would be shown
+    out, data = tmp_path / "out", str(Path(pictures[0]).parent)
+    chosen = ["--data", data, "--workers", "0", "--only", "rollout", "--out", str(out)]
+    assert main(["inspect", weights(tmp_path, VIT), *chosen]) == 0
+    text = (out / "report.html").read_text("utf-8")
+    assert text.count("<article>") == 4
+    assert "00.png" not in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_every_number_says_how_many_pictures_it_is_of(tmp_path: Path, pictures: list[str]) -> None:
+    out, data = tmp_path / "out", str(Path(pictures[0]).parent)
+    chosen = ["--images", *pictures, "--data", data, "--workers", "0", "--only", "positions,norms,distance,cka"]
+    assert main(["inspect", weights(tmp_path, VIT), *chosen, "--out", str(out)]) == 0
+    result = json.loads((out / "inspect.json").read_text("utf-8"))
+    counts = {row["name"]: row["count"] for row in result["measures"]}
+    assert counts["row-column score"] is None
+    assert counts["longest patch over median"] == 2
+    assert counts["mean attention distance, last layer"] == counts["CKA of first and last"] == 18
+    assert result["config"]["image"] == list(VIT.image)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_axial_network_has_two_layers_a_block_in_every_figure(tmp_path: Path, pictures: list[str]) -> None:
+    config = replace(VIT, pool="mean", class_token=False, attention="axial")
+    chosen = ["--images", *pictures, "--only", "features,norms,layers", "--layers", "4", "--out", str(tmp_path / "out")]
+    assert main(["inspect", weights(tmp_path, config), *chosen]) == 0
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_heads_are_those_of_what_the_network_reads(tmp_path: Path, pictures: list[str]) -> None:
+    out = tmp_path / "out"
+    chosen = ["--images", *pictures, "--only", "heads", "--out", str(out)]
+    assert main(["inspect", weights(tmp_path, replace(VIT, pool="mean")), *chosen]) == 0
+    assert "Where the patches, on average, look in" in (out / "report.html").read_text("utf-8")
+
+
+def test_it_is_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["inspect", weights(tmp_path, VIT), "--only", "filters", "--out", str(tmp_path / "out")]) == 2
+    assert "start it without torchrun" in capsys.readouterr().err

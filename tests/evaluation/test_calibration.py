@@ -72,3 +72,12 @@ def test_nothing_to_bin_is_refused() -> None:
         calibration_error(np.zeros(0), np.zeros(0, np.bool_))
     with pytest.raises(ConfigError, match="width"):
         calibration_error(np.ones(1), np.ones(1, np.bool_), kind="widht")  # type: ignore[arg-type]
+
+
+def test_equal_confidences_are_not_told_apart_by_whether_they_are_right() -> None:
+    """All as sure as they are right: perfect, in whatever order the pictures come."""
+    right = np.arange(100) < 90
+    for order in (np.arange(100), np.arange(100)[::-1], np.random.default_rng(0).permutation(100)):
+        assert calibration_error(np.full(100, 0.9), right[order], kind="count") == pytest.approx(0.0, abs=1e-12)
+    weights = np.where(right, 1.0, 0.0)  # only the right ones are drawn
+    assert Calibration(np.full(100, 0.9), right).reliability("count", weights).error == pytest.approx(0.1)

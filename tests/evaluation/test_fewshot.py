@@ -17,6 +17,7 @@ from vitrail.evaluation.fewshot import (
     fewshot,
     fewshot_sweep,
     interval,
+    one_label,
     ridge,
     student,
     whitened,
@@ -226,3 +227,17 @@ def test_mistakes_are_named() -> None:
     features[3, 1] = torch.inf
     with pytest.raises(DataError, match="not finite"):
         ridge(features, labels, 2)
+
+
+def test_labels_may_lie_where_the_features_do() -> None:
+    class Away(torch.Tensor):
+        """As on an accelerator: no numpy of it but by way of the host."""
+
+        def numpy(self) -> object:  # type: ignore[override]
+            raise TypeError("can't convert device type tensor to numpy")
+
+        def cpu(self) -> torch.Tensor:  # type: ignore[override]
+            return self.as_subclass(torch.Tensor)
+
+    labels = torch.tensor([1, 0, 1]).as_subclass(Away)
+    assert one_label(labels).values.tolist() == [1, 0, 1]

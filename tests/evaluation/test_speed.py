@@ -89,6 +89,13 @@ def test_a_gpu_tries_the_largest_batch_and_steps_back() -> None:
     assert machine.ran[-1] == found.largest == 90  # 100, 95, 90
 
 
+def test_a_batch_beyond_what_kernels_take_is_reckoned_only() -> None:
+    machine = Machine(tries=True)
+    found = speed(machine, Limits(seconds=1e9, room=100 + 10 * 100_000), clock=machine.clock)
+    assert (found.largest, found.tried) == (100_000, False)
+    assert max(machine.ran) < 100_000
+
+
 def test_what_does_not_fit_at_all_is_said() -> None:
     with pytest.raises(ConfigError, match="not even the first batch"):
         speed(Machine(holds=10), Limits())
@@ -129,3 +136,14 @@ def test_bfloat16_takes_less() -> None:
     low = Passes(network=fresh(TINY), device=torch.device("cpu"), precision="bfloat16")
     high = Passes(network=fresh(TINY), device=torch.device("cpu"))
     assert (low.memory(2) or 0) < 0.75 * (high.memory(2) or 0)
+
+
+def test_an_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = list[str]()
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
+    passes = Passes(network=fresh(TINY), device=torch.device("cpu"))
+    passes.settle()
+    assert waited == []
+    passes.device = torch.device("mps")
+    passes.settle()
+    assert waited == ["mps"]

@@ -1,6 +1,7 @@
 """Patch features, their colours and likeness, and the norms of tokens."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import VIT, awake, images
 from vitrail.core.errors import ConfigError
+from vitrail.inspection.embeddings import filters, near_far
 from vitrail.inspection.features import colours, patch_features, patch_similarity, token_norms
 from vitrail.inspection.stream import stream
 
@@ -75,3 +77,25 @@ def test_an_artefact_shows_in_the_norms() -> None:
         model.position.tables[0].table[0, 7] *= 1000
     norms = token_norms(model, pictures)
     assert norms[0].argmax(1).tolist() == [7, 7]
+
+
+class Single(torch.Tensor):
+    """As on a device that has no doubles."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.double:
+            raise TypeError("Cannot convert a tensor to float64: the framework doesn't support it")
+        found = super().__torch_function__(func, types, args, kwargs or {})
+        return found.as_subclass(torch.Tensor) if func is torch.Tensor.cpu else found
+
+
+def test_doubles_are_made_on_the_host() -> None:
+    drawn = torch.rand(1, 3, 4, 8).as_subclass(Single)
+    assert colours(drawn).shape == (1, 3, 4, 3)
+    similarity = torch.rand(3, 4, 3, 4).as_subclass(Single)
+    assert -1 <= near_far(similarity) <= 1
+    model = awake(VIT)
+    kernel = model.embedding.projection
+    kernel.weight = torch.nn.Parameter(kernel.weight.detach().as_subclass(Single), requires_grad=False)
+    assert filters(model, 2).shape[0] == 2

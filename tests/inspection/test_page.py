@@ -4,6 +4,7 @@ import base64
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +18,8 @@ from tests.models.tiny import VIT, awake
 from vitrail.inspection import figures
 from vitrail.inspection.explorer import Explored, Explorer, Plan, merged, packed, plan, quantised, restored
 from vitrail.inspection.page import Drawing, Look, Part, inspection_page, small
-from vitrail.inspection.parts.exploring import attention_of
+from vitrail.inspection.parts.exploring import attention_of, explorer_of
+from vitrail.inspection.parts.given import Given
 from vitrail.inspection.rollout import joined
 from vitrail.inspection.stream import stream
 
@@ -179,3 +181,20 @@ def test_the_script_rolls_out_as_we_do(tmp_path: Path) -> None:
 
 def percent(share: float) -> str:
     return f"{100 * share:.{1 if share < 0.0995 else 0}f}&nbsp;%"
+
+
+def test_the_first_patch_that_is_asked_is_on_the_grid_of_the_page() -> None:
+    """Also where patches are taken together: the middle of what is shown, not of what the network sees."""
+    config = replace(VIT, image=(22, 44), patch=(1, 2), depth=1, pool="mean", class_token=False)
+    model = awake(config)
+    given = Given(
+        model=model,
+        images=torch.zeros(1, 3, 22, 44),
+        pixels=[np.zeros((22, 44, 3), np.uint8)],
+        names=["a"],
+        crowd=lambda: iter(()),
+        count=1,
+    )
+    made = explorer_of(given)
+    assert made.plan.shown == (11, 11)
+    assert made.start == 5 * 11 + 5

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.core.storage import replacing
+from vitrail.core.storage import write_file
 from vitrail.evaluation.comparison import Column, Comparison, Found, compare, gather, known
+from vitrail.evaluation.result import Measure
 
 WIDE = 6  # columns above which a terminal gets a table for each data set, and one with a measure a line
 FORMATS = (".md", ".csv", ".html")
@@ -37,9 +38,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"note: {note}")
     if out is not None:
         text = {".md": markdown, ".csv": tidy, ".html": html}[out.suffix.lower()](table, notes)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(out) as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
+        write_file(out, text.encode("utf-8", "backslashreplace"))
         print(f"table: {out}")
     return 0
 
@@ -89,13 +88,12 @@ def tidy(table: Comparison, notes: Sequence[str]) -> str:
     for row in table.rows:
         for column in table.columns:
             if column in row.cells:
-                writer.writerow([row.name, *record(column, row.cells[column][1])])
+                writer.writerow([row.name, *record(column, *row.cells[column])])
     return text.getvalue()
 
 
-def record(column: Column, found: Found) -> list[object]:
+def record(column: Column, measure: Measure, found: Found) -> list[object]:
     result = found.result
-    measure = next(measure for measure in result.measures if measure.name == column.measure)
     return [
         *(result.weights.get("hash", ""), result.kind, column.data, result.data.get("fingerprint", ""), known(result)),
         *(measure.name, measure.value, measure.low, measure.high, measure.count, measure.unit),

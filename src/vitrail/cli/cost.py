@@ -16,6 +16,7 @@ from vitrail.core.console import giga, millions, print_table
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.core.paper import JFT_CLASSES, JFT_IMAGES, jft_epochs, printed_exaflops
 from vitrail.core.shapes import Pair, times
+from vitrail.core.storage import check_writable
 from vitrail.evaluation.compute import counted_macs, padding_macs, tpuv3_core_days, training_flops
 from vitrail.evaluation.result import Measure, Result, weights_facts
 from vitrail.models.config import ModelConfig, ViTConfig, to_dict
@@ -76,18 +77,27 @@ def run(args: argparse.Namespace) -> int:
     show_size(networks, args)
     show_training(networks, trainings, args)
     show_memory(networks, args)
-    found: list[Measured] = []
+    found, how = list[Measured](), dict[str, Any]()
     out: Path | None = args.out
     if args.measure:
-        found, device = measure(networks, args)
         out = out or RUNS / f"cost-{slug(networks[0].name)}"
-        draw(found, device, out)
-    for at, one in enumerate(networks if out else []):
-        assert out is not None
-        path = out / f"{slug(one.name)}.json"
-        result(one, trainings[at], args, found[at] if found else None).write(path)
-        print(f"result: {path}")
+        check_writable(out / "speed.png")
+        found, how = measure(networks, args)
+        draw(found, how["device"], out)
+    if out is not None:
+        for at, (one, name) in enumerate(zip(networks, file_names(networks), strict=True)):
+            result(one, trainings[at], args, found[at] if found else None, how).write(out / name)
+            print(f"result: {out / name}")
     return 0
+
+
+def file_names(networks: list[Asked]) -> list[str]:
+    """vit_b_16.json, or vit_b_16-1.json and vit_b_16-2.json where two networks have one name."""
+    names = [slug(one.name) for one in networks]
+    return [
+        f"{name}.json" if names.count(name) == 1 else f"{name}-{names[: at + 1].count(name)}.json"
+        for at, name in enumerate(names)
+    ]
 
 
 def asked(text: str) -> Asked:
@@ -228,34 +238,30 @@ def show_memory(networks: list[Asked], args: argparse.Namespace) -> None:
     print_table(heads, rows, left=3, title=title)
 
 
-def measure(networks: list[Asked], args: argparse.Namespace) -> tuple[list[Measured], str]:
-    """Runs every network at every size, and prints a line for each."""
+def measure(networks: list[Asked], args: argparse.Namespace) -> tuple[list[Measured], dict[str, Any]]:
+    """Runs every network at every size, and prints a line for each; and how it was done, for the results."""
     import torch
 
-    from vitrail.distributed.world import joined
+    from vitrail.cli.subject import alone
 
     found: list[Measured] = []
-    with joined(args.device) as world, bars() as progress:
-        kind, threads = world.device.type, torch.get_num_threads()
+    with alone(args) as place, bars() as progress:
+        kind, threads = place.type, torch.get_num_threads()
+        seconds = args.seconds or SECONDS.get(kind, SECONDS["cpu"])
         precision: Any = {"cuda": "bfloat16"}.get(kind, "float32") if args.precision == "auto" else args.precision
-        device = (
-            torch.cuda.get_device_name(world.device)
-            if kind == "cuda"
-            else f"CPU ({threads} thread{'s' * (threads > 1)})"
-        )
+        device = torch.cuda.get_device_name(place) if kind == "cuda" else f"CPU ({threads} thread{'s' * (threads > 1)})"
         for at, one in enumerate(networks):
             config = adapted(one.config, classes=args.classes)
-            room = memory.free_bytes(world.device)
+            room = memory.free_bytes(place)
             bundle = one.bundle if one.bundle is not None else random_weights(config)
-            sizes = args.image_size or sizes_for(config, world.device)
-            seconds = args.seconds or SECONDS.get(kind, SECONDS["cpu"])
+            sizes = args.image_size or sizes_for(config, place)
             tell = lambda text, at=at: progress(text, at, len(networks))  # noqa: E731
             found.append(
-                measured(one.name, bundle, sizes, device=world.device, precision=precision,
+                measured(one.name, bundle, sizes, device=place, precision=precision,
                          batches=tuple(args.batch), seconds=seconds, room=room, tell=tell)
             )  # fmt: skip
     show_speed(found, networks, f"Inference on {device}, {precision}")
-    return found, device
+    return found, {"precision": precision, "seconds": seconds, "device": device}
 
 
 def show_speed(found: list[Measured], networks: list[Asked], title: str) -> None:
@@ -295,8 +301,10 @@ def draw(found: list[Measured], device: str, out: Path) -> None:
         print(f"figure: {png}, {svg.name}")
 
 
-def result(one: Asked, trainings: list[Training], args: argparse.Namespace, found: Measured | None) -> Result:
-    """All of it as data. A network by name has no weights, so no hash."""
+def result(
+    one: Asked, trainings: list[Training], args: argparse.Namespace, found: Measured | None, how: dict[str, Any]
+) -> Result:
+    """All of it as data; `how` is how it was measured. A network by name has no weights, so no hash."""
     from vitrail.checkpoint.weights import network
 
     config = adapted(one.config, classes=args.classes)
@@ -325,6 +333,6 @@ def result(one: Asked, trainings: list[Training], args: argparse.Namespace, foun
         weights=facts if one.bundle is None else weights_facts(one.text, network(one.bundle)),
         data={"trainings": [training._asdict() for training in trainings]},
         measures=tuple(measures),
-        config={"network": to_dict(config), "precision": args.precision, "seconds": args.seconds},
+        config={"network": to_dict(config), **how},
         details=details,
     )

@@ -10,23 +10,25 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.progress import bars
 from vitrail.cli.subject import (
     Subject,
     add_data,
     add_deduplicated,
+    add_precision,
     add_weights,
     batches,
     chosen,
     data_of,
+    headline,
     opened,
     subject,
 )
-from vitrail.core.console import millions, print_table
+from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.core.storage import replacing
+from vitrail.core.storage import check_writable, write_file
 from vitrail.data.labels import Labels
 from vitrail.data.ledger import Ledger
 from vitrail.data.readers.named.real import real_rows
@@ -34,7 +36,6 @@ from vitrail.distributed.world import World, joined
 from vitrail.evaluation.answers import Answers, answers, judge
 from vitrail.evaluation.assessment import Assessment
 from vitrail.evaluation.matching import Matching, match, read_names
-from vitrail.evaluation.rest import Precision
 from vitrail.evaluation.result import Result, shown, spanned
 
 if TYPE_CHECKING:
@@ -52,9 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--real", type=Path, metavar="FILE", help="real.json: ReaL labels of ImageNet's val")
     parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the network's classes, one a line")
     parser.add_argument("--by-number", action="store_true", help="class 7 is output 7, whatever they are called")
-    parser.add_argument(
-        "--precision", choices=get_args(Precision), default="float32", help="to compute in (default: float32)"
-    )
+    add_precision(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write a page of HTML with pictures")
     parser.add_argument("--answers", type=Path, metavar="FILE", help="write what was said to each picture, as CSV")
@@ -79,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
     if len(set(sizes)) < len(sizes):
         raise ConfigError(f"--image-size {' '.join(map(str, sizes))} names a size twice")
     with joined(args.device) as world:
+        for path in (args.out, args.page, args.answers) if world.first else ():
+            if path is not None:
+                check_writable(path)
         if args.download and world.first:
             opened(args)
         world.barrier()
@@ -94,16 +96,15 @@ def run(args: argparse.Namespace) -> int:
 
 def score(args: argparse.Namespace, size: int | None, collection: "Collection", split: str, world: World) -> Scored:
     """Everything of one image size; the answers are the same in all processes."""
-    import torch
-
     about = subject(argparse.Namespace(**{**vars(args), "image_size": size}), world.device)
     source, outputs = collection.splits[split], about.network.config.classes
     names = about.labels if args.labels is None else read_names(args.labels, outputs)
     labels, matching = labellings(args, names, outputs, collection, split)
-    if args.precision == "bfloat16":
-        about.network.to(torch.bfloat16)
+    data = data_of(args, about, collection, split)
+    about.computing_in(args.precision)
     ledger = Ledger()
     with bars() as bar:
+        tell = lambda done: bar("pictures", min(done * world.size, len(source)), len(source))  # noqa: E731
         said = answers(
             about.network,
             batches(args, source, about.preprocessing, world.device, rank=world.rank, world=world.size, ledger=ledger),
@@ -114,7 +115,7 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
             device=world.device,
             world=world,
             precision=args.precision,
-            progress=(lambda done: bar("pictures", done * world.size, len(source))) if world.first else None,
+            progress=tell if world.first else None,
         )
     unreadable = sorted(str(entry) for part in world.gather(list(ledger.known.values())) for entry in part)
     main = next(iter(labels))
@@ -129,7 +130,7 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
         matching=matching,
         said=said,
         found=found,
-        result=result_of(args, about, collection, split, matching, found, unreadable, main),
+        result=result_of(args, about, data, matching, found, unreadable, main),
         notes=(*matching.notes, *remarks(said, labels, found, unreadable)),
     )
 
@@ -172,8 +173,7 @@ def remarks(said: Answers, labels: dict[str, Labels], found: Assessment, unreada
 def result_of(
     args: argparse.Namespace,
     about: Subject,
-    collection: "Collection",
-    split: str,
+    data: dict[str, Any],
     matching: Matching,
     found: Assessment,
     unreadable: Sequence[str],
@@ -190,8 +190,8 @@ def result_of(
     details = {**found.details(), "unreadable": list(unreadable)}
     return Result(
         kind="evaluate",
-        weights=about.facts(),
-        data=data_of(args, about, collection, split),
+        weights=about.facts,
+        data=data,
         measures=found.measures,
         config=config,
         details=details,
@@ -211,9 +211,8 @@ def write(args: argparse.Namespace, one: Scored, collection: "Collection", size:
         write_answers(sized(args.answers, size), one, [source.name(at) for at in range(len(source))])
     if args.page is not None:
         from vitrail.evaluation.presentation import evaluation_page
-        from vitrail.report.page import save_page
 
-        save_page(sized(args.page, size), evaluation_page(one.result, one.found, source, one.notes))
+        write_file(sized(args.page, size), evaluation_page(one.result, one.found, source, one.notes).encode())
 
 
 def write_answers(path: Path, one: Scored, names: Sequence[str]) -> None:
@@ -230,18 +229,15 @@ def write_answers(path: Path, one: Scored, names: Sequence[str]) -> None:
     writer = csv.writer(text)
     writer.writerow(["picture", "true", "said", "confidence", "right", "loss"])
     writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+    write_file(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 def show(args: argparse.Namespace, done: Sequence[Scored], collection: "Collection", split: str) -> None:
     """What a person sees."""
     one, count = done[0], len(collection.splits[split])
     image = "x".join(map(str, one.about.preprocessing.image))
-    size = f"{image} px, " if len(done) == 1 else ""
-    kind, parameters = one.result.weights["network"], millions(one.result.weights["parameters"])
-    print(f"{args.weights}: {kind}, {parameters} parameters, {size}{args.precision}")
+    size = [f"{image} px"] if len(done) == 1 else []
+    print(headline(args.weights, one.result.weights, *size, args.precision))
     classes = f"{len(collection.classes):,} classes, matched {one.matching.how}" if collection.classes else "no labels"
     where = f"{args.data}@{split}" if len(collection.splits) > 1 else args.data
     print(f"{where}: {count:,} {'picture' if count == 1 else 'pictures'}, {classes}")

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from vitrail.cli import frozen
-from vitrail.cli.frozen import Frozen, Ready, Task
+from vitrail.cli.frozen import Frozen, Task
+from vitrail.cli.subject import Subject
 from vitrail.core.console import print_table
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.evaluation.fewshot import PENALTIES, PENALTY, best_penalty, fewshot, fewshot_sweep, interval, ridge
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     frozen.add_arguments(parser, several=True)
     parser.add_argument(
         "--shots",
-        type=lambda text: ALL if text == "all" else int(text),
+        type=number_of,
         nargs="+",
         metavar="N",
         help='pictures a class to learn from, or "all" there are (default: 1 5 10 25)',
@@ -40,17 +41,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sweep", action="store_true", help="no draws, all penalties, the best one for all sets")
 
 
+def number_of(text: str) -> int:
+    if text != "all" and not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f'{text!r} is no number of pictures; give whole ones, or "all"')
+    return ALL if text == "all" else int(text)
+
+
 def run(args: argparse.Namespace) -> int:
     check(args)
     tasks = frozen.tasks(args)
     shots, notes = wanted(args.shots, tasks)
-    with frozen.ready(args) as network:
+    with frozen.ready(args) as about:
         parts = list[Frozen]()
         for at, task in enumerate(tasks):
-            parts.append(frozen.frozen(args, network.about, task))
-            frozen.introduce(args, network, task, parts[-1], first=at == 0)
+            parts.append(frozen.frozen(args, about, task))
+            frozen.introduce(args, about, task, parts[-1], first=at == 0)
         both = list(zip(tasks, parts, strict=True))
-        results = swept(args, network, both, shots) if args.sweep else drawn(args, network, both, shots)
+        results = swept(args, about, both, shots) if args.sweep else drawn(args, about, both, shots)
     notes += [note for part in parts for note in part.notes]
     frozen.finish(args, results, notes)
     return 0
@@ -88,7 +95,7 @@ def wanted(asked: Sequence[int] | None, tasks: Sequence[Task]) -> tuple[list[int
 
 
 def drawn(
-    args: argparse.Namespace, network: Ready, both: Sequence[tuple[Task, Frozen]], shots: Sequence[int]
+    args: argparse.Namespace, about: Subject, both: Sequence[tuple[Task, Frozen]], shots: Sequence[int]
 ) -> list[Result]:
     """The variant of today: several draws, one penalty."""
     seeds, penalty = list(dict.fromkeys(args.seeds or SEEDS)), args.penalty or PENALTY
@@ -107,14 +114,14 @@ def drawn(
             rows.append(row)
         config = {"variant": "draws", "shots": list(map(called, shots)), "seeds": seeds, "penalty": penalty}
         details = {"by_seed": by_shots}
-        results.append(frozen.result("fewshot", args, network, task, part, measures, config=config, details=details))
+        results.append(frozen.result("fewshot", args, about, task, part, measures, config=config, details=details))
     by_seed = ["std", *(f"seed {seed}" for seed in seeds)] if len(seeds) > 1 else []
     table(["shots", "accuracy", "95% interval", *by_seed], rows, len(both))
     return results
 
 
 def swept(
-    args: argparse.Namespace, network: Ready, both: Sequence[tuple[Task, Frozen]], shots: Sequence[int]
+    args: argparse.Namespace, about: Subject, both: Sequence[tuple[Task, Frozen]], shots: Sequence[int]
 ) -> list[Result]:
     """The older variant: every penalty, and for each number of shots the one of the best mean rank over the sets."""
     grids = {
@@ -142,7 +149,7 @@ def swept(
             "ranked_over": [one.title for one, _ in both],
         }
         details = {"by_penalty": {measured(n): {f"{p:g}": a for p, a in grids[n][at].items()} for n in shots}}
-        results.append(frozen.result("fewshot", args, network, task, part, measures, config=config, details=details))
+        results.append(frozen.result("fewshot", args, about, task, part, measures, config=config, details=details))
     heads = ["shots", "accuracy", "95% interval", "penalty", *(["at its own best"] if len(both) > 1 else [])]
     table(heads, rows, len(both))
     print(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -14,19 +14,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.cli.progress import bars
-from vitrail.cli.subject import Subject, add_deduplicated, add_weights, batches, chosen, data_of, opened, subject
-from vitrail.core.console import millions
+from vitrail.cli.subject import (
+    Subject,
+    add_deduplicated,
+    add_loading,
+    add_precision,
+    add_weights,
+    alone,
+    batches,
+    chosen,
+    data_of,
+    headline,
+    opened,
+    subject,
+)
 from vitrail.core.errors import BadLabels, ConfigError, DataError
-from vitrail.core.storage import cache_folder
+from vitrail.core.storage import cache_folder, check_writable
 from vitrail.data.collection import Collection, agree
 from vitrail.data.loader import Batch
 from vitrail.data.source import Source, Subset
 from vitrail.data.splits import stratified
-from vitrail.distributed.world import joined
 from vitrail.evaluation.cache import Kept, cached_features, missing
 from vitrail.evaluation.features import Squared
 from vitrail.evaluation.labelled import single
-from vitrail.evaluation.rest import Precision
 from vitrail.evaluation.result import Measure, Result
 
 NAMED: Final = 3  # unreadable pictures that are named
@@ -59,13 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> 
         help="cut pictures as the reference's evaluator does (to a square of 8/7 the size, then its centre: 256 and "
         "224), not as the weights say",
     )
-    parser.add_argument(
-        "--precision", choices=get_args(Precision), default="float32", help="to compute in (default: float32)"
-    )
+    add_precision(parser)
     parser.add_argument("--no-cache", action="store_true", help="extract the features anew, and do not keep them")
-    parser.add_argument("--batch", type=int, default=0, metavar="N", help="pictures at once (default: by the device)")
-    parser.add_argument("--workers", type=int, default=-1, metavar="N", help="loader processes (default: by the cores)")
-    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
+    add_loading(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
     add_deduplicated(parser)
 
@@ -112,18 +118,12 @@ class Frozen:
     unreadable: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
-    """A network, and what a result says of it."""
-
-    about: Subject
-    facts: Mapping[str, Any]
-
-
 def tasks(args: argparse.Namespace) -> list[Task]:
     """Of --data, --test and --held-out, whether they are one text or a list."""
     data: list[str] = args.data if isinstance(args.data, list) else [args.data]
     tests: list[str] = args.test if isinstance(args.test, list) else [args.test] if args.test else []
+    if args.out is not None:
+        check_writable(args.out)
     if len(set(data)) < len(data):
         raise ConfigError(f"--data {' --data '.join(data)} names a set twice")
     if tests and len(tests) != len(data):
@@ -162,16 +162,12 @@ def task(args: argparse.Namespace, text: str, test: str | None) -> Task:
 
 
 @contextlib.contextmanager
-def ready(args: argparse.Namespace) -> Generator[Ready]:
+def ready(args: argparse.Namespace) -> Generator[Subject]:
     """The network on its device, in the precision that was asked for."""
-    with joined(args.device) as world:
-        if world.size > 1:
-            raise ConfigError("this command is one process: start it without torchrun")
-        about = subject(args, world.device)
-        facts = about.facts()  # of the weights as they are in the file
-        if args.precision == "bfloat16":
-            about.network.to(torch.bfloat16)
-        yield Ready(about=about, facts=facts)
+    with alone(args) as device:
+        about = subject(args, device)
+        about.computing_in(args.precision)
+        yield about
 
 
 def frozen(args: argparse.Namespace, about: Subject, task: Task) -> Frozen:
@@ -244,12 +240,11 @@ def counted(batches: Iterable[Batch], tell: Callable[[int], None]) -> Iterator[B
         tell(done)
 
 
-def introduce(args: argparse.Namespace, network: Ready, task: Task, features: Frozen, *, first: bool = True) -> None:
+def introduce(args: argparse.Namespace, about: Subject, task: Task, features: Frozen, *, first: bool = True) -> None:
     """What was looked at, before the numbers."""
     if first:
-        image = "x".join(map(str, network.about.preprocessing.image))
-        kind, parameters = network.facts["network"], millions(network.facts["parameters"])
-        print(f"{args.weights}: {kind}, {parameters} parameters, {image} px, {args.precision}")
+        image = "x".join(map(str, about.preprocessing.image))
+        print(headline(args.weights, about.facts, f"{image} px", args.precision))
     scored = "held out of it" if task.held is not None else f"of {task.test}"
     how = "kept from before" if features.found else "extracted anew" if args.no_cache else "extracted and kept"
     print(
@@ -261,7 +256,7 @@ def introduce(args: argparse.Namespace, network: Ready, task: Task, features: Fr
 def result(
     kind: str,
     args: argparse.Namespace,
-    network: Ready,
+    about: Subject,
     task: Task,
     features: Frozen,
     measures: Iterable[Measure],
@@ -270,7 +265,7 @@ def result(
     details: Mapping[str, Any],
 ) -> Result:
     """With its provenance: the data are those that were scored, and beside them those that were learnt from."""
-    about, train, test = network.about, task.learnt_from(), task.scored()
+    train, test = task.learnt_from(), task.scored()
     data = data_of(args, about, task.collection, task.test)
     if task.held is not None:
         split = f"{args.held_out:g} of {task.test}"
@@ -287,7 +282,7 @@ def result(
     }
     return Result(
         kind=kind,
-        weights=network.facts,
+        weights=about.facts,
         data={**data, "train": learnt},
         measures=tuple(measures),
         config={**common, **config},

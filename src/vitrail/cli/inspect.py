@@ -4,6 +4,7 @@ Writes a page that needs nothing else (report.html, with an explorer to click th
 figure as PNG and SVG. A run's folder stands for its best weights so far, also while it trains."""
 
 import argparse
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from vitrail.cli.progress import bars
 from vitrail.core.console import millions, print_table
 from vitrail.core.errors import BadPicture, ConfigError, DataError, unknown
 from vitrail.core.shapes import times
-from vitrail.models.config import ViTConfig
+from vitrail.core.storage import check_writable, write_file
+from vitrail.models.config import ModelConfig, ViTConfig
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +31,7 @@ PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from vitrail.cli.subject import add_weights
+    from vitrail.cli.subject import add_loading, add_weights
 
     add_weights(parser)
     parser.add_argument("--images", nargs="+", default=[], metavar="IMG", help="picture files to look at")
@@ -39,26 +41,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a set for what is measured over many pictures (distance, entropy, CKA)",
     )
     parser.add_argument("--count", type=int, default=128, metavar="N", help="pictures of the set (default: 128)")
-    parser.add_argument("--out", default="inspection", metavar="DIR", help="the folder to write (default: inspection)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("inspection"),
+        metavar="DIR",
+        help="the folder to write (default: inspection)",
+    )
     parser.add_argument("--only", default="", metavar="KINDS", help="some kinds, as in rollout,distance,explorer")
     parser.add_argument("--layers", type=int, nargs="+", default=[], metavar="N", help="layers to show, from 1")
     parser.add_argument("--class", dest="asked", metavar="CLASS", help="the class to explain: its name or number")
     parser.add_argument("--patch", metavar="ROW,COLUMN", help="the patch to compare with the others, from 1")
-    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the classes, one a line")
-    parser.add_argument("--batch", type=int, default=0, metavar="N", help="pictures at once (default: by the device)")
-    parser.add_argument("--workers", type=int, default=-1, metavar="N", help="loader processes (default: by the cores)")
-    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the network's classes, one a line")
+    add_loading(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from vitrail.cli.subject import subject
-    from vitrail.distributed.world import joined
+    from vitrail.cli.subject import alone, subject
     from vitrail.inspection.style import toolkit
 
     toolkit()  # before anything that takes time
+    check_writable(args.out / PAGE)
     wanted = kinds(args.only)
-    with joined(args.device) as world:
-        looked = pictures(args, subject(args, world.device), wanted)
+    with alone(args) as device:
+        looked = pictures(args, subject(args, device), wanted)
         parts, left_out = made(looked.given, wanted)
         written = write(args, looked, parts, left_out, wanted)
     rows = [[part.kind, part.title, ", ".join(one.name for one in part.drawings)] for part in parts]
@@ -122,7 +128,7 @@ def pictures(args: argparse.Namespace, about: "Subject", wanted: list[str]) -> L
         labels=labels,
         asked=class_number(args.asked, labels, config.classes),
         layers=[layer - 1 for layer in args.layers],
-        patch=patch_of(args.patch),
+        patch=patch_of(args.patch, config),
     )
     facts: dict[str, object] = {"images": [str(name) for name in args.images]}
     if source is not None:
@@ -176,36 +182,36 @@ def opened_picture(path: Path, about: "Subject") -> "torch.Tensor":
 
 
 def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor]]":
-    """A few pictures of the set to show."""
-    found = list[tuple[str, "torch.Tensor"]]()
-    for at in sorted({round(index * (len(source) - 1) / max(SHOWN - 1, 1)) for index in range(SHOWN)}):
-        name = Path(source.name(at)).name
-        found.append((name, about.preprocessing.pixels(source.picture(at).rgb())))
-    return found
+    """A few pictures of the set to show, evenly spread over it; for one that cannot be read the next that can."""
+    found = dict[int, "torch.Tensor"]()
+    for start in sorted({round(index * (len(source) - 1) / max(SHOWN - 1, 1)) for index in range(SHOWN)}):
+        for at in range(start, len(source)):
+            if at not in found:
+                with contextlib.suppress(BadPicture):
+                    found[at] = about.preprocessing.pixels(source.picture(at).rgb())
+                    break
+    return [(Path(source.name(at)).name, pixels) for at, pixels in found.items()]
 
 
 def names_of(args: argparse.Namespace, about: "Subject", source: "Source | None") -> tuple[str, ...] | None:
     """What the classes are called: by a file, by the weights, or by the set where it has as many."""
+    from vitrail.evaluation.matching import numbered, read_names
+
     classes = about.network.config.classes
     if args.labels is not None:
-        try:
-            lines = args.labels.read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"{args.labels}: {error}") from None
-        if len(lines) != classes:
-            raise DataError(f"{args.labels} has {len(lines)} lines; this network has {classes} classes, one a line")
-        wordnet = all(line[:1] == "n" and line[1:9].isdigit() for line in lines)
-        return tuple((line[10:] if wordnet else line).replace("_", " ").strip() for line in lines)
+        return read_names(args.labels, classes)
     if about.labels is not None:
         return about.labels
     told = () if source is None else source.classes
-    return told if len(told) == classes and not all(name.isdigit() for name in told) else None
+    return told if len(told) == classes and not numbered(told) else None
 
 
 def class_number(text: str | None, labels: tuple[str, ...] | None, classes: int) -> int | None:
     if text is None:
         return None
-    if text.isdigit():
+    if not classes:
+        raise ConfigError(f"--class {text}: this network has no head, so no classes")
+    if text.isascii() and text.isdecimal():
         if int(text) >= classes:
             raise ConfigError(f"--class {text}: this network knows the classes 0 to {classes - 1}")
         return int(text)
@@ -214,16 +220,24 @@ def class_number(text: str | None, labels: tuple[str, ...] | None, classes: int)
     found = [at for at, name in enumerate(labels) if name.lower() == text.lower().replace("_", " ")]
     if not found:
         raise unknown("class", text, labels)
+    if len(found) > 1:
+        raise ConfigError(
+            f"--class {text}: classes {' and '.join(map(str, found))} are both called {labels[found[0]]}; give a number"
+        )
     return found[0]
 
 
-def patch_of(text: str | None) -> tuple[int, int] | None:
-    if text is None:
+def patch_of(text: str | None, config: ModelConfig) -> tuple[int, int] | None:
+    """Row and column, from 0."""
+    if text is None or not isinstance(config, ViTConfig):
         return None
     try:
         row, column = (int(part) - 1 for part in text.split(","))
     except ValueError:
         raise ConfigError(f"--patch {text}: a row and a column, counted from 1, as in 4,7") from None
+    rows, columns = config.grid
+    if not (0 <= row < rows and 0 <= column < columns):
+        raise ConfigError(f"--patch {text}: this network has {rows} rows and {columns} columns, from 1,1")
     return row, column
 
 
@@ -254,9 +268,8 @@ def write(
     from vitrail.inspection.page import inspection_page
     from vitrail.inspection.parts.exploring import explorer_of
     from vitrail.inspection.style import LIGHT, save
-    from vitrail.report.page import save_page
 
-    out, given = Path(args.out), looked.given
+    out, given = args.out, looked.given
     for part in parts:
         for drawing in part.drawings:
             save(drawing.draw(LIGHT), out / FIGURES / drawing.name)
@@ -265,17 +278,24 @@ def write(
     text = inspection_page(
         f"Inside {name}", parts, lead=lead(looked), facts=facts(looked), explorer=explorer, left_out=left_out
     )
-    save_page(out / PAGE, text)
+    write_file(out / PAGE, text.encode())
     Result(
         kind="inspect",
-        weights=looked.about.facts(),
+        weights=looked.about.facts,
         data=looked.data,
         measures=tuple(
-            Measure(name=name, value=value, unit="number", count=given.count)
+            Measure(name=name, value=value, unit="number", count=part.count)
             for part in parts
             for name, value in part.numbers.items()
         ),
-        config={"kinds": wanted, "layers": list(args.layers), "class": args.asked, "count": args.count},
+        config={
+            "image": list(looked.about.preprocessing.image),
+            "preprocessing": looked.about.preprocessing.to_dict(),
+            "kinds": wanted,
+            "layers": list(args.layers),
+            "class": args.asked,
+            "patch": args.patch,
+        },
     ).write(out / RESULT)
     return out / PAGE
 

@@ -4,17 +4,14 @@ The penalty is chosen on a tenth of train, held out of every class alike, and th
 it is given. Features are extracted once and kept for later, for `vitrail fewshot` and `vitrail knn`, too."""
 
 import argparse
-from typing import Final
 
 from vitrail.cli import frozen
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.intervals import wilson
+from vitrail.evaluation.accuracy import TOP
 from vitrail.evaluation.labelled import tally
 from vitrail.evaluation.probe import ITERATIONS, PENALTIES, TOLERANCE, probe, search
-from vitrail.evaluation.result import Measure, shown, spanned
-
-TOP: Final = 5
+from vitrail.evaluation.result import Measure, share, shown, spanned
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +31,9 @@ def run(args: argparse.Namespace) -> int:
     if args.penalty is not None and not args.penalty > 0:
         raise ConfigError(f"--penalty {args.penalty:g} must be above 0")
     (task,) = frozen.tasks(args)
-    with frozen.ready(args) as network:
-        part = frozen.frozen(args, network.about, task)
-        frozen.introduce(args, network, task, part)
+    with frozen.ready(args) as about:
+        part = frozen.frozen(args, about, task)
+        frozen.introduce(args, about, task, part)
     classes, tried = len(task.classes), dict[float, float]()
     penalty: float | None = args.penalty
     if penalty is None:
@@ -46,9 +43,8 @@ def run(args: argparse.Namespace) -> int:
     for guesses in (1, TOP):
         if guesses == 1 or classes > TOP:
             right, count = tally(made.top(part.test, guesses), part.test_labels)
-            low, high = wilson(right, count)
-            name = f"probe top-{guesses}"  # of the network's own head it would be the plain one
-            measures.append(Measure(name=name, value=right / count, low=low, high=high, count=count))
+            # Of the network's own head it would be the plain one.
+            measures.append(share(f"probe top-{guesses}", right, count))
     print_table(["measure", "accuracy", "95% interval"], [(m.name, shown(m), spanned(m)) for m in measures])
     how = f"the best of {len(tried)} on a tenth of {task.train}" if tried else "as given"
     print(
@@ -68,6 +64,6 @@ def run(args: argparse.Namespace) -> int:
         "converged": made.converged,
     }
     config = {"penalty": penalty, "penalties": [] if args.penalty is not None else list(PENALTIES)}
-    done = frozen.result("probe", args, network, task, part, measures, config=config, details=details)
+    done = frozen.result("probe", args, about, task, part, measures, config=config, details=details)
     frozen.finish(args, [done], notes)
     return 0

@@ -1,27 +1,31 @@
 """What the commands that look at weights have in common: WEIGHTS, --data, the device, and how pictures reach it."""
 
 import argparse
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.weights import load
 from vitrail.cli.progress import bars
-from vitrail.core.errors import DataError
+from vitrail.core.console import millions
+from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch, Views, sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.selection import Selection
 from vitrail.data.source import Source
+from vitrail.distributed.world import joined
+from vitrail.evaluation.rest import Precision
 from vitrail.evaluation.result import data_facts, deduplicated, weights_facts
 from vitrail.models.build import Model
-from vitrail.train.folder.layout import BEST, LAST, STATUS
+from vitrail.train.folder.layout import weights_in
 
 
 def add_weights(parser: argparse.ArgumentParser, *, sizes: bool = False) -> None:
@@ -42,9 +46,20 @@ def add_weights(parser: argparse.ArgumentParser, *, sizes: bool = False) -> None
 
 def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="SOURCE[@SPLIT]", required=True, help="a folder, a file, or a set by name")
+    add_loading(parser)
+
+
+def add_loading(parser: argparse.ArgumentParser) -> None:
+    """--batch, --workers and --download: how pictures are come by, not what comes out."""
     parser.add_argument("--batch", type=int, default=0, metavar="N", help="pictures at once (default: by the device)")
     parser.add_argument("--workers", type=int, default=-1, metavar="N", help="loader processes (default: by the cores)")
     parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision", choices=get_args(Precision), default="float32", help="to compute in (default: float32)"
+    )
 
 
 def add_deduplicated(parser: argparse.ArgumentParser) -> None:
@@ -64,14 +79,12 @@ class Subject:
     network: Model
     preprocessing: Preprocessing
     device: torch.device
-    stored: str  # where the weights are
-    resized: bool = False
+    facts: Mapping[str, Any]  # for a result, of what is in the file, whatever size and type it is used in
 
-    def facts(self) -> dict[str, Any]:
-        """For a result. Weights are known by the hash of what is in the file, whatever size and type they are used
-        in."""
-        changed = self.resized or next(self.network.parameters()).dtype != torch.float32
-        return weights_facts(self.name, load(self.stored) if changed else self.network)
+    def computing_in(self, precision: Precision) -> None:
+        """Turns the weights to bfloat16 where they are to be."""
+        if precision == "bfloat16":
+            self.network.to(torch.bfloat16)
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -79,21 +92,34 @@ class Subject:
         return card.labels if isinstance(card, Card) else None
 
 
+@contextlib.contextmanager
+def alone(args: argparse.Namespace) -> Generator[torch.device]:
+    """The device of a command that is one process: several would do the same work and write the same files."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("this command is one process: start it without torchrun")
+    with joined(args.device) as world:
+        yield world.device
+
+
+def headline(name: str, facts: Mapping[str, Any], *about: str) -> str:
+    """The first line of what a command says: "w.npz: ViT, 5.72M parameters, 224x224 px, float32"."""
+    size = f"{millions(facts['parameters'])} parameters"
+    return f"{name}: {', '.join([facts['network'], size, *about])}"
+
+
 def subject(args: argparse.Namespace, device: torch.device) -> Subject:
     """The network that was asked for. A run's folder stands for its best weights, or its last."""
-    path = Path(args.weights)
-    if (path / STATUS).exists():
-        path = next((path / name for name in (BEST, LAST) if (path / name).exists()), path)
-    where = str(path) if path.exists() else args.weights
-    network = load(where, image_size=args.image_size).to(device)
+    where = str(weights_in(Path(args.weights)) or args.weights)
+    network = load(where, image_size=args.image_size)
+    # Now, not when the result is written: a run that is training may have replaced the file by then.
+    facts = weights_facts(args.weights, network if args.image_size is None else load(where))
     card: Any = network.card
     return Subject(
         name=args.weights,
-        network=network,
+        network=network.to(device),
         preprocessing=card.preprocessing,
         device=device,
-        stored=where,
-        resized=args.image_size is not None,
+        facts=facts,
     )
 
 

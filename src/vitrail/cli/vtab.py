@@ -18,6 +18,7 @@ from vitrail.cli.training import RUNS, leave
 from vitrail.core.console import print_table
 from vitrail.core.errors import DataError, TrainingError
 from vitrail.core.shapes import times
+from vitrail.core.storage import write_file
 from vitrail.data.readers.named.catalogue import SETS
 from vitrail.data.readers.named.tasks import TASKS
 from vitrail.data.readers.named.vtab import find_task
@@ -25,13 +26,10 @@ from vitrail.distributed.world import World, joined
 from vitrail.evaluation.compute import tpuv3_core_days, training_flops
 from vitrail.evaluation.result import weights_facts
 from vitrail.models.walk import macs
-from vitrail.report.page import save_page
 from vitrail.studies.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
-from vitrail.studies.vtab_table import HEADS, html, result, rows
+from vitrail.studies.vtab_table import GROUPS, HEADS, html, result, rows
 from vitrail.train.cost import measured_flops
 from vitrail.train.network import find_weights
-
-GROUPS = ("natural", "specialized", "structured")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +107,7 @@ def started(study: Study, facts: dict[str, Any], args: argparse.Namespace) -> in
 
         def noted(outcome: Outcome) -> None:
             result(study, outcome, facts).write(study.out / "result.json")
-            save_page(study.out / "report.html", html(study, outcome, args.weights))
+            write_file(study.out / "report.html", html(study, outcome, args.weights).encode())
 
         if args.download and world.first:
             fetch(study)

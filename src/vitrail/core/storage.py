@@ -56,6 +56,27 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """A file that a person asked for by name, with the folders above it: whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror or error}); give another --out") from error
+
+
+def check_writable(path: Path) -> None:
+    """Refuses a file that could not be written, before the work that is to go into it."""
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a file in it")
+    if not above.is_dir():
+        raise ConfigError(f"{path} cannot be written: {above} is no folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path} cannot be written: {above} may not be written to; name another place")
+
+
 def cache_folder(kind: str) -> Path:
     """For one kind of cached thing: under $VITRAIL_CACHE, else $XDG_CACHE_HOME/vitrail, else ~/.cache/vitrail."""
     named, home = os.environ.get("VITRAIL_CACHE"), os.environ.get("XDG_CACHE_HOME")

@@ -12,8 +12,8 @@ from vitrail.core.errors import DataError
 from vitrail.evaluation.accuracy import CONFUSION, TOP
 from vitrail.evaluation.answers import Judged
 from vitrail.evaluation.calibration import Calibration, Reliability
-from vitrail.evaluation.intervals import Floats, Interval, bootstrap, wilson
-from vitrail.evaluation.result import Measure, Unit
+from vitrail.evaluation.intervals import Floats, Interval, bootstrap
+from vitrail.evaluation.result import Measure, Unit, share
 
 # What is no plain share, in the order of `Assessment.statistics`.
 STATISTICS: Final[tuple[tuple[str, Unit], ...]] = (
@@ -152,11 +152,6 @@ class Assessment:
             ],
             "confusion": self.cells.tolist(),  # true class, said class, count
         }
-
-
-def share(name: str, right: int, count: int) -> Measure:
-    interval = wilson(right, count)
-    return Measure(name=name, value=right / count, low=interval.low, high=interval.high, count=count)
 
 
 def measured(name: str, value: float, interval: Interval | None, count: int, unit: Unit) -> Measure:

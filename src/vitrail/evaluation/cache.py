@@ -9,6 +9,7 @@ the same pictures share one file. A file is a sealed one: written whole or not a
 so that a damaged one is noticed and made anew. What was used longest ago goes when all of them together exceed `LIMIT`.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -170,7 +171,10 @@ def readable(source: Source, sample: int) -> bool:
 
 def trim(folder: Path, limit: int, newest: Path) -> None:
     """Takes the files away that were used longest ago, until the rest fits; the newest one stays, whatever its size."""
-    files = [(path, path.stat()) for path in folder.glob("*.safetensors") if path != newest]
+    files: list[tuple[Path, os.stat_result]] = []
+    for path in folder.glob("*.safetensors"):
+        with contextlib.suppress(FileNotFoundError):  # another process trims, too
+            files += [(path, path.stat())] if path != newest else []
     total = newest.stat().st_size
     for path, status in sorted(files, key=lambda file: -file[1].st_mtime_ns):
         total += status.st_size

@@ -52,10 +52,11 @@ class Calibration:
             raise ConfigError(f"{len(confidence)} confidences and {len(right)} answers make no {bins} bins")
         self.bins = bins
         # In one order, so that bins of equally many answers need no sorting again.
-        order = np.lexsort((right, confidence))
+        order = np.argsort(confidence, kind="stable")
         self.order = order
         self.confidence = np.asarray(confidence, np.float64)[order]
         self.right = np.asarray(right, np.float64)[order]
+        self.level = np.unique(self.confidence, return_inverse=True)[1]  # which answers are equally sure
         # (0, 1/15], (1/15, 2/15], ... as it was defined.
         self.places = np.clip(np.ceil(self.confidence * bins).astype(np.int64) - 1, 0, bins - 1)
 
@@ -64,10 +65,10 @@ class Calibration:
         if kind not in get_args(Kind):
             raise unknown("kind of bins", str(kind), get_args(Kind))
         weights = np.ones(len(self.order)) if weights is None else weights[self.order]
-        places = self.places if kind == "width" else self.even(weights)
+        places, hits = (self.places, self.right) if kind == "width" else (self.even(weights), self.shared(weights))
         counts, sure, right = (
             np.bincount(places, weights * values, self.bins).astype(np.float64)
-            for values in (1.0, self.confidence, self.right)
+            for values in (1.0, self.confidence, hits)
         )
         with np.errstate(invalid="ignore"):
             return Reliability(counts=counts, confidence=sure / counts, accuracy=right / counts)
@@ -76,6 +77,13 @@ class Calibration:
         """Bins of equally many answers: where the middle of each lies in the whole."""
         middle = np.cumsum(weights) - weights / 2
         return np.clip((middle * self.bins / weights.sum()).astype(np.int64), 0, self.bins - 1)
+
+    def shared(self, weights: Floats) -> Floats:
+        """Whether answers are right, equally sure ones all as often as they are on average: an edge between bins may
+        fall among them, and which of them come before it means nothing."""
+        drawn = np.bincount(self.level, weights)
+        mean = np.bincount(self.level, weights * self.right) / np.where(drawn > 0, drawn, 1.0)
+        return mean[self.level]
 
 
 def calibration_error(

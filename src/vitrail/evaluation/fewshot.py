@@ -238,7 +238,7 @@ def student(freedom: int) -> float:
 def one_label(labels: Tensor) -> Labels:
     if labels.ndim != 1:
         raise BadLabels("a few-shot draw needs one label a sample")
-    return Labels(labels.numpy())
+    return Labels(labels.cpu().numpy())
 
 
 def beside_constant(features: Tensor) -> Tensor:

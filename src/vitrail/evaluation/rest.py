@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import unknown
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.resting import resting
 
 # float32 throughout; float32 weights under bfloat16 autocast; or weights that are bfloat16 themselves.
 Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
@@ -19,17 +20,10 @@ def at_rest(network: object, device: torch.device, precision: Precision) -> Gene
     """Puts a module into evaluation mode and every part of it back as it was. A plain callable is taken as it is."""
     if precision not in get_args(Precision):
         raise unknown("precision", str(precision), get_args(Precision))
-    # Part by part: a run may hold frozen layers in evaluation mode while the rest trains.
-    modes = [(part, part.training) for part in network.modules()] if isinstance(network, nn.Module) else []
-    try:
-        for part, _ in modes:
-            part.training = False
-        # Not inference_mode: a sharded network gathers weights here that training goes on with.
-        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "autocast"):
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
+    mode = resting(network) if isinstance(network, nn.Module) else contextlib.nullcontext()
+    # Not inference_mode: a sharded network gathers weights here that training goes on with.
+    with mode, torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "autocast"):
+        yield
 
 
 def prepared(preprocessing: Preprocessing, device: torch.device, precision: Precision) -> Callable[[Tensor], Tensor]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from vitrail.core.errors import DataError, VitrailError, unknown
-from vitrail.core.storage import replacing
+from vitrail.core.storage import write_file
+from vitrail.evaluation.intervals import wilson
 
 if TYPE_CHECKING:  # results are read and compared without torch, which takes seconds to load
     import torch
@@ -45,6 +46,12 @@ class Measure:
             raise DataError(f"{self.name} is {self.value} ({self.low} to {self.high}), which is no number to report")
 
 
+def share(name: str, right: int, count: int) -> Measure:
+    """So many of so many, with Wilson's interval."""
+    low, high = wilson(right, count)
+    return Measure(name=name, value=right / count, low=low, high=high, count=count)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
     """Plain data throughout. `details` are for a reader who wants more: per class, per seed, curves."""
@@ -61,9 +68,7 @@ class Result:
     def write(self, path: Path) -> None:
         """Whole or not at all."""
         body = {"format": FORMAT, **asdict(self)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(body, indent=1, allow_nan=False).encode() + b"\n")
+        write_file(path, json.dumps(body, indent=1, allow_nan=False).encode() + b"\n")
 
     @classmethod
     def read(cls, path: Path) -> "Result":

@@ -27,6 +27,7 @@ POINT_S: Final = 0.5  # that a point is timed for, where its passes are short
 GAIN: Final = 1.02  # a larger batch is quicker where it is so much quicker
 PATIENCE: Final = 3  # doublings without a gain
 BACK_OFF, TRIES = 0.95, 8  # of the largest batch, where it does not fit after all
+TRIED: Final = 1 << 15  # images at once
 
 
 class Bench(Protocol):
@@ -170,9 +171,10 @@ def fitting(points: list[Point], room: int) -> int | None:
 
 
 def tried(bench: Bench, points: list[Point], stopped: str, largest: int, limits: Limits) -> Speed:
-    """The largest batch run once, or a somewhat smaller one; left as reckoned where a pass would take too long."""
+    """The largest batch run once, or a somewhat smaller one; left as reckoned where a pass would take too long, or is
+    so large that kernels may fail of other things than memory."""
     last, batch = points[-1], largest
-    if last.seconds * batch / last.batch > limits.seconds:
+    if last.seconds * batch / last.batch > limits.seconds or batch > TRIED:
         return Speed(points=tuple(points), stopped=stopped, largest=largest)
     for _ in range(TRIES):
         try:
@@ -202,10 +204,10 @@ class Passes:
         return self.device.type == "cuda"
 
     def seconds(self, batch: int) -> float:
-        images = self.images(batch)
-        self.settle()
-        start = time.perf_counter()
         try:
+            images = self.images(batch)
+            self.settle()
+            start = time.perf_counter()
             self.forward(images)
             self.settle()
         except torch.OutOfMemoryError:
@@ -235,6 +237,8 @@ class Passes:
     def settle(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
 
     def images(self, batch: int) -> Tensor:
         if self._images is None or len(self._images) != batch:
@@ -263,7 +267,7 @@ def allocated(work: Callable[[], None]) -> int:
 def quiet() -> Generator[None]:
     """Without the profiler's complaint that there is no GPU, which it writes past Python."""
     name, before = "KINETO_LOG_LEVEL", os.environ.get("KINETO_LOG_LEVEL")
-    os.environ[name] = before or "99"
+    os.environ[name] = "99" if before is None else before
     try:
         yield
     finally:

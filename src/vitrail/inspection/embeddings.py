@@ -24,7 +24,7 @@ def filters(model: nn.Module, count: int = 28) -> Tensor:
     kernel = _kernel(model).detach()
     if kernel.shape[1] not in (1, 3):
         raise ConfigError(f"filters over {kernel.shape[1]} channels have no colours; 1 or 3 can be shown")
-    flat = kernel.permute(0, 2, 3, 1).flatten(1).double().cpu()  # [D, P·P·C]
+    flat = kernel.permute(0, 2, 3, 1).flatten(1).cpu().double()  # [D, P·P·C]
     parts = components(flat, min(count, max(flat.shape[0] - 1, 1), flat.shape[1]))
     tiles = stretched(parts).unflatten(1, (*kernel.shape[2:], kernel.shape[1]))
     return tiles.float().to(kernel.device).expand(*tiles.shape[:3], 3).contiguous()
@@ -112,7 +112,7 @@ def _pairs(similarity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if similarity.shape[2:] != (rows, columns) or similarity.ndim != 4:
         raise ConfigError(f"a similarity of {list(similarity.shape)} is not one of [rows, columns, rows, columns]")
     first, second = torch.triu_indices(rows * columns, rows * columns, offset=1).unbind()
-    value = similarity.detach().double().cpu().flatten(2, 3).flatten(0, 1)[first, second]
+    value = similarity.detach().cpu().double().flatten(2, 3).flatten(0, 1)[first, second]
     return value, (first % columns - second % columns).double(), (first // columns - second // columns).double()
 
 

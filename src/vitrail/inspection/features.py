@@ -29,7 +29,7 @@ def colours(features: Tensor) -> Tensor:
     """The first three principal components of all pictures' patches together, as red, green and blue:
     [B, rows, columns, D] -> [B, rows, columns, 3] in [0, 1]. Like patches have like colours, in one picture and across
     them; each component's sign is such that its entry farthest from 0 is positive."""
-    flat = features.detach().double().cpu().flatten(0, 2)  # [n, D]
+    flat = features.detach().cpu().double().flatten(0, 2)  # [n, D]
     if not flat.numel():
         raise ConfigError(f"features of {list(features.shape)} hold no patches")
     flat = flat - flat.mean(dim=0)

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.tokens import chosen, placed, precise, resting
+from vitrail.inspection.tokens import chosen, placed, precise
 from vitrail.models.resnet import ResNet
+from vitrail.models.resting import resting
 
 
 def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:

@@ -54,6 +54,7 @@ class Part:
     drawings: Sequence[Drawing]
     looks: Sequence[Look] = ()
     numbers: dict[str, float] = field(default_factory=dict[str, float])
+    count: int | None = None  # pictures that the numbers are of; none where they are of the weights alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.stream import Layer, layers, over_all, rebuilt, stream
-from vitrail.inspection.tokens import chosen, output_row, patches, placed, precise, resting, tokens_of, transformer
+from vitrail.inspection.tokens import chosen, output_row, patches, placed, precise, tokens_of, transformer
+from vitrail.models.resting import resting
 
 
 def joined(attention: Sequence[Tensor]) -> Tensor:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitrail.inspection.tokens import placed, resting, transformer
+from vitrail.inspection.tokens import placed, transformer
 from vitrail.models import attention
+from vitrail.models.resting import resting
 from vitrail.models.vit import AxialBlock, Block, ColumnBlock, RowBlock, ViT
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.storage import replacing
+from vitrail.core.storage import write_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,9 +152,7 @@ def encoded(figure: "Figure", theme: Theme, form: Literal["png", "svg", "webp"])
 
 def save(figure: "Figure", path: Path, theme: Theme = LIGHT) -> tuple[Path, Path]:
     """Writes a figure as PNG and as SVG, each whole or not at all; `path` has no ending."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     png, svg = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
     for target, form in ((png, "png"), (svg, "svg")):
-        with replacing(target) as file:
-            file.write(encoded(figure, theme, form))  # type: ignore[arg-type]
+        write_file(target, encoded(figure, theme, form))  # type: ignore[arg-type]
     return png, svg

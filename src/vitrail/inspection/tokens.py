@@ -1,7 +1,5 @@
 """Where the tokens of a network lie on its picture, and what every function here takes for granted of both."""
 
-import contextlib
-from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -59,19 +57,6 @@ def output_row(z: Tensor, model: nn.Module) -> Tensor:
     where the network averages them."""
     config = transformer(model).config
     return z[..., 0, :] if config.pool == "token" else z[..., config.prefix :, :].mean(dim=-2)
-
-
-@contextlib.contextmanager
-def resting(model: nn.Module) -> Generator[None]:
-    """In evaluation mode; every part goes back to the mode it was in."""
-    modes = [(part, part.training) for part in model.modules()]
-    try:
-        for part, _ in modes:
-            part.training = False
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def placed(images: Tensor, model: nn.Module) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, TypeAlias
 from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
 from vitrail.core.errors import ConfigError, DataError, Exploded
 from vitrail.core.settings import differences, plain
-from vitrail.core.storage import replacing
+from vitrail.core.storage import write_file
 from vitrail.data.collection import open_collection
 from vitrail.data.readers.named.catalogue import SETS
 from vitrail.data.readers.named.tasks import TASKS, Task
@@ -153,12 +153,7 @@ def open_study(study: Study) -> None:
             )
     elif (study.out / CONFIG).exists():
         raise ConfigError(f"{study.out} holds a run, not a study of VTAB; give another --out")
-    try:
-        study.out.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(now, indent=1).encode() + b"\n")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); give another --out") from error
+    write_file(path, json.dumps(now, indent=1).encode() + b"\n")
 
 
 def score_in(folder: Path, task: Task) -> Score | None:
@@ -235,6 +230,8 @@ def one_task(study: Study, task: Task, outcome: Outcome, world: World, observer:
     try:
         result = train(run, out=folder, world=world, command=command(study, run), observer=observer, pictures=pictures)
     except (DataError, Exploded) as error:
+        if isinstance(error, DataError) and world.size > 1:
+            raise  # the others wait in this task, and would never meet this process in the next
         outcome.states[name], outcome.reasons[name] = "failed", str(error)
         observer.told(f"failed: {error}")
         return

@@ -22,7 +22,7 @@ from vitrail.models.position import SineTable
 from vitrail.models.zoo import ZOO, adapted
 from vitrail.objectives.classification import start_bias
 from vitrail.train.config import Run
-from vitrail.train.folder.layout import BEST, COMMAND, LAST
+from vitrail.train.folder.layout import weights_in
 
 REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
 
@@ -53,9 +53,7 @@ def shape(config: ModelConfig) -> tuple[object, ...]:
 def find_weights(text: str) -> Bundle:
     """Weights by path, those of a run by its folder (the best where there are some), or public ones as NAME:TAG."""
     path, (name, _, tag) = Path(text), text.partition(":")
-    for kept in (BEST, LAST):
-        if (path / COMMAND).is_file() and (path / kept).is_file():  # the folder of a run
-            return read_bundle(path / kept)
+    path = weights_in(path) or path
     if path.exists():
         return read_bundle(path)
     if not tag:

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -60,11 +61,12 @@ def heads_part(given: Given) -> Part:
     maps = numpy(class_attention(given.model, given.images[:1]))[0]  # [L, k, rows, columns]
     chosen, heads = some(given, len(maps)), sorted({round(at) for at in np.linspace(0, maps.shape[1] - 1, 16).tolist()})
     tiles = [[coloured(maps[layer, head], 0, float(maps[layer, head].max())) for layer in chosen] for head in heads]
-    whose = "output's token" if given.tokens.class_token else "patches, on average,"
+    one: Any = given.model.config
+    whose, look = ("output's token", "looks") if one.pool == "token" else ("patches, on average,", "look")
     left = "" if len(heads) == maps.shape[1] else f" {len(heads)} of {maps.shape[1]} heads are shown."
     return Part(
         kind="heads", title="Single heads",
-        reading=f"Where the {whose} look{'s' if given.tokens.class_token else ''} in {given.names[0]}, for each layer "
+        reading=f"Where the {whose} {look} in {given.names[0]}, for each layer "
         "(columns) and head (rows). Each tile goes from black, nothing, to its own brightest patch. Heads of one layer "
         f"look at different things; scattered bright dots are single patches that a head gathers its weight on.{left}",
         drawings=[
@@ -121,6 +123,7 @@ def distance_part(given: Given) -> Part:
         ],
         numbers={"mean attention distance, first layer": float(values[0].mean()),
                  "mean attention distance, last layer": float(values[-1].mean())},
+        count=given.count,
     )  # fmt: skip
 
 
@@ -142,4 +145,5 @@ def entropy_part(given: Given) -> Part:
         ],
         numbers={"attention entropy, first layer": float(values[0].mean()),
                  "attention entropy, last layer": float(values[-1].mean())},
+        count=given.count,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from vitrail.inspection.overlay import overlay
 from vitrail.inspection.page import Drawing, Look, Part
 from vitrail.inspection.parts.given import Given, in_portions, numpy, portion
 from vitrail.inspection.rollout import class_attention, gradient_rollout, rollout
-from vitrail.inspection.tokens import resting
+from vitrail.models.resting import resting
 
 SCORED: Final = 32  # pictures that the faithfulness of maps is measured on
 
@@ -24,7 +24,7 @@ def gradcam_part(given: Given) -> Part:
         Look(name=name, picture=pixels, overlay=overlay(pixels, map), said=given.said(at))
         for at, (name, pixels, map) in enumerate(zip(given.names, given.pixels, maps, strict=True))
     ]
-    captions = [f"{given.named(int(number))}" for number in given.explained()]
+    captions = [given.named(int(number)) for number in given.explained()]
     draw = partial(figures.pairs, [one.picture for one in looks], [one.overlay for one in looks], captions)
     return Part(
         kind="gradcam", title="Grad-CAM",
@@ -87,4 +87,5 @@ def faithfulness_part(given: Given) -> Part:
             **{f"deletion, {name}": float(one.deletion_area.mean()) for name, one in found.items()},
             **{f"insertion, {name}": float(one.insertion_area.mean()) for name, one in found.items()},
         },
+        count=len(images),
     )  # fmt: skip

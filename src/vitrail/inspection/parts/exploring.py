@@ -18,8 +18,7 @@ EXPLORED: Final = 4_500_000  # bytes of attention in a page, where one picture d
 def explorer_of(given: Given) -> Explorer:
     """The explorer for the first pictures, as many as keep the page small."""
     config: Any = given.model.config
-    depth = sum(2 if config.attention == "axial" else 1 for _ in range(config.depth))
-    asked = plan(depth, config.heads, given.tokens.grid, given.tokens.prefix)
+    asked = plan(given.depth, config.heads, given.tokens.grid, given.tokens.prefix)
     pictures = [
         Explored(
             name=given.names[at], picture=small(given.pixels[at]),
@@ -27,7 +26,8 @@ def explorer_of(given: Given) -> Explorer:
         )
         for at in range(min(len(given.names), max(EXPLORED // asked.size, 1), DOWN))
     ]  # fmt: skip
-    middle = given.tokens.prefix + given.tokens.grid[0] // 2 * given.tokens.grid[1] + given.tokens.grid[1] // 2
+    rows, columns = asked.shown
+    middle = given.tokens.prefix + rows // 2 * columns + columns // 2
     whose = "the class token" if config.pool == "token" else "the mean of all patches"
     return Explorer(
         plan=asked, pictures=pictures, prefix=prefix_names(given), start=0 if config.pool == "token" else middle,

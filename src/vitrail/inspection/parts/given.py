@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.rollout import rollout
-from vitrail.inspection.tokens import Tokens, resting, tokens_of
+from vitrail.inspection.stream import layers
+from vitrail.inspection.tokens import Tokens, tokens_of, transformer
+from vitrail.models.resting import resting
 from vitrail.models.vit import ViT
 
 Pixels = NDArray[np.uint8]
@@ -45,6 +47,11 @@ class Given:
     @cached_property
     def tokens(self) -> Tokens:
         return tokens_of(self.model)
+
+    @cached_property
+    def depth(self) -> int:
+        """Layers, of which an axial block has two."""
+        return len(layers(transformer(self.model)))
 
     @cached_property
     def classes(self) -> int:

@@ -89,13 +89,12 @@ def norms_part(given: Given) -> Part:
                 note="Each column goes from black, length nought, to its longest patch.",
             ),
         ],
-        numbers={"longest patch over median": ratio},
+        numbers={"longest patch over median": ratio}, count=len(given.images),
     )  # fmt: skip
 
 
 def features_part(given: Given) -> Part:
-    depth = len(given.model.blocks)  # type: ignore[arg-type]
-    chosen = some(given, depth, 5)
+    chosen = some(given, given.depth, 5)
     shades = [numpy(colours(patch_features(given.model, given.images[:DOWN], layer))) for layer in chosen]
     tiles = [
         [pixels, *(np.rint(255 * shade[at]).astype(np.uint8) for shade in shades)]
@@ -154,7 +153,7 @@ def cka_part(given: Given) -> Part:
         "change little; a dark border between them is where the network does something new.",
         drawings=[Drawing(name="cka", text="CKA between layers", narrow=True, lines=True,
                           draw=partial(figures.matrix, values))],
-        numbers={"CKA of first and last": float(values[0, -1])},
+        numbers={"CKA of first and last": float(values[0, -1])}, count=given.count,
     )  # fmt: skip
 
 
