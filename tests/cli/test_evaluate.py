@@ -397,3 +397,20 @@ def test_the_hash_is_that_of_the_weights_that_were_scored(
 
     monkeypatch.setattr("vitrail.cli.evaluate.answers", scored)
     assert evaluated(*words, weights=str(kept))["weights"]["hash"] == before
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--seed", "-1"], "--seed -1 must be at least 0"),
+        (["--batch", "-3"], "--batch -3 must be at least 1"),
+        (["--out", "x.json", "--page", "./x.json"], "--out and --page are both x.json"),
+    ],
+)
+def test_what_would_end_badly_is_refused_at_once(
+    here: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    assert main(["evaluate", "net.safetensors", "--data", "photos", "--workers", "0", *more]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert not (here / "x.json").exists()

@@ -229,3 +229,23 @@ def test_the_references_view_and_the_precision_are_other_features(here: Path, ru
 def test_a_number_of_shots_that_is_none_is_called_by_its_option(here: Path, run: Run) -> None:
     assert "--shots: 'few' is no number of pictures" in run("fewshot", "--shots", "few", status=2)
     assert f"{here / 'photos'} is a folder" in run("fewshot", "--out", str(here / "photos"), status=2)
+
+
+@pytest.mark.parametrize("command", ["fewshot", "probe"])
+def test_a_penalty_without_end_is_refused(run: Run, here: Path, command: str) -> None:
+    assert "--penalty inf must be above 0 and finite" in run(command, "--penalty", "inf", status=2)
+
+
+def test_iterations_are_refused_before_anything_is_read(run: Run, here: Path) -> None:
+    assert "--iterations 0 must be at least 1" in run("probe", "--iterations", "0", status=2)
+    assert not (here / "cache").exists()
+
+
+def test_features_that_could_not_be_kept_are_not_said_to_be(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "file").write_text("")
+    monkeypatch.setenv("VITRAIL_CACHE", str(here / "file"))
+    said = run("knn", "-k", "1")
+    assert "features each, extracted anew" in said
+    assert "could not be kept" in said

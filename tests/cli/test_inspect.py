@@ -164,6 +164,8 @@ def test_names_of_classes_from_a_file(tmp_path: Path, pictures: list[str]) -> No
     [
         ([], "no pictures to look at"),
         (["--only", "rolout"], "did you mean rollout"),
+        (["--images", "0.png", "--only", " , "], "--only names no kind"),
+        (["--data", "broken"], "none of the 1 pictures of broken@train can be read"),
         (["--images", "absent.png"], "absent.png: No such file"),
         (["--images", "."], "is a folder"),
         (["--images", "noise.png"], "noise.png"),
@@ -191,6 +193,8 @@ def test_mistakes_are_named(
     Image.new("RGB", (8, 8)).save("0.png")
     Path("cranes.txt").write_text("a\ncrane\nb\nCrane\nc\n")
     Path("noise.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing\xff")
+    Path("broken/a").mkdir(parents=True)
+    Path("broken/a/0.png").write_bytes(b"nothing")
     assert main(["inspect", weights(tmp_path, VIT), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not Path("inspection").exists()
@@ -257,3 +261,27 @@ def test_it_is_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["inspect", weights(tmp_path, VIT), "--only", "filters", "--out", str(tmp_path / "out")]) == 2
     assert "start it without torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_cannot_be_read_is_named_and_not_counted(
+    tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(pictures[0]).parent
+    before = sum(1 for path in folder.rglob("*") if path.is_file())
+    (folder / "zz.png").write_bytes(b"nothing")
+    chosen = ["--data", str(folder), "--workers", "0", "--only", "distance", "--out", str(tmp_path / "out")]
+    assert main(["inspect", weights(tmp_path, VIT), *chosen]) == 0
+    assert "note: 1 of the set could not be read and is out: zz.png" in capsys.readouterr().out
+    result = json.loads((tmp_path / "out" / "inspect.json").read_text("utf-8"))
+    assert {row["count"] for row in result["measures"]} == {before}
+    assert result["data"]["pictures"] == before
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_grad_cam_that_was_asked_of_a_transformer_is_missed(
+    tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ["--images", pictures[0], "--only", "gradcam", "--out", str(tmp_path / "out")]
+    assert main(["inspect", weights(tmp_path, VIT), *chosen]) == 0
+    assert "left out: gradcam: it is for ResNets" in capsys.readouterr().out

@@ -53,6 +53,16 @@ def fresh_again() -> torch.nn.Module:
         ('{"format": "vitrail result 99"}', "another format"),
         ('{"format": "vitrail result 1", "measures": [{"name": "x"}]}', "no result of vitrail"),
         ('{"format": "vitrail result 1", "measures": [{"name": "x", "value": 1, "unit": "cm"}]}', "unknown unit 'cm'"),
+        (
+            '{"format": "vitrail result 1", "kind": "a", "weights": {}, "data": null, "measures": []}',
+            "data is no table",
+        ),
+        (
+            '{"format": "vitrail result 1", "kind": "a", "weights": [], "data": {}, "measures": []}',
+            "weights is no table",
+        ),
+        ('{"format": "vitrail result 1", "kind": 3, "weights": {}, "data": {}, "measures": []}', "kind is no text"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_what_is_none_is_named(tmp_path: Path, text: str, why: str) -> None:

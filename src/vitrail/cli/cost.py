@@ -6,6 +6,7 @@ image sizes on this device (D.5), as a table, a figure and JSON.
 """
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check(args)
     networks = [asked(text) for text in args.models]
     trainings = [trainings_of(one, args) for one in networks]
     show_size(networks, args)
@@ -89,6 +91,15 @@ def run(args: argparse.Namespace) -> int:
             result(one, trainings[at], args, found[at] if found else None, how).write(out / name)
             print(f"result: {out / name}")
     return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """What can be refused before anything is read or measured. 0 is what stands where nothing was said."""
+    for option, value in (("--images", args.images), ("--epochs", args.epochs), ("--seconds", args.seconds)):
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{option} {value:g} must be above 0 and finite")
+    if args.batch and min(args.batch) < 1:
+        raise ConfigError(f"--batch {min(args.batch)} must be at least 1")
 
 
 def file_names(networks: list[Asked]) -> list[str]:
@@ -121,8 +132,6 @@ def trainings_of(one: Asked, args: argparse.Namespace) -> list[Training]:
     """What was asked for; the paper's own where nothing was."""
     if args.images and args.data:
         raise ConfigError("--images or --data: one of them says how many pictures there are")
-    if args.epochs < 0 or args.images < 0:
-        raise ConfigError(f"--images {args.images} and --epochs {args.epochs:g} must be above 0")
     if args.images:
         if not args.epochs:
             raise ConfigError(f"how often is each of the {args.images:,} pictures seen? give --epochs E")

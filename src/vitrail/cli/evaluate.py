@@ -77,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
     sizes: list[int | None] = args.image_size or [None]
     if len(set(sizes)) < len(sizes):
         raise ConfigError(f"--image-size {' '.join(map(str, sizes))} names a size twice")
+    if args.seed < 0:
+        raise ConfigError(f"--seed {args.seed} must be at least 0")
+    check_distinct({"--out": args.out, "--page": args.page, "--answers": args.answers})
     with joined(args.device) as world:
         for path in (args.out, args.page, args.answers) if world.first else ():
             if path is not None:
@@ -92,6 +95,14 @@ def run(args: argparse.Namespace) -> int:
                 write(args, one, collection, size if len(sizes) > 1 else None)
             show(args, done, collection, split)
     return 0
+
+
+def check_distinct(outputs: dict[str, Path | None]) -> None:
+    """Two outputs in one file would leave the later one only."""
+    taken = dict[Path, str]()
+    for option, path in outputs.items():
+        if path is not None and (first := taken.setdefault(path.resolve(), option)) != option:
+            raise ConfigError(f"{first} and {option} are both {path}; give each a file of its own")
 
 
 def score(args: argparse.Namespace, size: int | None, collection: "Collection", split: str, world: World) -> Scored:

@@ -6,6 +6,7 @@ class, every penalty from 2^-10 to 2^19, and for each number of shots the one th
 given. Features are extracted once and kept for later, for `vitrail probe` and `vitrail knn`, too."""
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -67,8 +68,8 @@ def check(args: argparse.Namespace) -> None:
     """What can be refused before anything is read."""
     if args.sweep and (args.seeds or args.penalty is not None):
         raise ConfigError("--sweep draws nothing and tries every penalty; leave --seeds and --penalty out")
-    if args.penalty is not None and not args.penalty > 0:
-        raise ConfigError(f"--penalty {args.penalty:g} must be above 0")
+    if args.penalty is not None and not 0 < args.penalty < math.inf:
+        raise ConfigError(f"--penalty {args.penalty:g} must be above 0 and finite")
     for option, values, least in (("--shots", args.shots, 1), ("--seeds", args.seeds, 0)):
         if values and min(values) < least:
             raise ConfigError(f"{option} {min(values)} must be at least {least}")

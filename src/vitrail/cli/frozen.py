@@ -114,6 +114,7 @@ class Frozen:
     test: Tensor
     test_labels: Tensor
     found: bool  # whether all of them were kept from before
+    kept: bool  # whether all of them are there for later
     notes: tuple[str, ...]
     unreadable: tuple[str, ...]
 
@@ -206,6 +207,7 @@ def frozen(args: argparse.Namespace, about: Subject, task: Task) -> Frozen:
         test=test.features[scored],
         test_labels=test.labels[scored],
         found=all(part.found for part in parts.values()),
+        kept=all(part.kept for part in parts.values()),
         notes=tuple(notes),
         unreadable=tuple(unreadable),
     )
@@ -246,7 +248,7 @@ def introduce(args: argparse.Namespace, about: Subject, task: Task, features: Fr
         image = "x".join(map(str, about.preprocessing.image))
         print(headline(args.weights, about.facts, f"{image} px", args.precision))
     scored = "held out of it" if task.held is not None else f"of {task.test}"
-    how = "kept from before" if features.found else "extracted anew" if args.no_cache else "extracted and kept"
+    how = "kept from before" if features.found else "extracted and kept" if features.kept else "extracted anew"
     print(
         f"{task.title}: {len(task.classes):,} classes; learnt from {len(features.train):,} of {task.train}, scored on "
         f"{len(features.test):,} {scored}; {features.train.shape[1]:,} features each, {how}"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitrail.report.panels import Tile
 
 SHOWN = 4  # pictures of a set that are shown where none are named
+NAMED = 3  # unreadable pictures that are named
 PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
 
 
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder to write (default: inspection)",
     )
-    parser.add_argument("--only", default="", metavar="KINDS", help="some kinds, as in rollout,distance,explorer")
+    parser.add_argument("--only", metavar="KINDS", help="some kinds, as in rollout,distance,explorer")
     parser.add_argument("--layers", type=int, nargs="+", default=[], metavar="N", help="layers to show, from 1")
     parser.add_argument("--class", dest="asked", metavar="CLASS", help="the class to explain: its name or number")
     parser.add_argument("--patch", metavar="ROW,COLUMN", help="the patch to compare with the others, from 1")
@@ -65,22 +66,29 @@ def run(args: argparse.Namespace) -> int:
     wanted = kinds(args.only)
     with alone(args) as device:
         looked = pictures(args, subject(args, device), wanted)
-        parts, left_out = made(looked.given, wanted)
+        parts, left_out = made(looked.given, wanted, named=args.only is not None)
         written = write(args, looked, parts, left_out, wanted)
     rows = [[part.kind, part.title, ", ".join(one.name for one in part.drawings)] for part in parts]
     print_table(["kind", "what", "figures"], rows, left=3)
     for line in left_out:
         print(f"left out: {line}")
+    if gone := looked.unreadable:
+        some = ", ".join(gone[:NAMED]) + (", ..." if len(gone) > NAMED else "")
+        print(f"note: {len(gone):,} of the set could not be read and {'is' if len(gone) == 1 else 'are'} out: {some}")
     print(f"page: {written}")
     return 0
 
 
-def kinds(text: str) -> list[str]:
+def kinds(text: str | None) -> list[str]:
     """The kinds that were asked for, in the page's order; all where none were."""
     from vitrail.inspection.kinds import KINDS
 
     known = [*KINDS, "explorer"]
-    asked = [word.strip() for word in text.split(",") if word.strip()] or known
+    if text is None:
+        return known
+    asked = [word.strip() for word in text.split(",") if word.strip()]
+    if not asked:
+        raise ConfigError(f"--only names no kind; known: {', '.join(known)}")
     for word in asked:
         if word not in known:
             raise unknown("kind of figure", word, known)
@@ -94,6 +102,7 @@ class Looked:
     about: "Subject"
     given: "Given"
     data: dict[str, object]
+    unreadable: tuple[str, ...]  # of the set
 
 
 def pictures(args: argparse.Namespace, about: "Subject", wanted: list[str]) -> Looked:
@@ -104,7 +113,7 @@ def pictures(args: argparse.Namespace, about: "Subject", wanted: list[str]) -> L
     from vitrail.inspection.kinds import KINDS
     from vitrail.inspection.parts.given import Given
 
-    title, source = crowd(args) if args.data else ("", None)
+    title, source, gone = crowd(args) if args.data else ("", None, ())
     named = [(Path(name).name, opened_picture(Path(name), about)) for name in args.images]
     if not named and source is not None:
         named = sampled(source, about)
@@ -134,22 +143,30 @@ def pictures(args: argparse.Namespace, about: "Subject", wanted: list[str]) -> L
     if source is not None:
         name, _, split = title.rpartition("@")
         facts |= data_facts(name, split, source, deduplicated=None)
-    return Looked(about=about, given=given, data=facts)
+    return Looked(about=about, given=given, data=facts, unreadable=gone)
 
 
-def crowd(args: argparse.Namespace) -> "tuple[str, Source]":
-    """Pictures of the set, evenly spread over it."""
+def crowd(args: argparse.Namespace) -> "tuple[str, Source, tuple[str, ...]]":
+    """Pictures of the set, evenly spread over it, and the names of those among them that cannot be read. These are
+    found before anything is measured: every number says of how many pictures it is."""
     import numpy as np
 
     from vitrail.cli.subject import chosen, opened
     from vitrail.data.source import Subset
+    from vitrail.evaluation.cache import readable
 
     if args.count < 1:
         raise ConfigError(f"--count {args.count}: one picture at least")
     collection = opened(args)
     split, source = chosen(collection, "val", "test", "train")
     places = np.unique(np.linspace(0, len(source) - 1, min(args.count, len(source))).astype(np.int64))
-    return f"{collection.title}@{split}", Subset(source, places)
+    sound = np.array([readable(source, int(at)) for at in places], dtype=np.bool_)
+    if not sound.any():
+        raise DataError(
+            f"none of the {len(places):,} pictures of {collection.title}@{split} can be read; give another --data"
+        )
+    gone = tuple(source.name(int(at)) for at in places[~sound])
+    return f"{collection.title}@{split}", Subset(source, places[sound]), gone
 
 
 def many(args: argparse.Namespace, about: "Subject", source: "Source") -> "Iterator[torch.Tensor]":
@@ -241,8 +258,8 @@ def patch_of(text: str | None, config: ModelConfig) -> tuple[int, int] | None:
     return row, column
 
 
-def made(given: "Given", wanted: list[str]) -> "tuple[list[Part], list[str]]":
-    """The parts, and why others are not there."""
+def made(given: "Given", wanted: list[str], *, named: bool) -> "tuple[list[Part], list[str]]":
+    """The parts, and why others are not there; `named` is whether they were asked for by name."""
     from vitrail.inspection.kinds import KINDS, TOKENLESS
 
     parts, reasons = list["Part"](), dict[str, list[str]]()
@@ -253,7 +270,7 @@ def made(given: "Given", wanted: list[str]) -> "tuple[list[Part], list[str]]":
             why = KINDS[kind].obstacle(given)
             if why is None:
                 parts.append(KINDS[kind].make(given))
-            elif not KINDS[kind].resnet:  # nobody misses Grad-CAM in a transformer
+            elif named or not KINDS[kind].resnet:  # nobody misses Grad-CAM in a transformer who did not ask for it
                 reasons.setdefault(why, []).append(kind)
     if "explorer" in wanted and not given.transformer:
         reasons.setdefault(TOKENLESS, []).append("explorer")

@@ -4,6 +4,7 @@ The penalty is chosen on a tenth of train, held out of every class alike, and th
 it is given. Features are extracted once and kept for later, for `vitrail fewshot` and `vitrail knn`, too."""
 
 import argparse
+import math
 
 from vitrail.cli import frozen
 from vitrail.core.console import print_table
@@ -28,8 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.penalty is not None and not args.penalty > 0:
-        raise ConfigError(f"--penalty {args.penalty:g} must be above 0")
+    if args.penalty is not None and not 0 < args.penalty < math.inf:
+        raise ConfigError(f"--penalty {args.penalty:g} must be above 0 and finite")
+    if args.iterations < 1:
+        raise ConfigError(f"--iterations {args.iterations} must be at least 1")
     (task,) = frozen.tasks(args)
     with frozen.ready(args) as about:
         part = frozen.frozen(args, about, task)

@@ -166,6 +166,8 @@ def batches(
 ) -> Iterator[Batch]:
     """Every picture once, prepared. A process's batch has one size, however many processes there are: a product over
     other rows may round otherwise, and the numbers are to be the same."""
+    if args.batch < 0:
+        raise ConfigError(f"--batch {args.batch} must be at least 1")
     size = args.batch or (256 if device.type == "cuda" else 64)
     workers = args.workers if args.workers >= 0 else default_workers()
     return sweep(

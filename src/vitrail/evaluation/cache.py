@@ -40,9 +40,11 @@ LOOKED_AT: Final = 256  # pictures of a source whose bytes go into the key
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Kept(Extracted):
-    """`found` is whether they were there already; `trouble` is what is to be told of the file, where anything is."""
+    """`found` is whether they were there already, `kept` whether they are there now; `trouble` is what is to be told
+    of the file, where anything is."""
 
     found: bool = False
+    kept: bool = False
     trouble: str = ""
 
 
@@ -66,7 +68,7 @@ def cached_features(
         bare = bare.source
     if folder is None:
         features, samples = fresh(network, bare, preprocessing, device, batches(bare), precision)
-        return kept(source, features, samples)
+        return labelled(source, features, samples)
     facts = facts_of(network, bare, preprocessing, torch.device(device), precision, view)
     path = folder / f"{sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}.safetensors"
     trouble = ""
@@ -74,7 +76,7 @@ def cached_features(
         features, samples = stored(path, facts)
         if not any(readable(bare, sample) for sample in missing(bare, samples)):
             os.utime(path)  # used now
-            return kept(source, features, samples, found=True)
+            return labelled(source, features, samples, found=True, kept=True)
     except WeightsNotFound:
         pass
     except (WeightsError, OSError) as error:
@@ -86,12 +88,15 @@ def cached_features(
         trim(folder, limit, path)
     except (WeightsError, OSError) as error:
         trouble = f"the features could not be kept ({' '.join(str(error).split())})"
-    return kept(source, features, samples, trouble=trouble)
+        return labelled(source, features, samples, trouble=trouble)
+    return labelled(source, features, samples, kept=True, trouble=trouble)
 
 
-def kept(source: Source, features: Tensor, samples: Tensor, *, found: bool = False, trouble: str = "") -> Kept:
+def labelled(
+    source: Source, features: Tensor, samples: Tensor, *, found: bool = False, kept: bool = False, trouble: str = ""
+) -> Kept:
     labels = torch.from_numpy(source.labels.rows(samples.numpy()))
-    return Kept(features=features, labels=labels, samples=samples, found=found, trouble=trouble)
+    return Kept(features=features, labels=labels, samples=samples, found=found, kept=kept, trouble=trouble)
 
 
 def fresh(

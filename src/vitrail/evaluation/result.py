@@ -78,11 +78,20 @@ class Result:
             if body.pop("format") != FORMAT:
                 raise ValueError("another format")
             measures = tuple(Measure(**row) for row in body.pop("measures"))
-            return cls(measures=measures, **body)
+            found = cls(measures=measures, **body)
+            for name in ("weights", "data", "config", "details", "environment"):
+                if not isinstance(getattr(found, name), dict):
+                    raise ValueError(f"its {name} is no table")
+            for name in ("kind", "made"):
+                if not isinstance(getattr(found, name), str):
+                    raise ValueError(f"its {name} is no text")
+            return found
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
         except KeyError as error:
             raise DataError(f"{path} is no result of vitrail: it has no {error}") from None
+        except RecursionError:
+            raise DataError(f"{path} is no result of vitrail: it is nested too deeply") from None
         except (ValueError, TypeError, AttributeError, VitrailError) as error:
             raise DataError(f"{path} is no result of vitrail: {error}") from None
 
