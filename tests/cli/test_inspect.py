@@ -282,6 +282,8 @@ def test_what_cannot_be_read_is_named_and_not_counted(
 def test_grad_cam_that_was_asked_of_a_transformer_is_missed(
     tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = ["--images", pictures[0], "--only", "gradcam", "--out", str(tmp_path / "out")]
-    assert main(["inspect", weights(tmp_path, VIT), *chosen]) == 0
+    chosen = ["--images", pictures[0], "--out", str(tmp_path / "out"), "--only"]
+    assert main(["inspect", weights(tmp_path, VIT), *chosen, "gradcam,norms"]) == 0
     assert "left out: gradcam: it is for ResNets" in capsys.readouterr().out
+    assert main(["inspect", weights(tmp_path, VIT), *chosen, "gradcam"]) == 2
+    assert "nothing can be drawn: gradcam: it is for ResNets" in capsys.readouterr().err

@@ -131,7 +131,9 @@ def test_of_equal_results_the_newest_counts() -> None:
     for order in ((made("a"), newer), (newer, made("a"))):
         found = table(*order)
         assert texts(found) == [["a", "90.00% (60.00–95.00)"]]
-        assert "is newer than" in found.notes[0]
+        assert found.notes[0].endswith("and counts")
+    others = replace(newer, data={**newer.data, "fingerprint": "another"})
+    assert table(made("a"), others).notes[0].endswith("and counts; it is of other pictures")
 
 
 def test_names_have_as_much_as_tells_them_apart() -> None:

@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     with alone(args) as device:
         looked = pictures(args, subject(args, device), wanted)
         parts, left_out = made(looked.given, wanted, named=args.only is not None)
+        if not parts and not ("explorer" in wanted and looked.given.transformer):
+            raise ConfigError(f"nothing can be drawn: {'; '.join(left_out)}")
         written = write(args, looked, parts, left_out, wanted)
     rows = [[part.kind, part.title, ", ".join(one.name for one in part.drawings)] for part in parts]
     print_table(["kind", "what", "figures"], rows, left=3)

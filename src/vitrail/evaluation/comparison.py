@@ -152,7 +152,10 @@ def row_of(name: str, some: Sequence[Found], columns: Sequence[Column], notes: l
                 continue
             if column in cells:
                 older = cells[column][1]
-                notes.append(f"{name}, {column.data or column.kind}: {one.path} is newer than {older.path} and counts")
+                same = one.result.data.get("fingerprint") == older.result.data.get("fingerprint")
+                other = "" if same else "; it is of other pictures"
+                where = f"{name}, {column.data or column.kind}"
+                notes.append(f"{where}: {one.path} is newer than {older.path} and counts{other}")
             cells[column] = (measure, one)
     return Row(name, cells)
 
