@@ -101,7 +101,7 @@ class Run:
     average: float = 0.0  # Polyak's factor, 0.9999 in the paper; 0 for none
     seed: int = 0
     precision: Precision = "auto"  # float32 on a CPU, bfloat16 with float32 masters on a GPU
-    compile: Compile = "auto"  # graphs: launched as CUDA graphs, for networks so small that the host cannot keep up
+    compile: Compile = "auto"  # graphs: launched as CUDA graphs, for small networks; on trial
     recompute: bool = False  # activations anew in the backward pass instead of kept
     sharding: Sharding = "auto"
     evaluation: Evaluation = field(default_factory=Evaluation)

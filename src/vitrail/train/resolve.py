@@ -11,7 +11,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.resident import first_size
 from vitrail.distributed.world import World
 from vitrail.models.config import ViTConfig
-from vitrail.models.walk import macs, parameters
+from vitrail.models.walk import parameters
 from vitrail.models.zoo import adapted
 from vitrail.optim.schedules import rate
 from vitrail.train import memory
@@ -22,7 +22,6 @@ from vitrail.train.pictures import Pictures
 
 MOST_ON_HOST = 128  # images at once on a CPU: more is no faster
 MOST_ON_DEVICE = 1024
-GRAPH_FLOPS = 1e13  # of a micro-batch: some 20 ms on an H200, which is what its host needs to launch one
 COMPILED = {"on": ", compiled", "graphs": ", compiled as graphs", "off": ""}
 SMALL_PICTURES = 1 << 26  # bytes: on a CPU a set this small is quicker without loader processes
 
@@ -69,16 +68,11 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
 
 
 def compiled(run: Run, world: World) -> Compile:
-    """How the step is compiled: on a GPU always, and as graphs where launching its kernels would take longer than they
-    do."""
-    cuda, assumed = world.device.type == "cuda", run.compile
-    if assumed == "graphs" and (not cuda or world.size > 1):
+    """How the step is compiled: on a GPU, unless something else was asked for."""
+    cuda = world.device.type == "cuda"
+    if run.compile == "graphs" and (not cuda or world.size > 1):
         raise ConfigError("compile=graphs is for one process with a GPU; use compile=auto")
-    if assumed != "auto":
-        return assumed
-    assert run.model is not None
-    small = 6 * macs(run.model) * run.micro < GRAPH_FLOPS and world.size == 1
-    return "off" if not cuda else "graphs" if small else "on"
+    return run.compile if run.compile != "auto" else "on" if cuda else "off"
 
 
 def check_mixing(run: Run, world: World) -> None:
