@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests.forked import reports
+from vitrail import __version__
 from vitrail.core.errors import ConfigError
 from vitrail.data.readers.named.tfrecord import masked_crc, records
 from vitrail.evaluation.environment import working_tree
@@ -49,6 +50,7 @@ class TestOpening:
             assert command_in(folder.path) == COMMAND
             found = load(folder.path / "environment.json")
             assert found["torch"] == torch.__version__
+            assert found["vitrail"] == __version__  # also where nothing is installed
             assert {"python", "platform", "devices", "vitrail", "git", "host"} <= found.keys()
             status = load(folder.path / "status.json")
             assert (status["state"], status["pid"], status["next"]) == ("preparing", os.getpid(), COMMAND["go_on"])

@@ -4,11 +4,12 @@ import os
 import platform
 import socket
 import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+
+from vitrail import __version__
 
 GIT_SECONDS: Final = 5.0
 
@@ -17,7 +18,7 @@ def environment() -> dict[str, Any]:
     """As plain data."""
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {
-        "vitrail": _version("vitrail"),
+        "vitrail": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
@@ -52,10 +53,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
