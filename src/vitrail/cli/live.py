@@ -42,6 +42,9 @@ def line(row: dict[str, Any]) -> str:
         return (
             f"step {row['step']:,}: {row['shots']}-shot on {row['source']} {row['accuracy']:.2%} ± {row['spread']:.2%}"
         )
+    if row["kind"] == "baseline":
+        score = f"{row['accuracy']:.2%} of {row['count']:,} {row['split']} pictures right"
+        return f"closed form on the frozen features, the number to beat: {score} (l2 {row['penalty']:g})"
     top5 = f", top-5 {row['top5']:.2%}" if row.get("top5") is not None else ""
     score = f"{row['split']} accuracy {row['accuracy']:.2%}{top5}, loss {row['loss']:.4f}"
     return f"step {row['step']:,}: {score} ({row['count']:,} pictures)"
@@ -109,7 +112,7 @@ class Panel:
 
     def progress(self, row: dict[str, Any]) -> None:
         if row["kind"] != "train":
-            if row["kind"] != "fewshot":
+            if row["kind"] not in ("fewshot", "baseline"):
                 self.score = f"{row['split']} {row['accuracy']:.2%}"
             self.told(line(row))
             return

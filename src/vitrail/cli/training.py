@@ -197,7 +197,9 @@ def show_result(result: Result, asked: Asked, world: World) -> int:
         print(f"{split}: {result.best.accuracy:.2%} at step {result.best.step:,}, the best: {best}")
     scores = {row["split"]: row for row in (result.watch, result.test) if row is not None}
     for row in scores.values():
-        print(f"{row['split']}: {row['accuracy']:.2%} of {row['count']:,} right at step {row['step']:,}")
+        beaten = result.baseline.get(row["split"])
+        beside = f"; closed form on the frozen features: {beaten['accuracy']:.2%}" if beaten else ""
+        print(f"{row['split']}: {row['accuracy']:.2%} of {row['count']:,} right at step {row['step']:,}{beside}")
     print(f"weights: {result.folder / LAST}   report: {result.folder / 'report.html'}")
     return 0
 

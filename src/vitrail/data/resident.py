@@ -5,7 +5,8 @@
 
 The order and the draws are those of `loader.stream`: the same samples at the same step, cropped and turned alike.
 Several steps are drawn and augmented at once where their pictures are small, for it is launches that take time then; a
-picture comes out the same whatever comes with it. The next ones are drawn in a thread while the device works on these.
+picture comes out the same whatever comes with it, on a GPU to its rounding. The next ones are drawn in a thread while
+the device works on these.
 """
 
 import itertools

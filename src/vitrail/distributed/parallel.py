@@ -44,12 +44,9 @@ class Networked(Protocol):
 
 class Parallel:
     """An objective as the step calls it. Gradients lie in the objective's own parameters, in float32; multiplied by
-    `gradient_factor` they are the sum over processes. With `graphs`, what a call leaves is written over by the next."""
+    `gradient_factor` they are the sum over processes."""
 
-    def __init__(
-        self, module: nn.Module, run: nn.Module, *, world: World, gradient_factor: float, graphs: bool = False
-    ):
-        self.graphs = graphs
+    def __init__(self, module: nn.Module, run: nn.Module, *, world: World, gradient_factor: float):
         self.module = module
         self.world = world
         self.gradient_factor = gradient_factor
@@ -58,8 +55,6 @@ class Parallel:
     def __call__(self, *inputs: Tensor) -> Any:
         """What the objective returns, for the local part of the batch."""
         self.world.moved()
-        if self.graphs:
-            torch.compiler.cudagraph_mark_step_begin()
         return self._run(*inputs)
 
     def micro(self, last: bool) -> AbstractContextManager[None]:
@@ -68,15 +63,7 @@ class Parallel:
             return nullcontext() if last else self._run.no_sync()
         if isinstance(self.module, FSDPModule):
             self.module.set_requires_gradient_sync(last)
-        if self.graphs and not last:
-            self._own_gradients()
         return nullcontext()
-
-    def _own_gradients(self) -> None:
-        """Memory of their own for gradients that are to be added up."""
-        for parameter in self.module.parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
 
     @torch.no_grad()
     def ask(self, question: Callable[..., T], *inputs: Tensor) -> T:
@@ -94,7 +81,6 @@ def parallelise(
     sharding: Sharding = "none",
     precision: Precision = "float32",
     compile: bool = False,
-    graphs: bool = False,
     recompute: bool = False,
     values: Callable[[nn.Module], None] | None = None,
 ) -> Parallel:
@@ -120,9 +106,9 @@ def parallelise(
         values(module)
     whole = Whole(module, world.device, precision, cast_weights=low)
     if compile:
-        whole.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
+        whole.compile(dynamic=False)
     if world.size == 1:
-        return Parallel(module, whole, world=world, gradient_factor=1.0, graphs=graphs)
+        return Parallel(module, whole, world=world, gradient_factor=1.0)
     run = DistributedDataParallel(
         whole,
         device_ids=[world.device] if world.device.type == "cuda" else None,

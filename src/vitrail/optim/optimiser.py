@@ -40,7 +40,7 @@ class Optimiser:
         self._count = torch.zeros((), device=next(iter(self.params.values())).device)
 
     @torch.no_grad()
-    def step(self, lr: float, *, divisor: Tensor, ok: Tensor) -> None:
+    def step(self, lr: float | Tensor, *, divisor: Tensor, ok: Tensor) -> None:
         """One update by the gradients over `divisor`, or, where `ok` is false, no change at all, to the bit, whatever
         the gradients hold. Both are 0-dim and on the device. Gradients are spent: call `zero_grad` next. A parameter
         without a gradient is left alone, decay included."""

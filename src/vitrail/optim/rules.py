@@ -6,6 +6,7 @@ sum before it is rounded, and rounded when it is put back; that is how the refer
 """
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class Work:
     grads: Tensors
     moments: tuple[Tensors, ...]
     counts: Tensors
-    lr: float
+    lr: float | Tensor  # a tensor is 0-dim and on the device
     weight_decay: float
     divisor: Tensor
     skip: Tensor
@@ -91,7 +92,7 @@ def _sgd(work: Work, optim: Optim) -> None:
         found_inf=work.skip,
         weight_decay=0.0,
         momentum=optim.momentum,
-        lr=work.lr,
+        lr=cast(float, work.lr),  # tensors too, whatever its annotation says
         dampening=0.0,
         nesterov=False,
         maximize=False,

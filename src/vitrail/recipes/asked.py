@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.checkpoint.pretrained import find_weights
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.shapes import Pair
 from vitrail.data.collection import open_collection
@@ -15,7 +16,6 @@ from vitrail.recipes.finetune import for_data, reasons
 from vitrail.recipes.grids import RATES, grid
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
-from vitrail.train.network import find_weights
 from vitrail.train.pictures import only_or
 
 LOOKED_AT = 32  # pictures whose headers tell the usual size

@@ -37,26 +37,28 @@ def _network(shape: str, *, image: int, patch: int, classes: int, depth: int | N
 
 
 def cifar10() -> Run:
-    """CIFAR-10 from scratch, 180 epochs: a ViT of 9 layers and width 384 at patch 4.
+    """CIFAR-10 from scratch, 270 epochs: ViT-Mini/4, 7 layers of width 256 with mean pooling, 3.7M parameters.
 
-    Public plain ViTs from scratch stand at 90 to 93.6."""
+    On one H200: 92.99 ± 0.20 over three seeds (92.85, 93.28, 92.85), 8.3 minutes each with all three on one card; the
+    curve is in docs/results.md. 0.020 exaFLOPs and 0.13 device-hours a seed. Public plain ViTs from scratch stand at 90
+    to 93.6."""
     return Run(
         name="cifar10",
-        model=replace(_network("S", image=32, patch=4, classes=10, depth=9), stochastic_depth=0.1),
-        augmentation=replace(cifar(32), policy=RandAugment(ops=2, magnitude=9)),
+        model=replace(_network("Mini", image=32, patch=4, classes=10), stochastic_depth=0.1),
+        augmentation=replace(cifar(32), policy=RandAugment(ops=2, magnitude=9), erase=RandomErasing()),
         objective=Classification(smoothing=0.1),
         data=Data(source="cifar10", watch="test"),
-        mix=Mix(mixup=0.8, cutmix=1.0, probability=0.7),
-        optim=Optim(kind="adamw", lr=1e-3, weight_decay=0.05, clip=1.0),
-        schedule=Schedule(decay="cosine", warmup=1950),
-        batch=256,
-        epochs=180,
-        average=0.999,
+        mix=Mix(mixup=0.8, cutmix=1.0, probability=0.8),
+        optim=Optim(kind="adamw", lr=5e-4, weight_decay=0.06, clip=1.0),
+        schedule=Schedule(decay="cosine", warmup=3900),
+        batch=128,
+        epochs=270,
+        average=0.9998,
     )
 
 
 def cifar100() -> Run:
-    """CIFAR-100 from scratch, 180 epochs: as CIFAR-10.
+    """CIFAR-100 from scratch, 270 epochs: as CIFAR-10.
 
     Public plain ViTs from scratch stand at 68 to 74."""
     run = cifar10()
@@ -75,7 +77,7 @@ def tiny() -> Run:
         model=replace(_network("S", image=64, patch=8, classes=200), stochastic_depth=0.1),
         augmentation=replace(cifar(64, padding=8), policy=RandAugment(ops=2, magnitude=9), erase=RandomErasing()),
         data=Data(source=""),
-        schedule=Schedule(decay="cosine", warmup=3900),
+        schedule=Schedule(decay="cosine", warmup=7800),
         epochs=100,
     )
 
@@ -97,21 +99,21 @@ def svhn() -> Run:
 
 
 def fashion_mnist() -> Run:
-    """Fashion-MNIST from scratch, 150 epochs: a ViT of 9 layers and width 384 at patch 4 (49 tokens).
+    """Fashion-MNIST from scratch, 200 epochs: ViT-Mini/4 (49 tokens), mixed and erased less than CIFAR-10.
 
-    Public plain ViTs stand at 92.3 to 94."""
+    Not measured yet. Public plain ViTs stand at 92.3 to 94."""
     return Run(
         name="fashion-mnist",
-        model=replace(_network("S", image=28, patch=4, classes=10, depth=9), stochastic_depth=0.1),
+        model=replace(_network("Mini", image=28, patch=4, classes=10), stochastic_depth=0.1),
         augmentation=replace(cifar(28, padding=2), erase=RandomErasing(probability=0.25)),
         objective=Classification(smoothing=0.1),
         data=Data(source="fashion-mnist", watch="test"),
         mix=Mix(mixup=0.2, cutmix=1.0, probability=0.5),
-        optim=Optim(kind="adamw", lr=1e-3, weight_decay=0.05, clip=1.0),
-        schedule=Schedule(decay="cosine", warmup=2340),
-        batch=256,
-        epochs=150,
-        average=0.999,
+        optim=Optim(kind="adamw", lr=5e-4, weight_decay=0.06, clip=1.0),
+        schedule=Schedule(decay="cosine", warmup=4700),
+        batch=128,
+        epochs=200,
+        average=0.9998,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.checkpoint.store.saved import Saved
 from vitrail.core.errors import ConfigError
@@ -18,6 +18,7 @@ from vitrail.objectives.objective import Objective
 from vitrail.optim.averaging import Average
 from vitrail.optim.groups import freeze, groups
 from vitrail.optim.optimiser import Optimiser
+from vitrail.train.baseline import put_head
 from vitrail.train.config import Run
 from vitrail.train.cost import Cost, peak_flops
 from vitrail.train.feed import Feed
@@ -38,8 +39,17 @@ class Parts:
     cost: Cost
 
 
-def assemble(run: Run, pictures: Pictures, world: World, ledger: Ledger, *, saved: Saved | None) -> Parts:
-    """Everything in its place, with the values of a checkpoint where there is one."""
+def assemble(
+    run: Run,
+    pictures: Pictures,
+    world: World,
+    ledger: Ledger,
+    *,
+    saved: Saved | None,
+    head: tuple[Tensor, Tensor] | None = None,
+) -> Parts:
+    """Everything in its place, with the values of a checkpoint where there is one; `head` is what the last layer
+    starts with instead of zeros."""
     assert run.model is not None
     assert run.preprocessing is not None
     values: Callable[[nn.Module], None] | None = None
@@ -48,6 +58,8 @@ def assemble(run: Run, pictures: Pictures, world: World, ledger: Ledger, *, save
         values = tables_only if saved is not None else partial(drawn, run=run)
     else:
         network = starting_network(run, pictures.classes, fresh=saved is not None)
+        if head is not None:
+            put_head(network, head)
     objective = Classify(network, run.objective, len(pictures.classes), run.preprocessing, run.mix)
     if objective.couples and run.batch // world.size > run.micro:
         raise ConfigError(
@@ -61,7 +73,6 @@ def assemble(run: Run, pictures: Pictures, world: World, ledger: Ledger, *, save
         sharding=cast(Sharding, run.sharding),  # no longer "auto"
         precision=cast(Precision, run.precision),
         compile=run.compile in ("on", "graphs"),
-        graphs=run.compile == "graphs",
         recompute=run.recompute,
         values=values,
     )
@@ -83,7 +94,16 @@ def assemble(run: Run, pictures: Pictures, world: World, ledger: Ledger, *, save
         parallel=parallel,
         optimiser=optimiser,
         average=average,
-        step=Step(objective, parallel, optimiser, average, world=world, seed=run.seed, clip=run.optim.clip),
+        step=Step(
+            objective,
+            parallel,
+            optimiser,
+            average,
+            world=world,
+            seed=run.seed,
+            clip=run.optim.clip,
+            graphs=run.compile == "graphs",
+        ),
         feed=feed,
         cost=Cost(macs=macs(run.model), samples=len(pictures.train), devices=world.size, peak=peak_flops(world.device)),
     )

@@ -16,6 +16,7 @@ Precision: TypeAlias = Literal["auto", "float32", "autocast", "bfloat16"]
 Switch: TypeAlias = Literal["auto", "on", "off"]
 Compile: TypeAlias = Literal["auto", "on", "graphs", "off"]
 Sharding: TypeAlias = Literal["auto", "none", "ddp", "fsdp", "hsdp"]
+Start: TypeAlias = Literal["zero", "closed-form"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +89,7 @@ class Run:
     augmentation: Augmentation
     model: ModelConfig | None = None
     weights: str = ""
+    start: Start = "zero"  # of the new head (3.2); closed-form: least squares on the frozen features
     objective: Classification = field(default_factory=Classification)
     data: Data = field(default_factory=Data)
     mix: Mix = field(default_factory=Mix)
@@ -101,16 +103,18 @@ class Run:
     average: float = 0.0  # Polyak's factor, 0.9999 in the paper; 0 for none
     seed: int = 0
     precision: Precision = "auto"  # float32 on a CPU, bfloat16 with float32 masters on a GPU
-    compile: Compile = "auto"  # graphs: launched as CUDA graphs, for small networks; on trial
+    compile: Compile = "auto"  # graphs: a whole step recorded as a CUDA graph, for small networks
     recompute: bool = False  # activations anew in the backward pass instead of kept
     sharding: Sharding = "auto"
     evaluation: Evaluation = field(default_factory=Evaluation)
     keep: Keep = field(default_factory=Keep)
+    baseline: Switch = "auto"  # closed form on the frozen features, to compare with; auto: where it costs little
     log: int = 10  # steps between two lines of metrics
     bad_steps: int = 10  # updates left out for a loss or gradient that is not finite, before the run gives up
 
     def __post_init__(self) -> None:
-        for name, kinds in (("precision", Precision), ("compile", Compile), ("sharding", Sharding)):
+        choices = {"precision": Precision, "compile": Compile, "sharding": Sharding, "start": Start, "baseline": Switch}
+        for name, kinds in choices.items():
             if getattr(self, name) not in get_args(kinds):
                 raise unknown(name, str(getattr(self, name)), get_args(kinds))
         if (self.steps > 0) == (self.epochs > 0) or self.steps < 0 or self.epochs < 0:

@@ -26,6 +26,7 @@ from vitrail.distributed.world import World
 from vitrail.optim.schedules import rate
 from vitrail.report.panels import State
 from vitrail.train import memory, messages, signals
+from vitrail.train.baseline import Row, baseline
 from vitrail.train.build import Parts, assemble
 from vitrail.train.config import Run
 from vitrail.train.export import best_in_place, provenance_of, take_provenance, write_weights
@@ -70,6 +71,7 @@ class Result:
     best: Best
     test: dict[str, Any] | None
     watch: dict[str, Any] | None
+    baseline: dict[str, Row]  # closed form on the frozen features, by split
 
     @property
     def final_watch(self) -> float:
@@ -144,7 +146,8 @@ class Training:
             tell=folder.note,
         )
         saved = resume(folder, world)
-        self.parts: Parts = assemble(run, pictures, world, self.ledger, saved=saved)
+        self.baseline = baseline(run, pictures, world, folder, observer, resumed=saved is not None)
+        self.parts: Parts = assemble(run, pictures, world, self.ledger, saved=saved, head=self.baseline.head)
         self.micro, self.best, self.step = run.micro, Best(), 0
         self.meter, self.pace = Meter(world.device), Pace(self.parts.cost, run.batch)
         self.scorer = Scorer(
@@ -287,7 +290,8 @@ class Training:
                 self.folder.record(row)
                 self.observer.progress(row)
                 self.rows[row["kind"]] = row
-            better = self.pictures.watch is not None and self.best.take(rows[0]["accuracy"], self.step)
+            watched = self.pictures.watch is not None
+            better = watched and self.best.take(rows[0]["accuracy"], rows[0]["loss"], self.step)
             if better and self.pictures.chooses:
                 self.write(BEST, rows[0])
             if rows:
@@ -348,6 +352,7 @@ class Training:
             best=self.best,
             test=self.rows.get("test"),
             watch=self.rows.get("watch"),
+            baseline=self.baseline.by_split,
         )
 
     def fail(self, written: bool) -> None:

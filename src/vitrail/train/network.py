@@ -1,64 +1,25 @@
 """The network that a run starts from: fresh, or somebody's weights with a new head and resized positions (3.2)."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from vitrail.checkpoint.bundle import Bundle, Card
-from vitrail.checkpoint.pretrained import public
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.weights import network, operate
-from vitrail.core.errors import WeightsNotFound
-from vitrail.core.shapes import times
 from vitrail.data.draws import keyed, number
 from vitrail.distributed.materialise import draw
 from vitrail.models.build import Model, bare, build
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.position import SineTable
-from vitrail.models.zoo import ZOO, adapted
+from vitrail.models.zoo import adapted
 from vitrail.objectives.classification import start_bias
 from vitrail.train.config import Run
-from vitrail.train.folder.layout import weights_in
 
 REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
-
-
-def network_name(config: ModelConfig) -> str:
-    """The paper's notation where a network has the shape of one with a name, whatever its head or pooling; else its
-    shape in words."""
-    found = next((name for name, known in ZOO.items() if shape(known) == shape(config)), "")
-    if found:
-        return found
-    if not isinstance(config, ViTConfig):
-        return f"ResNet of {'+'.join(map(str, config.blocks))} blocks, width factor {config.factor:g}"
-    if config.backbone is not None:
-        return f"hybrid ViT of {config.depth} layers, width {config.width}"
-    height, width = config.patch
-    patch = str(height) if height == width else times(config.patch)
-    return f"ViT of {config.depth} layers, width {config.width}, patch {patch}"
-
-
-def shape(config: ModelConfig) -> tuple[object, ...]:
-    """What tells the named networks apart."""
-    if not isinstance(config, ViTConfig):
-        return config.blocks, config.factor, config.root, config.mixing
-    stem = None if config.backbone is None else shape(config.backbone)
-    return config.width, config.depth, config.mlp_width, config.heads, config.patch, config.attention, stem
-
-
-def find_weights(text: str) -> Bundle:
-    """Weights by path, those of a run by its folder (the best where there are some), or public ones as NAME:TAG."""
-    path, (name, _, tag) = Path(text), text.partition(":")
-    path = weights_in(path) or path
-    if path.exists():
-        return read_bundle(path)
-    if not tag:
-        raise WeightsNotFound(f"{text}: no such weight file or folder; public ones are written NAME:TAG")
-    return public(name, tag)
 
 
 def wanted_otherwise(config: ModelConfig, run: Run) -> dict[str, Any]:

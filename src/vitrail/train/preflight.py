@@ -10,17 +10,18 @@ import numpy as np
 import torch
 
 from vitrail.checkpoint.bundle import Card
+from vitrail.checkpoint.pretrained import find_weights
 from vitrail.core.errors import DataError
 from vitrail.core.shapes import times
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch
 from vitrail.distributed.world import World
 from vitrail.models.walk import macs, parameters
+from vitrail.models.zoo import network_name
 from vitrail.optim.schedules import rate
 from vitrail.train import memory
 from vitrail.train.build import Parts, assemble
 from vitrail.train.config import Run
-from vitrail.train.network import find_weights, network_name
 from vitrail.train.pictures import Pictures
 from vitrail.train.resolve import COMPILED, at_once, resolved, shards
 

@@ -12,6 +12,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.ledger import Ledger
 from vitrail.distributed.world import World
 from vitrail.optim.clipping import total_norm
+from vitrail.train.baseline import kept_head
 from vitrail.train.build import assemble
 from vitrail.train.config import Run
 from vitrail.train.pictures import Pictures
@@ -51,14 +52,15 @@ def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) 
         raise ConfigError(f"step {step} is not among the steps 0 to {run.steps - 1} of this run")
     notes: list[str] = []
     saved = latest(folder / "checkpoints", notes.append)
-    parts = assemble(run, pictures, world, Ledger(), saved=saved)
+    head = kept_head(folder) if saved is None and run.start == "closed-form" else None
+    parts = assemble(run, pictures, world, Ledger(), saved=saved, head=head)
     batch = next(iter(parts.feed.stream(step, step + 1)))
     micro = run.micro if saved is None else int(saved.facts["micro"])
-    outcome = parts.step.gradients(batch, step, micro)
+    inputs = parts.objective.inputs(batch, seed=run.seed, step=step)
+    outcome = parts.step.gradients(inputs, step, micro)
     count = outcome.count.clamp(min=1.0)
     norm = total_norm(parts.optimiser.gradients()) / count
     parts.optimiser.zero_grad()
-    inputs = parts.objective.inputs(batch, seed=run.seed, step=step)
     seen: list[Seen] = []
     with torch.no_grad():
         for at, part in enumerate(divided(inputs, 1)):

@@ -157,15 +157,18 @@ def status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
 def numbers(rows: Sequence[Row]) -> list[Tile]:
     """The few that matter."""
     train, watch, test = of_kind(rows, "train"), scores(rows, "watch"), scores(rows, "test")
-    averaged = scores(rows, "averaged")
+    averaged, closed = scores(rows, "averaged"), scores(rows, "baseline")
     found: list[Tile] = []
     if test:
-        found.append(score_tile("test accuracy", test[-1]))
+        found.append(score_tile("test accuracy", test[-1], closed))
     if watch and not same_split(watch, test):  # the split of the end chooses nothing, so its best is none
         best = max(watch, key=lambda row: row["accuracy"])
-        found.append(score_tile(f"best {best.get('split') or 'watched'} accuracy", best))
+        found.append(score_tile(f"best {best.get('split') or 'watched'} accuracy", best, closed))
     if averaged and not test:
         found.append(score_tile("averaged weights", averaged[-1]))
+    if closed and not found:  # nothing is scored yet
+        split = str(closed[0].get("split") or "")
+        found.append(Tile(value=share(closed[0]["accuracy"]), label="closed form, to beat", note=split))
     loss = smoothed(column(train, "loss")[1], RECENT // 5)
     if len(loss) and math.isfinite(loss[-1]):
         found.append(Tile(value=short(loss[-1]), label="training loss", note=accuracy_note(train)))
@@ -185,12 +188,14 @@ def numbers(rows: Sequence[Row]) -> list[Tile]:
     return found
 
 
-def score_tile(label: str, row: Row) -> Tile:
+def score_tile(label: str, row: Row, closed: Sequence[Row] = ()) -> Tile:
+    """A score, with that of the closed form on the same split, which fine-tuning has to beat."""
     count, top5 = row.get("count"), row.get("top5")
     notes = [
         *([f"{round(row['accuracy'] * count):,} of {count:,}"] if count else []),
         *([f"top 5: {share(top5)}"] if top5 is not None and (count or 0) and top5 < 1 else []),
         *([f"step {row['step']:,}"] if row.get("kind") == "watch" else []),
+        *(f"closed form: {share(one['accuracy'])}" for one in closed if one.get("split") == row.get("split")),
     ]
     return Tile(value=share(row["accuracy"]), label=label, note=", ".join(notes))
 
@@ -206,7 +211,7 @@ def large_charts(rows: Sequence[Row], end: float | None) -> list[Lines]:
         Lines(title="Loss", series=[*train_series(rows, "loss"), *scored_series(rows, "loss")], log=None, end=end),
         Lines(
             title="Accuracy",
-            series=[*train_series(rows, "accuracy"), *scored_series(rows, "accuracy")],
+            series=[*train_series(rows, "accuracy"), *baseline_series(rows), *scored_series(rows, "accuracy")],
             percent=True,
             end=end,
         ),
@@ -260,6 +265,21 @@ def scored_series(rows: Sequence[Row], name: str) -> list[Series]:
             called = f"{split}, averaged".removeprefix(", ") if kind == "averaged" else split or kind
             found.append(Series(name=called, x=x, y=y, colour=colour, dots=True))
     return found
+
+
+def baseline_series(rows: Sequence[Row]) -> list[Series]:
+    """A level line, as far as the run has come."""
+    last_step = float(max(row["step"] for row in rows))
+    return [
+        Series(
+            name=f"{row.get('split') or ''}, closed form".removeprefix(", "),
+            x=np.array([0.0, last_step]),
+            y=np.array([row["accuracy"], row["accuracy"]]),
+            colour="amber",
+        )
+        for row in scores(rows, "baseline")[:1]
+        if last_step
+    ]
 
 
 def same_split(watch: Sequence[Row], test: Sequence[Row]) -> bool:

@@ -11,18 +11,19 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.resident import first_size
 from vitrail.distributed.world import World
 from vitrail.models.config import ViTConfig
-from vitrail.models.walk import parameters
-from vitrail.models.zoo import adapted
+from vitrail.models.walk import macs, parameters
+from vitrail.models.zoo import adapted, network_name
 from vitrail.optim.schedules import rate
 from vitrail.train import memory
+from vitrail.train.baseline import wanted
 from vitrail.train.config import Compile, Run
 from vitrail.train.feed import may_reside
-from vitrail.train.network import network_name
 from vitrail.train.pictures import Pictures
 
 MOST_ON_HOST = 128  # images at once on a CPU: more is no faster
 MOST_ON_DEVICE = 1024
-COMPILED = {"on": ", compiled", "graphs": ", compiled as graphs", "off": ""}
+COMPILED = {"on": ", compiled", "graphs": ", compiled and recorded", "off": ""}
+SMALL_STEP = 3e12  # FLOPs, of which a GPU does a hundred times as many a second
 SMALL_PICTURES = 1 << 26  # bytes: on a CPU a set this small is quicker without loader processes
 
 
@@ -63,16 +64,21 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
         preprocessing=run.preprocessing or Preprocessing(image=model.image),
     )
     run = replace(run, data=replace(run.data, resident="on" if resident(run, pictures, world.device) else "off"))
-    run = replace(run, micro=micro_batch(run, world))
+    run = replace(run, micro=micro_batch(run, world), baseline="on" if wanted(run, pictures) else "off")
     return replace(run, compile=compiled(run, world))
 
 
 def compiled(run: Run, world: World) -> Compile:
-    """How the step is compiled: on a GPU, unless something else was asked for."""
+    """How the step is compiled: on a GPU, unless something else was asked for; recorded as a graph where launching the
+    kernels of so small a step would take longer than they do."""
+    assert run.model is not None
     cuda = world.device.type == "cuda"
     if run.compile == "graphs" and (not cuda or world.size > 1):
         raise ConfigError("compile=graphs is for one process with a GPU; use compile=auto")
-    return run.compile if run.compile != "auto" else "on" if cuda else "off"
+    if run.compile != "auto":
+        return run.compile
+    small = 6 * macs(run.model) * run.batch < SMALL_STEP
+    return "off" if not cuda else "graphs" if small and world.size == 1 else "on"
 
 
 def check_mixing(run: Run, world: World) -> None:

@@ -24,20 +24,24 @@ from vitrail.train.pictures import Pictures
 
 EXTREMES = 12  # best and worst pictures for the report
 EVALUATION_BATCH = 256
+ROUNDING = 1e-6  # a loss that is lower by less than this share is the same
 
 
 @dataclass(slots=True)
 class Best:
-    """The best score so far, and how many have come since."""
+    """The best score so far, and how many have come since. Of equal accuracies, which a small split gives often, the
+    one with the lower loss is better."""
 
     accuracy: float = -1.0
     step: int = -1
     since: int = 0
+    loss: float | None = None
 
-    def take(self, accuracy: float, step: int) -> bool:
+    def take(self, accuracy: float, loss: float, step: int) -> bool:
         """Whether this one is better."""
-        if accuracy > self.accuracy:
-            self.accuracy, self.step, self.since = accuracy, step, 0
+        ties = accuracy == self.accuracy and self.loss is not None and loss < self.loss * (1 - ROUNDING)
+        if accuracy > self.accuracy or ties:
+            self.accuracy, self.loss, self.step, self.since = accuracy, loss, step, 0
             return True
         self.since += 1
         return False

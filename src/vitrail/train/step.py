@@ -1,7 +1,7 @@
 """One update: micro-batches, their sum, clipping, the optimiser, the average. Nothing here waits for the device."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,20 +14,15 @@ from vitrail.objectives.objective import Objective, Outcome
 from vitrail.optim.averaging import Average
 from vitrail.optim.clipping import clip_factor, total_norm
 from vitrail.optim.optimiser import Optimiser
-
-
-class Done(NamedTuple):
-    """What a step leaves, on the device: global sums by name, the gradient's norm, and whether there was an update."""
-
-    names: tuple[str, ...]
-    sums: Tensor
-    norm: Tensor
-    ok: Tensor
+from vitrail.train.done import Done
+from vitrail.train.recording import Recording
 
 
 class Step:
     """Gradients of sums are added up over micro-batches and processes, then divided by the global count, once. Where
-    loss or gradient is not finite, the update does not happen: decided on the device, counted when metrics are read."""
+    loss or gradient is not finite, the update does not happen: decided on the device, counted when metrics are read.
+    With `graphs` all of it but the inputs is recorded once and played again; then micro-batches draw their random
+    numbers one after another."""
 
     def __init__(
         self,
@@ -39,12 +34,31 @@ class Step:
         world: World,
         seed: int,
         clip: float,
+        graphs: bool = False,
     ) -> None:
         self.objective, self.parallel, self.optimiser, self.average = objective, parallel, optimiser, average
-        self.world, self.seed, self.clip = world, seed, clip
+        self.world, self.seed, self.clip, self.graphs = world, seed, clip, graphs
+        self.recordings: dict[int, Recording] = {}  # by micro-batch: in the first steps one may prove too large
 
     def __call__(self, batch: Batch, *, step: int, rate: float, micro: int) -> Done:
-        outcome = self.gradients(batch, step, micro)
+        inputs = self.objective.inputs(batch, seed=self.seed, step=step)
+        if self.graphs:
+            self.world.moved()  # a recording does not say so
+            seed_generators(self.world.device, self.seed, step, self.world.rank, 0)
+            done = self.recording(micro)(inputs, rate)
+        else:
+            done = self.update(inputs, rate, step, micro)
+        self.objective.stepped(step)
+        return done
+
+    def recording(self, micro: int) -> Recording:
+        if micro not in self.recordings:
+            update = partial(self.update, step=None, micro=micro)
+            self.recordings = {micro: Recording(update, self.world.device)}
+        return self.recordings[micro]
+
+    def update(self, inputs: tuple[Tensor, ...], rate: float | Tensor, step: int | None, micro: int) -> Done:
+        outcome = self.gradients(inputs, step, micro)
         sums = torch.stack([outcome.total, outcome.count, *outcome.tallies.values()]).float()
         self.world.sum_(sums)
         count = sums[1].clamp(min=1.0) / self.parallel.gradient_factor
@@ -54,19 +68,20 @@ class Step:
         self.optimiser.zero_grad()
         if self.average is not None:
             self.average.update()
-        self.objective.stepped(step)
         return Done(("total", "count", *outcome.tallies), sums, norm, ok)
 
-    def gradients(self, batch: Batch, step: int, micro: int) -> Outcome:
-        """Forward and backward over the micro-batches; the outcome is this process's sum."""
-        parts = divided(self.objective.inputs(batch, seed=self.seed, step=step), micro)
+    def gradients(self, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> Outcome:
+        """Forward and backward over the micro-batches; the outcome is this process's sum. Without a `step` random
+        numbers are drawn as the generators stand."""
+        parts = divided(inputs, micro)
         outcomes: list[Outcome] = []
         for at, part in enumerate(parts):
-            seed_generators(self.world.device, self.seed, step, self.world.rank, at)
+            if step is not None:
+                seed_generators(self.world.device, self.seed, step, self.world.rank, at)
             with self.parallel.micro(last=at == len(parts) - 1):
                 outcome: Outcome = self.parallel(*part)
                 outcome.total.backward()
-            outcomes.append(detached(outcome, keep=len(parts) > 1))
+            outcomes.append(detached(outcome))
         return summed(outcomes)
 
 
@@ -84,14 +99,10 @@ def seed_generators(device: torch.device, seed: int, step: int, rank: int, part:
         torch.cuda.default_generators[device.index or 0].manual_seed(key)
 
 
-def detached(outcome: Outcome, *, keep: bool) -> Outcome:
-    """Without what led to it; to `keep` it over the next micro-batch, as a copy (see Parallel)."""
-
-    def plain(value: Tensor) -> Tensor:
-        return value.detach().clone() if keep else value.detach()
-
-    tallies = {name: plain(value) for name, value in outcome.tallies.items()}
-    return Outcome(plain(outcome.total), plain(outcome.count), tallies)
+def detached(outcome: Outcome) -> Outcome:
+    """Without what led to it."""
+    tallies = {name: value.detach() for name, value in outcome.tallies.items()}
+    return Outcome(outcome.total.detach(), outcome.count.detach(), tallies)
 
 
 def summed(outcomes: Sequence[Outcome]) -> Outcome:

@@ -38,13 +38,6 @@ def status_in(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def weights_in(folder: Path) -> Path | None:
-    """The weights that the folder of a run stands for: its best ones, or its last; none where there are none."""
-    if not any((folder / name).is_file() for name in (COMMAND, STATUS)):
-        return None
-    return next((folder / name for name in (BEST, LAST) if (folder / name).is_file()), None)
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """One of the folder's tables."""
     try:

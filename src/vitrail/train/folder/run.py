@@ -37,6 +37,7 @@ from vitrail.train.folder.tensorboard import Board
 
 NAMED: Final = 40  # differing fields that a refusal lists
 REMEMBERED: Final = 200  # notes
+LATER: Final = {"start": "zero"}  # fields that older folders lack, as they were then
 
 
 class RunFolder:
@@ -233,7 +234,7 @@ def compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], f
     if not (folder / CONFIG).exists():
         return []
     try:
-        old = read_json(folder / CONFIG)
+        old = {**{name: value for name, value in LATER.items() if name in config}, **read_json(folder / CONFIG)}
     except ConfigError:
         if force:
             return [f"{CONFIG} was damaged"]
@@ -262,7 +263,7 @@ def _untrained(folder: Path) -> bool:
     """Whether the run in a folder failed before its first step, so that there is nothing to mix another with."""
     if not (folder / STATUS).exists() or status_in(folder).get("state") != "failed":
         return False
-    return not places(folder / FOLDER) and not read_rows(folder / METRICS)
+    return not places(folder / FOLDER) and not any(row.get("step") for row in read_rows(folder / METRICS))
 
 
 def _write_json(path: Path, content: Any) -> None:

@@ -1,0 +1,124 @@
+"""Write the features of a whole collection to one file: a row a picture, with its name and its label.
+
+A feature is what the last layer of the network reads. The work is done in parts, so that the same command goes on where
+it was stopped, however it was; under torchrun the processes share the parts. The file is the same to the byte."""
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import get_args
+
+from vitrail.cli.fit import size_of
+from vitrail.cli.progress import bars
+from vitrail.cli.subject import add_loading, add_precision, add_weights, default_workers, headline, opened, subject
+from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import times
+from vitrail.core.storage import check_writable
+from vitrail.data.collection import Collection
+from vitrail.data.source import Source
+from vitrail.distributed.world import World, joined
+from vitrail.evaluation.embedding import Embedded, Stored, embed
+from vitrail.evaluation.embedding_file import FORMATS
+
+NAMED = 3  # unreadable pictures that are named
+PATIENCE_S = 3600.0  # a process may be that much longer at its last part than the others
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_weights(parser)
+    parser.add_argument("data", metavar="SOURCE[@SPLIT]", help="a folder, a file, or a set by name; all of its splits")
+    parser.add_argument("out", type=Path, metavar="OUT", help="OUT.parquet, or OUT.npz for a small collection")
+    parser.add_argument("--split", metavar="NAME", help="one split only; the same as SOURCE@NAME")
+    parser.add_argument(
+        "--type", choices=get_args(Stored), default="float32", help="of the numbers in the file (default: float32)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file of other weights, pictures or settings")
+    add_precision(parser)
+    add_loading(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    out: Path = args.out
+    if out.suffix not in FORMATS:
+        raise ConfigError(f"{out}: embeddings are written as {' or '.join(FORMATS)}; give such a name")
+    if args.batch < 0:
+        raise ConfigError(f"--batch {args.batch} must be at least 1")
+    with joined(args.device, timeout_s=PATIENCE_S) as world:
+        if world.first:
+            check_writable(out)
+            if args.download:
+                opened(args)
+        world.barrier()
+        collection = opened(argparse.Namespace(data=args.data, download=False))
+        splits = wanted(collection, args.split)
+        about = subject(args, world.device)
+        about.computing_in(args.precision)
+        origin = {
+            "name": args.weights,
+            "network": about.facts["network"],
+            "source": collection.name,
+            "made_by": "vitrail embed",
+        }
+        if world.first:
+            image = times(about.preprocessing.image)
+            count = sum(map(len, splits.values()))
+            print(headline(args.weights, about.facts, f"{image} px", args.precision))
+            print(f"{collection.title}: {count:,} pictures of {', '.join(splits)}", flush=True)
+        with bars() as bar, resumable(world):
+            tell = (lambda done, total: bar("pictures", done * world.size, total * world.size)) if world.first else None
+            done = embed(
+                about.network,
+                splits,
+                out,
+                preprocessing=about.preprocessing,
+                world=world,
+                dtype=args.type,
+                precision=args.precision,
+                batch=args.batch or (256 if world.device.type == "cuda" else 64),
+                workers=args.workers if args.workers >= 0 else shared_workers(world),
+                origin=origin,
+                force=args.force,
+                tell=tell,
+            )
+        if world.first:
+            tell_of(done, args.type)
+    return 1 if done.unreadable and not done.pictures else 0
+
+
+@contextlib.contextmanager
+def resumable(world: World) -> Generator[None]:
+    """Says at an interruption that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if world.first:
+            print("stopped; the same command goes on from the parts that are done", file=sys.stderr)
+        raise
+
+
+def shared_workers(world: World) -> int:
+    """The loader processes of this process: the machine's, shared out."""
+    return max(default_workers() // world.local_size, min(1, (os.cpu_count() or 1) - 1))
+
+
+def wanted(collection: Collection, split: str | None) -> dict[str, Source]:
+    if split is None:
+        return dict(collection.splits)
+    chosen = collection.split(split)
+    return {name: source for name, source in collection.splits.items() if source is chosen}
+
+
+def tell_of(done: Embedded, kind: str) -> None:
+    if done.found == done.parts:
+        print("all of it was there already, of the same weights, pictures and settings")
+    elif done.found:
+        print(f"went on: {done.found:,} of {done.parts:,} parts were there from an earlier start")
+    if done.unreadable:
+        some = ", ".join(str(one) for one in done.first[:NAMED]) + (", ..." if done.unreadable > NAMED else "")
+        verb = "is" if done.unreadable == 1 else "are"
+        print(f"note: {done.unreadable:,} could not be read and {verb} out, see {done.path}.unreadable.txt: {some}")
+    size = size_of(done.path)
+    print(f"embeddings: {done.path} ({size}): {done.pictures:,} rows of {done.width:,} {kind} features")

@@ -1,0 +1,141 @@
+"""Make a classifier of your pictures in seconds: no training, a CPU will do.
+
+The features that the network has learnt stay as they are; a linear classifier on top of them is computed in closed form
+(least squares, Section 4.1), with its l2 chosen on a part of the pictures that is held out, and put into the network as
+its last layer. The file is a network like any other, for predict, serve, evaluate or as a start for finetune. Features
+are kept, so that another --l2 or --shots takes a moment."""
+
+import argparse
+import math
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitrail.checkpoint.weights import save
+from vitrail.cli.frozen import counted
+from vitrail.cli.progress import bars
+from vitrail.cli.subject import Subject, add_loading, add_weights, alone, batches, headline, opened, subject
+from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import times
+from vitrail.core.storage import cache_folder, check_writable
+from vitrail.data.loader import Batch
+from vitrail.data.source import Source
+from vitrail.evaluation.closed_form import SHARE, Head
+from vitrail.evaluation.fewshot import PENALTIES
+from vitrail.evaluation.instant import Instant, fit
+from vitrail.evaluation.result import shown, spanned
+
+SUFFIX = ".safetensors"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_weights(parser)
+    parser.add_argument(
+        "data", metavar="SOURCE", help="a folder with a folder a class, a file, or a set by name; its train is learnt"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=f"the network to write, {SUFFIX}")
+    parser.add_argument("--test", metavar="SOURCE", help="pictures to score, if they are not the test or val of SOURCE")
+    parser.add_argument("--l2", type=float, metavar="L2", help="penalty of the weights (default: the best on dev)")
+    parser.add_argument(
+        "--dev",
+        type=float,
+        default=SHARE,
+        metavar="SHARE",
+        help=f"of every class, held out to choose l2 and the scale of the logits; all count afterwards "
+        f"(default: {SHARE:g})",
+    )
+    parser.add_argument("--shots", type=int, metavar="N", help="learn from at most N pictures of each class")
+    parser.add_argument("--no-cache", action="store_true", help="extract the features anew, and do not keep them")
+    add_loading(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    check(args)
+    begun = time.monotonic()
+    collection = opened(args)
+    test = None if args.test is None else opened(argparse.Namespace(data=args.test, download=args.download))
+    collection.need_labels()  # before the weights are read
+    with alone(args) as device:
+        about = subject(args, device)
+        print(headline(args.weights, about.facts, f"{times(about.preprocessing.image)} px"))
+        counts = ", ".join(f"{len(source):,} of {split}" for split, source in collection.splits.items())
+        print(f"{collection.title}: {len(collection.classes):,} classes; pictures: {counts}", flush=True)
+        made = fit(
+            about.network,
+            collection,
+            test=test,
+            penalty=args.l2,
+            held_out=args.dev,
+            shots=args.shots,
+            name=args.weights,
+            device=device,
+            batches=lambda source: pictures(args, about, source),
+            folder=None if args.no_cache else cache_folder("features"),
+        )
+        out: Path = args.out
+        out.parent.mkdir(parents=True, exist_ok=True)
+        save(made.network, out)
+    how = "kept from before" if made.found else "extracted and kept" if made.kept else "extracted anew"
+    width = made.head.weight.shape[1]
+    print(f"learnt from {made.pictures:,} pictures of {made.split}, {width:,} features each, {how}")
+    print(choice(made.head, given=args.l2 is not None))
+    result(made)
+    for note in made.notes:
+        print(f"note: {note}")
+    print(f"network: {out} ({size_of(out)}), in {time.monotonic() - begun:.1f} s")
+    print(f"next: vitrail predict {shlex.quote(str(out))} PICTURE...   or   vitrail serve {shlex.quote(str(out))}")
+    return 0
+
+
+def check(args: argparse.Namespace) -> None:
+    """What can be refused before anything is read."""
+    out: Path = args.out
+    if out.suffix != SUFFIX:
+        raise ConfigError(f"--out {out}: a network is written as {SUFFIX}; name it {out.with_suffix(SUFFIX)}")
+    check_writable(out)
+    if Path(args.weights).exists() and out.exists() and out.samefile(args.weights):
+        raise ConfigError(f"--out {out} is the file of the weights themselves; give another name")
+    if args.l2 is not None and not 0 < args.l2 < math.inf:
+        raise ConfigError(f"--l2 {args.l2:g} must be above 0 and finite")
+    if not 0 <= args.dev < 1:
+        raise ConfigError(f"--dev {args.dev:g} must be at least 0 and below 1")
+    if args.shots is not None and args.shots < 1:
+        raise ConfigError(f"--shots {args.shots} must be at least 1")
+
+
+def pictures(args: argparse.Namespace, about: Subject, source: Source) -> Iterator[Batch]:
+    """The pictures of a source; how far they are is told on stderr."""
+    with bars() as bar:
+        found = batches(args, source, about.preprocessing, about.device)
+        yield from counted(found, lambda done: bar("features", min(done, len(source)), len(source)))
+
+
+def choice(head: Head, *, given: bool) -> str:
+    """How l2 and the scale were come by."""
+    if head.held is None:
+        why = "as given" if given else "the usual one"
+        return f"l2 {head.penalty:g}, {why}; scores times {head.scale:.3g} are the logits"
+    held = head.held
+    times_ = f" in {held.draws} draws" if held.draws > 1 else ""
+    why = "as given" if given else f"the best of {len(PENALTIES)}"
+    return (
+        f"l2 {head.penalty:g}, {why}: {held.accuracy:.2%} right of {held.count:,} held out{times_}; scores times "
+        f"{head.scale:.3g} are the logits, by likelihood there"
+    )
+
+
+def size_of(path: Path) -> str:
+    count = path.stat().st_size
+    return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
+
+
+def result(made: Instant) -> None:
+    if made.scored is None:
+        print("scored: nothing; a folder test or val beside train would be, or name one with --test SOURCE")
+        return
+    top1 = made.scored.top1
+    print(
+        f"{made.scored.split}: {shown(top1)} right of {top1.count:,} (95% interval {spanned(top1)}), calibration error "
+        f"{made.scored.error:.2%}"
+    )

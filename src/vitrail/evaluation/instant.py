@@ -1,0 +1,250 @@
+"""An instant classifier: frozen features, least squares in closed form (4.1), and a network that answers at once.
+
+    fitted = fit(vitrail.load("deit.safetensors"), "photos/")
+    vitrail.save(fitted.network, "photos.safetensors")
+
+Nothing is trained. What comes out is an ordinary network with another last layer, the names of the new classes and a
+word on how it was made.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.checkpoint.bundle import Bundle, Card
+from vitrail.checkpoint.weights import bundle_of
+from vitrail.checkpoint.weights import network as built
+from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.data.collection import Collection, agree, open_collection
+from vitrail.data.labels import Labels
+from vitrail.data.loader import Batch, sweep
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.source import Source, Subset
+from vitrail.data.splits import stratified
+from vitrail.evaluation.cache import Kept, cached_features, missing
+from vitrail.evaluation.calibration import calibration_error
+from vitrail.evaluation.closed_form import SHARE, Head, fit_head
+from vitrail.evaluation.identity import network_hash
+from vitrail.evaluation.labelled import single, tally
+from vitrail.evaluation.result import Measure, share
+from vitrail.models.build import Model
+from vitrail.models.config import ViTConfig
+from vitrail.models.zoo import adapted
+
+BATCH: Final = 64
+UNEVEN: Final = 20  # times as many pictures as the smallest class has, from which a word is said
+NAMED: Final = 3
+
+Batches = Callable[[Source], Iterable[Batch]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """How the network did on pictures that it was not made from; `error` is the expected calibration error."""
+
+    split: str
+    top1: Measure
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Instant:
+    """A network in evaluation mode with its card, ready to be saved; it shares all but its head with the one it came
+    from. `found` and `kept` are of the features: there from before, there for later."""
+
+    network: Model
+    head: Head
+    split: str
+    pictures: int  # that it was made from
+    scored: Scored | None
+    found: bool
+    kept: bool
+    notes: tuple[str, ...]
+    unreadable: tuple[str, ...]
+
+
+def fit(
+    network: Model,
+    data: Collection | str | Path,
+    *,
+    test: Collection | str | Path | None = None,
+    penalty: float | None = None,
+    held_out: float = SHARE,
+    shots: int | None = None,
+    name: str = "",
+    device: torch.device | str = "cpu",
+    batches: Batches | None = None,
+    folder: Path | None = None,
+) -> Instant:
+    """The classifier of `data`'s train split (or of its only one), scored on its test or val, or on that of `test`.
+
+    `held_out` of every class chooses the penalty, unless one is given, and the scale of the logits; then all pictures
+    count, or at most `shots` of each class. `name` is what the weights are called in the card. `batches` gives the
+    pictures of a source, each once, prepared as the network's card says; with a `folder` features are kept there."""
+    collection = data if isinstance(data, Collection) else open_collection(data)
+    split, source = to_learn_from(collection)
+    if shots is not None:
+        source = Subset(source, at_most(source.labels, len(collection.classes), shots))
+    where = to_score(collection, split, source, test)
+    prepared = card_of(network).preprocessing
+    pictures = batches or (lambda bare: sweep(bare, prepared, batch=min(BATCH, max(len(bare), 1))))
+    parts = [
+        (one, part, cached_features(network, part, prepared, device, batches=pictures, folder=folder))
+        for one, part in [(split, source), *([] if where is None else [where])]
+    ]
+    notes = [note for part in parts for note in notes_of(*part)]
+    learnt = parts[0][2]
+    labels = single(learnt.labels)
+    usable = labels >= 0
+    if not usable.any():
+        raise BadLabels(f"{collection.name}: no picture of {split} has one label and can be read")
+    if not usable.all():
+        notes.append(f"{int((~usable).sum()):,} of {split} have no label or several, and are not learnt from")
+    features, labels = learnt.features[usable], labels[usable]
+    notes += balance(labels, collection.classes)
+    head = fit_head(features, labels, len(collection.classes), penalty=penalty, share=held_out)
+    if head.held is None:
+        notes.append("nothing was held out: l2 and sureness are the usual ones, not chosen; two pictures a class would")
+    scored = None if where is None else score(where[0], head, parts[1][2])
+    origin = {"weights": name, "hash": network_hash(network), **card_of(network).provenance}
+    provenance = {**told(head, collection, split, source, scored), "from": origin}
+    return Instant(
+        network=with_head(network, head, collection.classes, provenance),
+        head=head,
+        split=split,
+        pictures=len(labels),
+        scored=scored,
+        found=all(took.found for _, _, took in parts),
+        kept=all(took.kept for _, _, took in parts),
+        notes=tuple(dict.fromkeys(notes)),
+        unreadable=tuple(f"{one}: {part.name(at)}" for one, part, took in parts for at in missing(part, took.samples)),
+    )
+
+
+def to_learn_from(collection: Collection) -> tuple[str, Source]:
+    """The train split, or the only one, with two classes at least."""
+    collection.need_labels()
+    if len(collection.classes) < 2:
+        raise BadLabels(
+            f"{collection.name} has one class, {', '.join(collection.classes)}: there must be two at least to tell "
+            "apart; put the pictures of each into a folder of its own"
+        )
+    if len(collection.splits) == 1:
+        return next(iter(collection.splits.items()))
+    return "train", collection.split("train")
+
+
+def to_score(
+    collection: Collection, split: str, source: Source, test: Collection | str | Path | None
+) -> tuple[str, Source] | None:
+    """The pictures to score, with the class numbers of those to learn from; none where none have labels."""
+    if test is None:
+        found = next((name for name in ("test", "val") if name in collection.splits and name != split), None)
+        if found is None or not collection.splits[found].classes:
+            return None
+        return found, collection.splits[found]
+    other = test if isinstance(test, Collection) else open_collection(test)
+    other.need_labels()
+    name = next((one for one in ("test", "val") if one in other.splits), next(iter(other.splits)))
+    if len(other.splits) > 1 and name not in ("test", "val"):
+        raise DataError(f"{other.name} has the splits {', '.join(other.splits)}; say which one: {other.name}@{name}")
+    called = f"{other.title}@{name}"
+    both, _ = agree(collection.name, {split: source, called: other.splits[name]})
+    return called, both[called]
+
+
+def at_most(labels: Labels, classes: int, shots: int) -> NDArray[np.int64]:
+    """`shots` samples of each class, drawn once and for all, or as many as it has."""
+    if shots < 1:
+        raise ConfigError(f"{shots} shots a class are nothing to learn from; give at least 1")
+    if labels.multiple:
+        raise BadLabels("so many shots a class can be drawn where samples have one label each, not several")
+    generator = np.random.default_rng(0)
+    drawn = [generator.permutation(np.flatnonzero(labels.values == one))[:shots] for one in range(classes)]
+    return np.sort(np.concatenate(drawn))
+
+
+def some_of(source: Source, most: int) -> Source:
+    """All of a source, or a sample of it with the same share of every class."""
+    return source if len(source) <= most else Subset(source, stratified(source.labels, most / len(source)))
+
+
+def notes_of(split: str, source: Source, took: Kept) -> list[str]:
+    """What is to be told of a split's features."""
+    gone = [source.name(sample) for sample in missing(source, took.samples)]
+    some = ", ".join(gone[:NAMED]) + (", ..." if len(gone) > NAMED else "")
+    count = f"{len(gone):,} of {split} could not be read and {'is' if len(gone) == 1 else 'are'} out: {some}"
+    return [*([count] if gone else []), *([took.trouble] if took.trouble else [])]
+
+
+def balance(labels: Tensor, classes: tuple[str, ...]) -> list[str]:
+    """A word on classes that have no pictures, or far fewer than others."""
+    counts = torch.bincount(labels, minlength=len(classes))
+    empty = [classes[at] for at in (counts == 0).nonzero()[:, 0].tolist()]
+    if empty:
+        some = ", ".join(empty[:NAMED]) + (", ..." if len(empty) > NAMED else "")
+        return [f"{len(empty)} of {len(classes)} classes have no picture to learn from and are never said: {some}"]
+    if int(counts.max()) > UNEVEN * int(counts.min()):
+        least, most = classes[int(counts.argmin())], classes[int(counts.argmax())]
+        return [
+            f"{most!r} has {int(counts.max()):,} pictures and {least!r} {int(counts.min()):,}: small classes are said "
+            f"too seldom; --shots {max(int(counts.min()), 5)} takes no more than so many of each"
+        ]
+    return []
+
+
+def score(split: str, head: Head, took: Kept) -> Scored:
+    """With the layer as it is in the file. A sample without a label is out."""
+    said, sure = head.predict(took.features)
+    right, count = tally(said, took.labels)
+    rows = took.labels if took.labels.ndim == 2 else took.labels[:, None]
+    labelled = (rows >= 0).any(1)
+    hit = (said[:, None] == rows).any(1)
+    error = calibration_error(sure[labelled].numpy(), hit[labelled].numpy())
+    return Scored(split=split, top1=share("top-1", right, count), error=error)
+
+
+def with_head(network: Model, head: Head, classes: tuple[str, ...], provenance: dict[str, Any]) -> Model:
+    """The network with another last layer; a hidden layer before it (the paper's pre-logits) stays."""
+    bundle = bundle_of(network)
+    if isinstance(bundle.config, ViTConfig):
+        kind = "tanh" if bundle.config.head == "tanh" else "linear"
+        config, place = adapted(bundle.config, classes=len(classes), head=kind), "head.classifier"
+    else:
+        config, place = adapted(bundle.config, classes=len(classes)), "head"
+    like = next(iter(bundle.tensors.values()))
+    layer = {f"{place}.weight": head.weight.to(like), f"{place}.bias": head.bias.to(like)}
+    card = Card(preprocessing=bundle.card.preprocessing, labels=classes, provenance=provenance)
+    return built(Bundle(config=config, tensors={**bundle.tensors, **layer}, card=card), like.dtype)
+
+
+def told(head: Head, collection: Collection, split: str, source: Source, scored: Scored | None) -> dict[str, Any]:
+    """How the network was made, for its card."""
+    held = head.held
+    chosen = None if held is None else {"accuracy": held.accuracy, "count": held.count, "draws": held.draws}
+    score = None
+    if scored is not None:
+        score = {"split": scored.split, "accuracy": scored.top1.value, "count": scored.top1.count}
+    return {
+        "made_by": "vitrail fit",
+        "how": "closed-form least squares on frozen features (4.1), folded into the last layer",
+        "data": collection.name,
+        "split": split,
+        "pictures": len(source),
+        "fingerprint": source.fingerprint,
+        "l2": head.penalty,
+        "logit_scale": head.scale,
+        "held_out": chosen,
+        **({} if score is None else {"score": score}),
+    }
+
+
+def card_of(network: Model) -> Card:
+    card: Any = network.card
+    return card if isinstance(card, Card) else Card(preprocessing=Preprocessing(image=network.config.image))

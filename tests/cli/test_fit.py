@@ -1,0 +1,142 @@
+"""`vitrail fit`: what it prints and writes, that the file is a network like any other, and what it refuses."""
+
+import re
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitrail
+from tests.cli.test_frozen import folder, picture
+from tests.models.tiny import VIT, awake
+from vitrail.checkpoint.bundle import Card
+from vitrail.checkpoint.weights import save
+from vitrail.cli.app import main
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.evaluation.result import Result
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    model = awake(VIT, torch.float32)
+    model.card = Card(preprocessing=Preprocessing(image=VIT.image), labels=tuple("abcde"))
+    save(model, "weights.safetensors")
+    folder(tmp_path / "photos", {"train": 12, "test": 9})
+    return tmp_path
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*more: str, data: str = "photos", out: str = "out.safetensors", status: int = 0) -> str:
+        words = ["fit", "weights.safetensors", data, "--out", out, "--workers", "0", "--device", "cpu", *more]
+        assert main(words) == status
+        said = capsys.readouterr()
+        return said.err if status else said.out
+
+    return run
+
+
+def test_a_folder_becomes_a_classifier(here: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run(out="new/photos.safetensors")
+    assert "photos: 3 classes; pictures: 36 of train, 27 of test" in said
+    assert "learnt from 36 pictures of train, 16 features each, extracted and kept" in said
+    assert re.search(r"l2 [\d.]+, the best of 30: [\d.]+% right of 32 held out in 8 draws; scores times", said)
+    scored = re.search(r"test: ([\d.]+%) right of 27 \(95% interval [\d.]+–[\d.]+\), calibration error [\d.]+%", said)
+    assert scored
+    assert re.search(r"^network: new/photos\.safetensors \([\d.]+ kB\), in [\d.]+ s$", said, re.MULTILINE)
+    assert "next: vitrail predict new/photos.safetensors PICTURE...   or   vitrail serve new/photos.safetensors" in said
+    model = vitrail.load("new/photos.safetensors")
+    assert model.card is not None
+    assert model.card.labels == ("blue", "green", "red")
+    assert model.card.provenance["made_by"] == "vitrail fit"
+    assert model.card.provenance["from"]["weights"] == "weights.safetensors"
+    # And as any other command sees the file:
+    words = ["evaluate", "new/photos.safetensors", "--data", "photos", "--out", "r.json", "--workers", "0"]
+    assert main(words) == 0
+    capsys.readouterr()
+    found = Result.read(here / "r.json").measures[0]
+    assert f"{100 * found.value:.2f}%" == scored[1]
+    assert found.value > 0.6
+
+
+def test_the_same_again_is_the_same_file_from_kept_features(here: Path, run: Run) -> None:
+    run(out="a.safetensors")
+    assert "kept from before" in run(out="b.safetensors")
+    assert (here / "a.safetensors").read_bytes() == (here / "b.safetensors").read_bytes()
+    assert "extracted anew" in run("--no-cache", out="c.safetensors")
+    assert (here / "a.safetensors").read_bytes() == (here / "c.safetensors").read_bytes()
+
+
+def test_what_may_be_said_otherwise(here: Path, run: Run) -> None:
+    assert "l2 3, as given: " in run("--l2", "3")
+    assert "learnt from 6 pictures of train" in run("--shots", "2")
+    assert "l2 1024, the usual one; scores times" in run("--dev", "0")
+    assert "ViT, 0.00M parameters, 12x12 px" in run("--image-size", "12")
+    assert vitrail.load("out.safetensors").config.image == (12, 12)
+
+
+def test_pictures_without_a_test_and_elsewhere(here: Path, run: Run) -> None:
+    said = run(data="photos/train")
+    assert "scored: nothing; a folder test or val beside train would be, or name one with --test SOURCE" in said
+    said = run("--test", "photos/test", data="photos/train")
+    assert re.search(r"^test@train: [\d.]+% right of 27", said, re.MULTILINE)
+    with tarfile.open(here / "set.tar", "w") as archive:
+        for at, name in enumerate(("blue", "green", "red", "blue", "green", "red")):
+            picture(name, at).save(here / "p.png")
+            (here / "p.cls").write_text(str(at % 3))
+            archive.add(here / "p.png", f"{at}.png")
+            archive.add(here / "p.cls", f"{at}.cls")
+    assert "learnt from 6 pictures" in run(data="set.tar")
+
+
+def test_bad_pictures_are_named(here: Path, run: Run) -> None:
+    (here / "photos" / "train" / "red" / "3.png").write_bytes(b"no picture")
+    said = run()
+    assert re.search(r"^note: 1 of train could not be read and is out: .*red/3\.png$", said, re.MULTILINE)
+    assert "learnt from 35 pictures" in said
+
+
+def test_what_is_refused_says_what_to_do(here: Path, run: Run) -> None:
+    assert "a network is written as .safetensors; name it m.safetensors" in run(out="m.pt", status=2)
+    assert "is the file of the weights themselves" in run(out="weights.safetensors", status=2)
+    assert "--l2 -1 must be above 0" in run("--l2=-1", status=2)
+    assert "--dev 1 must be at least 0 and below 1" in run("--dev", "1", status=2)
+    assert "--shots 0 must be at least 1" in run("--shots", "0", status=2)
+    assert "neither a path nor a known set" in run(data="nowhere", status=2)
+    (here / "flat").mkdir()
+    assert "flat" in run(data="flat", status=2)  # nothing in it
+    picture("red", 0).save(here / "flat" / "a.png")
+    assert "flat has no labels: put the pictures of each class into a folder" in run(data="flat", status=2)
+    (here / "one" / "red").mkdir(parents=True)
+    picture("red", 0).save(here / "one" / "red" / "a.png")
+    assert "one has one class, red: there must be two at least" in run(data="one", status=2)
+    assert not (here / "out.safetensors").exists()
+
+
+def test_one_picture_a_class(here: Path, run: Run) -> None:
+    for name in ("red", "blue"):
+        (here / "two" / name).mkdir(parents=True)
+        picture(name, 0).save(here / "two" / name / "a.png")
+    said = run(data="two")
+    assert "learnt from 2 pictures" in said
+    assert "note: nothing was held out" in said
+    assert vitrail.load("out.safetensors").config.classes == 2
+
+
+def test_a_fine_tuning_prints_it_beside_its_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["finetune", "--from", "weights.safetensors", "--data", "photos", "--device", "cpu", "--out", "run"]
+    settings = ("steps=4", "schedule.warmup=1", "baseline=on", "data.workers=0")
+    assert main([*words, *(word for one in settings for word in ("--set", one))]) == 0
+    said = capsys.readouterr().out
+    first = re.search(
+        r"^closed form on the frozen features, the number to beat: ([\d.]+%) of 27 test", said, re.MULTILINE
+    )
+    assert first
+    assert re.search(rf"^test: .* at step 4; closed form on the frozen features: {first[1]}$", said, re.MULTILINE)
