@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vitrail.checkpoint.convert import convert
     from vitrail.checkpoint.pretrained import create_model
+    from vitrail.checkpoint.repository import from_pretrained, push_to_hub, save_pretrained
     from vitrail.checkpoint.weights import load, save
     from vitrail.core.errors import VitrailError
     from vitrail.data.collection import open_collection
     from vitrail.models.config import ResNetConfig, ViTConfig
     from vitrail.models.resize import resize_position
     from vitrail.models.zoo import list_models
+    from vitrail.predict.predictor import predictor
 
 __version__ = "0.1.0"
 
@@ -24,11 +26,15 @@ __all__ = [
     "VitrailError",
     "convert",
     "create_model",
+    "from_pretrained",
     "list_models",
     "load",
     "open_collection",
+    "predictor",
+    "push_to_hub",
     "resize_position",
     "save",
+    "save_pretrained",
 ]
 
 _FACE = {
@@ -37,15 +43,19 @@ _FACE = {
     "VitrailError": "vitrail.core.errors:VitrailError",
     "convert": "vitrail.checkpoint.convert:convert",
     "create_model": "vitrail.checkpoint.pretrained:create_model",
+    "from_pretrained": "vitrail.checkpoint.repository:from_pretrained",
     "list_models": "vitrail.models.zoo:list_models",
     "load": "vitrail.checkpoint.weights:load",
     "open_collection": "vitrail.data.collection:open_collection",
+    "predictor": "vitrail.predict.predictor:predictor",
+    "push_to_hub": "vitrail.checkpoint.repository:push_to_hub",
     "resize_position": "vitrail.models.resize:resize_position",
     "save": "vitrail.checkpoint.weights:save",
+    "save_pretrained": "vitrail.checkpoint.repository:save_pretrained",
 }
 
 
-_PARTS = ("inspection",)  # whole modules that people reach for: vitrail.inspection.rollout(model, images)
+_PARTS = ("export", "inspection")  # whole modules that people reach for: vitrail.inspection.rollout(model, images)
 
 
 def __getattr__(name: str) -> object:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.models.tiny import HYBRID, RESNET, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.bundle import Card, describe
+from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.files.seal import write_sealed
 from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import bundle_of, fresh, load, save
@@ -496,3 +497,17 @@ def test_bundles_hold_no_gradients() -> None:
     bundle = bundle_of(network())
     assert isinstance(bundle.config, ViTConfig)
     assert not any(tensor.requires_grad for tensor in bundle.tensors.values())
+
+
+def test_positions_of_half_precision_weights_are_resized_in_full(tmp_path: Path) -> None:
+    """Rounded once, when they were written, and not again."""
+    model = awake(VIT)
+    save(model, tmp_path / "whole.safetensors")
+    convert(tmp_path / "whole.safetensors", tmp_path / "half.safetensors", dtype=torch.float16)
+    assert (tmp_path / "half.safetensors").stat().st_size < (tmp_path / "whole.safetensors").stat().st_size
+    half = load(tmp_path / "half.safetensors")
+    save(half, tmp_path / "rounded.safetensors")
+    size = (2 * VIT.image[0], 2 * VIT.image[1])
+    mine, exact = (load(tmp_path / name, image_size=size) for name in ("half.safetensors", "rounded.safetensors"))
+    for name, tensor in exact.state_dict().items():
+        assert torch.equal(mine.state_dict()[name], tensor), name

@@ -287,3 +287,14 @@ def test_grad_cam_that_was_asked_of_a_transformer_is_missed(
     assert "left out: gradcam: it is for ResNets" in capsys.readouterr().out
     assert main(["inspect", weights(tmp_path, VIT), *chosen, "gradcam"]) == 2
     assert "nothing can be drawn: gradcam: it is for ResNets" in capsys.readouterr().err
+
+
+def test_without_weights_the_shipped_network_is_looked_at(
+    tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A picture in the place of WEIGHTS is a picture."""
+    assert main(["inspect", pictures[0], "--only", "rollout", "--out", str(tmp_path / "a")]) == 0
+    assert main(["inspect", "--images", pictures[0], "--only", "rollout", "--out", str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().out.count("rollout") >= 2
+    for name in ("a", "b"):
+        assert json.loads((tmp_path / name / "inspect.json").read_text())["weights"]["name"] == "vitrail-cifar10"

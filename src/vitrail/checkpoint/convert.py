@@ -3,7 +3,7 @@
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,18 @@ class Conversion:
     certificate: Certificate
 
 
-def convert(source: str | Path, target: str | Path, to: str | None = None, **facts: Any) -> Conversion:
-    """Read weights of any format and write them in another; `to` is needed where the target's name does not tell.
+def convert(
+    source: str | Path, target: str | Path, to: str | None = None, *, dtype: torch.dtype | None = None, **facts: Any
+) -> Conversion:
+    """Read weights of any format and write them in another; `to` is needed where the target's name does not tell, and
+    `dtype` where the numbers shall be of another type: in float16 a file is half as long.
 
     A `.npz` is Google's layout, a `.safetensors` our own, a folder Hugging Face's; `to="timm"` or `"torchvision"` with
     `.safetensors` or `.pth` is a state dict of theirs, and `to="timm"` with a folder is one that timm's hub code reads.
     """
     bundle = read_bundle(source, **facts)
+    if dtype is not None:
+        bundle = replace(bundle, tensors={name: tensor.to(dtype) for name, tensor in bundle.tensors.items()})
     return export(bundle, Path(target), to, source=Path(source))
 
 

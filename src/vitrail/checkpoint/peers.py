@@ -68,6 +68,15 @@ def timm_peer(config: ModelConfig, target: Path) -> Peer:
     return Peer(library=version, network=network.eval(), first=network.blocks[0], blocks=list(network.blocks))
 
 
+def timm_created(name: str, args: dict[str, Any], target: Path) -> nn.Module:
+    """What timm's own loading makes of a file or of a folder: the call that people are told of."""
+    import timm
+
+    if target.is_dir():
+        return timm.create_model(f"local-dir:{target}", pretrained=True).eval()
+    return timm.create_model(name, checkpoint_path=str(target), **args).eval()
+
+
 def timm_bit(config: ResNetConfig) -> Any:
     """timm's BiT of any depth and width, also those it has no name for."""
     from timm.layers.std_conv import StdConv2d

@@ -1,12 +1,15 @@
 """`create_model`: a network by name, fresh or with public weights."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.checkpoint.public import hub, registry
+from vitrail.checkpoint.shipped import SHIPPED, is_shipped
 from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import fresh, network, operate
+from vitrail.core.errors import WeightsNotFound
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.models.build import Model
@@ -32,6 +35,20 @@ def create_model(
     if weights is None:
         return fresh(model_config(name, classes=classes, image_size=image_size, **replacements))
     return network(operate(public(name, weights, **replacements), classes, image_size, numerics))
+
+
+def find_weights(text: str | Path) -> Bundle:
+    """Weights by path, those of a run by its folder, those that come with the package by name, or public ones as
+    NAME:TAG."""
+    if is_shipped(text) or Path(text).exists():
+        return read_bundle(text)
+    name, _, tag = str(text).partition(":")
+    if not tag:
+        raise WeightsNotFound(
+            f"{text}: no such weight file or folder; public ones are written NAME:TAG, and {', '.join(SHIPPED)} comes "
+            "with vitrail"
+        )
+    return public(name, tag)
 
 
 def public(name: str, tag: str, **facts: Any) -> Bundle:

@@ -9,18 +9,21 @@ from vitrail.checkpoint.files.read import RawWeights, read_weights
 from vitrail.checkpoint.formats import huggingface, timm
 from vitrail.checkpoint.formats.known import Format, recognise
 from vitrail.checkpoint.formats.table import Shapes, identity, import_tensors
+from vitrail.checkpoint.shipped import is_shipped, shipped_file
 from vitrail.checkpoint.sidecar import read_json, read_sidecar
 from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, unknown
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitrail.models.zoo import adapted
 
 FIELDS = sorted({field.name for config in (ViTConfig, ResNetConfig) for field in fields(config)})
-FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "model.npz")
+# The last two are a run's: its folder stands for the best weights, or the last.
+FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "model.npz", "best.safetensors", "last.safetensors")
 
 
 def read_bundle(path: str | Path, **facts: Any) -> Bundle:
-    """Config, tensors and card of any weights; `facts` are config fields that the caller knows better than the file."""
-    path = Path(path)
+    """Config, tensors and card of any weights, by path or by the name of some that come with the package; `facts` are
+    config fields that the caller knows better than the file."""
+    path = shipped_file(str(path)) if is_shipped(path) else Path(path)
     for name in facts:
         if name not in FIELDS:
             raise unknown("config field", name, FIELDS)

@@ -49,8 +49,9 @@ def network(bundle: Bundle, dtype: torch.dtype = torch.float32) -> Model:
 def operate(
     bundle: Bundle, classes: int | None = None, image_size: int | Pair | None = None, numerics: Numerics = "reference"
 ) -> Bundle:
-    """Fine-tuning surgery (3.2) on a bundle."""
+    """Fine-tuning surgery (3.2) on a bundle. Positions are resampled in float32 at least."""
     if image_size is not None:
+        bundle = replace(bundle, tensors={name: _exact(tensor) for name, tensor in bundle.tensors.items()})
         config = adapted(bundle.config, image_size=image_size)
         bundle = replace(
             bundle, config=config, tensors=_resized(bundle, config, numerics), card=bundle.card.resized(config.image)
@@ -58,6 +59,10 @@ def operate(
     if classes is not None:
         bundle = _new_head(bundle, classes)
     return bundle
+
+
+def _exact(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _resized(bundle: Bundle, config: ModelConfig, numerics: Numerics) -> Tensors:

@@ -4,6 +4,8 @@ import argparse
 
 from vitrail.core.console import print_table
 
+TYPES = ("float32", "bfloat16", "float16")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help="a weight file or folder of any format; it is recognised by what is in it")
@@ -14,17 +16,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="vitrail (default for .safetensors), npz, npz-linen, npz-big-vision, npz-bit, "
         "hf (default for a folder), timm, torchvision",
     )
+    parser.add_argument("--type", choices=TYPES, help="of the numbers (default: as they are)")
     parser.add_argument(
         "--heads", type=int, help="attention heads, where a state dict of an unusual width does not say"
     )
 
 
 def run(args: argparse.Namespace) -> int:
+    import torch
+
     from vitrail.checkpoint.convert import Conversion, convert
     from vitrail.models.walk import parameters
 
     facts = {} if args.heads is None else {"heads": args.heads}
-    done: Conversion = convert(args.source, args.target, args.to, **facts)
+    dtype = None if args.type is None else getattr(torch, args.type)
+    done: Conversion = convert(args.source, args.target, args.to, dtype=dtype, **facts)
     seal = done.certificate
     print(f"{done.source} -> {done.target} ({done.format}), {parameters(done.config):,} parameters")
     if done.sidecar is not None:

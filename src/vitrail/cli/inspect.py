@@ -34,7 +34,7 @@ PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from vitrail.cli.subject import add_loading, add_weights
 
-    add_weights(parser)
+    add_weights(parser, optional=True)
     parser.add_argument("--images", nargs="+", default=[], metavar="IMG", help="picture files to look at")
     parser.add_argument(
         "--data",
@@ -58,10 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from vitrail.checkpoint.shipped import DEFAULT
     from vitrail.cli.subject import alone, subject
+    from vitrail.data.readers.folder import is_picture
     from vitrail.inspection.style import toolkit
 
     toolkit()  # before anything that takes time
+    if is_picture(args.weights) and not args.images:  # vitrail inspect cat.jpg
+        args.weights, args.images = DEFAULT, [args.weights]
     check_writable(args.out / PAGE)
     wanted = kinds(args.only)
     with alone(args) as device:

@@ -11,7 +11,10 @@ from typing import Any, get_args
 import torch
 
 from vitrail.checkpoint.bundle import Card
-from vitrail.checkpoint.weights import load
+from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.shipped import DEFAULT
+from vitrail.checkpoint.weights import network as network_of
+from vitrail.checkpoint.weights import operate
 from vitrail.cli.progress import bars
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError, DataError
@@ -25,13 +28,18 @@ from vitrail.distributed.world import joined
 from vitrail.evaluation.rest import Precision
 from vitrail.evaluation.result import data_facts, deduplicated, weights_facts
 from vitrail.models.build import Model
-from vitrail.train.folder.layout import weights_in
 
 
-def add_weights(parser: argparse.ArgumentParser, *, sizes: bool = False) -> None:
-    """WEIGHTS, --image-size (with `sizes` several of them, as a list) and --device."""
+def add_weights(parser: argparse.ArgumentParser, *, sizes: bool = False, optional: bool = False) -> None:
+    """WEIGHTS, --image-size (with `sizes` several of them, as a list) and --device. Where WEIGHTS are `optional`, those
+    that come with the package stand in."""
     parser.add_argument(
-        "weights", metavar="WEIGHTS", help="a file, a folder or a tag, in any format that vitrail reads"
+        "weights",
+        metavar="WEIGHTS",
+        nargs="?" if optional else None,
+        default=DEFAULT,
+        help="a file, a folder, a run or NAME:TAG, in any format that vitrail reads"
+        + (f" (default: {DEFAULT}, which comes with it)" if optional else ""),
     )
     parser.add_argument(
         "--image-size",
@@ -109,10 +117,10 @@ def headline(name: str, facts: Mapping[str, Any], *about: str) -> str:
 
 def subject(args: argparse.Namespace, device: torch.device) -> Subject:
     """The network that was asked for. A run's folder stands for its best weights, or its last."""
-    where = str(weights_in(Path(args.weights)) or args.weights)
-    network = load(where, image_size=args.image_size)
+    bundle = find_weights(args.weights)
+    network = network_of(operate(bundle, image_size=args.image_size))
     # Now, not when the result is written: a run that is training may have replaced the file by then.
-    facts = weights_facts(args.weights, network if args.image_size is None else load(where))
+    facts = weights_facts(args.weights, network if args.image_size is None else network_of(bundle))
     card: Any = network.card
     return Subject(
         name=args.weights,

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.weights import network
 from vitrail.cli.live import duration, observer
 from vitrail.cli.progress import bars
@@ -29,7 +30,6 @@ from vitrail.models.walk import macs
 from vitrail.studies.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
 from vitrail.studies.vtab_table import GROUPS, HEADS, html, result, rows
 from vitrail.train.cost import measured_flops
-from vitrail.train.network import find_weights
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -112,7 +112,7 @@ def joined(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generator[W
     """The world that torchrun's environment describes, left in an orderly way at the end. A communication error that
     comes of a lost process is raised as RankLost, which names it."""
     place = _place(os.environ)
-    chosen = _device(device, place["LOCAL_RANK"])
+    chosen = find_device(device, place["LOCAL_RANK"])
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if place["WORLD_SIZE"] == 1:
@@ -200,7 +200,7 @@ def _place(environment: Mapping[str, str]) -> dict[str, int]:
     return place
 
 
-def _device(name: str, local_rank: int) -> torch.device:
+def find_device(name: str, local_rank: int = 0) -> torch.device:
     """The device of this process: its own GPU on a node with several processes."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

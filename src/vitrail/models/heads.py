@@ -2,13 +2,22 @@
 
 from torch import Tensor, nn
 
-from vitrail.models.config import ViTConfig
+from vitrail.core.errors import unknown
+from vitrail.models.config import Pool, ViTConfig
 from vitrail.models.initialise import lecun_normal_
 
 
 def pooled(z: Tensor, config: ViTConfig) -> Tensor:
     """The class token's row, or the mean over the patches: [B, T, D] -> [B, D]."""
     return z[:, 0] if config.pool == "token" else z[:, config.prefix :].mean(dim=1)
+
+
+def pool_named(name: str) -> Pool:
+    """Ours of timm's words for what a head reads."""
+    known: dict[str, Pool] = {"token": "token", "avg": "mean", "mean": "mean"}
+    if name not in known:
+        raise unknown("global_pool", name, known)
+    return known[name]
 
 
 class ClassificationHead(nn.Module):

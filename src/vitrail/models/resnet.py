@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.core.errors import ImageSizeError
+from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.shapes import Pair
 from vitrail.models.attention import Attention, columns, from_columns, from_rows, rows
 from vitrail.models.card import Card
@@ -161,6 +161,14 @@ class ResNet(nn.Module):
     def num_features(self) -> int:
         return self.config.features
 
+    @property
+    def num_classes(self) -> int:
+        return self.config.classes
+
+    def get_classifier(self) -> nn.Module:
+        """The last layer, from features to logits; an identity where there is none."""
+        return nn.Identity() if self.head is None else self.head
+
     def forward_features(self, images: Tensor) -> Tensor:
         """The feature map behind the last norm: [B, C, H, W] -> [B, features, rows, columns]."""
         if images.shape[1] != self.config.channels:
@@ -176,11 +184,13 @@ class ResNet(nn.Module):
         y = features.mean(dim=(2, 3))
         return y if pre_logits or self.head is None else self.head(y)
 
-    def reset_classifier(self, classes: int) -> None:
-        """A new zero-initialised linear head; 0 leaves none."""
-        self.config = replace(self.config, classes=classes)
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new zero-initialised linear head; 0 leaves none. It reads the mean of the map: "avg", in timm's words."""
+        if global_pool not in (None, "avg", "mean"):
+            raise ConfigError(f"global_pool={global_pool!r}: a ResNet's head reads the mean of its map, which is 'avg'")
+        self.config = replace(self.config, classes=num_classes)
         like = next(self.parameters())
-        self.head = self._head(classes)
+        self.head = self._head(num_classes)
         if self.head is not None:
             self.head.to(like.device, like.dtype)
         self.initialise()

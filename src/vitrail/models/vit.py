@@ -23,7 +23,7 @@ from vitrail.models.attention import Attention
 from vitrail.models.card import Card
 from vitrail.models.config import ViTConfig
 from vitrail.models.fused import gelu_linear, suits
-from vitrail.models.heads import ClassificationHead, pooled
+from vitrail.models.heads import ClassificationHead, pool_named, pooled
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.position import Positions
 
@@ -194,6 +194,14 @@ class ViT(nn.Module):
     def num_features(self) -> int:
         return self.config.width
 
+    @property
+    def num_classes(self) -> int:
+        return self.config.classes
+
+    def get_classifier(self) -> nn.Module:
+        """The last layer, from features to logits; an identity where there is none."""
+        return nn.Identity() if self.head.classifier is None else self.head.classifier
+
     def forward_features(self, images: Tensor) -> Tensor:
         """All tokens behind the last norm: [B, C, H, W] -> [B, T, D]."""
         z = self.encode(images)
@@ -206,9 +214,17 @@ class ViT(nn.Module):
             y = self.norm(y)
         return self.head.features(y) if pre_logits else self.head(y)
 
-    def reset_classifier(self, classes: int) -> None:
-        """A new zero-initialised linear head in place of the whole old one (3.2); 0 leaves none."""
-        self.config = replace(self.config, classes=classes, head="linear" if classes else "none")
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new zero-initialised linear head in place of the whole old one (3.2); 0 leaves none. `global_pool` is what
+        it reads, in timm's words ("token", "avg"); as before where it is not given."""
+        pool = self.config.pool if global_pool is None else pool_named(global_pool)
+        self.config = replace(
+            self.config,
+            classes=num_classes,
+            head="linear" if num_classes else "none",
+            pool=pool,
+            norm_after_pool=self.config.norm_after_pool and pool == "mean",  # of one token the order is the same
+        )
         like = self.norm.weight
         self.head = ClassificationHead(self.config).to(like.device, like.dtype)
         self.head.initialise()

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from vitrail.core.errors import ConfigError, UnknownName, unknown
-from vitrail.core.shapes import Pair, pair
+from vitrail.core.shapes import Pair, pair, times
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
 
 # width, depth, MLP width, heads. B, L, H: Table 1; Ti, S: the same authors' later "How to train your ViT"; g, G:
@@ -205,3 +205,26 @@ def _move_together(config: ViTConfig, changes: dict[str, Any]) -> None:
     if inner is not None:
         image, channels = changes.get("image", config.image), changes.get("channels", config.channels)
         changes["backbone"] = replace(inner, image=image, channels=channels)
+
+
+def network_name(config: ModelConfig) -> str:
+    """The paper's notation where a network has the shape of one with a name, whatever its head or pooling; else its
+    shape in words."""
+    found = next((name for name, known in ZOO.items() if shape(known) == shape(config)), "")
+    if found:
+        return found
+    if not isinstance(config, ViTConfig):
+        return f"ResNet of {'+'.join(map(str, config.blocks))} blocks, width factor {config.factor:g}"
+    if config.backbone is not None:
+        return f"hybrid ViT of {config.depth} layers, width {config.width}"
+    height, width = config.patch
+    patch = str(height) if height == width else times(config.patch)
+    return f"ViT of {config.depth} layers, width {config.width}, patch {patch}"
+
+
+def shape(config: ModelConfig) -> tuple[object, ...]:
+    """What tells the named networks apart."""
+    if not isinstance(config, ViTConfig):
+        return config.blocks, config.factor, config.root, config.mixing
+    stem = None if config.backbone is None else shape(config.backbone)
+    return config.width, config.depth, config.mlp_width, config.heads, config.patch, config.attention, stem

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
 from vitrail.core.errors import ConfigError, DataError, Exploded
 from vitrail.core.settings import differences, plain
@@ -28,7 +29,6 @@ from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
 from vitrail.train.folder.layout import CONFIG, METRICS, is_done, read_json
 from vitrail.train.loop import Observer, Silent, train
-from vitrail.train.network import find_weights
 from vitrail.train.pictures import Pictures, cut
 from vitrail.train.report import read_metrics
 from vitrail.train.resume import FREE

@@ -64,7 +64,7 @@ def fetch(
     url = file_url(entry, endpoint)
     path = cached_path(entry, cache)
     if offline is None:
-        offline = _flag("VITRAIL_OFFLINE") or _flag("HF_HUB_OFFLINE")
+        offline = is_offline()
     missing = f"{path} is not in the cache and vitrail is offline; download {url} and put it there"
     try:
         # Neither of these writes, so that a read-only cache serves.
@@ -89,6 +89,11 @@ def cached_path(entry: PublicWeights, cache: Path | None = None) -> Path:
     """Where the file is kept, whether it is there or not."""
     folder = cache_folder("weights") if cache is None else cache.expanduser().absolute() / "weights"
     return folder / entry.repo.replace("/", "--") / entry.file
+
+
+def is_offline() -> bool:
+    """Whether the environment says that nobody is to be asked."""
+    return _flag("VITRAIL_OFFLINE") or _flag("HF_HUB_OFFLINE")
 
 
 def file_url(entry: PublicWeights, endpoint: str | None = None) -> str:

@@ -1,0 +1,174 @@
+"""Say what is on pictures: the likeliest classes of each, in the order they were given.
+
+WEIGHTS may be left out: the first word is taken for weights unless it is a picture, a folder without weights in it, or
+-, and then a small network that comes with vitrail answers (CIFAR-10's ten classes). Folders are walked through in the
+order of names; - reads names from stdin, one a line. A picture that cannot be read is named on stderr and passed over,
+and the exit status is then 1."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.cli.predict_output import Output, output
+from vitrail.cli.progress import bars
+from vitrail.core.console import millions
+from vitrail.core.errors import BadPicture, ConfigError, DataError
+from vitrail.core.shapes import times
+from vitrail.report.page import printable
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from vitrail.cli.predict_attention import Drawn
+    from vitrail.cli.predict_pictures import Found, Listing
+    from vitrail.predict.predictor import Predictor
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [WEIGHTS] IMAGE|FOLDER|-... [options]"
+    parser.add_argument("words", nargs="+", metavar="[WEIGHTS] IMAGE|FOLDER|-", help="weights, then pictures")
+    parser.add_argument("--topk", type=int, default=5, metavar="N", help="classes for each picture (default: 5)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--json", action="store_true", help="a JSON object a line, also for what could not be read")
+    kind.add_argument("--csv", action="store_true", help="a row for each answer, under a header")
+    parser.add_argument(
+        "--attention",
+        type=Path,
+        metavar="OUT",
+        help="a folder for each picture lit by where the network looked (attention rollout), as PNG",
+    )
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the network's classes, one a line")
+    parser.add_argument("--image-size", type=int, metavar="N", help="pixels a side; positions are resized")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="(default: float32)")
+    parser.add_argument("--batch", type=int, metavar="N", help="pictures at once (default: by the device)")
+    parser.add_argument(
+        "--workers", type=int, default=-1, metavar="N", help="threads that read pictures (default: by the cores)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from vitrail.cli.predict_pictures import listing, parted
+    from vitrail.cli.subject import alone
+
+    for name, value in (("--topk", args.topk), ("--batch", args.batch)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} {value} must be at least 1")
+    weights, words = parted(args.words)
+    found = listing(words, args.attention)
+    with alone(args) as device:
+        asker = ready(args, weights, device)
+        done = Session(
+            asker=asker,
+            out=output(as_json=args.json, as_csv=args.csv),
+            topk=args.topk,
+            drawn=drawing(args.attention, asker),
+        )
+        print(headline(weights, asker), file=sys.stderr)
+        for line in (*found.notes, *found.closed):
+            tell(line)
+        through(done, found, args.workers)
+    if not done.seen:
+        raise DataError("no names of pictures came from stdin")
+    if done.failed:
+        tell(f"{done.failed:,} of {done.seen:,} pictures could not be read")
+    return 1 if done.failed or found.closed else 0
+
+
+def ready(args: argparse.Namespace, weights: str, device: "torch.device") -> "Predictor":
+    """The network that was asked for, if it has classes to name."""
+    from vitrail.evaluation.matching import read_names
+    from vitrail.predict.predictor import Predictor, predictor
+
+    batch = args.batch or (128 if device.type == "cuda" else 32)
+    asker = predictor(weights, device=device, image_size=args.image_size, precision=args.precision, batch=batch)
+    if not asker.labels:
+        raise ConfigError(
+            f"{weights} has no head, so it names no classes; give it one with `vitrail fit`, or fine-tune it"
+        )
+    if args.labels is None:
+        return asker
+    names = read_names(args.labels, len(asker.labels))
+    return Predictor(asker.network, labels=names, device=device, batch=batch)
+
+
+def headline(weights: str, asker: "Predictor") -> str:
+    """Which weights answer: "w.npz: ViT, 5.72M parameters, 224x224 px, 1,000 classes"."""
+    from vitrail.checkpoint.shipped import is_shipped
+
+    network, image = asker.network, asker.preprocessing.image
+    count = millions(sum(parameter.numel() for parameter in network.parameters()))
+    named = f"{weights} (comes with vitrail)" if is_shipped(weights) else printable(weights)
+    return f"{named}: {type(network).__name__}, {count} parameters, {times(image)} px, {len(asker.labels):,} classes"
+
+
+def drawing(folder: Path | None, asker: "Predictor") -> "Drawn | None":
+    if folder is None:
+        return None
+    from vitrail.cli.predict_attention import Drawn
+
+    return Drawn(folder, asker)
+
+
+@dataclass(kw_only=True, slots=True)
+class Session:
+    """What answers and where to, and the count so far."""
+
+    asker: "Predictor"
+    out: Output
+    topk: int
+    drawn: "Drawn | None"
+    seen: int = 0
+    failed: int = 0
+
+    def prepare(self, found: "Found") -> "tuple[Tensor, Image | None]":
+        """What the network is given, and what is drawn on where that was asked for."""
+        if self.drawn is None:
+            return self.asker.prepare(found.path), None
+        return self.drawn.prepare(found.path)
+
+    def answer(self, batch: "Sequence[tuple[Found, tuple[Tensor, Image | None] | BadPicture]]") -> None:
+        """One call of the network, and a word on every picture in its place."""
+        import torch
+
+        made = [thing[0] for _, thing in batch if not isinstance(thing, BadPicture)]
+        pixels = torch.stack(made) if made else None
+        answers = iter(() if pixels is None else self.asker.ranked(self.asker.probabilities(pixels), self.topk))
+        maps = iter(() if pixels is None or self.drawn is None else self.drawn.maps(pixels))
+        for found, thing in batch:
+            self.seen += 1
+            if isinstance(thing, BadPicture):
+                self.failed += 1
+                reason = str(thing).removeprefix(f"{found.path}: ")
+                tell(f"passed over {found.path}: {reason}")
+                self.out.failed(found.path, reason)
+                continue
+            view = thing[1]
+            lit = None if self.drawn is None or view is None else self.drawn.draw(found.inside, view, next(maps))
+            self.out.answer(found.path, next(answers), lit)
+
+
+def through(done: Session, found: "Listing", workers: int) -> None:
+    """All pictures, some at a time; what is known of them is written before more are looked at."""
+    from vitrail.predict.feed import default_threads, grouped, prepared
+
+    threads = 0 if found.total == 1 else workers if workers >= 0 else default_threads()
+    # A bar would tear through answers that come on the same terminal.
+    with bars() if not sys.stdout.isatty() else contextlib.nullcontext(lambda *_: None) as progress:
+        for burst in found.bursts():
+            made = prepared(burst, done.prepare, ahead=2 * done.asker.batch, threads=threads)
+            with contextlib.closing(made):
+                for some in grouped(made, done.asker.batch):
+                    done.answer(some)
+                    sys.stdout.flush()
+                    progress("pictures", done.seen, found.total)
+
+
+def tell(line: str) -> None:
+    print(f"vitrail: {printable(line)}", file=sys.stderr)

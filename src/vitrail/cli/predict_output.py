@@ -1,0 +1,110 @@
+"""The answers of `vitrail predict`: for a person at a terminal, for a person behind a pipe, as JSON Lines, as CSV."""
+
+import csv
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from vitrail.report.page import printable
+
+if TYPE_CHECKING:
+    from vitrail.predict.answer import Prediction
+
+BAR = 24  # signs of a full bar
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+class Output(Protocol):
+    """Takes one picture at a time; `made` is the file that was drawn of it."""
+
+    def answer(self, path: str, prediction: "Prediction", made: str | None) -> None: ...
+    def failed(self, path: str, reason: str) -> None: ...
+
+
+class Lines:
+    """JSON Lines: an object for every picture, in ASCII, so that any name can be written."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def answer(self, path: str, prediction: "Prediction", made: str | None) -> None:
+        self.write({"path": path, **prediction.to_dict(), **({} if made is None else {"attention": made})})
+
+    def failed(self, path: str, reason: str) -> None:
+        self.write({"path": path, "error": reason})
+
+    def write(self, row: dict[str, Any]) -> None:
+        self.file.write(json.dumps(row) + "\n")
+
+
+class Table:
+    """CSV: a row for every answer, and for a picture that could not be read one with the reason."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.rows = csv.writer(file, lineterminator="\n")
+        self.rows.writerow(["path", "rank", "label", "index", "probability", "error"])
+
+    def answer(self, path: str, prediction: "Prediction", made: str | None) -> None:
+        for rank, answer in enumerate(prediction.top, start=1):
+            self.rows.writerow([path, rank, answer.label, answer.index, f"{answer.probability:.6g}", ""])
+
+    def failed(self, path: str, reason: str) -> None:
+        self.rows.writerow([path, "", "", "", "", reason])
+
+
+class Plain:
+    """A line for every picture."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def answer(self, path: str, prediction: "Prediction", made: str | None) -> None:
+        self.file.write(f"{printable(path)}: {prediction}\n")
+
+    def failed(self, path: str, reason: str) -> None:
+        """Said on stderr."""
+
+
+class Terminal:
+    """A block for every picture, with bars."""
+
+    def __init__(self, file: TextIO) -> None:
+        from rich.console import Console
+
+        self.console = Console(file=file, highlight=False)
+
+    def answer(self, path: str, prediction: "Prediction", made: str | None) -> None:
+        from rich.text import Text
+
+        block = Text(printable(path), style="bold")
+        if made is not None:
+            block.append(f"  {printable(made)}", style="not bold dim")
+        room = max(min(self.console.width - BAR - 12, 40), 8)
+        wide = min(max(len(answer.label) for answer in prediction.top), room)
+        for rank, answer in enumerate(prediction.top):
+            label = answer.label if len(answer.label) <= wide else f"{answer.label[: wide - 1]}…"
+            block.append(f"\n  {printable(label):<{wide}}  ", style="not bold" if rank else "bold")
+            block.append(f"{bar(answer.probability):<{BAR}}", style="not bold green" if not rank else "not bold dim")
+            block.append(f" {100 * answer.probability:5.1f} %", style="not bold")
+        self.console.print(block, soft_wrap=True)
+
+    def failed(self, path: str, reason: str) -> None:
+        """Said on stderr."""
+
+
+def output(*, as_json: bool, as_csv: bool) -> Output:
+    """To stdout, in which names that it cannot write are spelt out."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+    if as_json:
+        return Lines(sys.stdout)
+    if as_csv:
+        return Table(sys.stdout)
+    return Terminal(sys.stdout) if sys.stdout.isatty() else Plain(sys.stdout)
+
+
+def bar(share: float) -> str:
+    """As long as its share, to an eighth of a sign."""
+    whole, eighths = divmod(round(share * BAR * 8), 8)
+    return "█" * whole + (EIGHTHS[eighths] if eighths else "")

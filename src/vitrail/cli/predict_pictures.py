@@ -1,0 +1,202 @@
+"""Which words of `vitrail predict` are weights and which are pictures, and what pictures there are in folders."""
+
+import os
+import select
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from vitrail.checkpoint.shipped import DEFAULT, is_shipped
+from vitrail.checkpoint.source import FOLDER_FILES
+from vitrail.core.errors import BadPicture, ConfigError, DataError
+from vitrail.data.decode.headers import format_of
+from vitrail.data.readers.folder import SUFFIXES, is_folder, is_picture, listed
+from vitrail.data.strings import Strings
+
+STDIN: Final = "-"
+WEIGHTS: Final = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
+UNREAD: Final = (".heic", ".heif", ".avif", ".jp2", ".svg", ".psd", ".ico", ".eps", ".pdf", ".mp4")
+PAUSE_S: Final = 0.2  # of whoever writes to our stdin, after which what has come is answered
+CHUNK: Final = 1 << 16
+
+
+class Found(NamedTuple):
+    """A picture to look at, and what it is called below the folder that it was found in."""
+
+    path: str
+    inside: str
+
+
+def parted(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Weights and pictures. The first word is weights unless it is a picture, a folder without weights in it, or -;
+    then the weights are those that come with the package."""
+    first, rest = words[0], list(words[1:])
+    late = next((word for word in rest if word.lower().endswith(WEIGHTS)), None)
+    if late is not None:
+        raise ConfigError(f"{late} looks like weights, and those come first: vitrail predict {late} IMAGE...")
+    if not is_weights(first):
+        return DEFAULT, list(words)
+    if not rest:
+        raise ConfigError(f"{first} is weights, and there are no pictures behind it; name files or folders, or -")
+    return first, rest
+
+
+def is_weights(word: str) -> bool:
+    """Whether a first word stands for weights. ConfigError where it stands for nothing."""
+    if word == STDIN or is_picture(word) or word.lower().endswith(UNREAD):
+        return False
+    if is_shipped(word) or word.lower().endswith(WEIGHTS):
+        return True
+    if os.path.isdir(word):
+        return any(os.path.isfile(os.path.join(word, name)) for name in FOLDER_FILES)
+    if os.path.isfile(word):
+        return not has_picture(word)
+    if ":" in word and not os.path.exists(word):  # NAME:TAG
+        return True
+    raise ConfigError(
+        f"{word}: there is no such file or folder; the first word is weights (a file, a folder, NAME:TAG or "
+        f"{DEFAULT}), a picture, a folder of pictures, or - for names from stdin"
+    )
+
+
+def has_picture(path: str) -> bool:
+    """Whether a file begins as a picture does, whatever it is called."""
+    try:
+        with open(path, "rb") as file:
+            format_of(file.read(CHUNK))
+    except (OSError, BadPicture):
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """The pictures that words stand for, by name: a hundred thousand of them take some megabytes."""
+
+    words: tuple[str, ...]
+    paths: Strings
+    starts: tuple[int, ...]  # where each word's pictures begin in `paths`, and the end
+    notes: tuple[str, ...]  # on files that were passed over
+    closed: tuple[str, ...]  # folders that could not be read, and why
+
+    @property
+    def total(self) -> int | None:
+        """How many there are; not known where some come from stdin."""
+        return None if STDIN in self.words else len(self.paths)
+
+    def bursts(self) -> Iterator[Iterable[Found]]:
+        """All pictures in order, in runs that come without a pause: those of stdin may be slow to come."""
+        for at, word in enumerate(self.words):
+            if word == STDIN:
+                yield from Lines().bursts()
+            elif at == 0 or self.words[at - 1] == STDIN:
+                until = next((i for i in range(at, len(self.words)) if self.words[i] == STDIN), len(self.words))
+                yield (found for i in range(at, until) for found in self.of(i))
+
+    def of(self, at: int) -> Iterator[Found]:
+        """The pictures of one word."""
+        word = self.words[at]
+        for index in range(self.starts[at], self.starts[at + 1]):
+            path = self.paths[index]
+            yield Found(path, os.path.basename(path) if path == word else os.path.relpath(path, word))
+
+
+def listing(words: Sequence[str], written: Path | None = None) -> Listing:
+    """Files as they are, folders with all below them, in order. Only names are looked at, now and once. A folder below
+    that is `written` to is left out: what an earlier command put there was not meant."""
+    if list(words).count(STDIN) > 1:
+        raise ConfigError("- stands for stdin, which can be read once")
+    paths, starts, notes, closed = list[str](), [0], list[str](), list[str]()
+    for word in words:
+        if word != STDIN and os.path.isdir(word):
+            found, others, unread = walked(word, written)
+            paths += found
+            closed += unread
+            if others:
+                files = "1 file that is" if others == 1 else f"{others:,} files that are"
+                notes.append(f"{word}: passed over {files} not called a picture")
+        elif word != STDIN:
+            paths.append(word)
+        starts.append(len(paths))
+    if not paths and STDIN not in words:
+        why = f"; {closed[0]}" if closed else f"; names end in {', '.join(SUFFIXES[:6])}, ..."
+        raise DataError(f"{', '.join(words)}: no pictures there{why}")
+    return Listing(
+        words=tuple(words), paths=Strings(paths), starts=tuple(starts), notes=tuple(notes), closed=tuple(closed)
+    )
+
+
+def walked(root: str, written: Path | None = None) -> tuple[list[str], int, list[str]]:
+    """The pictures below a folder at any depth, how many other files there are, and a line for each folder that could
+    not be read. A folder that links lead to more than once, a loop above all, is entered once."""
+    pictures, closed, others = list[str](), list[str](), 0
+    waiting, seen = [root], set[tuple[int, int]]()
+    if written is not None and written.is_dir() and not written.samefile(root):
+        status = written.stat()
+        seen.add((status.st_dev, status.st_ino))
+    while waiting:
+        where = waiting.pop()
+        try:
+            status = os.stat(where)
+            entries = listed(where) if (status.st_dev, status.st_ino) not in seen else []
+        except OSError as error:
+            closed.append(f"{where}: the folder cannot be read: {error.strerror}")
+            continue
+        except DataError as error:
+            closed.append(str(error))
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders: list[str] = []
+        for entry in entries:
+            if is_folder(entry):
+                folders.append(os.path.join(where, entry.name))
+            elif is_picture(entry.name):
+                pictures.append(os.path.join(where, entry.name))
+            else:
+                others += 1
+        waiting += reversed(folders)
+    return pictures, others, closed
+
+
+class Lines:
+    """Names from stdin, one a line. Whoever writes them may wait for our answers, so what has come is handed on when
+    no more comes for a moment."""
+
+    def __init__(self) -> None:
+        self.names = self.read()
+        self.ended = False
+
+    def bursts(self) -> Iterator[Iterable[Found]]:
+        while not self.ended:
+            yield self.burst()
+
+    def burst(self) -> Iterator[Found]:
+        for name in self.names:
+            if name is None:
+                return
+            if name:
+                yield Found(name, os.path.basename(name))
+        self.ended = True
+
+    def read(self) -> Iterator[str | None]:
+        """Names, and None where there is a pause behind one."""
+        try:
+            descriptor = sys.stdin.fileno()
+        except (OSError, AttributeError, ValueError):  # no file: a notebook's or a test's
+            yield from (line.rstrip("\r\n") for line in sys.stdin or ())
+            return
+        rest, told = b"", True
+        while True:
+            # Not a thread: one that waits for stdin cannot be ended. On Windows a pipe cannot be waited for.
+            while not told and sys.platform != "win32" and not select.select([descriptor], [], [], PAUSE_S)[0]:
+                told = True
+                yield None
+            chunk = os.read(descriptor, CHUNK)
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from (os.fsdecode(name.rstrip(b"\r")) for name in whole)
+            told = told and not whole
+            if not chunk:
+                yield os.fsdecode(rest.rstrip(b"\r"))
+                return

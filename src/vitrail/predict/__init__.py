@@ -1,0 +1,1 @@
+"""Network, preprocessing and class names as one: pictures in, answers out."""

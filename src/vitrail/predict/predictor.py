@@ -1,0 +1,210 @@
+"""`predictor`: weights in, and something that says what is on a picture.
+
+    predictor = vitrail.predictor("model.safetensors")
+    predictor("cat.jpg").label                    # "cat"
+    predictor(["a.jpg", "b.jpg"], topk=3)         # a Prediction for each
+    predictor.features(pictures)                  # [N, D]: what the last layer reads
+    predictor.tokens(pictures)                    # [N, rows, columns, D]: a vector for each patch
+
+A predictor holds nothing that changes, so threads may share one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Literal, TypeAlias, cast, get_args, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.checkpoint.bundle import Card
+from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.shipped import DEFAULT
+from vitrail.checkpoint.weights import network, operate
+from vitrail.core.errors import BadPicture, ConfigError, unknown
+from vitrail.core.shapes import Pair, times
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.distributed.world import find_device
+from vitrail.models.build import Model
+from vitrail.models.vit import ViT
+from vitrail.predict.answer import Answer, Prediction
+from vitrail.predict.feed import default_threads, grouped, prepared
+from vitrail.predict.picture import Given, image_from, is_one, named
+from vitrail.predict.remote import fetch
+
+Precision: TypeAlias = Literal["float32", "bfloat16"]
+
+
+def predictor(
+    path: str | Path = DEFAULT,
+    *,
+    device: str | torch.device = "auto",
+    image_size: int | Pair | None = None,
+    labels: Iterable[str] | None = None,
+    precision: Precision = "float32",
+    batch: int = 32,
+    urls: bool = False,
+) -> "Predictor":
+    """Any weights that vitrail reads, ready for pictures: a file, a folder, a run's folder, public ones as NAME:TAG, or
+    the name of weights that come with the package. `image_size` resizes positions; `labels` name the classes where
+    the weights do not, or otherwise; the network is given `batch` pictures at a time; with `urls` a string that is an
+    http(s) address is fetched."""
+    if precision not in get_args(Precision):
+        raise unknown("precision", str(precision), get_args(Precision))
+    place = find_device(str(device))
+    kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    model = network(operate(find_weights(path), image_size=image_size), kind)
+    return Predictor(model, labels=labels, device=place, batch=batch, urls=urls)
+
+
+class Predictor:
+    """A network with its preprocessing and the names of its classes. The network is put on the device, in evaluation
+    mode, and computes in the type that its weights have."""
+
+    def __init__(
+        self,
+        network: Model,
+        *,
+        preprocessing: Preprocessing | None = None,
+        labels: Iterable[str] | None = None,
+        device: str | torch.device = "auto",
+        batch: int = 32,
+        urls: bool = False,
+    ) -> None:
+        config, card = network.config, network.card
+        if config.channels != 3:
+            raise ConfigError(f"this network takes {config.channels} channels; pictures are prepared in 3")
+        if batch < 1:
+            raise ConfigError(f"batch={batch} must be at least 1")
+        known = card if isinstance(card, Card) else Card(preprocessing=Preprocessing(image=config.image))
+        names = known.labels if labels is None else tuple(labels)
+        if names is not None and len(names) != config.classes:
+            raise ConfigError(f"{len(names)} labels for {config.classes} classes")
+        self.device = find_device(str(device))
+        self.network: Model = network.eval().to(self.device)
+        self.preprocessing = preprocessing or known.preprocessing
+        self.labels: tuple[str, ...] = names or tuple(f"class {index}" for index in range(config.classes))
+        self.batch, self.urls = batch, urls
+        like = next(network.parameters())
+        self._mean = torch.tensor(self.preprocessing.mean, device=self.device).view(3, 1, 1)
+        self._std = torch.tensor(self.preprocessing.std, device=self.device).view(3, 1, 1)
+        self._type = like.dtype
+
+    # Pictures in, answers out.
+
+    @overload
+    def __call__(self, pictures: "Given", topk: int = 5) -> Prediction: ...
+    @overload
+    def __call__(self, pictures: "Iterable[Given]", topk: int = 5) -> list[Prediction]: ...
+    def __call__(self, pictures: "Given | Iterable[Given]", topk: int = 5) -> Prediction | list[Prediction]:
+        """The `topk` likeliest classes of one picture; of several, a list. What is no picture raises BadPicture."""
+        answers = list(self.stream(pictures, topk))
+        return answers[0] if is_one(pictures) else answers
+
+    def stream(self, pictures: "Given | Iterable[Given]", topk: int = 5) -> Iterator[Prediction]:
+        """Predictions one by one, for more pictures than fit into memory: two batches of them are held at
+        once, read ahead of what is asked for."""
+        self._check(topk)
+        for pixels in self._batches(pictures):
+            yield from self.ranked(self.probabilities(pixels), topk)
+
+    def features(self, pictures: "Given | Iterable[Given]") -> Tensor:
+        """What the last layer reads: float32 [N, D] on the CPU. Of a ViT the representation y (Eq. 4), through the
+        hidden layer where there is one; of a ResNet the pooled map."""
+        return self._gathered(pictures, self.embedded)
+
+    def tokens(self, pictures: "Given | Iterable[Given]") -> Tensor:
+        """A vector for each patch behind the last layer and norm: float32 [N, rows, columns, D] on the CPU. Of a ResNet
+        the last feature map."""
+        return self._gathered(pictures, self.mapped)
+
+    # The steps, for whoever batches by himself: prepare in threads, stack, one call of the network for many.
+
+    def prepare(self, picture: "Given") -> Tensor:
+        """One picture, resized and cropped as the weights want it: uint8 [3, H, W]."""
+        image = image_from(picture, fetch if self.urls else None)
+        try:
+            return self.preprocessing.pixels(image)
+        except BadPicture as error:
+            raise BadPicture(f"{named(picture)}: {error}") from None
+
+    def normalise(self, batch: Tensor) -> Tensor:
+        """Prepared pictures, uint8 [N, 3, H, W], to what the network takes, on its device and in its type."""
+        if batch.dtype != torch.uint8 or batch.ndim != 4 or tuple(batch.shape[1:]) != (3, *self.preprocessing.image):
+            raise ConfigError(
+                f"a batch of {batch.dtype} {list(batch.shape)}; prepared pictures are torch.uint8 [N, 3, "
+                f"{times(self.preprocessing.image).replace('x', ', ')}]: stack what `prepare` gives"
+            )
+        pixels = batch.to(self.device, non_blocking=True)
+        return ((pixels.float() / 255 - self._mean) / self._std).to(self._type)
+
+    def logits(self, batch: Tensor) -> Tensor:
+        """Prepared pictures to logits: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU."""
+        if not self.labels:
+            raise ConfigError(
+                "this network has no classes to name; take its features, give it a head with `vitrail fit`, or "
+                "fine-tune it"
+            )
+        return self._read(batch, self.network)
+
+    def probabilities(self, batch: Tensor) -> Tensor:
+        """Prepared pictures to the share of each class: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU, rows that sum
+        to 1. That is softmax, whatever the network was trained with: weights do not tell. For one trained with the
+        sigmoid loss the order is the same, and `logits(batch).sigmoid()` is each class by itself."""
+        return self.logits(batch).softmax(-1)
+
+    def embedded(self, batch: Tensor) -> Tensor:
+        """Prepared pictures to features: uint8 [N, 3, H, W] -> float32 [N, D] on the CPU."""
+        network = self.network
+        return self._read(batch, lambda x: network.forward_head(network.forward_features(x), pre_logits=True))
+
+    def mapped(self, batch: Tensor) -> Tensor:
+        """Prepared pictures to patch tokens: uint8 [N, 3, H, W] -> float32 [N, rows, columns, D] on the CPU."""
+        network = self.network
+        if not isinstance(network, ViT):
+            return self._read(batch, lambda x: network.forward_features(x).permute(0, 2, 3, 1))
+        prefix, grid = network.config.prefix, network.config.grid
+        return self._read(batch, lambda x: network.norm(network.encode(x)[:, prefix:]).unflatten(1, grid))
+
+    def ranked(self, probabilities: Tensor, topk: int = 5) -> list[Prediction]:
+        """Rows [N, K] as predictions; of equally likely classes the one with the smaller number comes first."""
+        self._check(topk)
+        rows = probabilities.numpy(force=True)
+        order = np.argsort(-rows, axis=1, kind="stable")[:, :topk]
+        return [
+            Prediction(tuple(Answer(self.labels[at], int(at), float(row[at])) for at in best))
+            for row, best in zip(rows, order, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        kind = type(self.network).__name__
+        return f"Predictor({kind}, {times(self.preprocessing.image)} px, {len(self.labels)} classes, {self.device})"
+
+    def _read(self, batch: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.inference_mode():
+            found = read(self.normalise(batch))
+        return found.to("cpu", torch.float32, copy=True)  # a tensor like any other, which one may train on
+
+    def _check(self, topk: int) -> None:
+        if topk < 1:
+            raise ConfigError(f"topk={topk} must be at least 1")
+
+    def _batches(self, pictures: "Given | Iterable[Given]") -> Iterator[Tensor]:
+        alone = is_one(pictures)
+        several = cast("Iterable[Given]", [pictures] if alone else pictures)
+        threads = 0 if alone or self.batch == 1 else default_threads()
+        made = prepared(several, self.prepare, ahead=2 * self.batch, threads=threads)
+        with closing(made):
+            for some in grouped(made, self.batch):
+                yield torch.stack([usable(pixels) for _, pixels in some])
+
+    def _gathered(self, pictures: "Given | Iterable[Given]", read: Callable[[Tensor], Tensor]) -> Tensor:
+        rows = [read(pixels) for pixels in self._batches(pictures)]
+        return torch.cat(rows) if rows else read(torch.zeros(0, 3, *self.preprocessing.image, dtype=torch.uint8))
+
+
+def usable(made: Tensor | BadPicture) -> Tensor:
+    if isinstance(made, BadPicture):
+        raise made
+    return made
