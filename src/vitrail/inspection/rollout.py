@@ -22,12 +22,12 @@ def joined(attention: Sequence[Tensor]) -> Tensor:
         raise ConfigError("there are no layers to join; give the weights of at least one")
     through: Tensor | None = None
     for seen in attention:
-        through = _through(seen, through)
+        through = onward(seen, through)
     assert through is not None
     return through
 
 
-def _through(seen: Tensor, before: Tensor | None) -> Tensor:
+def onward(seen: Tensor, before: Tensor | None) -> Tensor:
     """One more layer: Â_l R_{l-1}."""
     kept = seen + torch.eye(seen.shape[-1], device=seen.device, dtype=seen.dtype)
     kept = kept / kept.sum(dim=-1, keepdim=True)
@@ -54,7 +54,7 @@ def _rolled(model: nn.Module, images: Tensor) -> Iterable[Tensor]:
     """R_l layer by layer; only the last one is kept."""
     through: Tensor | None = None
     for view in stream(model, images):
-        through = _through(precise(view.attention.mean(dim=1)), through)
+        through = onward(precise(view.attention.mean(dim=1)), through)
         del view
         yield through
 

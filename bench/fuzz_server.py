@@ -1,0 +1,18 @@
+"""Hostile requests by the thousand against `vitrail serve`, and what it makes of them.
+
+    python bench/fuzz_server.py --uploads 1000 --seed 0
+
+A thousand damaged pictures, half as many damaged forms and JSON bodies, decompression bombs, bodies of 100 MB, lying
+lengths, slow senders, a thousand parts, path tricks, wrong types: tests/serve/fuzzing.py, which says what counts as a
+failure. About a minute on one core.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.serve.fuzzing import main
+
+if __name__ == "__main__":
+    sys.exit(main())

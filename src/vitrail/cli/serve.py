@@ -1,0 +1,193 @@
+"""Serve a model over HTTP, with a page to try it: /predict, /attention and /embed take pictures, /docs says how.
+
+Without WEIGHTS it is the small network that comes with vitrail. SIGTERM or Ctrl-C answers what is in flight and stops;
+a second one stops at once."""
+
+import argparse
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitrail.core.console import millions
+from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import times
+
+if TYPE_CHECKING:
+    import socket
+
+    from vitrail.serve.model import Served
+    from vitrail.serve.settings import Settings
+
+TOKEN = "VITRAIL_TOKEN"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "weights",
+        metavar="WEIGHTS",
+        nargs="?",
+        help="a file, a folder or a name (default: the network that comes along)",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 takes one that is free (default: 8000)")
+    parser.add_argument(
+        "--token", metavar="T", help=f"that requests have to carry (default: ${TOKEN}, where it is set)"
+    )
+    parser.add_argument("--origin", action="append", default=[], metavar="URL", help="a site whose pages may ask, too")
+    parser.add_argument("--queue", type=int, default=256, metavar="N", help="pictures that may wait (default: 256)")
+    parser.add_argument(
+        "--batch", type=int, metavar="N", help="pictures in one call of the network (default: 16, on a GPU 64)"
+    )
+    parser.add_argument(
+        "--wait-ms", type=float, default=2.0, metavar="MS", help="that a batch waits to be filled (default: 2)"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="S", help="seconds that a request waits at most (default: 30)"
+    )
+    parser.add_argument(
+        "--read-timeout", type=float, default=20.0, metavar="S", help="seconds for a body to come (default: 20)"
+    )
+    parser.add_argument(
+        "--max-bytes", type=int, default=20 * 2**20, metavar="N", help="of a request's body (default: 20 MiB)"
+    )
+    parser.add_argument(
+        "--max-pixels", type=int, default=40_000_000, metavar="N", help="of one picture (default: 40 million)"
+    )
+    parser.add_argument("--image-size", type=int, metavar="N", help="pixels a side; positions are resized")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="of the network on a CPU (default: one less than there are cores)"
+    )
+    parser.add_argument("--access-log", action="store_true", help="a line for each request, on stderr")
+
+
+def run(args: argparse.Namespace) -> int:
+    check_installed()
+    from vitrail.serve.server import bound, is_loopback, run
+    from vitrail.serve.service import Service, threads
+
+    listener = bound(args.host, args.port)
+    try:
+        local = is_loopback(listener)
+        token = os.environ.get(TOKEN) if args.token is None else args.token  # an empty one is a mistake, not a choice
+        served = loaded(args, local, token)
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="vitrail: %(message)s")
+        if not local and token is None:
+            print(
+                f"vitrail: warning: anybody who reaches {args.host} can use this server; give it a token: --token or "
+                f"${TOKEN}",
+                file=sys.stderr,
+            )
+        status = run(Service(served, served.settings), listener, lambda: announce(served, listener))
+    finally:
+        listener.close()
+    if threads():  # one that hangs in a decoder or a kernel would keep the process from ending
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def check_installed() -> None:
+    missing = [name for name in ("starlette", "uvicorn", "python_multipart") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"serving needs {' and '.join(missing)}, not installed here: pip install 'vitrail[serve]'")
+
+
+def loaded(args: argparse.Namespace, local: bool, token: str | None) -> "Served":
+    """The network on its device, and the settings that were asked for."""
+    import torch
+
+    from vitrail.checkpoint.shipped import DEFAULT
+    from vitrail.predict.predictor import predictor
+    from vitrail.serve.model import Served
+    from vitrail.serve.settings import hosts_for
+
+    weights = args.weights or DEFAULT
+    torch.set_num_threads(threads_for(args.threads, torch.get_num_threads()))
+    origins = tuple(origin.rstrip("/") for origin in args.origin)
+    known = settings_of(
+        args,
+        token,
+        origins,
+        hosts_for(args.host, loopback=local, origins=origins),
+        16 if args.batch is None else args.batch,
+    )
+    found = predictor(weights, device=args.device, image_size=args.image_size)
+    if args.batch is None and found.device.type == "cuda":
+        known = settings_of(args, token, origins, known.hosts, 64)
+    return Served(found, Path(weights).name or weights, known)
+
+
+def threads_for(asked: int | None, usual: int) -> int:
+    """A core is left for HTTP and decoding: a network that has them all is quicker alone, and slower among requests."""
+    if asked is None:
+        return max(min(usual, (os.cpu_count() or 1) - 1), 1)
+    if asked < 1:
+        raise ConfigError(f"--threads {asked} must be at least 1")
+    return asked
+
+
+def settings_of(
+    args: argparse.Namespace, token: str | None, origins: tuple[str, ...], hosts: tuple[str, ...], batch: int
+) -> "Settings":
+    from vitrail.serve.settings import Settings
+
+    return Settings(
+        token=token,
+        origins=origins,
+        hosts=hosts,
+        queue=args.queue,
+        batch=batch,
+        wait_ms=args.wait_ms,
+        timeout_s=args.timeout,
+        max_bytes=args.max_bytes,
+        max_pixels=args.max_pixels,
+        read_s=args.read_timeout,
+        drain_s=args.timeout,
+        decoders=max(2, min(4, os.cpu_count() or 2)),
+        connections=connections(),
+        access_log=args.access_log,
+    )
+
+
+def connections() -> int:
+    """As many as leave some descriptors over: a server without any could not even refuse."""
+    try:
+        import resource
+    except ImportError:  # not everywhere
+        return 512
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 512 if soft == resource.RLIM_INFINITY else max(min(512, soft - 64), 16)
+
+
+def announce(served: "Served", listener: "socket.socket") -> None:
+    """Where it is, what it is and what it takes."""
+    import torch
+
+    from vitrail.serve.server import address
+
+    about: dict[str, Any] = served.about()
+    limits = about["limits"]
+    threads = torch.get_num_threads()
+    place = (
+        f"{about['device']}, {threads} thread{'s' if threads > 1 else ''}"
+        if about["device"] == "cpu"
+        else about["device"]
+    )
+    print(f"{address(listener)}  (Ctrl-C stops it)")
+    print(
+        f"model: {about['name']}: {about['network']}, {millions(about['parameters'])} parameters, "
+        f"{times(served.predictor.preprocessing.image)} px, {len(about['labels']):,} classes, on {place}"
+    )
+    print(
+        f"limits: {limits['max_bytes'] / 2**20:g} MiB and {limits['max_images']} pictures a request, "
+        f"{limits['max_pixels'] / 1e6:g} million pixels each, {limits['queue']} waiting, {limits['batch']} a batch, "
+        f"{limits['timeout_s']:g} s; {'token asked for' if served.settings.token else 'no token'}",
+        flush=True,
+    )

@@ -1,0 +1,170 @@
+"""The routes: what is asked for, and the shape of each answer."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+import torch
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from vitrail.serve import attention, page
+from vitrail.serve.guard import Guard
+from vitrail.serve.openapi import document, reference
+from vitrail.serve.refusal import Refused, encoded, unavailable
+from vitrail.serve.service import Service
+
+TOPK: Final = 5
+PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+PATHS: Final = {
+    "/": "GET",
+    "/predict": "POST",
+    "/attention": "POST",
+    "/embed": "POST",
+    "/model": "GET",
+    "/health": "GET",
+    "/ready": "GET",
+    "/metrics": "GET",
+    "/openapi.json": "GET",
+    "/docs": "GET",
+}
+
+
+def application(service: Service) -> Guard:
+    """The ASGI application of a service, for uvicorn or a test."""
+    routes = Routes(service)
+    handlers: dict[str, Handler] = {
+        "/": routes.page,
+        "/predict": routes.predict,
+        "/attention": routes.attention,
+        "/embed": routes.embed,
+        "/model": routes.model,
+        "/health": routes.health,
+        "/ready": routes.ready,
+        "/metrics": routes.metrics,
+        "/openapi.json": routes.openapi,
+        "/docs": routes.docs,
+    }
+    inner = Router(
+        [Route(path, Endpoint(handlers[path], method)) for path, method in PATHS.items()],
+        redirect_slashes=False,
+        default=not_found,
+    )
+    return Guard(inner, service.settings, service.metrics, frozenset(PATHS))
+
+
+class Endpoint:
+    """A handler for one method, and what is said to others."""
+
+    def __init__(self, handler: Handler, method: str) -> None:
+        self.handler, self.method = handler, method
+        self.allowed = ", ".join([method, *(["HEAD"] if method == "GET" else []), "OPTIONS"])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        if request.method == "OPTIONS":
+            response = Response(status_code=204, headers={"Allow": self.allowed})
+        elif request.method in self.allowed.split(", "):
+            response = await self.handler(request)
+        else:
+            reason = f"{request.method[:20]!r} is not answered here; use {self.method}"
+            raise Refused(405, "method not allowed", reason, headers={"Allow": self.allowed})
+        await response(scope, receive, send)
+
+
+async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    raise Refused(404, "not found", "there is no such address; /docs lists those that there are")
+
+
+def answered(content: Any, status: int = 200) -> Response:
+    return Response(encoded(content), status, media_type="application/json")
+
+
+class Routes:
+    """Handlers of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.served = service, service.served
+
+    async def predict(self, request: Request) -> Response:
+        predictor = self.served.predictor
+        topk = whole(request.query_params, "topk", TOPK)
+        if topk < 1:
+            raise Refused(400, "bad parameter", f"topk={topk} has to be at least 1")
+        if not predictor.labels:
+            raise Refused(409, "no classes", "this network has no head, so it names nothing; /embed gives its features")
+        found, _, rows = await self.service.put_through(request, "predict")
+        ranked = predictor.ranked(torch.stack(rows), topk)
+        told = [{"name": upload.name, **best.to_dict()} for upload, best in zip(found, ranked, strict=True)]
+        return answered({"model": self.served.name, "predictions": told})
+
+    async def embed(self, request: Request) -> Response:
+        known(request.query_params)
+        _, _, rows = await self.service.put_through(request, "embed")
+        return answered({"model": self.served.name, "features": [row.tolist() for row in rows]})
+
+    async def attention(self, request: Request) -> Response:
+        layer = None
+        if "layer" in request.query_params:
+            layer = whole(request.query_params, "layer", 0)
+        known(request.query_params, "layer")
+        attention.check(self.served.predictor.network, layer, self.service.settings.attention_bytes)
+        _, (ticket,), (looked,) = await self.service.put_through(request, "attention", most=1, layer=layer)
+        about = {"crop": [round(side, 3) for side in ticket.facts.crop], "size": list(ticket.facts.size)}
+        return answered({"model": self.served.name, **looked, **about})
+
+    async def page(self, request: Request) -> Response:
+        return html(page.page(), page.policy())
+
+    async def docs(self, request: Request) -> Response:
+        return html(*reference(document(self.served)))
+
+    async def openapi(self, request: Request) -> Response:
+        return answered(document(self.served))
+
+    async def model(self, request: Request) -> Response:
+        return answered(self.served.about())
+
+    async def health(self, request: Request) -> Response:
+        return answered({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        if why := self.service.why_not_ready:
+            raise unavailable("not ready", why)
+        return answered({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        service, about = self.service, self.served.about()
+        gauges = {
+            "vitrail_ready": ("Whether requests are served.", float(not service.why_not_ready)),
+            "vitrail_queue_pictures": ("Pictures that wait or are prepared.", float(len(service.line))),
+            "vitrail_queue_limit": ("Places in the queue.", float(service.line.room)),
+            "vitrail_body_bytes": ("Bytes of bodies in memory.", float(service.budget.held)),
+            "vitrail_worker_restarts_total": ("Times that the network's thread was replaced.", service.watch.restarts),
+        }
+        model = {"name": about["name"], "network": about["network"], "device": about["device"]}
+        return Response(service.metrics.text(gauges, model), media_type=PROMETHEUS)
+
+
+def html(text: str, policy: str) -> Response:
+    return Response(text, media_type="text/html", headers={"Content-Security-Policy": policy})
+
+
+def whole(query: QueryParams, name: str, default: int) -> int:
+    """A whole number of the query, the only parameter there is."""
+    known(query, name)
+    text = query.get(name, str(default))
+    try:
+        return int(text) if len(text) < 10 else int("")
+    except ValueError:
+        raise Refused(400, "bad parameter", f"{name}={text[:40]!r} is no whole number") from None
+
+
+def known(query: QueryParams, *names: str) -> None:
+    for name in query:
+        if name not in names:
+            which = f"{' and '.join(names)} is" if names else "none is"
+            raise Refused(400, "unknown parameter", f"{name[:40]!r} is none; here {which} read")

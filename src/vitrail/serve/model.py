@@ -1,0 +1,89 @@
+"""What is served: a predictor, its name, and the three things it is asked for."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitrail.data.decode.picture import Picture
+from vitrail.models.vit import ViT
+from vitrail.predict.predictor import Predictor
+from vitrail.serve import attention
+from vitrail.serve.line import Ticket
+from vitrail.serve.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The upright picture that came, and the part of it that the network is shown, in its pixels."""
+
+    size: tuple[int, int]  # (width, height)
+    crop: tuple[float, float, float, float]  # left, top, width, height
+
+
+class Served:
+    """A predictor behind a server. `prepare` may run in many threads, `compute` in one."""
+
+    def __init__(self, predictor: Predictor, name: str, settings: Settings) -> None:
+        self.predictor, self.name, self.settings = predictor, name, settings
+
+    def prepare(self, data: bytes) -> tuple[Tensor, Seen]:
+        """Bytes to prepared pixels; BadPicture where they are none, or too many by what their header says."""
+        image = Picture(data, max_pixels=self.settings.max_pixels).rgb()
+        preparation = self.predictor.preprocessing
+        left, top, right, bottom = (
+            (0.0, 0.0, float(image.width), float(image.height))
+            if preparation.resize is None
+            else preparation.centre(image)
+        )
+        return self.predictor.prepare(image), Seen(image.size, (left, top, right - left, bottom - top))
+
+    def compute(self, tickets: Sequence[Ticket]) -> Sequence[Any]:
+        """Answers of one batch, of one kind."""
+        batch = torch.stack([ticket.pixels for ticket in tickets if ticket.pixels is not None])
+        match tickets[0].kind:
+            case "predict":
+                return self.predictor.probabilities(batch).unbind(0)
+            case "embed":
+                return self.predictor.embedded(batch).unbind(0)
+            case "attention":
+                looked = attention.attend(self.predictor.network, self.predictor.normalise(batch), tickets[0].layer)
+                return [looked]
+
+    def warm(self) -> None:
+        """Once through everything, so that the first request finds it loaded."""
+        content = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(content, "PNG")
+        pixels, _ = self.prepare(content.getvalue())
+        self.predictor.embedded(pixels[None])
+
+    @property
+    def transformer(self) -> bool:
+        return isinstance(self.predictor.network, ViT)
+
+    def about(self) -> dict[str, Any]:
+        """The answer of /model."""
+        predictor, settings = self.predictor, self.settings
+        shown = attention.shape(predictor.network)
+        return {
+            "name": self.name,
+            "network": type(predictor.network).__name__,
+            "parameters": sum(parameter.numel() for parameter in predictor.network.parameters()),
+            "image_size": list(predictor.preprocessing.image),
+            "device": str(predictor.device),
+            "labels": list(predictor.labels),
+            "attention": bool(shown),
+            **shown,
+            "limits": {
+                "max_bytes": settings.max_bytes,
+                "max_pixels": settings.max_pixels,
+                "max_images": settings.most_images,
+                "queue": settings.queue,
+                "batch": settings.batch,
+                "timeout_s": settings.timeout_s,
+            },
+        }

@@ -1,0 +1,196 @@
+"""The interface described: as OpenAPI 3.1, and as a page made of that, without a script and without another host."""
+
+import html
+import json
+from typing import Any, Final
+
+from vitrail import __version__
+from vitrail.report.page import digest
+from vitrail.serve.model import Served
+from vitrail.serve.uploads import FIELD, FORM, JSON
+
+ERROR: Final = {"$ref": "#/components/schemas/Error"}
+PROBLEMS: Final = {
+    "400": "the body or a parameter is not sound",
+    "401": "the token is missing or wrong",
+    "403": "a page of a foreign origin asks",
+    "408": "the body came too slowly",
+    "413": "the body is too large",
+    "415": "the content type is not read, or a picture is none",
+    "429": "the queue is full; Retry-After says when to ask again",
+    "503": "no answer in time, or the server stops or is not ready; Retry-After says when to ask again",
+}
+STYLE: Final = """
+:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
+h2{margin:2rem 0 .5rem;font-size:1.1rem}
+code,pre{font-family:ui-monospace,monospace;font-size:.9em}
+pre{overflow-x:auto;padding:.7rem 1rem;border:1px solid #8886;border-radius:6px}
+.verb{display:inline-block;min-width:3.5em;font-weight:700;color:#2c5aa0}
+@media (prefers-color-scheme:dark){.verb{color:#8fb4ea}a{color:#8fb4ea}}
+dt{font-family:ui-monospace,monospace;font-size:.9em}dd{margin:0 0 .3rem 1.5rem}
+"""
+EXAMPLES: Final = {
+    "/predict": f"curl -F {FIELD}=@cat.jpg 'http://127.0.0.1:8000/predict?topk=3'",
+    "/attention": f"curl -F {FIELD}=@cat.jpg 'http://127.0.0.1:8000/attention?layer=0'",
+    "/embed": f"curl -F {FIELD}=@cat.jpg -F {FIELD}=@dog.jpg http://127.0.0.1:8000/embed",
+}
+
+
+def document(served: Served) -> dict[str, Any]:
+    """OpenAPI 3.1 of what a server answers."""
+    limits = served.about()["limits"]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "vitrail",
+            "version": __version__,
+            "description": f"{served.name}: what is on a picture, and where the network looks.",
+        },
+        "paths": {
+            "/predict": asked("The likeliest classes of each picture", "Predictions", limits, parameters=[TOPK]),
+            "/attention": asked("Where the network looks, for one picture", "Attention", limits, parameters=[LAYER]),
+            "/embed": asked("Features of each picture", "Features", limits),
+            "/model": told("What is served, and its limits"),
+            "/health": told("Whether the process answers; needs no token"),
+            "/ready": told("Whether requests are served", problems=("503",)),
+            "/metrics": told("Counters in Prometheus' text format", kind="text/plain"),
+            "/openapi.json": told("This description"),
+            "/docs": told("This description as a page", kind="text/html"),
+            "/": told("A page to try it; needs no token", kind="text/html"),
+        },
+        "components": {"schemas": SCHEMAS, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        **({"security": [{"token": []}]} if served.settings.token else {}),
+    }
+
+
+def asked(summary: str, schema: str, limits: dict[str, Any], parameters: list[Any] | None = None) -> dict[str, Any]:
+    """A POST of pictures."""
+    body = {
+        FORM: {
+            "schema": {
+                "type": "object",
+                "required": [FIELD],
+                "properties": {FIELD: {"type": "array", "items": {"type": "string", "format": "binary"}}},
+            }
+        },
+        JSON: {"schema": {"$ref": "#/components/schemas/Images"}},
+    }
+    said = (
+        f"At most {limits['max_images']} pictures, {limits['max_bytes']:,} bytes together and {limits['max_pixels']:,} "
+        "pixels each: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM."
+    )
+    return {
+        "post": {
+            "summary": summary,
+            "description": said
+            if schema != "Attention"
+            else said.replace(f"At most {limits['max_images']} pictures", "One picture"),
+            "parameters": parameters or [],
+            "requestBody": {"required": True, "content": body},
+            "responses": {
+                "200": {
+                    "description": "done",
+                    "content": {JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
+                },
+                **{status: problem(status) for status in PROBLEMS},
+            },
+        }
+    }
+
+
+def told(summary: str, *, kind: str = JSON, problems: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A GET."""
+    done = {"200": {"description": "done", "content": {kind: {}}}}
+    return {"get": {"summary": summary, "responses": {**done, **{status: problem(status) for status in problems}}}}
+
+
+def problem(status: str) -> dict[str, Any]:
+    return {"description": PROBLEMS[status], "content": {JSON: {"schema": ERROR}}}
+
+
+def listed(items: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+def record(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+NUMBER: Final = {"type": "number"}
+WHOLE: Final = {"type": "integer"}
+TEXT: Final = {"type": "string"}
+TOPK: Final = {"name": "topk", "in": "query", "schema": {"type": "integer", "minimum": 1, "default": 5}}
+LAYER: Final = {
+    "name": "layer",
+    "in": "query",
+    "description": "from 0; left out, there is rollout alone",
+    "schema": {"type": "integer", "minimum": 0},
+}
+BYTES: Final = {"type": ["string", "null"], "contentEncoding": "base64"}
+SCHEMAS: Final = {
+    "Error": record(error=TEXT, reason=TEXT),
+    "Images": record(images=listed({"type": "string", "contentEncoding": "base64"}, minItems=1)),
+    "Predictions": record(
+        model=TEXT,
+        predictions=listed(record(name=TEXT, top=listed(record(label=TEXT, index=WHOLE, probability=NUMBER)))),
+    ),
+    "Features": record(model=TEXT, features=listed(listed(NUMBER))),
+    "Attention": record(
+        model=TEXT,
+        grid={**listed(WHOLE), "description": "rows and columns of patches"},
+        layers=WHOLE,
+        heads=WHOLE,
+        class_token={"type": "boolean"},
+        crop={**listed(NUMBER), "description": "left, top, width, height of what the network saw of the picture"},
+        size={**listed(WHOLE), "description": "width and height of the upright picture"},
+        rollout={**listed(NUMBER), "description": "a number for each patch, row by row; the largest is 1"},
+        layer={"type": ["integer", "null"]},
+        maps={
+            **BYTES,
+            "description": "bytes [heads, T, N]: how each token (class token first, then patches) sees each patch; "
+            "every row is scaled by its own maximum",
+        },
+        scale={"type": ["array", "null"], "items": NUMBER, "description": "those maxima, [heads * T]"},
+    ),
+}
+
+
+def reference(described: dict[str, Any]) -> tuple[str, str]:
+    """The page of a description, and the policy to send with it."""
+    parts = [
+        f"<h1>{html.escape(described['info']['title'])}</h1><p>{html.escape(described['info']['description'])}</p>"
+    ]
+    parts.append('<p><a href="/">Try it</a> &middot; <a href="/openapi.json">openapi.json</a></p>')
+    for path, verbs in described["paths"].items():
+        for verb, about in verbs.items():
+            parts.append(section(verb, path, about))
+    parts.append("<h2>Shapes</h2>")
+    for name, schema in described["components"]["schemas"].items():
+        parts.append(f"<h3>{name}</h3><pre>{html.escape(json.dumps(schema, indent=1))}</pre>")
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest(STYLE)}'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    text = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>vitrail: HTTP interface</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>"
+    )
+    return text, policy
+
+
+def section(verb: str, path: str, about: dict[str, Any]) -> str:
+    rows = [
+        f"<dt>{html.escape(each['name'])}</dt><dd>{html.escape(each.get('description', 'query'))}</dd>"
+        for each in about.get("parameters", [])
+    ]
+    rows += [
+        f"<dt>{status}</dt><dd>{html.escape(each['description'])}</dd>" for status, each in about["responses"].items()
+    ]
+    example = f"<pre>{html.escape(EXAMPLES[path])}</pre>" if path in EXAMPLES else ""
+    said = f"{about['summary']}. {about.get('description', '')}"
+    return (
+        f'<h2><span class="verb">{verb.upper()}</span> <code>{html.escape(path)}</code></h2>'
+        f"<p>{html.escape(said)}</p>{example}<dl>{''.join(rows)}</dl>"
+    )

@@ -1,0 +1,123 @@
+"""uvicorn's connection with a watch on it: whoever sends or reads too slowly is let go.
+
+The deadline of a body is the reader's (bodies.py). Here are the others: for a request's head, for the rest of a body
+that was refused before it was read, and for an answer that nobody fetches.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from vitrail.serve.refusal import encoded
+from vitrail.serve.security import ALWAYS
+from vitrail.serve.settings import Settings
+
+
+class Watched(H11Protocol):
+    """One connection. Subclasses made by `watched` know their settings."""
+
+    settings: Settings
+
+    def __init__(self, *args: Any, **more: Any) -> None:  # uvicorn's own business
+        super().__init__(*args, **more)
+        self._head: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.settings.connections:
+            self.refuse(503, "too many connections", f"{self.settings.connections} are open; try again in a moment")
+        else:
+            self._head = self._later(self._head, self.settings.head_s, self.head_is_late)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            # Refused before the body came. It is thrown away for a while, so that its sender gets to see why.
+            self._unset_keepalive_if_required()
+            self._linger = self._later(self._linger, self.settings.linger_s, self.transport.abort)
+        self._look()
+
+    def _look(self) -> None:
+        """After each event: what is waited for now?"""
+        if self.conn.their_state is not h11.SEND_BODY:
+            self._linger = self._stop(self._linger)
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            self._head = self._stop(self._head)
+        elif self._head is None and self.timeout_keep_alive_task is None:
+            self._head = self._later(None, self.settings.head_s, self.head_is_late)
+
+    def head_is_late(self) -> None:
+        self._head = None
+        if not self.conn.trailing_data[0]:  # browsers open connections ahead of need; nothing was asked on this one
+            self.transport.close()
+            return
+        self.refuse(408, "head too slow", f"a request's head has to come within {self.settings.head_s:g} s")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self._later(self._stall, self.settings.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stall = self._stop(self._stall)
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # closing would wait for a reader that does not read
+        else:
+            super().timeout_keep_alive_handler()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head, self._linger, self._stall):
+            self._stop(timer)
+        self._head = self._linger = self._stall = None
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(400, "not HTTP", "this is no request that HTTP/1.1 allows, or its head is too long")
+
+    def refuse(self, status: int, error: str, reason: str) -> None:
+        """Answers where there is no request to answer yet, and closes."""
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = encoded({"error": error, "reason": reason})
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            if status == 503:
+                headers.append(("retry-after", "1"))
+            response = h11.Response(status_code=status, headers=[*headers, *ALWAYS], reason=b"")
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _later(
+        self, timer: asyncio.TimerHandle | None, seconds: float, call: Callable[[], object]
+    ) -> asyncio.TimerHandle:
+        self._stop(timer)
+        return self.loop.call_later(seconds, call)
+
+    @staticmethod
+    def _stop(timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+
+def watched(settings: Settings) -> type[H11Protocol]:
+    """The class of a server's connections."""
+    return type("Connection", (Watched,), {"settings": settings})
