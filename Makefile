@@ -97,8 +97,9 @@ define install
 	@rm $(VENV)/unfinished
 endef
 
+# The server's three small libraries come along: the demo ends with a line that starts it.
 $(CORE): $(MADE)
-	$(call install,.)
+	$(call install,.[serve])
 	@touch $@
 
 $(TEST): $(MADE)

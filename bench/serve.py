@@ -30,8 +30,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.serve.load import SHIPPED, Load, Stock, load, plan, stocked
+from tests.serve.load import Load, Stock, load, plan, stocked
 from tests.serve.running import Running, running
+from vitrail.models.config import ViTConfig
+from vitrail.models.zoo import model_config
 
 PARTS = ("load", "ratio", "flood", "steps", "soak")
 
@@ -128,6 +130,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, help="requests of a step")
     parser.add_argument("--soak", type=int, default=5000, help="requests of the soak")
     parser.add_argument("--threads", type=int, help="of the network (default: what vitrail serve takes)")
+    parser.add_argument("--model", default="ViT-Mini/4", help="a network of 32 px (default: the one that ships)")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -139,7 +142,9 @@ def main() -> int:
     found: dict[str, Any] = {"machine": machine, "load before": os.getloadavg()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        stock = stocked(folder, SHIPPED)
+        config = model_config(args.model, classes=10, pool="mean", class_token=False)
+        assert isinstance(config, ViTConfig)
+        stock = stocked(folder, config)
         words = (
             str(stock.weights),
             "--device",

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import NamedTuple, NoReturn, Protocol, cast
 
 from vitrail import __version__
+from vitrail.cli.examples import EXAMPLES
 from vitrail.core.errors import VitrailError, unknown
 
 
@@ -32,25 +33,32 @@ class CommandModule(Protocol):
 
 COMMANDS = {
     "demo": Command("Start here", "train a small ViT on digits, then at a higher resolution", "vitrail.cli.demo"),
-    "pretrain": Command("Train", "train a network from scratch after a recipe", "vitrail.cli.pretrain"),
+    "doctor": Command("Start here", "say what is here, what is missing, and what to mend", "vitrail.cli.doctor"),
+    "predict": Command("Use a model", "say what is on pictures, and show where it looked", "vitrail.cli.predict"),
+    "fit": Command("Use a model", "make a classifier of your pictures in seconds, no training", "vitrail.cli.fit"),
+    "embed": Command("Use a model", "write the features of a whole collection to a file", "vitrail.cli.embed"),
+    "inspect": Command("Use a model", "show where a network looks and what it has learned", "vitrail.cli.inspect"),
     "finetune": Command("Train", "fine-tune weights on your pictures", "vitrail.cli.finetune"),
+    "pretrain": Command("Train", "train a network from scratch after a recipe", "vitrail.cli.pretrain"),
+    "recipes": Command("Train", "list the recipes, or show every setting of one", "vitrail.cli.recipes"),
     "report": Command("Train", "tell what became of a run", "vitrail.cli.report"),
     "replay": Command("Train", "run one step of a training again and show its pictures", "vitrail.cli.replay"),
     "evaluate": Command("Evaluate", "score weights on labelled pictures", "vitrail.cli.evaluate"),
-    "compare": Command("Evaluate", "lay results side by side in one table", "vitrail.cli.compare"),
-    "models": Command("Look at models", "list the networks by name, size and cost", "vitrail.cli.models"),
-    "trace": Command("Look at models", "follow one image through a network, shape by shape", "vitrail.cli.trace"),
-    "recipes": Command("Train", "list the recipes, or show every setting of one", "vitrail.cli.recipes"),
-    "inspect": Command("Look at models", "show where a network looks and what it has learned", "vitrail.cli.inspect"),
     "fewshot": Command("Evaluate", "closed-form accuracy of frozen features from a few shots", "vitrail.cli.fewshot"),
     "probe": Command("Evaluate", "logistic regression on frozen features", "vitrail.cli.probe"),
     "knn": Command("Evaluate", "nearest neighbours among frozen features", "vitrail.cli.knn"),
+    "vtab": Command("Evaluate", "fine-tune weights on the 19 tasks of VTAB-1k", "vitrail.cli.vtab"),
+    "compare": Command("Evaluate", "lay results side by side in one table", "vitrail.cli.compare"),
+    "models": Command("Look at networks", "list the networks by name, size and cost", "vitrail.cli.models"),
+    "trace": Command("Look at networks", "follow one image through a network, shape by shape", "vitrail.cli.trace"),
+    "cost": Command("Look at networks", "say what a network costs, and how fast it is here", "vitrail.cli.cost"),
     "data": Command("Look at data", "say what is in a set of pictures, and draw a contact sheet", "vitrail.cli.data"),
     "data pack": Command("Look at data", "write a set as tar shards", "vitrail.cli.data_pack"),
     "data dedup": Command("Look at data", "find pictures of test sets in a training set", "vitrail.cli.data_dedup"),
-    "cost": Command("Evaluate", "say what a network costs, and how fast it is here", "vitrail.cli.cost"),
-    "vtab": Command("Evaluate", "fine-tune weights on the 19 tasks of VTAB-1k", "vitrail.cli.vtab"),
-    "convert": Command("Move weights", "rewrite a weight file in another library's format", "vitrail.cli.convert"),
+    "serve": Command("Ship it", "serve a model over HTTP, with a page to try it", "vitrail.cli.serve"),
+    "export": Command("Ship it", "write a network for other runtimes and libraries, checked", "vitrail.cli.export"),
+    "convert": Command("Ship it", "rewrite a weight file in another library's format", "vitrail.cli.convert"),
+    "completion": Command("Your shell", "print a script that completes what you type", "vitrail.cli.completion"),
 }
 
 
@@ -59,6 +67,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise VitrailError(f"{message}; see {self.prog} --help")
+
+
+class Paragraphs(argparse.HelpFormatter):
+    """Wraps what a command says of itself paragraph by paragraph; what is indented, as examples are, stays as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip("\n").split("\n\n")
+        return "\n\n".join(
+            part if part.startswith((" ", "examples:")) else super(Paragraphs, self)._fill_text(part, width, indent)
+            for part in parts
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,7 +116,7 @@ def dispatch(argv: list[str]) -> int:
     top = Parser(
         prog="vitrail",
         usage="vitrail <command> [options]",
-        description="Vision Transformers: build them, train them, move their weights, see what they do.",
+        description="Vision Transformers: use them, train them, see what they do, ship them.",
         epilog=overview(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -112,11 +131,25 @@ def dispatch(argv: list[str]) -> int:
         name, at = " ".join(argv[at : at + 2]), at + 1
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
+    command, parser = loaded(name)
+    return command.run(parser.parse_intermixed_args(argv[at + 1 :]))  # vitrail predict W --topk 1 a.jpg
+
+
+def loaded(name: str) -> tuple[CommandModule, Parser]:
+    """A command's module, imported now, and its parser."""
     module = import_module(COMMANDS[name].module)
-    parser = Parser(prog=f"vitrail {name}", description=module.__doc__, allow_abbrev=False)
+    parser = Parser(
+        prog=f"vitrail {name}",
+        description=module.__doc__,
+        epilog="\n".join(["examples:", *(f"  vitrail {line}" for line in EXAMPLES[name])])
+        if name in EXAMPLES
+        else None,
+        formatter_class=Paragraphs,
+        allow_abbrev=False,
+    )
     command = cast(CommandModule, module)
     command.add_arguments(parser)
-    return command.run(parser.parse_args(argv[at + 1 :]))
+    return command, parser
 
 
 def overview() -> str:
@@ -124,9 +157,9 @@ def overview() -> str:
     lines: list[str] = []
     for group in dict.fromkeys(command.group for command in COMMANDS.values()):
         lines.append(f"{group}:")
-        lines += [f"  {name:<10} {c.help}" for name, c in COMMANDS.items() if c.group == group]
+        lines += [f"  {name:<11} {c.help}" for name, c in COMMANDS.items() if c.group == group]
         lines.append("")
-    return "\n".join([*lines, "vitrail <command> --help says more about one of them."])
+    return "\n".join([*lines, "vitrail <command> --help says more about one of them, with examples."])
 
 
 def silence() -> int:

@@ -16,6 +16,7 @@ VitrailError
     ├── UnsafeWeights      the file asks for code to run, or for memory beyond any honest need
     ├── CorruptWeights     truncated, torn, flipped, not finite, or not a weight file at all
     ├── MismatchedWeights  well-formed, but tensors are missing, left over or of the wrong shape
+    ├── ExportFailed       what was exported does not compute what the network does; no file is left
     ├── ExportRefused      the target format cannot hold a field of this model
     └── WeightsNotFound    not in the cache and not to be had; says which file to put where
 
@@ -92,6 +93,10 @@ class MismatchedWeights(WeightsError):
 
 class ExportRefused(WeightsError):
     """A network that a foreign format cannot express."""
+
+
+class ExportFailed(WeightsError):
+    """An export that does not compute what the network does."""
 
 
 class WeightsNotFound(WeightsError):

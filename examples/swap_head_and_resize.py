@@ -1,0 +1,45 @@
+"""Section 3.2 by hand: another resolution and other classes for a trained network, and what `vitrail.load` does.
+
+    python examples/swap_head_and_resize.py
+
+The patch size stays, so a larger picture is a longer sequence. All weights take any length but one: the table of
+positions, which is interpolated in 2-D, by where each patch lies in the picture. The head is replaced by one at zero.
+"""
+
+import torch
+from torch import nn
+
+import vitrail
+
+
+def main() -> None:
+    model = vitrail.load("vitrail-cifar10")
+    table = model.state_dict()["position.tables.0.table"]
+    print(f"trained: {model.config.image[0]} px, {model.config.grid} patches, positions {list(table.shape)}")
+
+    # By hand: 8x8 positions become 12x12. A class token's row would stay as it is; this network averages its patches.
+    square = table.unflatten(1, (8, 8)).permute(0, 3, 1, 2)  # [1, D, 8, 8]
+    square = nn.functional.interpolate(square.double(), (12, 12), mode="bilinear", align_corners=True)
+    by_hand = square.flatten(2).transpose(1, 2).to(table)  # [1, 144, D]
+
+    # With the library, once by its function and once by asking for it.
+    resized = vitrail.resize_position(table, (8, 8), (12, 12))
+    larger = vitrail.load("vitrail-cifar10", image_size=48, classes=3)
+    loaded = larger.state_dict()["position.tables.0.table"]
+    print(f"resized: {larger.config.image[0]} px, {larger.config.grid} patches, positions {list(loaded.shape)}")
+    near = float((resized - loaded).abs().max())  # `load` resizes what is in the file: float16 here
+    print(f"by hand and by the library the same: {torch.equal(by_hand, resized)}; by load to {near:.0e}")
+
+    with torch.inference_mode():
+        logits = larger(torch.randn(2, 3, 48, 48))
+    head = larger.get_classifier()
+    print(f"new head: {head}, all zero: {not head.weight.any()}; so every logit is 0: {logits.tolist()}")
+
+    # What the network has learned is still there: the patches of a 48 px picture are still told apart.
+    with torch.inference_mode():
+        z = larger.forward_features(torch.randn(1, 3, 48, 48))
+    print(f"tokens behind the last layer: {list(z.shape)}")
+
+
+if __name__ == "__main__":
+    main()

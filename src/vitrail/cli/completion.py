@@ -1,0 +1,115 @@
+"""Print a script that completes commands, options, recipes, networks, data sets and files as you type.
+
+The script is complete in itself: nothing of vitrail is run while you type. Print it again after an update. Open a new
+shell afterwards; for zsh the folder has to be in fpath before compinit is called."""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from vitrail.cli.app import COMMANDS, loaded
+from vitrail.cli.completion_scripts import SCRIPTS, Completed, Option, Value
+
+# What is wanted where, by the name of a value in the help, or of the field it goes to. A command's own comes first.
+WANTED: Final = {
+    "recipes name": "recipe",
+    "convert source": "weights",
+    "convert target": "file",
+    "convert FORMAT": "format",
+    "cost NAME": "nothing",
+    "data pack out": "file",
+    "predict words": "weights",
+    "recipe": "recipe",
+    "model": "model",
+    "MODEL": "model",
+    "pattern": "model",
+    "WEIGHTS": "weights",
+    "RUN": "file",
+    "SOURCE": "set",
+    "SOURCE[@SPLIT]": "set",
+    "source": "set",
+    "train": "set",
+    "TEST": "set",
+    "TASK": "task",
+    "IMG": "file",
+    "OUT": "file",
+    "OUT.png": "file",
+    "DIR": "file",
+    "device": "device",
+}
+FILES: Final = ("weights", "set", "file")  # beside their names, a path will do
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=tuple(SCRIPTS), help="whose script to print")
+
+
+def run(args: argparse.Namespace) -> int:
+    print(SCRIPTS[args.shell](completed()), end="")
+    return 0
+
+
+def completed() -> list[Completed]:
+    """Every command with its options, from the parsers themselves."""
+    words = known()
+    found: list[Completed] = []
+    for name, command in COMMANDS.items():
+        actions: list[argparse.Action] = vars(loaded(name)[1])["_actions"]  # argparse has no other list of them
+        values = tuple(value_of(name, action, words) for action in actions if not action.option_strings)
+        options = tuple(option_of(name, action, words) for action in actions if action.option_strings)
+        found.append(Completed(name=name, help=command.help, options=options, values=values))
+    return found
+
+
+def option_of(command: str, action: argparse.Action, words: dict[str, tuple[str, ...]]) -> Option:
+    text = "show this help" if action.dest == "help" else plain(action.help or "")
+    return Option(
+        flags=tuple(action.option_strings),
+        help=text,
+        value=None if action.nargs == 0 else value_of(command, action, words),
+        again=type(action).__name__ == "_AppendAction",
+    )
+
+
+def plain(text: str) -> str:
+    """One line, short enough for a list beside the flags."""
+    text = " ".join(text.replace("%%", "%").split())
+    return text if len(text) <= 80 else text[:79].rstrip(" ,;:") + "…"
+
+
+def value_of(command: str, action: argparse.Action, words: dict[str, tuple[str, ...]]) -> Value:
+    many = action.nargs in ("+", "*")
+    if action.choices is not None:
+        return Value(words=tuple(str(choice) for choice in action.choices), many=many, name=action.dest)
+    name = action.metavar if isinstance(action.metavar, str) else ""
+    places = (f"{command} {action.dest}", f"{command} {name}", name, action.dest)
+    kind = next((WANTED[place] for place in places if place in WANTED), "file" if action.type is Path else "nothing")
+    return Value(words=words.get(kind, ()), files=kind in FILES, many=many, name=name or action.dest)
+
+
+def known() -> dict[str, tuple[str, ...]]:
+    """The names of things, by kind."""
+    from vitrail.checkpoint.formats.known import FORMATS
+    from vitrail.checkpoint.shipped import SHIPPED
+    from vitrail.cli.data import known_sets
+    from vitrail.data.readers.named.tasks import TASKS
+    from vitrail.models.zoo import SLUGS, ZOO
+    from vitrail.recipes.registry import recipes
+
+    return {
+        "recipe": tuple(recipes()),
+        "model": safe([*ZOO, *SLUGS]),
+        "weights": tuple(SHIPPED),
+        "set": safe(row[0] for row in known_sets()),
+        "format": ("vitrail", "hf", *(name for name in FORMATS if name != "huggingface")),
+        "task": safe(TASKS),
+        "device": ("auto", "cpu", "cuda"),
+    }
+
+
+def safe(names: Iterable[str]) -> tuple[str, ...]:
+    """Without doubles; names are words to every shell."""
+    found: Sequence[str] = tuple(dict.fromkeys(names))
+    assert not any(set(name) & set(" \t\n'\"\\$`;|&<>()*?[]{}~:") for name in found), found
+    return tuple(found)

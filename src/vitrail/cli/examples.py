@@ -1,0 +1,62 @@
+"""Lines to type, for the end of each command's help. A test parses every one of them."""
+
+from typing import Final
+
+EXAMPLES: Final = {
+    "demo": ("demo", "demo --out runs/again --seed 1"),
+    "doctor": ("doctor", "doctor --json > doctor.json"),
+    "predict": (
+        "predict cat.jpg",
+        "predict runs/flowers photos --topk 3 --csv > answers.csv",
+        "predict cat.jpg --attention looked",
+    ),
+    "fit": (
+        "fit vitrail-cifar10 photos --out photos.safetensors",
+        "fit WEIGHTS photos --shots 10 --out ten.safetensors",
+    ),
+    "embed": ("embed vitrail-cifar10 photos photos.parquet", "embed WEIGHTS cifar10@test features.npz --type float16"),
+    "inspect": (
+        "inspect vitrail-cifar10 --images cat.jpg dog.jpg --out look",
+        "inspect runs/flowers --data flowers --only rollout,distance",
+    ),
+    "finetune": (
+        "finetune --from vitrail-cifar10 --data photos",
+        "finetune --from WEIGHTS --data photos --image-size 384 --out runs/photos",
+        "finetune --resume runs/photos",
+    ),
+    "pretrain": (
+        "pretrain digits --out runs/first",
+        "pretrain vit-b16-imagenet21k --data SOURCE --set batch=1024 --dry-run",
+        "pretrain --resume runs/first",
+    ),
+    "recipes": ("recipes", "recipes vit-l16-jft --set optim.lr=3e-4"),
+    "report": ("report runs/first",),
+    "replay": ("replay runs/first --step 120",),
+    "evaluate": (
+        "evaluate vitrail-cifar10 --data cifar10 --download",
+        "evaluate runs/photos --data photos@test --page score.html --out results/photos.json",
+    ),
+    "fewshot": ("fewshot WEIGHTS --data photos --shots 1 5 10 25",),
+    "probe": ("probe WEIGHTS --data photos --test others --out results/probe.json",),
+    "knn": ("knn WEIGHTS --data photos -k 10 20",),
+    "vtab": ("vtab WEIGHTS --root sets --dry-run", "vtab WEIGHTS --root sets --tasks cifar100 pets"),
+    "compare": ("compare results", "compare results --measures top-1 loss --out table.md"),
+    "models": ("models", "models 'r50*'"),
+    "trace": ("trace ViT-L/32 --image-size 256",),
+    "cost": ("cost ViT-L/16 BiT-R50x1", "cost runs/photos --measure"),
+    "data": ("data", "data photos --check", "data cifar10@test --download --sheet cifar10.png"),
+    "data pack": ("data pack photos packed --shard-size 256MB --max-side 512",),
+    "data dedup": ("data dedup photos --against photos@test cifar10@test --out copies",),
+    "serve": ("serve", "serve runs/photos --port 8080"),
+    "export": (
+        "export runs/photos --to onnx --out photos.onnx",
+        "export runs/photos --to onnx --int8 --data photos",
+        "export runs/photos --to hf --out photos-hf",
+    ),
+    "convert": ("convert google.npz mine.safetensors", "convert mine.safetensors theirs.pth --to torchvision"),
+    "completion": (
+        "completion bash > ~/.local/share/bash-completion/completions/vitrail",
+        "completion zsh > ~/.zfunc/_vitrail",
+        "completion fish > ~/.config/fish/completions/vitrail.fish",
+    ),
+}

@@ -1,0 +1,189 @@
+"""Write a network for other runtimes and libraries, and run what was written beside it before it gets its name.
+
+onnx is a file for ONNX Runtime and others, with preprocessing and class names in its metadata; --int8 makes it about a
+quarter of the size. torch-export is a graph that needs torch alone. hf, timm, npz and torchvision are other libraries'
+weights, loaded there where they are installed."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.cli.progress import bars
+from vitrail.core.console import print_table
+from vitrail.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vitrail.checkpoint.bundle import Bundle
+    from vitrail.export import Pictures, Written
+
+FORMS = ("onnx", "torch-export", "hf", "timm", "npz", "torchvision")
+ENDINGS = {
+    "onnx": ".onnx",
+    "torch-export": ".pt2",
+    "hf": "-hf",
+    "timm": "-timm.safetensors",
+    "npz": ".npz",
+    "torchvision": "-torchvision.pth",
+}
+NAMED = 3  # unreadable pictures that are named
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("weights", metavar="WEIGHTS", help="a file, a run's folder or a name, in any format")
+    parser.add_argument("--to", choices=FORMS, required=True, help="what to write")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="where (default: here, named after the weights)")
+    parser.add_argument("--image-size", type=int, metavar="N", help="pixels a side; positions are resized")
+    parser.add_argument(
+        "--fixed-size", action="store_true", help="onnx, torch-export: this image size only, where others were possible"
+    )
+    onnx = parser.add_argument_group("onnx")
+    onnx.add_argument("--int8", action="store_true", help="matrix products and convolutions in eight bits")
+    onnx.add_argument(
+        "--with-preprocessing", action="store_true", help="take bytes of 0 to 255 and normalise them in the graph"
+    )
+    onnx.add_argument("--opset", type=int, default=20, metavar="N", help="of ONNX's operators, 18 to 23 (default: 20)")
+    onnx.add_argument("--data", metavar="SOURCE[@SPLIT]", help="pictures to score both on, and to calibrate int8 with")
+    onnx.add_argument("--by-number", action="store_true", help="class 7 is output 7, whatever they are called")
+    onnx.add_argument(
+        "--agreement",
+        type=float,
+        default=0.95,
+        metavar="SHARE",
+        help="of the pictures, that int8 must answer as the network does (default: 0.95)",
+    )
+    onnx.add_argument("--workers", type=int, default=-1, metavar="N", help="loader processes (default: by the cores)")
+    onnx.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
+
+
+def run(args: argparse.Namespace) -> int:
+    from vitrail.checkpoint.pretrained import find_weights
+    from vitrail.core.console import millions
+    from vitrail.models.walk import parameters
+    from vitrail.models.zoo import network_name
+
+    check_arguments(args)
+    out = named(args)
+    if out.exists() and Path(args.weights).exists() and out.samefile(args.weights):
+        raise ConfigError(f"{out} are the weights themselves; give another --out")
+    bundle = find_weights(args.weights)
+    if args.image_size is not None:
+        from vitrail.checkpoint.weights import operate
+
+        bundle = operate(bundle, image_size=args.image_size)
+    image = "x".join(map(str, bundle.config.image))
+    print(
+        f"{args.weights}: {network_name(bundle.config)}, {millions(parameters(bundle.config))} parameters, {image} px"
+    )
+    show(args, exported(args, bundle, out))
+    return 0
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Options of one form that were given to another would be passed over in silence."""
+    given = {
+        "--int8": args.int8,
+        "--with-preprocessing": args.with_preprocessing,
+        "--data": args.data is not None,
+        "--opset": args.opset != 20,
+    }
+    strange = [option for option, there in given.items() if there]
+    if args.to != "onnx" and strange:
+        raise ConfigError(f"{', '.join(strange)} goes with --to onnx, not with --to {args.to}")
+    if args.to not in ("onnx", "torch-export") and args.fixed_size:
+        raise ConfigError(f"--fixed-size goes with --to onnx or torch-export, not with --to {args.to}")
+
+
+def named(args: argparse.Namespace) -> Path:
+    """--out, or the name of the weights with the form's ending, in the current folder."""
+    if args.out is not None:
+        return args.out
+    name = Path(str(args.weights).replace(":", "-")).resolve().name if args.weights else "model"
+    for suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin"):
+        name = name.removesuffix(suffix)
+    return Path(name + (".int8" if args.int8 else "") + ENDINGS[args.to])
+
+
+def exported(args: argparse.Namespace, bundle: "Bundle", out: Path) -> "Written":
+    from vitrail import export
+
+    match args.to:
+        case "onnx":
+            options = export.OnnxOptions(
+                fixed_size=args.fixed_size,
+                preprocessing=args.with_preprocessing,
+                int8=args.int8,
+                opset=args.opset,
+                least_agreement=args.agreement,
+            )
+            with bars() as progress:
+                return export.to_onnx(bundle, out, options, pictures=pictures(args, bundle, progress))
+        case "torch-export":
+            return export.to_torch_export(bundle, out, fixed_size=args.fixed_size)
+        case library:
+            return export.to_library(bundle, out, library)
+
+
+def pictures(
+    args: argparse.Namespace, bundle: "Bundle", progress: "Callable[[str, int, int | None], None]"
+) -> "Pictures | None":
+    """The pictures of --data: the test split is scored, int8 finds its ranges in the training split."""
+    if args.data is None:
+        return None
+    from vitrail.cli.subject import chosen, default_workers, opened
+    from vitrail.evaluation.matching import match
+    from vitrail.export import Pictures
+
+    collection = opened(args)
+    split, source = chosen(collection, "test", "val")
+    labels, config = None, bundle.config
+    if source.classes and config.classes:
+        matching = match(config.classes, bundle.card.labels, source.classes, args.data, by_number=args.by_number)
+        labels = matching.relabelled(source.labels)
+        for note in matching.notes:
+            print(f"note: {note}")
+    print(f"{collection.name}@{split}: {len(source):,} pictures")
+    return Pictures(
+        source=source,
+        labels=labels,
+        calibration=None if split == "train" else collection.splits.get("train"),
+        workers=default_workers() if args.workers < 0 else args.workers,
+        progress=progress,
+    )
+
+
+def show(args: argparse.Namespace, done: "Written") -> None:
+    """What a person sees: where it is, how far it is from the network, what it costs and gives, how it is loaded."""
+    size = f"{done.bytes / 1e6:,.2f} MB"
+    if done.plain is not None:
+        size += f", {done.bytes / done.plain_bytes:.0%} of the {done.plain_bytes / 1e6:,.2f} MB in float32"
+    print(f"{done.target}: {size}{'; took the place of the one before' if done.replaced else ''}")
+    heads = ["image", "batch", "largest difference", "relative", "same answer"]
+    title = f"in {done.report.against}" if done.plain is None else f"int8 in {done.report.against}"
+    print_table(heads, done.report.rows(), title=f"{title}, beside the network")
+    if done.plain is not None:
+        print(f"the float32 file that it was made from: {done.plain.worst:.1e} off at most")
+        if done.scores is None:
+            print("these pictures are made up; --data FOLDER says what int8 costs on real ones")
+    if done.scores is not None:
+        show_scores(done)
+    if done.pace is not None:
+        rates = ", ".join(f"{name} {rate:,.1f}" for name, rate in done.pace.images_per_s.items())
+        print(f"pictures a second at batch {done.pace.batch}, in turn: {rates}")
+    for note in done.notes:
+        print(f"note: {note}")
+    print(f"load it: {done.use}")
+
+
+def show_scores(done: "Written") -> None:
+    scores = done.scores
+    assert scores is not None
+    print(f"same answer to {scores.agree:,} of {scores.count:,} pictures ({scores.agreement:.2%})")
+    if scores.labelled:
+        mine, theirs = scores.network / scores.labelled, scores.export / scores.labelled
+        print(f"accuracy: network {mine:.2%}, export {theirs:.2%}, difference {100 * scores.difference:+.2f} points")
+    for line in scores.unread[:NAMED]:
+        print(f"note: unreadable: {line}")
+    if len(scores.unread) > NAMED:
+        print(f"note: and {len(scores.unread) - NAMED:,} more that cannot be read")

@@ -1,0 +1,266 @@
+"""ONNX: the network as a file that needs no PyTorch, with what a program has to know in its metadata.
+
+    to_onnx("mine.safetensors", "mine.onnx")
+
+The input is `image`, normalised float32 [batch, C, height, width]; with `preprocessing` it is `pixels`, bytes. The
+output is `logits` [batch, K], or `features` where there is no head. The metadata hold JSON: `preprocessing`, `labels`,
+`config` and `provenance`; and `vitrail`, the version.
+"""
+
+import ast
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch.export import ExportedProgram
+
+from vitrail import __version__
+from vitrail.checkpoint.bundle import Bundle, describe
+from vitrail.checkpoint.weights import network
+from vitrail.core.errors import ConfigError, ExportFailed
+from vitrail.core.shapes import Pair
+from vitrail.export import int8
+from vitrail.export.check import Forward, check
+from vitrail.export.draft import check_target, drafted
+from vitrail.export.form import shipped
+from vitrail.export.int8 import Quantised
+from vitrail.export.pace import Pace, pace
+from vitrail.export.pictures import Pictures
+from vitrail.export.runtime import Session, need_libraries
+from vitrail.export.scores import Scores, score
+from vitrail.export.subject import Sizes, Weights, path_of, reference, references, sizes, taken
+from vitrail.export.trace import hushed, traced
+from vitrail.export.written import Written, files_of
+
+SUFFIX: Final = (".onnx",)
+OPSETS: Final = (18, 23)  # that torch writes and the runtimes of the day read
+LARGEST: Final = 2**31 - 2**26  # bytes that one file of this format can have; weights beyond go beside it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnnxOptions:
+    """`fixed_size` keeps the image at the network's own size where it could be left open; `preprocessing` puts the
+    normalisation of bytes into the graph; `int8` quantises; `least_agreement` is the share of given pictures to which
+    the int8 file must say what the network says."""
+
+    fixed_size: bool = False
+    preprocessing: bool = False
+    int8: bool = False
+    opset: int = 20
+    least_agreement: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not OPSETS[0] <= self.opset <= OPSETS[1]:
+            raise ConfigError(f"opset={self.opset} must lie between {OPSETS[0]} and {OPSETS[1]}")
+        if not 0 <= self.least_agreement <= 1:
+            raise ConfigError(f"least_agreement={self.least_agreement} must lie between 0 and 1")
+
+
+def to_onnx(
+    weights: Weights,
+    target: str | Path,
+    options: OnnxOptions | None = None,
+    *,
+    image_size: int | Pair | None = None,
+    pictures: Pictures | None = None,
+) -> Written:
+    """Writes the network as ONNX and runs it in ONNX Runtime beside the network before the file gets its name. With
+    `pictures` both are scored on them, and convolutions can be quantised."""
+    need_libraries()
+    options, target = options or OnnxOptions(), Path(target)
+    check_target(target, suffixes=SUFFIX, source=path_of(weights))
+    bundle = taken(weights, image_size, exact=True)
+    check_options(bundle, options, pictures)
+    open_sizes = Sizes(step=None, why="a fixed size was asked for") if options.fixed_size else sizes(bundle.config)
+    replaced = target.exists()
+    with drafted(target) as draft:
+        plain = draft.with_name(f"float-{draft.name}") if options.int8 else draft
+        write(bundle, plain, options, open_sizes)
+        done = examined(bundle, plain, options, open_sizes, pictures, target.name)
+        if options.int8:
+            done = quantised(bundle, plain, draft, options, pictures, done, target.name)
+            plain.unlink()
+    use = f'onnxruntime.InferenceSession("{target}")'
+    return replace(done, target=target, files=files_of(target), use=use, replaced=replaced)
+
+
+def check_options(bundle: Bundle, options: OnnxOptions, pictures: Pictures | None) -> None:
+    config = bundle.config
+    if options.int8 and held(bundle) > LARGEST:
+        raise ConfigError("weights beyond 2 GB are not quantised; leave --int8 out")
+    if options.preprocessing and config.channels != 3:
+        raise ConfigError(f"the preprocessing of pictures has 3 channels, this network {config.channels}; leave it out")
+    if pictures is not None and config.channels != 3:
+        raise ConfigError(f"pictures have 3 channels, this network {config.channels}; leave --data out")
+    if options.int8 and pictures is None and int8.convolutional(config):
+        raise ConfigError(
+            "the convolutions of this network are quantised by what they are seen to give: give pictures with --data"
+        )
+
+
+def held(bundle: Bundle) -> int:
+    """Bytes of the weights."""
+    return sum(tensor.nbytes for tensor in bundle.tensors.values())
+
+
+def write(bundle: Bundle, path: Path, options: OnnxOptions, open_sizes: Sizes) -> None:
+    """The graph without what torch knows of this machine, with its metadata."""
+    import onnx
+
+    config = bundle.config
+    form = shipped(
+        network(bundle),
+        dynamic=open_sizes.step is not None,
+        preprocessing=bundle.card.preprocessing if options.preprocessing else None,
+    )
+    program = traced(form, config.image, config.channels, open_sizes, pixels=options.preprocessing)
+    names = ("pixels" if options.preprocessing else "image", "logits" if config.classes else "features")
+    model = converted(program, options.opset, names)
+    name_axes(model, open_sizes)
+    name_nodes(model)
+    strip(model)
+    model.producer_name, model.producer_version, model.doc_string = "vitrail", __version__, ""
+    model.graph.name = "vitrail"
+    onnx.helper.set_model_props(model, metadata(bundle))
+    beside = held(bundle) > LARGEST
+    location = f"{path.name}.data"
+    onnx.save(model, str(path), save_as_external_data=beside, location=location if beside else None)
+    onnx.checker.check_model(str(path))
+
+
+def converted(program: ExportedProgram, opset: int, names: tuple[str, str]) -> Any:
+    """torch's graph in ONNX's operations, as onnx.ModelProto."""
+    with hushed():
+        done: Any = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=opset,
+            input_names=[names[0]],
+            output_names=[names[1]],
+        )
+    found = int(done.model.opset_imports[""])
+    if found != opset:
+        raise ExportFailed(f"torch wrote opset {found} where {opset} was asked for; leave --opset out")
+    return done.model_proto
+
+
+def name_axes(model: Any, open_sizes: Sizes) -> None:
+    """Words for the open axes, in the place of the tracer's numbers."""
+    words: dict[int, str] = {0: "batch"}
+    if open_sizes.any:
+        words |= {2: "height", 3: "width"}
+    elif open_sizes.step is not None:
+        for axis, name, step in ((2, "rows", open_sizes.step[0]), (3, "columns", open_sizes.step[1])):
+            words[axis] = f"{step}*{name}" if step > 1 else name
+    for axis, word in words.items():
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = word
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+
+
+def name_nodes(model: Any) -> None:
+    """After the layer that a node is of, "blocks.0.mlp.contract/MatMul", where torch says so."""
+    seen: dict[str, int] = {}
+    for node in model.graph.node:
+        scopes = next((prop.value for prop in node.metadata_props if prop.key == "pkg.torch.onnx.name_scopes"), "[]")
+        layers = [scope for scope in ast.literal_eval(scopes)[:-1] if scope]
+        name = f"{layers[-1]}/{node.op_type}" if layers else node.op_type
+        seen[name] = seen.get(name, 0) + 1
+        node.name = name if seen[name] == 1 else f"{name}_{seen[name]}"
+
+
+def strip(model: Any) -> None:
+    """Traces with paths in them, and shapes that the runtime finds by itself."""
+    del model.graph.value_info[:], model.graph.metadata_props[:], model.metadata_props[:]
+    for thing in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.initializer):
+        thing.doc_string = ""
+        del thing.metadata_props[:]
+
+
+def metadata(bundle: Bundle) -> dict[str, str]:
+    """For a program in whatever language: JSON under plain names, and the version in words."""
+    about = describe(bundle.config, bundle.card)
+    return {"vitrail": __version__, **{name: json.dumps(value) for name, value in about.items()}}
+
+
+def examined(
+    bundle: Bundle,
+    path: Path,
+    options: OnnxOptions,
+    open_sizes: Sizes,
+    pictures: Pictures | None,
+    name: str,
+) -> Written:
+    """The float file, run beside the network."""
+    session, config = Session(path), bundle.config
+    report = check(
+        references(bundle, open_sizes, pixels=options.preprocessing),
+        session,
+        subject=name,
+        against=session.version,
+        channels=config.channels,
+        classes=config.classes,
+        pixels=options.preprocessing,
+    )
+    scores = None if options.int8 else scored(bundle, session, options, pictures)
+    return Written(
+        target=path,
+        to="onnx",
+        files=(),
+        report=report,
+        scores=scores,
+        notes=tuple(f"one image size only: {open_sizes.why}" for _ in range(open_sizes.step is None)),
+        use="",
+    )
+
+
+def scored(bundle: Bundle, candidate: Forward, options: OnnxOptions, pictures: Pictures | None) -> Scores | None:
+    """Both on the given pictures; features give no answers."""
+    if pictures is None or not bundle.config.classes:
+        return None
+    own = reference(bundle, bundle.config.image, pixels=options.preprocessing)
+    return score(own, candidate, pictures, bundle.card.preprocessing, pixels=options.preprocessing)
+
+
+def quantised(
+    bundle: Bundle,
+    plain: Path,
+    path: Path,
+    options: OnnxOptions,
+    pictures: Pictures | None,
+    done: Written,
+    name: str,
+) -> Written:
+    """The int8 file from the float one, run, scored and timed beside it."""
+    made: Quantised = int8.quantise(plain, path, bundle, pictures, pixels=options.preprocessing)
+    session, config = Session(path), bundle.config
+    own = reference(bundle, config.image, pixels=options.preprocessing)
+    report = check(
+        {config.image: own},
+        session,
+        subject=name,
+        against=session.version,
+        channels=config.channels,
+        classes=config.classes,
+        pixels=options.preprocessing,
+        tolerance=None,
+    )
+    scores = scored(bundle, session, options, pictures)
+    if scores is not None and not scores.agreement >= options.least_agreement:
+        raise ExportFailed(
+            f"{name}: int8 says what the network says to {scores.agreement:.2%} of {scores.count:,} pictures, where "
+            f"{options.least_agreement:.0%} is asked for; nothing was written: leave --int8 out, or take it as it is "
+            f"with --agreement {int(scores.agreement * 100) / 100:g}"
+        )
+    times: Pace = pace({"float32": Session(plain), "int8": session}, bundle, pixels=options.preprocessing)
+    return replace(
+        done,
+        report=report,
+        plain=done.report,
+        scores=scores,
+        pace=times,
+        notes=(*done.notes, *made.notes),
+        plain_bytes=plain.stat().st_size,
+    )

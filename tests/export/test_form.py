@@ -1,0 +1,120 @@
+"""What is shipped computes what the network computes, before any exporter has seen it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.models.tiny import RESNET, VARIANTS, VIT, awake, images
+from vitrail.checkpoint.bundle import Bundle, Card
+from vitrail.checkpoint.weights import bundle_of, network
+from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitrail.export.form import bordered, root_pool, shipped
+from vitrail.export.positions import resampled, sines
+from vitrail.export.subject import references, sizes
+from vitrail.models import convolution
+from vitrail.models.build import Model
+from vitrail.models.config import ResNetConfig
+from vitrail.models.position import SineTable
+from vitrail.models.resize import resize_grid
+from vitrail.models.zoo import adapted
+
+
+def off(mine: Tensor, theirs: Tensor) -> float:
+    assert mine.shape == theirs.shape
+    return float((mine - theirs).abs().max() / mine.abs().max())
+
+
+def carded(model: Model) -> Bundle:
+    model.card = Card(preprocessing=Preprocessing(image=model.config.image))
+    return bundle_of(model)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_every_network_at_its_own_size_and_at_others(name: str) -> None:
+    torch.manual_seed(0)
+    config = VARIANTS[name]
+    model = awake(config, torch.float32)
+    shown = images(config, 3, torch.float32)
+    assert off(model(shown), shipped(model)(shown)) < 5e-6
+    possible = sizes(config)
+    assert bool(possible.why) == (possible.step is None)
+    if possible.step is None:
+        return
+    form = shipped(model, dynamic=True)
+    for size, reference in references(carded(model), possible).items():
+        shown = torch.randn(2, config.channels, *size)
+        assert off(reference(shown), form(shown)) < 5e-6
+
+
+def test_which_sizes_one_file_takes() -> None:
+    fixed = {name for name, config in VARIANTS.items() if sizes(config).step is None}
+    assert {name for name in fixed if isinstance(VARIANTS[name], ResNetConfig)} == {
+        "axial resnet",
+        "axial resnet, odd grid",
+        "bit, same padding",  # its 20x28 px leave pixels over at a stride of 8
+        "post-activation",
+    }
+    assert {"relative, stem", "axial", "hybrid", "hybrid, axial", "hybrid, relative"} <= fixed
+    assert "learned, every" not in fixed
+    assert sizes(VIT).step == (2, 3)
+    assert sizes(RESNET).any
+    same = replace(RESNET, padding="same", image=(24, 32))
+    assert (sizes(same).step, sizes(same).any) == ((8, 8), False)
+    hybrid = VARIANTS["hybrid, patch 2x1"]
+    assert sizes(adapted(hybrid, image_size=(32, 32))).step == (16, 8)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 12), (12, 9), (7, 7)])
+@pytest.mark.parametrize("zero", [True, False])
+@pytest.mark.parametrize("same", [True, False])
+def test_the_pool_is_that_of_the_network(size: tuple[int, int], zero: bool, same: bool) -> None:
+    config = replace(RESNET, padding="same" if same else "symmetric", pool_padding="zero" if zero else "infinity")
+    x = torch.randn(2, 8, *size) - 1  # mostly below zero, so that the border shows
+    expected = convolution.root_pool(x, config)
+    assert torch.equal(root_pool(x, config, dynamic=False), expected)
+    if size == (8, 8):
+        assert torch.equal(root_pool(x, config, dynamic=True), expected)
+
+
+def test_a_border_is_what_padding_gives() -> None:
+    x = torch.randn(2, 3, 4, 5)
+    assert torch.equal(bordered(bordered(x, 3, (1, 1)), 2, (0, 1)), F.pad(x, (1, 1, 0, 1)))
+
+
+@pytest.mark.parametrize("grid", [(3, 5), (7, 2), (1, 1), (1, 9), (4, 4)])
+def test_positions_are_resampled_as_the_reference_does(grid: tuple[int, int]) -> None:
+    table = torch.randn(4, 4, 6)
+    assert torch.allclose(resampled(table, grid), resize_grid(table, grid), atol=1e-6)
+    if grid == (4, 4):
+        assert torch.equal(resampled(table, grid), table)
+
+
+def test_fixed_positions_are_those_of_the_grid() -> None:
+    config = replace(VIT, position="sincos2d", image=(10, 21))
+    assert torch.allclose(sines(config.grid, 16).flatten(0, 1), SineTable(config)()[0, 1:], atol=1e-6)
+
+
+@torch.no_grad()
+def test_bytes_are_normalised_as_pictures_are() -> None:
+    preprocessing = Preprocessing(image=VIT.image, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    model = awake(VIT, torch.float32)
+    pixels = torch.randint(256, (2, 3, *VIT.image), dtype=torch.uint8)
+    form = shipped(model, preprocessing=preprocessing)
+    assert off(model(preprocessing.normalise(pixels)), form(pixels)) < 1e-6
+
+
+@torch.no_grad()
+def test_the_network_stays_as_it_was() -> None:
+    model = awake(VARIANTS["hybrid"], torch.float32).train()
+    before = {name: (tensor.clone(), tensor.requires_grad) for name, tensor in model.state_dict(keep_vars=True).items()}
+    form = shipped(model)
+    assert model.training
+    assert not form.training
+    after = model.state_dict(keep_vars=True)
+    assert all(torch.equal(after[name], value) for name, (value, _) in before.items())
+    assert [after[name].requires_grad for name in before] == [wants for _, wants in before.values()]
+    assert network(carded(model)) is not model
