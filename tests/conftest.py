@@ -13,6 +13,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _forks_may_train() -> None:
+    """Some tests fork children that train. Autograd looks for devices in its first backward pass; one that comes after
+    torch.compile or torch.export finds some, starts threads for them, and no child may go backward any more."""
+    import torch
+
+    torch.ones(1, requires_grad=True).sum().backward()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     needy = [item for item in items if "gpu" in item.keywords]
     if not needy:
