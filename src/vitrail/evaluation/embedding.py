@@ -338,7 +338,9 @@ class Work:
             self.listed.unlink(missing_ok=True)
             if bad:
                 lines = "".join(f"{readable(one['name'])}: {one['reason']}\n" for one in bad)
-                write_file(self.listed, lines.encode())
+                inside = self.folder / "joined.unreadable"
+                write_file(inside, lines.encode())
+                os.replace(inside, self.listed)
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, self.out)
