@@ -229,7 +229,7 @@ def test_attention_on_a_gpu(dtype: torch.dtype, tolerance: float) -> None:
 @GPU
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-5), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
 def test_kernels_on_a_gpu(dtype: torch.dtype, tolerance: float) -> None:
-    check_kernels("cuda", dtype, tolerance, [(5, 16), (300, 48), (257, 272), (1000, 768)])
+    check_kernels("cuda", dtype, tolerance, [(5, 16), (300, 48), (257, 272), (1000, 768), (33000, 48)])
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 TRITON = importlib.util.find_spec("triton") is not None
-ROWS = 256  # that a program of a kernel goes through, and sums
+MANY_ROWS = 1 << 15
 TOKENS, HEADS = 256, (16, 32, 64)  # that attention in one tile takes: at most so many, and heads of these widths
 TILE_BYTES = 180 * 1024  # of shared memory, for 256 tokens of width 64
 
@@ -33,6 +33,12 @@ def suits(z: Tensor, layer: nn.Linear) -> bool:
         and layer.out_features % 16 == 0
         and not torch.is_autocast_enabled("cuda")
     )
+
+
+def rows_each(rows: int) -> int:
+    """How many rows a program of a kernel goes through, and sums: of few rows a few, so that there are programs for all
+    of a GPU; of many more, for what is left to add up is read again."""
+    return 256 if rows >= MANY_ROWS else 32
 
 
 def attends(z: Tensor, layer: nn.Linear, heads: int) -> bool:
@@ -186,7 +192,7 @@ def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sums(like: Tensor, columns: int) -> Tensor:
-    rows = 1 if like.device.type == "cpu" else -(-like.shape[0] // ROWS)
+    rows = 1 if like.device.type == "cpu" else -(-like.shape[0] // rows_each(like.shape[0]))
     return like.new_empty(rows, columns, dtype=_exact(like))
 
 

@@ -1,7 +1,7 @@
 """Triton kernels for training on a GPU: GELU, and two backward passes that sum columns while they are there.
 
-Imported where a GPU is at work and nowhere else. A column sum goes over thousands of rows, so each program sums `ROWS`
-of them and the caller adds up the rest.
+Imported where a GPU is at work and nowhere else. A column sum goes over thousands of rows, so each program sums a
+part of them (`rows_each`) and the caller adds up the rest.
 """
 
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitrail.models.fused import ROWS
+from vitrail.models.fused import rows_each
 
 TILE_ROWS, TILE_COLUMNS = 8, 256  # of a tile that a program holds at once: 16 values a thread
 
@@ -121,24 +121,27 @@ def gelu(pre: Tensor, tanh: bool) -> Tensor:
 
 
 def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """The gradient of what GELU was given, and partial sums of its columns: [M, N] twice -> [M, N], [M/ROWS, N]."""
+    """The gradient of what GELU was given, and partial sums of its columns: [M, N] twice -> [M, N], [M/each, N]."""
     rows, columns = pre.shape
-    out, sums = torch.empty_like(pre), pre.new_empty(_parts(rows, ROWS), columns, dtype=torch.float32)
+    each = rows_each(rows)
+    out, sums = torch.empty_like(pre), pre.new_empty(_parts(rows, each), columns, dtype=torch.float32)
     kernel: Any = _gelu_backward
     kernel[(_parts(columns, TILE_COLUMNS), len(sums))](
-        grad, pre, out, sums, rows, columns, tanh=tanh, each=ROWS, tile_rows=TILE_ROWS, tile_columns=TILE_COLUMNS
+        grad, pre, out, sums, rows, columns, tanh=tanh, each=each, tile_rows=TILE_ROWS, tile_columns=TILE_COLUMNS
     )
     return out, sums
 
 
 def join(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Three side by side, and partial sums of their columns: [M, D] thrice -> [M, 3D], [M/ROWS, 3D]."""
+    """Three side by side, and partial sums of their columns: [M, D] thrice -> [M, 3D], [M/each, 3D]."""
     rows, width = q.shape
+    each = rows_each(rows)
     tile = min(width & -width, TILE_COLUMNS)  # the largest power of two that divides the width
-    out, sums = q.new_empty(rows, 3 * width), q.new_empty(_parts(rows, ROWS), 3 * width, dtype=torch.float32)
+    tile_rows = min(2 * TILE_ROWS * TILE_COLUMNS // tile, each)
+    out, sums = q.new_empty(rows, 3 * width), q.new_empty(_parts(rows, each), 3 * width, dtype=torch.float32)
     kernel: Any = _join
     kernel[(3 * width // tile, len(sums))](
-        q, k, v, out, sums, rows, width, each=ROWS, tile_rows=2 * TILE_ROWS * TILE_COLUMNS // tile, tile_columns=tile
+        q, k, v, out, sums, rows, width, each=each, tile_rows=tile_rows, tile_columns=tile
     )
     return out, sums
 
