@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.data.pictures import listed
 from vitrail.core.errors import BadLabels, ConfigError
-from vitrail.data.labels import Labels
+from vitrail.data.labels import NONE, Labels
 from vitrail.data.selection import Selection
 from vitrail.data.splits import (
     DEV,
@@ -20,6 +20,7 @@ from vitrail.data.splits import (
     keep,
     nested,
     nested_split,
+    share,
     stratified,
 )
 
@@ -115,3 +116,39 @@ def test_selections_say_what_they_are(tmp_path: Path, monkeypatch: pytest.Monkey
     kept = keep(keep(dev))
     (path,) = (tmp_path / "splits").iterdir()
     assert Selection.load(path).hash == kept.hash == path.stem
+
+
+@given(
+    st.lists(st.integers(-1, 4), min_size=1, max_size=200),
+    st.floats(0.01, 1.0),
+    st.floats(0.01, 1.0),
+    st.integers(0, 5),
+)
+def test_shares_are_even_over_classes_and_lie_in_each_other(
+    values: list[int], one: float, other: float, seed: int
+) -> None:
+    labels = Labels(np.array(values))
+    found = []
+    for fraction in sorted((one, other)):
+        try:
+            chosen = share(labels, fraction, seed=seed)
+        except BadLabels:
+            sizes = [values.count(label) for label in set(values) if label != NONE or set(values) == {NONE}]
+            assert any(size * fraction < 0.5 for size in sizes)
+            return
+        found.append(set(chosen.tolist()))
+        assert chosen.tolist() == sorted(found[-1])
+        for label in set(values) - {NONE}:
+            taken, size = sum(values[at] == label for at in chosen), values.count(label)
+            assert abs(taken - size * fraction) <= 0.5
+            assert taken > 0
+    assert found[0] <= found[1]
+
+
+def test_a_share_of_samples_with_several_labels_is_drawn_from_all() -> None:
+    labels = Labels.several([[0, 1], [1], [], [0]] * 10)
+    assert len(share(labels, 0.25)) == 10
+    with pytest.raises(BadLabels, match=r"leaves nothing of a set of 40 samples; use 0.013 or more"):
+        share(labels, 0.001)
+    with pytest.raises(ConfigError, match="above 0 and at most 1"):
+        share(labels, 0.0)

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from vitrail.core.settings import default_of, required
-from vitrail.core.values import classes_of, expected, hints, text_of
+from vitrail.core.values import classes_of, expected, hints, is_choice, text_of
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.train.config import Run
 from vitrail.train.resume import FREE
@@ -19,12 +19,16 @@ MEANINGS = {
     "model": "the network, by name (`model=ViT-B/32`) or by any of [its fields](models.md#every-field)",
     "weights": "what fine-tuning starts from; `--from` sets it",
     "start": "the new head: at zero (3.2), or the [closed form](fit.md#in-every-fine-tuning)",
+    "positions": "of weights at another image size: resized (3.2), or drawn anew, to see what that brings",
+    "objective": "what is learnt: labels, or the pictures alone (recipes `selfsup/...`); each has fields of its own",
     "objective.loss": "cross-entropy, summed over classes for sigmoid",
     "objective.smoothing": "label smoothing",
     "objective.head_bias": "where the last bias starts (-10 on ImageNet-21k)",
     "data.source": "[the pictures](data.md#point-at-pictures); `--data` sets it",
     "data.train": "the split to train on",
-    "data.dev": "share of it that is held out, by class, for choosing",
+    "data.part": "share of it to learn from, by class; a smaller share lies in every larger one",
+    "data.part_seed": "of that draw",
+    "data.dev": "share of that which is held out, by class, for choosing",
     "data.watch": "the split scored along the way; auto: dev, else val",
     "data.test": "the split scored at the end; auto: test",
     "data.resident": "the whole set on the device and augmented there; auto: where it can and is quicker",
@@ -75,10 +79,12 @@ MEANINGS = {
 
 
 def leaves(kind: type[Any], path: str = "") -> Iterator[tuple[str, str, str]]:
-    """Name, default and what it takes. Configs that are always there are entered, choices of a class are not."""
+    """Name, default and what it takes. Configs that are always there are entered; of a choice, its default."""
     for field in fields(kind):
         hint, name = hints(kind)[field.name], f"{path}{field.name}"
         inner = Augmentation if hint is Augmentation else None if required(field) else default_of(field)
+        if is_choice(hint) and is_dataclass(inner):
+            yield name, text_of(inner), takes(hint)
         if inner is Augmentation or is_dataclass(inner):
             yield from leaves(inner if isinstance(inner, type) else type(inner), f"{name}.")
         else:

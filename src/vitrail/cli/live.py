@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vitrail.cli.app import silence
+from vitrail.train.rows import TALLIES, called
 
 PLAIN_S = 5.0  # between two plain lines of progress; scores and notes always come
 
@@ -30,7 +31,7 @@ def line(row: dict[str, Any]) -> str:
             f"step {row['step']:,}/{row['steps']:,}",
             f"epoch {row['epoch']:.2f}",
             f"loss {row['loss']:.4f}",
-            *([f"accuracy {row['accuracy']:.1%}"] if "accuracy" in row else []),
+            *(f"{name} {value}" for name, value in tallies(row).items()),
             f"lr {rate(row['lr'])}",
             f"{row['images_per_s']:,.0f} img/s",
             f"MFU {row['mfu']:.0%}",
@@ -45,9 +46,37 @@ def line(row: dict[str, Any]) -> str:
     if row["kind"] == "baseline":
         score = f"{row['accuracy']:.2%} of {row['count']:,} {row['split']} pictures right"
         return f"closed form on the frozen features, the number to beat: {score} (l2 {row['penalty']:g})"
-    top5 = f", top-5 {row['top5']:.2%}" if row.get("top5") is not None else ""
-    score = f"{row['split']} accuracy {row['accuracy']:.2%}{top5}, loss {row['loss']:.4f}"
-    return f"step {row['step']:,}: {score} ({row['count']:,} pictures)"
+    return f"step {row['step']:,}: {scored(row)} ({row['count']:,} pictures)"
+
+
+def tallies(row: dict[str, Any]) -> dict[str, str]:
+    """What an objective counts beside its loss, by the names that people know."""
+    return {
+        known.name: f"{row[name]:.1%}" if known.percent else f"{row[name]:.3f}"
+        for name, known in TALLIES.items()
+        if name in row
+    }
+
+
+def scored(row: dict[str, Any]) -> str:
+    """What was found on a split: of features without a classifier, their k-NN accuracy and rank; the rank alone where
+    there are no labels."""
+    width = f" of {row['width']}" if "width" in row else ""
+    parts = [
+        *([f"{called(row)} {row['accuracy']:.2%}"] if "accuracy" in row else []),
+        *([f"top-5 {row['top5']:.2%}"] if row.get("top5") is not None else []),
+        *([f"loss {row['loss']:.4f}"] if "loss" in row else []),
+        *([f"feature rank {row['rank']:.1f}{width}"] if "rank" in row else []),
+    ]
+    return f"{row['split']} {', '.join(parts)}"
+
+
+def briefly(row: dict[str, Any]) -> str:
+    """The one number of a score that stays in sight."""
+    if "accuracy" in row:
+        measure = f"{row['measure']} " if row.get("measure") else ""
+        return f"{row['split']} {measure}{row['accuracy']:.2%}"
+    return f"{row['split']} loss {row['loss']:.4f}" if "loss" in row else f"{row['split']} rank {row['rank']:.1f}"
 
 
 class Plain:
@@ -113,7 +142,7 @@ class Panel:
     def progress(self, row: dict[str, Any]) -> None:
         if row["kind"] != "train":
             if row["kind"] not in ("fewshot", "baseline"):
-                self.score = f"{row['split']} {row['accuracy']:.2%}"
+                self.score = briefly(row)
             self.told(line(row))
             return
         self.live.update(self.drawn(row))
@@ -136,7 +165,7 @@ class Panel:
         numbers = {
             "epoch": f"{row['epoch']:.2f}",
             "loss": f"{row['loss']:.4f}",
-            **({"accuracy": f"{row['accuracy']:.1%}"} if "accuracy" in row else {}),
+            **tallies(row),
             "lr": rate(row["lr"]),
             "img/s": f"{row['images_per_s']:,.0f}",
             "MFU": f"{row['mfu']:.0%}",

@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = run_in(args.run)
     with joined(args.device) as world:
-        found = replay(config, find_pictures(config.data), args.run, args.step, world)
+        found = replay(
+            config, find_pictures(config.data, labelled=config.objective.labelled), args.run, args.step, world
+        )
     show(found)
     path = args.run / f"replay-{args.step}.png"
     sheet(found).save(path)

@@ -133,7 +133,7 @@ def forecast(plan: Planned, asked: Asked, world: World) -> int:
     grid = None if asked.sweep is None else grid_of(asked, plan)
     runs = 1.0 if grid is None else runs_worth(plan.run, grid, world, with_changes)
     run = plan.run if grid is None else on_everything(plan.run)
-    found = preflight(run, find_pictures(run.data), world, base=plan.base)
+    found = preflight(run, find_pictures(run.data, labelled=run.objective.labelled), world, base=plan.base)
     if world.first:
         print_table(("what", "to expect"), list(found.figures.items()), title="A dry run: nothing is kept", left=2)
         print(f"time: about {duration(found.seconds)} for all steps, without scoring")
@@ -192,16 +192,25 @@ def show_result(result: Result, asked: Asked, world: World) -> int:
         print(f"stopped after step {result.step:,}, saved; go on with: {go_on(asked, result.folder)}")
         return 0
     best = result.folder / BEST
-    if result.watch is not None and best.exists():
+    if result.watch is not None and best.exists() and result.best.step >= 0:
         split = result.watch["split"]
         print(f"{split}: {result.best.accuracy:.2%} at step {result.best.step:,}, the best: {best}")
     scores = {row["split"]: row for row in (result.watch, result.test) if row is not None}
     for row in scores.values():
         beaten = result.baseline.get(row["split"])
         beside = f"; closed form on the frozen features: {beaten['accuracy']:.2%}" if beaten else ""
-        print(f"{row['split']}: {row['accuracy']:.2%} of {row['count']:,} right at step {row['step']:,}{beside}")
+        print(f"{row['split']}: {outcome(row)} at step {row['step']:,}{beside}")
     print(f"weights: {result.folder / LAST}   report: {result.folder / 'report.html'}")
     return 0
+
+
+def outcome(row: dict[str, Any]) -> str:
+    """A score in words; features without a classifier are scored by their neighbours, and by their rank."""
+    rank = f"feature rank {row['rank']:.1f}" if "rank" in row else ""
+    if "accuracy" not in row:
+        return rank
+    measure = f" by {row['measure']}" if row.get("measure") else ""
+    return f"{row['accuracy']:.2%} of {row['count']:,} right{measure}{f', {rank}' if rank else ''}"
 
 
 def show_search(found: Found, asked: Asked, out: Path, world: World) -> int:

@@ -182,20 +182,22 @@ def plain_value(value: Any, choice: bool = False) -> Any:
 
 
 def restored(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
-    """The config that `plain` wrote. A field that is missing takes its default; an unknown one is refused."""
-    kinds = hints(kind)
+    """The config that `plain` wrote. A field that is missing takes its default; an unknown one is refused. A class that
+    is not named is that of the default: there was no other when the data were written."""
+    kinds, usual = hints(kind), {field.name: default_of(field) for field in fields(cast(Any, kind))}
     for name in data:
         if name not in kinds:
             raise no_field(f"{path}{name}", [f"{path}{known}" for known in kinds])
-    values = {name: restored_value(kinds[name], value, f"{path}{name}") for name, value in data.items()}
+    values = {name: restored_value(kinds[name], value, f"{path}{name}", usual[name]) for name, value in data.items()}
     return constructed(kind, values, path.rstrip("."))
 
 
-def restored_value(hint: Any, value: Any, path: str) -> Any:
+def restored_value(hint: Any, value: Any, path: str, usual: Any) -> Any:
     classes = classes_of(hint)
     if classes and isinstance(value, Mapping):
         data = dict(cast(Mapping[str, Any], value))
-        name = data.pop(KIND, None) if len(classes) > 1 else classes[0].__name__
+        default = type(usual).__name__ if is_dataclass(usual) else None
+        name = data.pop(KIND, default) if len(classes) > 1 else classes[0].__name__
         chosen = next((member for member in classes if member.__name__ == name), None)
         if chosen is None:
             raise unknown(f"{path}.{KIND}", str(name), [member.__name__ for member in classes])

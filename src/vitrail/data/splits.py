@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.core.storage import cache_folder
 from vitrail.data.draws import keyed, number
-from vitrail.data.labels import Labels
+from vitrail.data.labels import NONE, Labels
 from vitrail.data.order import Order
 from vitrail.data.selection import Selection
 from vitrail.data.source import Source
@@ -41,6 +41,29 @@ def stratified(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.
     for at in np.lexsort((lot[order[first]], -(ideal - taken)))[: max(left, 0)]:
         taken[at] += min(1, int(room[at]))
     chosen = [order[first[at] : first[at] + taken[at]] for at in range(len(present))]
+    return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
+
+
+def share(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.int64]:
+    """That share of every class, rounded class by class, in ascending order; for one seed a larger share holds every
+    smaller one. Samples with several labels, or none, are drawn without regard to class.
+
+    Unlike `stratified`, whose remainders go to other classes from one fraction to the next, nothing ever leaves."""
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"fraction={fraction} must be above 0 and at most 1")
+    lot = keyed(number("share"), seed, np.arange(len(labels)))
+    group = np.zeros(len(labels), np.int64) if labels.multiple else labels.values.astype(np.int64)
+    order = np.lexsort((lot, group))  # by class, and by lot inside a class
+    present, first, sizes = np.unique(group[order], return_index=True, return_counts=True)
+    taken = np.floor(sizes * fraction + 0.5).astype(np.int64)
+    lost = (taken == 0) & ((present != NONE) | (len(present) == 1))  # those without a label are no class
+    if lost.any():
+        least = int(sizes[lost].min())
+        what = "class" if len(present) > 1 else "set"
+        raise BadLabels(
+            f"a share of {fraction} leaves nothing of a {what} of {least} samples; use {0.5 / least:.2g} or more"
+        )
+    chosen = [order[start : start + count] for start, count in zip(first, taken, strict=True)]
     return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
 
 
@@ -82,6 +105,12 @@ def dev_split(source: Source, fraction: float, *, seed: int = 0) -> tuple[Select
         Selection(source=source.fingerprint, rule={**rule, "part": "train"}, indices=rest),
         Selection(source=source.fingerprint, rule={**rule, "part": "dev"}, indices=held),
     )
+
+
+def share_split(source: Source, fraction: float, *, seed: int = 0) -> Selection:
+    """A share of every class as a selection."""
+    rule = {"name": "share", "fraction": fraction, "seed": seed}
+    return Selection(source=source.fingerprint, rule=rule, indices=share(source.labels, fraction, seed=seed))
 
 
 def few_shot_split(source: Source, shots: int, *, seed: int = 0) -> Selection:

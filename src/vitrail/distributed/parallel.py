@@ -33,11 +33,10 @@ T = TypeVar("T")
 Sharding: TypeAlias = Literal["none", "ddp", "fsdp", "hsdp"]
 Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
 
-NETWORK = "objective.network"  # where `Held` has it
-
 
 class Networked(Protocol):
-    """What is made parallel: a module that owns a network, and returns whatever it likes."""
+    """What is made parallel: a module that owns a network, and returns whatever it likes. Where it is another one that
+    is to be asked, a teacher, it has that as `learnt`."""
 
     network: nn.Module
 
@@ -67,8 +66,9 @@ class Parallel:
 
     @torch.no_grad()
     def ask(self, question: Callable[..., T], *inputs: Tensor) -> T:
-        """`question(network, *inputs)` in the precision of training, for evaluation. Under FSDP all processes must ask
-        together, for they all hold a part of the answer."""
+        """`question(network, *inputs)` in the precision of training, for evaluation; of the network that is `learnt`,
+        where the objective says so. Under FSDP all processes must ask together, for they all hold a part of the
+        answer."""
         self.world.moved()
         whole = self._run.module if isinstance(self._run, DistributedDataParallel) else self._run
         return cast(Whole, whole).ask(question, *inputs)
@@ -164,6 +164,11 @@ def units(module: nn.Module) -> list[nn.Module]:
     return found
 
 
+def networks(objective: nn.Module) -> dict[str, nn.Module]:
+    """An objective's network, and what else of it is made of units: a teacher, a decoder."""
+    return {name: part for name, part in objective.named_children() if name == "network" or units(part)}
+
+
 def _members(stage: nn.Module) -> Iterator[nn.Module]:
     return stage.children() if isinstance(stage, nn.Sequential) else iter((stage,))
 
@@ -198,10 +203,13 @@ class Whole(nn.Module):
         super().__init__()
         self.held = Held(objective)
         self.device, self.precision, self.cast_weights = device, precision, cast_weights
-        network = cast(Networked, objective).network
+        found = networks(objective)
+        self.networks = tuple(found)  # names, looked for once: `forward` is traced by a compiler
         if precision == "bfloat16":
-            network.register_forward_pre_hook(_as_weights)
-        self.questioned: Callable[..., Any] = partial(_questioned, network)
+            for network in found.values():
+                network.register_forward_pre_hook(_as_weights)
+        asked = getattr(objective, "learnt", cast(Networked, objective).network)
+        self.questioned: Callable[..., Any] = partial(_questioned, asked)
         if isinstance(objective, FSDPModule):
             setattr(objective, "questioned", self.questioned)  # noqa: B010 (torch types a module's attributes as tensors)
             register_fsdp_forward_method(objective, "questioned")
@@ -225,8 +233,10 @@ class Whole(nn.Module):
             return call(*inputs)
 
     def _low(self) -> dict[str, Tensor]:
-        """All weights, and the fixed tables of the network, in bfloat16; the objective's own constants stay."""
-        tensors = [*self.held.named_parameters(), *cast(Networked, self.held.objective).network.named_buffers(NETWORK)]
+        """All weights, and the fixed tables of the networks, in bfloat16; the objective's own constants stay."""
+        tensors = [*self.held.named_parameters()]
+        for name in self.networks:
+            tensors += [*getattr(self.held.objective, name).named_buffers(f"objective.{name}")]
         return {name: tensor.bfloat16() for name, tensor in tensors if tensor.dtype == torch.float32}
 
 

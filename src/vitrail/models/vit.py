@@ -168,7 +168,11 @@ class ViT(nn.Module):
 
     def _encode(self, images: Tensor, queries: int | None) -> Tensor:
         """z_L of the first tokens: [B, C, H, W] -> [B, queries, D]; of all where `queries` is none."""
-        z = self.dropout(self.position(self.tokens(images), 0))  # Eq. 1
+        return self.layers(self.dropout(self.position(self.tokens(images), 0)), queries)  # Eq. 1
+
+    def layers(self, z: Tensor, queries: int | None = None) -> Tensor:
+        """z_0, positions included, through all layers to z_L: [B, T, D] -> [B, T, D], or the first `queries` tokens of
+        it. Where positions enter at the stem alone, T may be any number: a part of the tokens will do."""
         last = self.config.depth - 1
         for layer, block in enumerate(self.blocks):
             if layer:

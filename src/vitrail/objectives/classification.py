@@ -1,7 +1,7 @@
 """Classification: softmax or sigmoid cross-entropy against labels, several labels, or mixed targets."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast, get_args
+from typing import ClassVar, Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,10 @@ from torch.nn import functional as F
 from vitrail.core.errors import ConfigError, unknown
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.mix import Mix, one_hot
+from vitrail.models.config import ModelConfig
+from vitrail.models.walk import macs
 from vitrail.objectives.objective import Objective, Outcome
 
 Loss: TypeAlias = Literal["softmax", "sigmoid"]
@@ -20,6 +23,9 @@ Loss: TypeAlias = Literal["softmax", "sigmoid"]
 class Classification:
     """Sigmoid is summed over classes and averaged over pictures, as ImageNet-21k's was; `head_bias` is where the last
     layer's bias starts, -10 there, so that a fresh head says no to every class."""
+
+    labelled: ClassVar[bool] = True
+    couples: ClassVar[bool] = False
 
     loss: Loss = "softmax"
     smoothing: float = 0.0
@@ -31,20 +37,22 @@ class Classification:
         if not 0 <= self.smoothing < 1:
             raise ConfigError(f"objective.smoothing={self.smoothing} must be at least 0 and below 1")
 
+    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
+        return (augmentation,)
+
+    def work(self, model: ModelConfig) -> float:
+        """Of one image, in multiply-accumulates of forward and backward."""
+        return macs(model)
+
 
 class Classify(Objective):
     """The network's logits against targets [B, K]. A place without a picture counts for nothing."""
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(
         self, network: nn.Module, config: Classification, classes: int, preprocessing: Preprocessing, mix: Mix
     ) -> None:
-        super().__init__()
-        self.network, self.config, self.classes, self.mix = network, config, classes, mix
-        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(preprocessing.std).view(3, 1, 1), persistent=False)
+        super().__init__(network, preprocessing)
+        self.config, self.classes, self.mix = config, classes, mix
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """Pixels as bytes [B, 3, H, W], targets [B, K], what to score against [B], and which count [B]."""
@@ -56,8 +64,7 @@ class Classify(Objective):
 
     def forward(self, *inputs: Tensor) -> Outcome:
         pixels, targets, label, counted = inputs
-        images = (pixels.float() / 255 - self.mean) / self.std
-        logits = cast(Tensor, self.network(images)).float()
+        logits = cast(Tensor, self.network(self.normalised(pixels))).float()
         if self.config.loss == "sigmoid":
             losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(-1)
         else:

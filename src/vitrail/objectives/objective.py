@@ -3,9 +3,11 @@
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 
 
@@ -20,10 +22,27 @@ class Outcome(NamedTuple):
 
 class Objective(nn.Module, ABC):
     """A module that owns the network and whatever heads or teachers it needs. `inputs` runs as written and may draw;
-    `forward` is what gets compiled and sharded: a pure function of tensors."""
+    `forward` is what gets compiled and sharded: a pure function of tensors.
+
+    Heads are drawn when the objective is made, under a seed that the caller has set; `start` comes when the network has
+    its values, and before those of a checkpoint. All that must be remembered is in the state dict.
+    """
 
     network: nn.Module
     couples = False  # whether the loss of one sample depends on others of its batch: then accumulation is refused
+    labelled = True  # whether it asks for labels; one that learns from the pictures alone does not
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(preprocessing.std).view(3, 1, 1), persistent=False)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Bytes [B, 3, H, W] as the network takes them, in float32."""
+        return (pixels.float() / 255 - self.mean) / self.std
 
     @abstractmethod
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
@@ -36,5 +55,13 @@ class Objective(nn.Module, ABC):
         """The views of each picture that a batch must hold."""
         return (augmentation,)
 
+    def start(self) -> None:
+        """Told when the network has the values that the run starts from: a teacher becomes its copy here."""
+
     def stepped(self, step: int) -> None:
         """Told when a step is done, after the update: a teacher may follow here."""
+
+    @property
+    def learnt(self) -> nn.Module:
+        """The network that is scored and written; where a teacher is the better one, that."""
+        return self.network

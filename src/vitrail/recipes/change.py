@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.settings import with_settings
@@ -14,20 +14,21 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Crop, ResizeCrop, Squash
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.zoo import ZOO, adapted, resolve
+from vitrail.objectives.build import ObjectiveConfig
 from vitrail.train.config import Run
 
 SHAPE = ("width", "depth", "mlp_width", "heads", "patch", "backbone")  # what a ViT's name stands for
 
 
 def with_changes(run: Run, settings: Iterable[str]) -> Run:
-    """A run with "optim.lr=3e-4" and the like applied. "model=ViT-B/32" takes a network by its name; "steps=500" alone
-    takes the place of the epochs, and the other way round."""
+    """A run with "optim.lr=3e-4" and the like applied. "model=ViT-B/32" takes a network by its name, "objective=MAE" an
+    objective; "steps=500" alone takes the place of the epochs, and the other way round."""
     texts = list(settings)
     named = {text.partition("=")[0].strip() for text in texts}
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in named and other not in named:
             texts.append(f"{other}=0")
-    return with_settings(run, texts, {"model": named_model})
+    return with_settings(run, texts, {"model": named_model, "objective": named_objective})
 
 
 def on_data(run: Run, source: str) -> Run:
@@ -57,6 +58,13 @@ def named_model(old: ModelConfig | None, text: str) -> Any:
     if config.backbone is not None:
         shape["backbone"] = replace(config.backbone, image=old.image, channels=old.channels)
     return replace(old, **shape)
+
+
+def named_objective(old: ObjectiveConfig, text: str) -> Any:
+    """Another objective as it is by itself: fields of the same name mean something else there."""
+    kinds: tuple[type[ObjectiveConfig], ...] = get_args(ObjectiveConfig)
+    kind = next((kind for kind in kinds if kind.__name__.lower() == text.strip().lower()), type(old))
+    return NotImplemented if isinstance(old, kind) else kind()
 
 
 def resized(run: Run, size: int | Pair) -> Run:

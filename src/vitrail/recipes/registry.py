@@ -1,7 +1,7 @@
 """Every recipe by name. A list of them is read from the sources: running them needs torch, which a list should not.
 
 A recipe is a public function of one of the modules below that needs no arguments and returns a `Run`. Its name is the
-function's with hyphens, its help the first line of the docstring.
+function's with hyphens, behind the prefix of its module; its help is the first line of the docstring.
 """
 
 import ast
@@ -23,9 +23,12 @@ MODULES: Final = {
     "vitrail.recipes.digits": "The demo",
     "vitrail.recipes.imagenet": "ImageNet-1k, as the authors did it later",
     "vitrail.recipes.table3": "Pre-training (Table 3)",
+    "vitrail.recipes.selfsup": "Pre-training without labels (4.6, B.1.2)",
     "vitrail.recipes.table4": "Fine-tuning (Table 4)",
     "vitrail.recipes.hyper_rule": "Fine-tuning of ResNets (BiT's HyperRule)",
 }
+
+PREFIXES: Final = {"vitrail.recipes.selfsup": "selfsup/"}  # of the names, for the modules that have one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class Entry:
 
     @property
     def function(self) -> str:
-        return self.name.replace("-", "_")
+        return self.name.rpartition("/")[2].replace("-", "_")
 
 
 @cache
@@ -53,7 +56,7 @@ def recipes() -> dict[str, Entry]:
     for module, group in MODULES.items():
         for node in ast.parse(source(module)).body:
             if isinstance(node, ast.FunctionDef) and is_recipe(node):
-                name = node.name.replace("_", "-")
+                name = PREFIXES.get(module, "") + node.name.replace("_", "-")
                 assert name not in found, f"two recipes are called {name}"
                 found[name] = Entry(name=name, group=group, text=ast.get_docstring(node) or "", module=module)
     return found

@@ -181,11 +181,14 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Charts:
-    """Charts side by side; `small` ones three in a row, others two."""
+    """Charts side by side; `small` ones three in a row, others two. `told` is said below them, with a mark where that
+    is `alarming`."""
 
     charts: Sequence[Lines]
     title: str = ""
     small: bool = False
+    told: Sequence[str] = ()
+    alarming: bool = False
     template: str = field(default="charts.html", init=False)
 
 

@@ -66,8 +66,10 @@ def scored_splits(pictures: Pictures) -> dict[str, Source]:
 
 
 def wanted(run: Run, pictures: Pictures) -> bool:
-    """Whether a run has a baseline: a fine-tuning that is scored has, unless it was said otherwise or would cost more
-    than a tenth of the training. What cannot be is refused."""
+    """Whether a run has a baseline: a fine-tuning to labels that is scored has, unless it was said otherwise or would
+    cost more than a tenth of the training. What cannot be is refused."""
+    if not run.objective.labelled:
+        return False
     if not run.weights:
         if run.baseline == "on" or run.start == "closed-form":
             asked = "start=closed-form" if run.start == "closed-form" else "baseline=on"

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import TypeAlias, cast
 
 from torch import Tensor, nn
 
@@ -12,8 +12,8 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.ledger import Ledger
 from vitrail.distributed.parallel import Parallel, Precision, Sharding, parallelise
 from vitrail.distributed.world import World
-from vitrail.models.walk import macs
-from vitrail.objectives.classification import Classify
+from vitrail.models.build import Model
+from vitrail.objectives.build import build_objective
 from vitrail.objectives.objective import Objective
 from vitrail.optim.averaging import Average
 from vitrail.optim.groups import freeze, groups
@@ -26,6 +26,8 @@ from vitrail.train.network import bare_network, drawn, starting_network, tables_
 from vitrail.train.pictures import Pictures
 from vitrail.train.state import restore, state_of
 from vitrail.train.step import Step
+
+Values: TypeAlias = Callable[[nn.Module], None]  # gives them to a module that has storage and nothing in it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,44 +53,12 @@ def assemble(
     """Everything in its place, with the values of a checkpoint where there is one; `head` is what the last layer
     starts with instead of zeros."""
     assert run.model is not None
-    assert run.preprocessing is not None
-    values: Callable[[nn.Module], None] | None = None
-    if run.sharding in ("fsdp", "hsdp") and world.size > 1 and not (run.weights and saved is None):
-        network = bare_network(run, pictures.classes)
-        values = tables_only if saved is not None else partial(drawn, run=run)
-    else:
-        network = starting_network(run, pictures.classes, fresh=saved is not None)
-        if head is not None:
-            put_head(network, head)
-    objective = Classify(network, run.objective, len(pictures.classes), run.preprocessing, run.mix)
-    if objective.couples and run.batch // world.size > run.micro:
-        raise ConfigError(
-            f"micro={run.micro} would cut the {run.batch // world.size} samples of a process's batch, but this "
-            "objective compares the samples of a batch; use a smaller batch, more processes or recompute=on"
-        )
-    freeze(objective, run.optim)
-    parallel = parallelise(
-        objective,
-        world=world,
-        sharding=cast(Sharding, run.sharding),  # no longer "auto"
-        precision=cast(Precision, run.precision),
-        compile=run.compile in ("on", "graphs"),
-        recompute=run.recompute,
-        values=values,
-    )
+    network, values = network_of(run, pictures, world, saved, head)
+    objective, parallel = placed(run, pictures, world, network, values)
     optimiser = Optimiser(groups(objective, run.optim), run.optim)
     average = Average(dict(objective.named_parameters()), run.average) if run.average else None
     if saved is not None:
         restore(state_of(objective, optimiser, average), saved)
-    feed = Feed(
-        pictures.train,
-        objective.views(run.augmentation),
-        run.data,
-        batch=run.batch,
-        seed=run.seed,
-        world=world,
-        ledger=ledger,
-    )
     return Parts(
         objective=objective,
         parallel=parallel,
@@ -104,6 +74,66 @@ def assemble(
             clip=run.optim.clip,
             graphs=run.compile == "graphs",
         ),
-        feed=feed,
-        cost=Cost(macs=macs(run.model), samples=len(pictures.train), devices=world.size, peak=peak_flops(world.device)),
+        feed=Feed(
+            pictures.train,
+            objective.views(run.augmentation),
+            run.data,
+            batch=run.batch,
+            seed=run.seed,
+            world=world,
+            ledger=ledger,
+        ),
+        cost=Cost(
+            macs=run.objective.work(run.model),
+            samples=len(pictures.train),
+            devices=world.size,
+            peak=peak_flops(world.device),
+        ),
     )
+
+
+def network_of(
+    run: Run, pictures: Pictures, world: World, saved: Saved | None, head: tuple[Tensor, Tensor] | None
+) -> tuple[Model, Values | None]:
+    """The network of the start; or one without storage where it will be sharded, and what gives it values then."""
+    labels = pictures.classes if run.objective.labelled else ()
+    if run.sharding in ("fsdp", "hsdp") and world.size > 1 and not (run.weights and saved is None):
+        return bare_network(run, labels), tables_only if saved is not None else partial(drawn, run=run)
+    network = starting_network(run, labels, fresh=saved is not None)
+    if head is not None:
+        put_head(network, head)
+    return network, None
+
+
+def placed(
+    run: Run, pictures: Pictures, world: World, network: Model, values: Values | None
+) -> tuple[Objective, Parallel]:
+    """The objective around the network, on its devices, with the values that the run starts from."""
+    assert run.preprocessing is not None
+    objective = build_objective(
+        run.objective,
+        network,
+        classes=len(pictures.classes),
+        preprocessing=run.preprocessing,
+        mix=run.mix,
+        steps=run.steps,
+        seed=run.seed,
+        world=world,
+    )
+    if objective.couples and run.batch // world.size > run.micro:
+        raise ConfigError(
+            f"micro={run.micro} would cut the {run.batch // world.size} samples of a process's batch, but this "
+            "objective compares the samples of a batch; use a smaller batch, more processes or recompute=on"
+        )
+    freeze(objective, run.optim)
+    parallel = parallelise(
+        objective,
+        world=world,
+        sharding=cast(Sharding, run.sharding),  # no longer "auto"
+        precision=cast(Precision, run.precision),
+        compile=run.compile in ("on", "graphs"),
+        recompute=run.recompute,
+        values=values,
+    )
+    objective.start()
+    return objective, parallel

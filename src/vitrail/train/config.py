@@ -9,6 +9,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.mix import Mix
 from vitrail.models.config import ModelConfig
+from vitrail.objectives.build import ObjectiveConfig
 from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
 
@@ -17,16 +18,20 @@ Switch: TypeAlias = Literal["auto", "on", "off"]
 Compile: TypeAlias = Literal["auto", "on", "graphs", "off"]
 Sharding: TypeAlias = Literal["auto", "none", "ddp", "fsdp", "hsdp"]
 Start: TypeAlias = Literal["zero", "closed-form"]
+Positions: TypeAlias = Literal["resized", "drawn"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """Which pictures. `dev` is the part of the training split that is held out for choosing, by class; `watch` is the
-    split that is scored along the way and that chooses the best weights (auto: dev where there is one, else val),
-    `test` the one that is scored at the end (auto: test, where there is one)."""
+    """Which pictures. `part` is the share of the training split that there is to learn from, by class: a smaller one
+    lies in every larger one of the same `part_seed` (4.3). `dev` is the part of that which is held out for choosing, by
+    class; `watch` is the split that is scored along the way and that chooses the best weights (auto: dev where there is
+    one, else val), `test` the one that is scored at the end (auto: test, where there is one)."""
 
     source: str = ""
     train: str = "train"
+    part: float = 1.0
+    part_seed: int = 0
     dev: float = 0.0
     watch: str = "auto"
     test: str = "auto"
@@ -36,6 +41,8 @@ class Data:
     strict: bool = False  # an unreadable picture is an error
 
     def __post_init__(self) -> None:
+        if not 0 < self.part <= 1:
+            raise ConfigError(f"data.part={self.part} must be above 0 and at most 1")
         if not 0 <= self.dev < 1:
             raise ConfigError(f"data.dev={self.dev} must be at least 0 and below 1")
         if self.resident not in get_args(Switch):
@@ -90,7 +97,8 @@ class Run:
     model: ModelConfig | None = None
     weights: str = ""
     start: Start = "zero"  # of the new head (3.2); closed-form: least squares on the frozen features
-    objective: Classification = field(default_factory=Classification)
+    positions: Positions = "resized"  # of weights at another size (3.2); drawn: anew, as if there were none
+    objective: ObjectiveConfig = field(default_factory=Classification)
     data: Data = field(default_factory=Data)
     mix: Mix = field(default_factory=Mix)
     preprocessing: Preprocessing | None = None  # of evaluation; none for that of the weights, or a straight resize
@@ -113,7 +121,14 @@ class Run:
     bad_steps: int = 10  # updates left out for a loss or gradient that is not finite, before the run gives up
 
     def __post_init__(self) -> None:
-        choices = {"precision": Precision, "compile": Compile, "sharding": Sharding, "start": Start, "baseline": Switch}
+        choices = {
+            "precision": Precision,
+            "compile": Compile,
+            "sharding": Sharding,
+            "start": Start,
+            "positions": Positions,
+            "baseline": Switch,
+        }
         for name, kinds in choices.items():
             if getattr(self, name) not in get_args(kinds):
                 raise unknown(name, str(getattr(self, name)), get_args(kinds))

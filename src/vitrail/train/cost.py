@@ -60,9 +60,9 @@ def measured_flops(device: torch.device, seconds: float = 0.05) -> float:
 
 @dataclass(slots=True)
 class Cost:
-    """The ledger of a run, over all its starts. `macs` is that of one image; `devices` and `peak` of this start."""
+    """The ledger of a run, over all its starts. `macs` is the work of one image; `devices` and `peak` of this start."""
 
-    macs: int
+    macs: float
     samples: int  # in an epoch
     devices: int
     peak: float  # FLOP/s of one device

@@ -53,7 +53,7 @@ def take_provenance(network: nn.Module, provenance: dict[str, Any]) -> None:
 def best_in_place(path: Path, parts: Parts) -> Generator[None]:
     """The network with the weights of a file while the context lasts."""
     tensors = read_bundle(path).tensors
-    live = parts.objective.network.state_dict(keep_vars=True)
+    live = parts.objective.learnt.state_dict(keep_vars=True)
     before = {name: tensor.detach().clone() for name, tensor in live.items()}
     try:
         with torch.no_grad():

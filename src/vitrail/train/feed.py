@@ -7,7 +7,7 @@ import torch
 
 from vitrail.data import loader
 from vitrail.data.ledger import Ledger
-from vitrail.data.loader import Batch
+from vitrail.data.loader import Batch, Plain, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.resident import Resident, first_size, fits
 from vitrail.data.source import Source
@@ -105,12 +105,13 @@ class Sweep:
     """A split to score, batch by batch; one that is small stays on the device after the first time."""
 
     def __init__(
-        self, source: Source, preprocessing: Preprocessing, data: Data, *, batch: int, world: World, ledger: Ledger
+        self, source: Source, views: Preprocessing | Views, data: Data, *, batch: int, world: World, ledger: Ledger
     ) -> None:
-        self.source, self.preprocessing, self.data = source, preprocessing, data
+        self.source, self.data = source, data
+        self.views = Plain(views) if isinstance(views, Preprocessing) else views
         self.batch, self.world, self.ledger = batch * world.size, world, ledger
-        height, width = preprocessing.image
-        self.small = len(source) * 3 * height * width <= KEPT_BYTES * (16 if world.device.type == "cuda" else 1)
+        pixels = sum(height * width for height, width in self.views.sizes)
+        self.small = len(source) * 3 * pixels <= KEPT_BYTES * (16 if world.device.type == "cuda" else 1)
         self.kept: list[Batch] | None = None
         self.batches: Iterator[Batch] | None = None  # held on to: they know what a process read that dies
 
@@ -122,7 +123,7 @@ class Sweep:
         world = self.world
         self.batches = loader.sweep(
             self.source,
-            self.preprocessing,
+            self.views,
             batch=self.batch,
             rank=world.rank,
             world=world.size,

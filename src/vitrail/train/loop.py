@@ -45,7 +45,7 @@ from vitrail.train.state import fault_in, pieces, state_of
 
 EVALUATIONS = 20  # a run, where nothing else is said
 FIRST_STEPS = 3  # in which running out of memory is answered by smaller micro-batches
-SCORE = ("split", "accuracy", "loss", "count")  # what weights tell of how they did
+SCORE = ("split", "measure", "accuracy", "loss", "count")  # what weights tell of how they did
 REPORT_S = 60.0  # between two reports while nothing is scored
 
 
@@ -75,8 +75,8 @@ class Result:
 
     @property
     def final_watch(self) -> float:
-        """The accuracy on the watched split at the end."""
-        return float("nan") if self.watch is None else float(self.watch["accuracy"])
+        """The accuracy on the watched split at the end, where there is one."""
+        return float("nan") if self.watch is None else float(self.watch.get("accuracy", "nan"))
 
 
 def train(
@@ -92,7 +92,7 @@ def train(
 ) -> Result:
     """Trains, or goes on training, in the folder `out`. `why` is what a person should know of the run's making."""
     observer = observer or Silent()
-    pictures = pictures or find_pictures(run.data)
+    pictures = pictures or find_pictures(run.data, labelled=run.objective.labelled)
     asked, run = run, resolved(run, pictures, world)
     if run.evaluation.fewshot:
         check_fewshot(run.evaluation)  # one that is not there, or too small, is said before the first step
@@ -169,7 +169,7 @@ class Training:
     def take_up(self, saved: Saved, micro: int) -> None:
         """Goes on from a checkpoint: its tensors are in place already, here is the rest."""
         facts = saved.facts
-        take_provenance(self.parts.objective.network, facts["provenance"])
+        take_provenance(self.parts.objective.learnt, facts["provenance"])
         self.step, self.best = saved.step, Best(**facts["best"])
         self.micro = int(facts["micro"]) if micro in (0, facts["chosen"]) else micro
         self.parts.cost.restore(facts["cost"])
@@ -225,7 +225,8 @@ class Training:
                 break
             except torch.OutOfMemoryError:
                 taken = min(self.micro, len(batch))
-                if self.pace.steps >= FIRST_STEPS or self.world.size > 1 or taken == 1:
+                late = self.pace.steps >= FIRST_STEPS or self.world.size > 1 or taken == 1
+                if late or self.parts.objective.couples:
                     raise
                 self.parts.optimiser.zero_grad()
                 torch.cuda.empty_cache()
@@ -284,16 +285,19 @@ class Training:
         with self.pace.paused():
             if self.pictures.watch is not None:
                 rows.append(self.scorer.score("watch", self.step))
+            elif not self.run.objective.labelled:
+                rows.append(self.scorer.look(self.step))
             if self.run.evaluation.fewshot:
                 rows += self.scorer.fewshot(self.step)
             for row in rows:
                 self.folder.record(row)
                 self.observer.progress(row)
                 self.rows[row["kind"]] = row
-            watched = self.pictures.watch is not None
-            better = watched and self.best.take(rows[0]["accuracy"], rows[0]["loss"], self.step)
+            row = self.rows.get("watch", {}) if self.pictures.watch is not None else {}
+            # Without labels there is no accuracy, and nothing to choose by.
+            better = "accuracy" in row and self.best.take(row["accuracy"], row["loss"], self.step)
             if better and self.pictures.chooses:
-                self.write(BEST, rows[0])
+                self.write(BEST, row)
             if rows:
                 self.report("running")
 
@@ -317,7 +321,7 @@ class Training:
         facts = {
             "micro": self.micro,
             "chosen": self.run.micro,
-            "provenance": provenance_of(self.parts.objective.network),
+            "provenance": provenance_of(self.parts.objective.learnt),
             "best": asdict(self.best),
             "cost": self.pace.so_far().state(),
         }
@@ -383,11 +387,11 @@ class Training:
             "seed": self.run.seed,
             "step": self.step,
             "cost": self.pace.so_far().row(),
-            **({} if row is None else {"score": plain({key: row[key] for key in SCORE})}),
+            **({} if row is None else {"score": plain({key: row[key] for key in SCORE if key in row})}),
         }
         with self.scorer.averaged():
             try:
-                write_weights(self.folder.path / name, self.parts.objective.network, self.world, provenance)
+                write_weights(self.folder.path / name, self.parts.objective.learnt, self.world, provenance)
             except (OSError, VitrailError) as error:
                 self.folder.note(f"{name} could not be written: {error}")
                 return False

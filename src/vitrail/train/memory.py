@@ -22,10 +22,15 @@ USED = 0.85  # of what is free; the allocator leaves gaps
 
 def state_bytes(config: ModelConfig, optim: Optim, *, low: bool, average: bool, shards: int = 1) -> int:
     """Parameters, gradients, moments; `shards` processes hold a part each."""
+    return weights_bytes(parameters(config), 0, optim, low=low, average=average) // shards
+
+
+def weights_bytes(trained: int, kept: int, optim: Optim, *, low: bool, average: bool) -> int:
+    """Of so many numbers that are trained, and so many that are not: a teacher's, which has no gradient or moments."""
     first = 2 if optim.momentum_type == "bfloat16" else 4
     moments = first + (4 if optim.kind == "adamw" else 0)
-    each = 4 + 4 + moments + (2 if low else 0) + (4 if average else 0)
-    return parameters(config) * each // shards
+    always = 4 + (2 if low else 0) + (4 if average else 0)
+    return trained * (always + 4 + moments) + kept * always
 
 
 def image_bytes(config: ModelConfig, *, low: bool, recompute: bool) -> int:

@@ -16,7 +16,7 @@ from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.position import SineTable
 from vitrail.models.zoo import adapted
-from vitrail.objectives.classification import start_bias
+from vitrail.objectives.classification import Classification, start_bias
 from vitrail.train.config import Run
 
 REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
@@ -30,26 +30,29 @@ def wanted_otherwise(config: ModelConfig, run: Run) -> dict[str, Any]:
 
 
 def starting_network(run: Run, labels: tuple[str, ...], *, fresh: bool = False) -> Model:
-    """In training mode, on the CPU. With `fresh` the weights are not looked at: a checkpoint will bring others."""
+    """In training mode, on the CPU; without labels it has no head. With `fresh` the weights are not looked at: a
+    checkpoint will bring others."""
     assert run.model is not None
     provenance: dict[str, Any] = {}
     if run.weights and not fresh:
         bundle = find_weights(run.weights)
         facts = wanted_otherwise(bundle.config, run)
+        moved = bundle.config.image != run.model.image
         bundle = operate(with_facts(bundle, facts), len(labels), run.model.image)
+        if moved and run.positions == "drawn":
+            bundle = positions_drawn(bundle, run.seed)
         model = network(bundle)
         provenance = {"from": {"weights": run.weights, **bundle.card.provenance}}
     else:
         model = fresh_network(run.model, run.seed)
-        if run.objective.head_bias:
-            start_bias(model, run.objective.head_bias)
+        bias_in_place(model, run)
     return described(model, run, labels, provenance)
 
 
 def described(model: Model, run: Run, labels: tuple[str, ...], provenance: dict[str, Any]) -> Model:
     """With the card that its weights will carry, and in training mode."""
     assert run.preprocessing is not None
-    model.card = Card(preprocessing=run.preprocessing, labels=labels, provenance=provenance)
+    model.card = Card(preprocessing=run.preprocessing, labels=labels or None, provenance=provenance)
     return model.train()
 
 
@@ -65,7 +68,12 @@ def drawn(module: nn.Module, run: Run) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start_seed(run.seed))
         draw(network, initialise)
-    if run.objective.head_bias:
+    bias_in_place(network, run)
+
+
+def bias_in_place(network: nn.Module, run: Run) -> None:
+    """Where a classification asks for it, the last bias starts elsewhere than at zero."""
+    if isinstance(run.objective, Classification) and run.objective.head_bias:
         start_bias(network, run.objective.head_bias)
 
 
@@ -78,6 +86,18 @@ def tables_only(module: nn.Module) -> None:
 
 def with_facts(bundle: Bundle, facts: dict[str, Any]) -> Bundle:
     return replace(bundle, config=adapted(bundle.config, **facts))
+
+
+def positions_drawn(bundle: Bundle, seed: int) -> Bundle:
+    """With the grid's positions as a network of this size would start with; a class token keeps its own."""
+    if not isinstance(bundle.config, ViTConfig):
+        return bundle
+    new, tensors = fresh_network(bundle.config, seed).state_dict(), dict(bundle.tensors)
+    for name, tensor in bundle.tensors.items():
+        if name.startswith("position.tables.") and not name.endswith(".prefix"):
+            kept = tensor.shape[-2] - bundle.config.patches if name.endswith(".table") else 0
+            tensors[name] = torch.cat([tensor[..., :kept, :], new[name][..., kept:, :].to(tensor.dtype)], dim=-2)
+    return replace(bundle, tensors=tensors)
 
 
 def fresh_network(config: ModelConfig, seed: int) -> Model:

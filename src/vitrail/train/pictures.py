@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass, field, replace
 
-from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.source import Source
-from vitrail.data.splits import dev_split
+from vitrail.data.splits import dev_split, share_split
 from vitrail.train.config import Data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pictures:
-    """The splits of a run by their part in it. `chooses` says whether the watched one may choose the best weights: the
-    split that is scored at the end may not."""
+    """The splits of a run by their part in it; without labels there are no classes. `chooses` says whether the watched
+    one may choose the best weights: one without labels cannot, and the split that is scored at the end may not."""
 
     title: str
     classes: tuple[str, ...]
@@ -26,7 +26,7 @@ class Pictures:
 
     @property
     def chooses(self) -> bool:
-        return self.watch is not None and self.watched != self.tested
+        return self.watch is not None and bool(self.classes) and self.watched != self.tested
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -35,17 +35,20 @@ class Pictures:
         return {name: part.fingerprint[:16] for name, part in parts.items()}
 
 
-def find_pictures(data: Data) -> Pictures:
-    """Opens the source and cuts it up as the config says."""
+def find_pictures(data: Data, *, labelled: bool = True) -> Pictures:
+    """Opens the source and cuts it up as the config says; `labelled` refuses one without labels."""
     if not data.source:
         raise ConfigError("there are no pictures to train on: give --data SOURCE, or data.source")
     collection = open_collection(data.source)
-    return cut(collection, data)
+    return cut(collection, data, labelled=labelled)
 
 
-def cut(collection: Collection, data: Data) -> Pictures:
+def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Pictures:
     train = whole = only_or(collection, data.train)
-    collection.need_labels()
+    if labelled:
+        collection.need_labels()
+    if data.part < 1:
+        train = part_of(train, data)
     dev: Source | None = None
     if data.dev:
         rest, held = dev_split(train, data.dev)
@@ -66,6 +69,13 @@ def cut(collection: Collection, data: Data) -> Pictures:
         notes=collection.notes,
         others={name: part for name, part in parts.items() if part is not whole},
     )
+
+
+def part_of(train: Source, data: Data) -> Source:
+    try:
+        return share_split(train, data.part, seed=data.part_seed).apply(train)
+    except BadLabels as error:
+        raise DataError(f"data.part={data.part} of {len(train):,} training pictures: {error}") from None
 
 
 def only_or(collection: Collection, name: str) -> Source:

@@ -16,14 +16,16 @@ from vitrail.core.shapes import times
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch
 from vitrail.distributed.world import World
-from vitrail.models.walk import macs, parameters
+from vitrail.evaluation.compute import training_flops
+from vitrail.models.walk import parameters
 from vitrail.models.zoo import network_name
+from vitrail.objectives.classification import Classification
 from vitrail.optim.schedules import rate
 from vitrail.train import memory
 from vitrail.train.build import Parts, assemble
 from vitrail.train.config import Run
 from vitrail.train.pictures import Pictures
-from vitrail.train.resolve import COMPILED, at_once, resolved, shards
+from vitrail.train.resolve import COMPILED, at_once, classes_in, needed, resolved
 
 WARM_UP = 2
 TIMED_S = 8.0
@@ -43,9 +45,9 @@ class Forecast:
 
 def preflight(run: Run, pictures: Pictures, world: World, *, base: Run | None = None) -> Forecast:
     """Reads, builds, times and stops. `base` is the recipe before anybody changed it."""
-    asked, run = run, resolved(run, pictures, world)
+    run = resolved(run, pictures, world)
     forecast = Forecast(run=run)
-    forecast.warnings += [*pictures.notes, *data_warnings(run, pictures), *weights_warnings(asked, run, pictures)]
+    forecast.warnings += [*pictures.notes, *data_warnings(run, pictures), *weights_warnings(run)]
     forecast.warnings += rate_warnings(run, base) + length_warnings(run, pictures)
     describe(forecast, pictures, world)
     parts = assemble(run, pictures, world, Ledger(), saved=None)
@@ -57,12 +59,13 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
     """All that needs no step to be known."""
     run, figures = forecast.run, forecast.figures
     assert run.model is not None
+    work = run.objective.work(run.model)
     samples, local = len(pictures.train), run.batch // world.size
     watched = f", {len(pictures.watch):,} watched ({pictures.watched})" if pictures.watch is not None else ""
     tested = f", {len(pictures.test):,} for the end ({pictures.tested})" if pictures.test is not None else ""
-    figures["pictures"] = f"{samples:,} to train on{watched}{tested}; {len(pictures.classes):,} classes"
+    figures["pictures"] = f"{samples:,} to train on{watched}{tested}; {classes_in(pictures)}"
     figures["network"] = (
-        f"{network_name(run.model)}: {parameters(run.model):,} parameters, {macs(run.model) / 1e9:.3g} GMAC an image "
+        f"{network_name(run.model)}: {parameters(run.model):,} parameters, {work / 1e9:.3g} GMAC an image "
         f"of {times(run.model.image)}"
     )
     figures["batch"] = (
@@ -71,9 +74,7 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
         f"{at_once(local, run.micro)} pictures"
     )
     figures["steps"] = f"{run.steps:,}, which is {run.steps * run.batch / samples:,.1f} epochs"
-    low = run.precision != "float32"
-    state = memory.state_bytes(run.model, run.optim, low=low, average=run.average > 0, shards=shards(run, world))
-    each = memory.image_bytes(run.model, low=low, recompute=run.recompute)
+    state, each = needed(run, world)
     need, free = state + each * run.micro, memory.free_bytes(world.device)
     figures["memory"] = (
         f"about {size(need)} ({size(state)} for the network, {size(each * run.micro)} for {run.micro} pictures) of "
@@ -85,8 +86,8 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
             "sharding=fsdp on several devices"
         )
     figures["compute"] = (
-        f"{6 * macs(run.model) * run.batch / 1e12:,.3g} TFLOP a step, "
-        f"{6 * macs(run.model) * run.batch * run.steps / 1e18:,.3g} exaFLOPs in all"
+        f"{training_flops(work, run.batch) / 1e12:,.3g} TFLOP a step, "
+        f"{training_flops(work, run.batch * run.steps) / 1e18:,.3g} exaFLOPs in all"
     )
     figures["numbers"] = f"{run.precision}{COMPILED[run.compile]}, sharding {run.sharding}"
 
@@ -151,21 +152,29 @@ def data_warnings(run: Run, pictures: Pictures) -> list[str]:
     size = min(run.augmentation.size)
     if sides and np.median(sides) * 4 <= size:
         found.append(f"the pictures are {int(np.median(sides))} px on their shorter side and are blown up to {size} px")
-    counts = pictures.train.labels.counts(len(pictures.classes))
-    if counts.min() == 0:
-        found.append(f"{int((counts == 0).sum())} of {len(counts)} classes have no training picture")
-    elif counts.max() > 20 * counts.min():
-        found.append(f"the largest class has {counts.max():,} pictures and the smallest {counts.min():,}")
-    if pictures.train.labels.multiple and run.objective.loss == "softmax":
-        found.append(
-            "pictures may have several labels, which softmax takes for one of them; use objective.loss=sigmoid"
-        )
+    if isinstance(run.objective, Classification):
+        found += label_warnings(run.objective, pictures)
     if run.batch > len(pictures.train):
         found.append(f"batch={run.batch} is more than the {len(pictures.train):,} training pictures")
     return found
 
 
-def weights_warnings(asked: Run, run: Run, pictures: Pictures) -> list[str]:
+def label_warnings(objective: Classification, pictures: Pictures) -> list[str]:
+    """Classes that are empty, or far from even, and labels that the loss does not take as they are."""
+    found: list[str] = []
+    counts = pictures.train.labels.counts(len(pictures.classes))
+    if counts.min() == 0:
+        found.append(f"{int((counts == 0).sum())} of {len(counts)} classes have no training picture")
+    elif counts.max() > 20 * counts.min():
+        found.append(f"the largest class has {counts.max():,} pictures and the smallest {counts.min():,}")
+    if pictures.train.labels.multiple and objective.loss == "softmax":
+        found.append(
+            "pictures may have several labels, which softmax takes for one of them; use objective.loss=sigmoid"
+        )
+    return found
+
+
+def weights_warnings(run: Run) -> list[str]:
     """Whether the weights expect other pixels, or had other classes."""
     if not run.weights:
         return []
@@ -179,9 +188,11 @@ def weights_warnings(asked: Run, run: Run, pictures: Pictures) -> list[str]:
             f"the weights were trained on pixels with mean {card.preprocessing.mean} and std {card.preprocessing.std}, "
             f"this run gives them mean {prepared.mean} and std {prepared.std}"
         )
-    if bundle.config.classes and bundle.config.classes != len(pictures.classes):
+    classes = 0 if run.model is None else run.model.classes
+    if bundle.config.classes and bundle.config.classes != classes:
         found.append(
-            f"the weights' head for {bundle.config.classes:,} classes is replaced by one for {len(pictures.classes):,}"
+            f"the weights' head for {bundle.config.classes:,} classes is "
+            f"{f'replaced by one for {classes:,}' if classes else 'left out'}"
         )
     return found
 

@@ -15,25 +15,27 @@ from vitrail.train.cost import Cost
 from vitrail.train.folder.run import RunFolder
 from vitrail.train.pictures import Pictures
 from vitrail.train.report import RunFacts, Shown, write_report
+from vitrail.train.selfsup_panels import panels
+from vitrail.train.unlabelled import Seen
 
 
 def present(
     folder: RunFolder,
     run: Run,
     pictures: Pictures,
-    scored: tuple[str, Score] | None,
+    scored: tuple[str, Score | Seen] | None,
     ledger: Ledger,
     cost: Cost,
     state: State,
     message: str,
 ) -> None:
     """Writes report.html anew."""
-    split, score = scored or ("", None)
+    split, found = scored or ("", None)
+    score, seen = (found, None) if isinstance(found, Score) else (None, found)
     source = pictures.test if split == pictures.tested and split else pictures.watch
-    lead = f"{run.name} on {pictures.title}: {len(pictures.train):,} pictures of {len(pictures.classes):,} classes"
     facts = RunFacts(
         title=f"{run.name}",
-        lead=lead,
+        lead=lead_of(run, pictures),
         status=state,
         message=message,
         notes=[note for note in folder.warnings if note != message],
@@ -47,9 +49,18 @@ def present(
         confusion=None if score is None else score.confusion,
         classes=pictures.classes,
         scored=split,
+        labelled=run.objective.labelled,
+        panels=[] if seen is None else panels(seen, split, pictures.classes),
         unreadable=[str(entry) for entry in ledger.known.values()],
     )
     write_report(folder.path, facts)
+
+
+def lead_of(run: Run, pictures: Pictures) -> str:
+    """What is trained on what."""
+    classes = f" of {len(pictures.classes):,} classes" if pictures.classes else ""
+    unused = ", labels unseen" if classes and not run.objective.labelled else ""
+    return f"{run.name} on {pictures.title}: {len(pictures.train):,} pictures{classes}{unused}"
 
 
 def environment(folder: RunFolder) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from vitrail.train.step import divided, seed_generators
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """A picture of the batch, as the network saw it, and its loss by itself."""
+    """A picture of the batch, as the network saw it (of several views the first), and its loss by itself; where the
+    pictures of a batch are compared with each other there is no such thing, and it is that of the batch."""
 
     name: str
     label: str
@@ -61,17 +62,18 @@ def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) 
     count = outcome.count.clamp(min=1.0)
     norm = total_norm(parts.optimiser.gradients()) / count
     parts.optimiser.zero_grad()
+    loss = float(outcome.total / count)
     seen: list[Seen] = []
     with torch.no_grad():
         for at, part in enumerate(divided(inputs, 1)):
             seed_generators(world.device, run.seed, step, world.rank, at)
-            alone = parts.objective(*part)
+            alone = loss if run.objective.couples else float(parts.objective(*part).total)
             sample, label = int(batch.sample[at]), int(batch.label.reshape(len(batch), -1)[at, 0])
             seen.append(
                 Seen(
                     name=pictures.train.name(sample),
                     label=pictures.classes[label] if label >= 0 else "none",
-                    loss=float(alone.total),
+                    loss=alone,
                     pixels=part[0][0].permute(1, 2, 0).cpu().numpy(),
                 )
             )
@@ -79,7 +81,7 @@ def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) 
     return Replay(
         step=step,
         weights_step=-1 if saved is None else saved.step,
-        loss=float(outcome.total / count),
+        loss=loss,
         norm=float(norm),
         seen=tuple(seen),
     )

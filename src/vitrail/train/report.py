@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.report.axis import Floats, share, short, smoothed
+from vitrail.report.axis import share, short, smoothed
 from vitrail.report.charts import Charts, Colour, Lines, Series
 from vitrail.report.heat import Heat
 from vitrail.report.page import Notes, Section, page, save_page
@@ -34,22 +34,25 @@ from vitrail.report.panels import (
     Tiles,
     shot,
 )
+from vitrail.train.indicators import indicator_charts, newest
+from vitrail.train.rows import TALLIES, Row, called, column, last, middle, of_kind, scores
 
 METRICS: Final = "metrics.jsonl"
 REPORT: Final = "report.html"
+STYLE: Final = "strips.css"
 LISTED: Final = 50  # unreadable files by name
 NOISY: Final = 60  # rows from which a mean is drawn through them
 RECENT: Final = 50  # rows of which the middle one is the present throughput
 PREFIXES: Final = ("", "kilo", "mega", "giga", "tera", "peta", "exa", "zetta")
 
-Row = dict[str, Any]
 Shown = tuple[Picture | None, str]  # a picture and its caption; a second line of it is set more quietly
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunFacts:
     """What the page says beside the metrics. `command` goes on with the run, or does what `asks` says; `notes` is what
-    went wrong on the way and was dealt with; `steps` is the length of the whole run, 0 where that is not known."""
+    went wrong on the way and was dealt with; `steps` is the length of the whole run, 0 where that is not known.
+    `panels` are sections of the objective's own, after the curves; one that is not `labelled` has no accuracy."""
 
     title: str
     lead: str = ""
@@ -67,13 +70,15 @@ class RunFacts:
     confusion: NDArray[np.int64] | None = None
     classes: Sequence[str] = ()
     scored: str = ""  # the split that confusion and pictures are from
+    labelled: bool = True
+    panels: Sequence[Section] = ()
     unreadable: Sequence[str] = ()
 
 
 def write_report(folder: Path, facts: RunFacts) -> None:
     """Writes the page anew from what the folder and the facts say now."""
     rows, lost = read_metrics(folder / METRICS)
-    save_page(folder / REPORT, page(facts.title, sections(rows, lost, facts), lead=facts.lead))
+    save_page(folder / REPORT, page(facts.title, sections(rows, lost, facts), lead=facts.lead, style=STYLE))
 
 
 def read_metrics(path: Path) -> tuple[list[Row], int]:
@@ -111,9 +116,12 @@ def sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
         found.append(Tiles(tiles=tiles))
     end = float(facts.steps) if facts.status == "running" and facts.steps else None
     if rows:
-        found.append(Charts(charts=large_charts(rows, end)))
+        found.append(Charts(charts=large_charts(rows, end, facts.labelled)))
         if small := small_charts(rows, end):
-            found.append(Charts(charts=small, small=True))
+            found.append(Charts(charts=small, small=len(small) != 4))
+        if told := indicator_charts(rows, end, facts.config):
+            found.append(told)
+    found += facts.panels
     of = f" on {facts.scored}" if facts.scored else ""
     if facts.confusion is not None:
         found.append(Heat(title=f"Confusion{of}", counts=facts.confusion, classes=facts.classes))
@@ -160,10 +168,10 @@ def numbers(rows: Sequence[Row]) -> list[Tile]:
     averaged, closed = scores(rows, "averaged"), scores(rows, "baseline")
     found: list[Tile] = []
     if test:
-        found.append(score_tile("test accuracy", test[-1], closed))
+        found.append(score_tile(f"test {called(test[-1])}", test[-1], closed))
     if watch and not same_split(watch, test):  # the split of the end chooses nothing, so its best is none
         best = max(watch, key=lambda row: row["accuracy"])
-        found.append(score_tile(f"best {best.get('split') or 'watched'} accuracy", best, closed))
+        found.append(score_tile(f"best {best.get('split') or 'watched'} {called(best)}", best, closed))
     if averaged and not test:
         found.append(score_tile("averaged weights", averaged[-1]))
     if closed and not found:  # nothing is scored yet
@@ -171,7 +179,9 @@ def numbers(rows: Sequence[Row]) -> list[Tile]:
         found.append(Tile(value=share(closed[0]["accuracy"]), label="closed form, to beat", note=split))
     loss = smoothed(column(train, "loss")[1], RECENT // 5)
     if len(loss) and math.isfinite(loss[-1]):
-        found.append(Tile(value=short(loss[-1]), label="training loss", note=accuracy_note(train)))
+        found.append(Tile(value=short(loss[-1]), label="training loss", note=tally_note(train)))
+    if (told := rank_tile(rows)) is not None:
+        found.append(told)
     rate = column(train, "images_per_s")[1][-RECENT:]
     if np.isfinite(rate).any():
         used = last(train, "mfu")
@@ -200,27 +210,36 @@ def score_tile(label: str, row: Row, closed: Sequence[Row] = ()) -> Tile:
     return Tile(value=share(row["accuracy"]), label=label, note=", ".join(notes))
 
 
-def accuracy_note(train: Sequence[Row]) -> str:
-    accuracy = smoothed(column(train, "accuracy")[1], RECENT // 5)
-    return f"accuracy {share(accuracy[-1])}" if len(accuracy) and math.isfinite(accuracy[-1]) else ""
+def tally_note(train: Sequence[Row]) -> str:
+    """What the objective counts as right, smoothed as the loss is."""
+    for name in ("accuracy", "hits", "agreement"):
+        values = smoothed(column(train, name)[1], RECENT // 5)
+        if len(values) and math.isfinite(values[-1]):
+            return f"{TALLIES[name].name} {share(values[-1])}"
+    return ""
 
 
-def large_charts(rows: Sequence[Row], end: float | None) -> list[Lines]:
-    """Loss and accuracy, each of training and of what is scored."""
-    return [
-        Lines(title="Loss", series=[*train_series(rows, "loss"), *scored_series(rows, "loss")], log=None, end=end),
-        Lines(
-            title="Accuracy",
-            series=[*train_series(rows, "accuracy"), *baseline_series(rows), *scored_series(rows, "accuracy")],
-            percent=True,
-            end=end,
-        ),
-    ]
+def rank_tile(rows: Sequence[Row]) -> Tile | None:
+    row = newest(rows)
+    if row is None:
+        return None
+    notes = [*([f"of {row['width']}"] if row.get("width") else []), *([row["split"]] if row.get("split") else [])]
+    return Tile(value=short(row["rank"]), label="feature rank", note=", ".join(notes))
+
+
+def large_charts(rows: Sequence[Row], end: float | None, labelled: bool) -> list[Lines]:
+    """Loss and accuracy, each of training and of what is scored; without labels there may be no accuracy."""
+    loss = Lines(title="Loss", series=[*train_series(rows, "loss"), *scored_series(rows, "loss")], log=None, end=end)
+    found = [*train_series(rows, "accuracy"), *baseline_series(rows), *scored_series(rows, "accuracy")]
+    title = next((called(row) for row in rows if row.get("measure")), "accuracy")
+    accuracy = Lines(title=title[0].upper() + title[1:] if labelled else title, series=found, percent=True, end=end)
+    return [loss, accuracy] if labelled or accuracy.thin else [loss]
 
 
 def small_charts(rows: Sequence[Row], end: float | None) -> list[Lines]:
     train, found = of_kind(rows, "train"), list[Lines]()
     wanted: tuple[tuple[str, str, Colour, bool | None], ...] = (
+        ("hits", "Hits", "sky", False),
         ("lr", "Learning rate", "violet", False),
         ("norm", "Gradient norm", "amber", None),
         ("images_per_s", "Images a second", "leaf", False),
@@ -229,7 +248,8 @@ def small_charts(rows: Sequence[Row], end: float | None) -> list[Lines]:
         x, y = column(train, name)
         if np.isfinite(y).any():
             one = Series(name=title, x=x, y=y, colour=colour, area=log is False)
-            found.append(Lines(title=title, series=[one], log=log, end=end, height=132))
+            percent = name in TALLIES and TALLIES[name].percent
+            found.append(Lines(title=title, series=[one], log=log, percent=percent, end=end, height=132))
     few = of_kind(rows, "fewshot")
     if few:
         named = sorted({(str(row.get("source", "")), int(row.get("shots") or 0)) for row in few})
@@ -262,8 +282,8 @@ def scored_series(rows: Sequence[Row], name: str) -> list[Series]:
             continue  # the last of the watched scores, again
         for split in dict.fromkeys(str(row.get("split") or "") for row in mine):
             x, y = column([row for row in mine if str(row.get("split") or "") == split], name)
-            called = f"{split}, averaged".removeprefix(", ") if kind == "averaged" else split or kind
-            found.append(Series(name=called, x=x, y=y, colour=colour, dots=True))
+            title = f"{split}, averaged".removeprefix(", ") if kind == "averaged" else split or kind
+            found.append(Series(name=title, x=x, y=y, colour=colour, dots=True))
     return found
 
 
@@ -334,37 +354,6 @@ def told(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(told(one) for one in value)
     return str(value) or "–"
-
-
-def of_kind(rows: Sequence[Row], kind: str) -> list[Row]:
-    return [row for row in rows if row.get("kind") == kind]
-
-
-def scores(rows: Sequence[Row], kind: str) -> list[Row]:
-    return [row for row in of_kind(rows, kind) if number(row.get("accuracy")) is not None]
-
-
-def column(rows: Sequence[Row], name: str) -> tuple[Floats, Floats]:
-    """Steps and values, NaN where one is missing."""
-    values = [number(row.get(name)) for row in rows]
-    steps = np.array([row["step"] for row in rows], np.float64)
-    return steps, np.array([math.nan if value is None else value for value in values], np.float64)
-
-
-def last(rows: Sequence[Row], name: str) -> float | None:
-    """The last value that is a number."""
-    return next((value for row in reversed(rows) if (value := number(row.get(name))) is not None), None)
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or none."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def middle(values: Floats) -> float | None:
-    return float(np.nanmedian(values)) if np.isfinite(values).any() else None
 
 
 def prefixed(flops: float) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """From a run as asked for to a run with every choice made: nothing is "auto" afterwards, and all of it is printed."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from vitrail.core.shapes import times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.resident import first_size
 from vitrail.distributed.world import World
-from vitrail.models.config import ViTConfig
+from vitrail.evaluation.compute import training_flops
+from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import adapted, network_name
+from vitrail.objectives.build import weights_in
 from vitrail.optim.schedules import rate
 from vitrail.train import memory
 from vitrail.train.baseline import wanted
@@ -31,11 +34,7 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
     """All of "auto" and 0 replaced by what they stand for here. What contradicts itself is refused here."""
     if run.model is None:
         raise ConfigError("model is not set; a fine-tuning run takes it from its weights")
-    model = adapted(run.model, classes=len(pictures.classes))
-    if run.weights and isinstance(model, ViTConfig):
-        model = adapted(model, head="linear")  # the whole old head is thrown away (3.2)
-    if model.channels != 3:
-        raise ConfigError(f"the network takes pictures of {model.channels} channels; they are read as RGB, with 3")
+    model = fitted(run, run.model, len(pictures.classes))
     steps = run.steps or max(round(run.epochs * len(pictures.train) / run.batch), 1)
     rate(run.schedule, run.optim.lr, 0, steps)  # a warm-up that outlasts the run is refused here
     if run.batch % world.size:
@@ -46,8 +45,8 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
     check_mixing(run, world)
     if run.evaluation.patience and not pictures.chooses:
         raise ConfigError(
-            f"evaluation.patience={run.evaluation.patience} needs a split to choose by that is not the end's: "
-            "hold out a part, data.dev=0.1 and data.watch=dev"
+            f"evaluation.patience={run.evaluation.patience} needs a split with labels to choose by that is not the "
+            "end's: hold out a part, data.dev=0.1 and data.watch=dev"
         )
     cuda = world.device.type == "cuda"
     precision = run.precision if run.precision != "auto" else "bfloat16" if cuda else "float32"
@@ -68,6 +67,26 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
     return replace(run, compile=compiled(run, world))
 
 
+def fitted(run: Run, model: ModelConfig, classes: int) -> ModelConfig:
+    """The network with the head that the objective wants: one for the classes of the data, or none."""
+    if model.channels != 3:
+        raise ConfigError(f"the network takes pictures of {model.channels} channels; they are read as RGB, with 3")
+    if not run.objective.labelled:
+        kind = type(run.objective).__name__
+        if not isinstance(model, ViTConfig):
+            raise ConfigError(f"objective={kind} is for a ViT, and the model is {network_name(model)}")
+        if run.mix.mixup or run.mix.cutmix:
+            raise ConfigError(f"objective={kind} has no labels to mix; set mix.mixup=0 and mix.cutmix=0")
+        if run.baseline == "on" or run.start == "closed-form":
+            asked = "start=closed-form" if run.start == "closed-form" else "baseline=on"
+            raise ConfigError(f"{asked} is of a classifier, which objective={kind} does not train; leave it out")
+        return adapted(model, classes=0, head="none")
+    model = adapted(model, classes=classes)
+    if run.weights and isinstance(model, ViTConfig):
+        model = adapted(model, head="linear")  # the whole old head is thrown away (3.2)
+    return model
+
+
 def compiled(run: Run, world: World) -> Compile:
     """How the step is compiled: on a GPU, unless something else was asked for; recorded as a graph where launching the
     kernels of so small a step would take longer than they do."""
@@ -77,7 +96,7 @@ def compiled(run: Run, world: World) -> Compile:
         raise ConfigError("compile=graphs is for one process with a GPU; use compile=auto")
     if run.compile != "auto":
         return run.compile
-    small = 6 * macs(run.model) * run.batch < SMALL_STEP
+    small = training_flops(run.objective.work(run.model), run.batch) < SMALL_STEP
     return "off" if not cuda else "graphs" if small and world.size == 1 else "on"
 
 
@@ -109,11 +128,15 @@ def summary(run: Run, pictures: Pictures, world: World, out: Path) -> tuple[str,
         f"run folder {out}; report {out / 'report.html'}",
         f"{network_name(run.model)}: {parameters(run.model):,} parameters, {times(run.model.image)} px, from "
         f"{run.weights or 'scratch'}",
-        f"{pictures.title}: {len(pictures.train):,} pictures, {len(pictures.classes):,} classes{watched}",
+        f"{pictures.title}: {len(pictures.train):,} pictures, {classes_in(pictures)}{watched}",
         f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(pictures.train):,.1f} epochs; "
         f"{optim.kind} at {optim.lr:g}, {run.schedule.decay}; {run.precision}"
         f"{COMPILED[run.compile]}, {world.size} x {device}",
     )
+
+
+def classes_in(pictures: Pictures) -> str:
+    return f"{len(pictures.classes):,} classes" if pictures.classes else "no labels"
 
 
 def at_once(local: int, micro: int) -> str:
@@ -125,7 +148,7 @@ def resident(run: Run, pictures: Pictures, device: torch.device) -> bool:
     """Whether the set lies on the device: where it can, and where that is quicker."""
     if run.data.resident == "off":
         return False
-    can, reason = may_reside(pictures.train, (run.augmentation,), device)
+    can, reason = may_reside(pictures.train, run.objective.views(run.augmentation), device)
     if run.data.resident == "on" and not can:
         raise ConfigError(f"data.resident=on is not possible: {reason}")
     if run.data.resident == "on" or device.type == "cuda" or not can:
@@ -149,9 +172,23 @@ def micro_batch(run: Run, world: World) -> int:
                 f"use {local} or fewer, or 0 for as many as fit"
             )
         return run.micro
-    assert run.model is not None
-    low, cuda = run.precision != "float32", world.device.type == "cuda"
-    state = memory.state_bytes(run.model, run.optim, low=low, average=run.average > 0, shards=shards(run, world))
-    each = memory.image_bytes(run.model, low=low, recompute=run.recompute)
+    if run.objective.couples:
+        return local
+    cuda = world.device.type == "cuda"
+    state, each = needed(run, world)
     room = memory.free_bytes(world.device) // (1 if cuda else world.local_size) - state
     return memory.fitting(local, each, room, MOST_ON_DEVICE if cuda else MOST_ON_HOST)
+
+
+def needed(run: Run, world: World) -> tuple[int, int]:
+    """Bytes of memory for the state of a run in one process, and for each picture of a micro-batch."""
+    assert run.model is not None
+    low, average, model = run.precision != "float32", run.average > 0, run.model
+    state = memory.state_bytes(model, run.optim, low=low, average=average, shards=shards(run, world))
+    each = memory.image_bytes(model, low=low, recompute=run.recompute)
+    if run.objective.labelled:
+        return state, each
+    trained, kept = weights_in(run.objective, model, world)
+    state = memory.weights_bytes(trained, kept, run.optim, low=low, average=average) // shards(run, world)
+    # Passes without a gradient leave nothing behind, and a part of the tokens leaves a part: this is no less.
+    return state, math.ceil(each * max(1.0, run.objective.work(model) / macs(model)))

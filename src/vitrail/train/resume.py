@@ -80,7 +80,7 @@ def open_folder(
 
 def same_run(out: Path, run: Run, world: World) -> None:
     """Refuses a run that differs from the one in the folder."""
-    pictures = find_pictures(run.data)
+    pictures = find_pictures(run.data, labelled=run.objective.labelled)
     compare(out, config_of(resolved(run, pictures, world), pictures), free=FREE, force=False)
 
 

@@ -1,4 +1,7 @@
-"""Scoring along the way: the watched split, the one for the end, and closed-form few-shot of another source (4.1)."""
+"""Scoring along the way: the watched split, the one for the end, and closed-form few-shot of another source (4.1).
+
+A run that learns from labels is scored by its answers, one without by its features (unlabelled.py).
+"""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -15,12 +18,13 @@ from vitrail.data.source import Source
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.world import World
 from vitrail.evaluation.accuracy import Score, evaluate
-from vitrail.evaluation.features import features, last_read
+from vitrail.evaluation.features import features
 from vitrail.evaluation.fewshot import fewshot
 from vitrail.train.build import Parts
 from vitrail.train.config import Evaluation, Run
 from vitrail.train.feed import Sweep
 from vitrail.train.pictures import Pictures
+from vitrail.train.unlabelled import Look, Seen
 
 EXTREMES = 12  # best and worst pictures for the report
 EVALUATION_BATCH = 256
@@ -72,7 +76,13 @@ class Scorer:
     world: World
     ledger: Ledger
     sweeps: dict[str, Sweep] = field(default_factory=dict[str, Sweep])
-    latest: tuple[str, Score] | None = None  # split and score, for the report
+    latest: tuple[str, Score | Seen] | None = None  # split and score, for the report
+    looking: Look = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.looking = Look(
+            run=self.run, parts=self.parts, pictures=self.pictures, world=self.world, ledger=self.ledger
+        )
 
     def averaged(self) -> AbstractContextManager[None]:
         return nullcontext() if self.parts.average is None else self.parts.average.swapped()
@@ -80,14 +90,20 @@ class Scorer:
     @property
     def network(self) -> Any:
         """What answers: the network, or under FSDP all processes together."""
-        network = self.parts.objective.network
+        network = self.parts.objective.learnt
         return Together(network, self.parts.parallel) if self.run.sharding in ("fsdp", "hsdp") else network
+
+    def split(self, part: str) -> tuple[str, Source]:
+        """Its name and its pictures, of "watch" or "test"."""
+        watch, test = (self.pictures.watched, self.pictures.watch), (self.pictures.tested, self.pictures.test)
+        name, source = watch if part == "watch" else test
+        assert source is not None
+        return name, source
 
     def sweep(self, part: str) -> Sweep:
         """The batches of a split, made once."""
         assert self.run.preprocessing is not None
-        source = self.pictures.watch if part == "watch" else self.pictures.test
-        assert source is not None
+        _, source = self.split(part)
         if part not in self.sweeps:
             batch = min(EVALUATION_BATCH, max(len(source) // self.world.size, 1))
             self.sweeps[part] = Sweep(
@@ -104,28 +120,36 @@ class Scorer:
 
     def read(self, network: Any, images: Tensor) -> Tensor:
         """What the last layer reads."""
-        if isinstance(network, Together):
-            return self.parts.parallel.ask(last_read, images)
-        return last_read(network, images)
+        return self.looking.read(images)
 
     def score(self, part: str, step: int, *, as_is: bool = False) -> dict[str, Any]:
         """One row of metrics for the split that is watched or the one for the end; `as_is` leaves averages aside."""
-        assert self.run.preprocessing is not None
+        split, source = self.split(part)
         with nullcontext() if as_is else self.averaged():
+            if not self.parts.objective.labelled:
+                row, seen = self.looking.score(split, source)
+                self.latest = (split, seen)
+                return {"kind": part, "step": step, **row}
             found = evaluate(
                 self.network,
                 self.sweep(part),
-                self.run.preprocessing,
+                preprocessing_of(self.run),
                 classes=len(self.pictures.classes),
                 device=self.world.device,
                 world=self.world if self.world.size > 1 else None,
                 precision="autocast" if self.world.device.type == "cuda" else "float32",
                 extremes=EXTREMES,
             )
-        self.latest = (self.pictures.watched if part == "watch" else self.pictures.tested, found)
-        split = self.pictures.watched if part == "watch" else self.pictures.tested
+        self.latest = (split, found)
         row = {"kind": part, "step": step, "split": split, "accuracy": found.accuracy, "loss": found.loss}
         return {**row, "top5": found.top5, "count": found.count}
+
+    def look(self, step: int) -> dict[str, Any]:
+        """A row on the features of training pictures, for a run without labels that has no split to watch."""
+        with self.averaged():
+            row, seen = self.looking.train()
+        self.latest = (row["split"], seen)
+        return {"kind": "look", "step": step, **row}
 
     def fewshot(self, step: int) -> list[dict[str, Any]]:
         """Rows of closed-form few-shot accuracy on `evaluation.fewshot`, a row a number of shots."""

@@ -12,7 +12,6 @@ from vitrail.core.errors import ConfigError, Exploded
 from vitrail.core.settings import differences, with_settings
 from vitrail.core.storage import replacing
 from vitrail.distributed.world import World
-from vitrail.models.walk import macs
 from vitrail.train.config import Data, Run
 from vitrail.train.folder.layout import COMMAND, CONFIG, POINTS, SWEEP, is_done, read_json
 from vitrail.train.loop import Observer, Result, Silent, train
@@ -78,11 +77,11 @@ def runs_worth(run: Run, grid: Grid, world: World, change: Change = with_setting
 
     def work(one: Run) -> float:
         if one.data not in seen:
-            seen[one.data] = find_pictures(one.data)
+            seen[one.data] = find_pictures(one.data, labelled=one.objective.labelled)
         patient = replace(one, evaluation=replace(one.evaluation, patience=0))
         whole = resolved(patient, seen[one.data], world)
         assert whole.model is not None
-        return whole.steps * whole.batch * macs(whole.model)
+        return whole.steps * whole.batch * whole.objective.work(whole.model)
 
     whole = replace(run, data=on_all(run.data))
     points = trials(run, grid, change)
@@ -108,6 +107,8 @@ def search(
         refuse_another(out, grid, world)
     tried: list[Point] = []
     points = trials(run, grid, change)
+    if not run.objective.labelled and not find_pictures(run.data, labelled=False).classes:
+        raise ConfigError(f"a search chooses by accuracy on held-out pictures, and {run.data.source} has no labels")
     if world.first:
         begin(out, grid, command, observer)
     for number, (settings, point) in enumerate(points, 1):
@@ -139,7 +140,7 @@ def search(
 def on_everything(run: Run) -> Run:
     """The run with nothing held out. Where nothing is left to choose by, it cannot stop early either."""
     run = replace(run, data=on_all(run.data))
-    chooses = find_pictures(run.data).chooses
+    chooses = find_pictures(run.data, labelled=run.objective.labelled).chooses
     return run if chooses else replace(run, evaluation=replace(run.evaluation, patience=0))
 
 

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.core.errors import ConfigError
@@ -37,7 +37,13 @@ from vitrail.train.folder.tensorboard import Board
 
 NAMED: Final = 40  # differing fields that a refusal lists
 REMEMBERED: Final = 200  # notes
-LATER: Final = {"start": "zero"}  # fields that older folders lack, as they were then
+# Fields that older folders lack, as they were then.
+LATER: Final[Mapping[str, Any]] = {
+    "start": "zero",
+    "positions": "resized",
+    "objective": {"kind": "Classification"},
+    "data": {"part": 1.0, "part_seed": 0},
+}
 
 
 class RunFolder:
@@ -234,7 +240,7 @@ def compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], f
     if not (folder / CONFIG).exists():
         return []
     try:
-        old = {**{name: value for name, value in LATER.items() if name in config}, **read_json(folder / CONFIG)}
+        old = completed(read_json(folder / CONFIG), config)
     except ConfigError:
         if force:
             return [f"{CONFIG} was damaged"]
@@ -252,6 +258,20 @@ def compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], f
     listed = "; ".join([*found[:NAMED], *more])
     remedy = "add --force to go on with the new one, or give another --out"
     raise ConfigError(f"{folder} holds a run with another config ({listed}); {remedy}")
+
+
+def completed(old: Mapping[str, Any], config: Mapping[str, Any], later: Mapping[str, Any] = LATER) -> dict[str, Any]:
+    """An older config with the fields that it lacks and a new one has."""
+    found = dict(old)
+    for name, value in later.items():
+        inner, now = old.get(name), config.get(name)
+        if isinstance(value, Mapping) and isinstance(inner, Mapping) and isinstance(now, Mapping):
+            found[name] = completed(
+                cast(Mapping[str, Any], inner), cast(Mapping[str, Any], now), cast(Mapping[str, Any], value)
+            )
+        elif name in config and name not in old and not isinstance(value, Mapping):
+            found[name] = value
+    return found
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

@@ -1,0 +1,67 @@
+"""From a config to its objective."""
+
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from vitrail.data.draws import keyed, number
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.mix import Mix
+from vitrail.distributed.world import World
+from vitrail.models.build import bare
+from vitrail.models.config import ModelConfig
+from vitrail.objectives.classification import Classification, Classify
+from vitrail.objectives.dino import DINO, Distil
+from vitrail.objectives.mae import MAE, Reconstruct
+from vitrail.objectives.masked_patches import MaskedPatches, PredictPatches
+from vitrail.objectives.moco import Contrast, MoCo
+from vitrail.objectives.objective import Objective
+
+ObjectiveConfig: TypeAlias = Classification | MaskedPatches | MAE | MoCo | DINO
+
+
+def build_objective(
+    config: ObjectiveConfig,
+    network: nn.Module,
+    *,
+    classes: int,
+    preprocessing: Preprocessing,
+    mix: Mix,
+    steps: int,
+    seed: int,
+    world: World,
+) -> Objective:
+    """The objective around a network that may have no storage yet. Its heads are drawn from the seed alone, whatever
+    was drawn before; torch's generators stay as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(keyed(number("heads"), seed)[0] >> 1))
+        match config:
+            case Classification():
+                return Classify(network, config, classes, preprocessing, mix)
+            case MaskedPatches():
+                return PredictPatches(network, config, preprocessing, steps=steps, world=world)
+            case MAE():
+                return Reconstruct(network, config, preprocessing, steps=steps, world=world)
+            case MoCo():
+                return Contrast(network, config, preprocessing, steps=steps, world=world)
+            case DINO():
+                return Distil(network, config, preprocessing, steps=steps, world=world)
+
+
+def weights_in(config: ObjectiveConfig, model: ModelConfig, world: World) -> tuple[int, int]:
+    """How many numbers an objective trains, heads included, and how many it keeps besides, a teacher's, say: counted on
+    one without storage."""
+    with torch.device("meta"):
+        made = build_objective(
+            config,
+            bare(model),
+            classes=model.classes,
+            preprocessing=Preprocessing(image=model.image),
+            mix=Mix(),
+            steps=1,
+            seed=0,
+            world=world,
+        )
+    trained = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)
+    return trained, sum(tensor.numel() for tensor in made.state_dict().values()) - trained

@@ -1,0 +1,220 @@
+"""DINO (Caron et al. 2021): self-distillation without labels. The learner sees two wide views of a picture and several
+small ones, and tells of each what its teacher tells of the others; the teacher sees the wide ones alone.
+
+Nothing but centring and sharpening of what the teacher tells keeps it from telling the same of all pictures.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.core.errors import ConfigError, ImageSizeError
+from vitrail.core.shapes import Pair, pair, times
+from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.crop import Range
+from vitrail.distributed.world import World
+from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.vit import ViT
+from vitrail.models.walk import macs
+from vitrail.objectives.multicrop import PositionsAt, cropped, represent_at, resizable, two_views
+from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.patches import as_weights
+from vitrail.objectives.projection import PrototypeHead, mlp_macs
+from vitrail.objectives.teacher import Teacher, held, learner, momentum_at
+
+WIDE = 2  # views of most of the picture, which the teacher sees
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DINO:
+    """`outputs` directions in a `bottleneck`, behind layers of `hidden`. Views are crops of a share of the picture
+    between the two of `global_scale` or `local_scale`; flips and colours are the run's augmentation. The teacher's
+    temperature goes from `teacher_start` to `teacher_temperature` in the first `warmup` of the run, its momentum from
+    `momentum` to 1 in all of it; the last layer stays as it was drawn for the first `freeze_last` of it."""
+
+    labelled: ClassVar[bool] = False
+    couples: ClassVar[bool] = False
+
+    outputs: int = 4096
+    hidden: int = 2048
+    bottleneck: int = 256
+    local_views: int = 8
+    local_size: int = 0  # 0 for half the image, in whole patches
+    local_scale: Range = (0.05, 0.4)
+    global_scale: Range = (0.4, 1.0)
+    student_temperature: float = 0.1
+    teacher_temperature: float = 0.04
+    teacher_start: float = 0.04
+    warmup: float = 0.1
+    centre_momentum: float = 0.9
+    momentum: float = 0.996
+    freeze_last: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name in ("outputs", "hidden", "bottleneck"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"objective.{name}={getattr(self, name)} must be at least 1")
+        for name in ("local_views", "local_size"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"objective.{name}={getattr(self, name)} must not be below 0")
+        for name in ("student_temperature", "teacher_temperature", "teacher_start"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"objective.{name}={getattr(self, name)} must be above 0")
+        for name in ("warmup", "centre_momentum", "momentum", "freeze_last"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"objective.{name}={getattr(self, name)} must lie in 0 to 1")
+        for name in ("local_scale", "global_scale"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high <= 1:
+                raise ConfigError(
+                    f"objective.{name}={(low, high)} must be two shares of the picture, the smaller first"
+                )
+
+    def local(self, image: Pair, patch: Pair = (1, 1)) -> Pair:
+        """The size of the small views."""
+        if self.local_size:
+            return pair(self.local_size)
+        rows, columns = (max(side // 2 // part, 1) * part for side, part in zip(image, patch, strict=True))
+        return rows, columns
+
+    def views(self, augmentation: Augmentation, patch: Pair = (1, 1)) -> tuple[Augmentation, ...]:
+        first, second = two_views(cropped(augmentation, augmentation.size, self.global_scale))
+        small = cropped(augmentation, self.local(augmentation.size, patch), self.local_scale)
+        return (first, second, *[small] * self.local_views)
+
+    def suited(self, model: ModelConfig) -> ViTConfig:
+        """The model, where it can learn this."""
+        if not isinstance(model, ViTConfig):
+            raise ConfigError("objective dino trains a ViT, not a ResNet; use a ViT")
+        if not self.local_views:
+            return model
+        size = self.local(model.image, model.patch)
+        if any(side % part for side, part in zip(size, model.patch, strict=True)):
+            raise ImageSizeError(
+                f"objective.local_size={self.local_size} is no whole number of {times(model.patch)} patches; use a "
+                "multiple of the patch, or 0 for half the image"
+            )
+        return model if size == model.image else resizable(model, "dino")
+
+    def work(self, model: ModelConfig) -> float:
+        """MACs of a picture: all views through the learner, the wide ones through the teacher without gradient."""
+        config = replace(self.suited(model), head="none", classes=0)
+        head = mlp_macs(config.width, self.hidden, self.hidden, self.bottleneck, self.outputs)
+        wide = WIDE * (macs(config) + head)
+        small = replace(config, image=self.local(config.image, config.patch)) if self.local_views else config
+        return wide + wide / 3 + self.local_views * (macs(small) + head)
+
+    def sharpness(self, step: int, steps: int) -> float:
+        """The teacher's temperature at a step."""
+        done = min(step / (self.warmup * steps), 1.0) if self.warmup else 1.0
+        return self.teacher_start + (self.teacher_temperature - self.teacher_start) * done
+
+
+class Distil(Objective):
+    """The loss of a picture is the cross-entropy of the learner's answer to the teacher's, the mean over all pairs of a
+    wide view and another view. Teachers' answers are centred by what they were in the steps before."""
+
+    labelled = False
+    centre: Tensor
+    seen: Tensor
+
+    def __init__(
+        self, network: nn.Module, config: DINO, preprocessing: Preprocessing, *, steps: int, world: World
+    ) -> None:
+        vit = learner(network, "dino")
+        super().__init__(vit, preprocessing)
+        self.config, self.model, self.steps, self.world = config, config.suited(vit.config), steps, world
+        self.head = PrototypeHead(
+            self.model.width, hidden=config.hidden, bottleneck=config.bottleneck, outputs=config.outputs
+        )
+        self.teacher = Teacher(vit, self.head)
+        small = config.local(self.model.image, self.model.patch)
+        self.at = PositionsAt(self.model, small) if config.local_views else None
+        self.register_buffer("centre", torch.zeros(config.outputs))
+        # The sum of this step's answers and, behind it, their number: empty between steps, so nothing to remember.
+        self.register_buffer("seen", torch.zeros(config.outputs + 1), persistent=False)
+
+    @property
+    def _vit(self) -> ViT:
+        return cast(ViT, self.network)
+
+    @property
+    def learnt(self) -> nn.Module:
+        return self.teacher.network
+
+    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
+        return self.config.views(augmentation, self.model.patch)
+
+    def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
+        """All views as bytes [B, 3, H, W], which pictures count [B], and the teacher's temperature [B]."""
+        self.seen.zero_()  # a step that broke off for want of memory comes again
+        sharpness = self.config.sharpness(step, self.steps)
+        return *batch.views, batch.valid, torch.full(batch.valid.shape, sharpness, device=batch.valid.device)
+
+    def forward(self, *inputs: Tensor) -> Outcome:
+        *views, valid, temperature = inputs
+        wide = as_weights(self.normalised(torch.cat(views[:WIDE])), self._vit)
+        y = [self._vit.represent(wide)]
+        if self.at is not None:
+            small = as_weights(self.normalised(torch.cat(views[WIDE:])), self._vit)
+            y.append(represent_at(self._vit, small, self.at))
+        told = self.head(torch.cat(y)).unflatten(0, (len(views), -1))  # [views, B, K]
+        with torch.no_grad():
+            answers = self.teacher.head(self.teacher.network.represent(wide)).unflatten(0, (WIDE, -1))
+            self.note(answers, valid)
+            target = ((answers - self.centre) / temperature[:, None]).log_softmax(-1)
+        losses, entropy = distillation(told / self.config.student_temperature, target)
+        tallies = {"teacher_entropy": entropy, "kl": (losses - entropy).detach()}
+        return Outcome(
+            torch.where(valid, losses, 0.0).sum().float(),
+            valid.float().sum(),
+            {name: torch.where(valid, value, 0.0).sum().float() for name, value in tallies.items()},
+        )
+
+    def note(self, answers: Tensor, valid: Tensor) -> None:
+        """Adds this micro-batch's answers [2, B, K] to those that the centre will follow."""
+        total = torch.where(valid[:, None], answers, 0.0).sum((0, 1))
+        self.seen.add_(torch.cat([total, WIDE * valid.sum(dtype=total.dtype)[None]]))
+
+    def start(self) -> None:
+        self.teacher.start(self.network, self.head)
+
+    @torch.no_grad()
+    def stepped(self, step: int) -> None:
+        self.follow_answers()
+        if step < round(self.config.freeze_last * self.steps):
+            # The teacher still has it as it was drawn. That its gradients were taken keeps the optimiser's moments fit.
+            weight, drawn = held([self.head.last.weight, cast(PrototypeHead, self.teacher.head).last.weight])
+            weight.copy_(drawn)
+        self.teacher.follow(self.network, self.head, momentum_at(step, start=self.config.momentum, steps=self.steps))
+
+    def follow_answers(self) -> None:
+        """The centre moves towards the mean of this step's answers, over all micro-batches and processes."""
+        self.world.sum_(self.seen)
+        mean = self.seen[:-1] / self.seen[-1].clamp(min=1.0)
+        moved = self.centre.lerp(mean, 1 - self.config.centre_momentum)
+        # A step whose update is left out, for its numbers are none, must not leave its mark here.
+        sound = self.seen.isfinite().all() & (self.seen[-1] > 0)
+        self.centre.copy_(torch.where(sound, moved, self.centre))
+        self.seen.zero_()
+
+
+def distillation(told: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each picture the cross-entropy between the learner's logits [views, B, K] and the teacher's log-probabilities
+    [wide views, B, K], the mean over all pairs of different views; and the teacher's mean entropy. [B] each.
+
+    With logits s and probabilities p the cross-entropy is log Σ exp s - p·s, and a sum over views can be taken before
+    the product: one product for each of the teacher's views is enough.
+    """
+    size, taught = len(told), len(target)
+    norms, logits = told.logsumexp(-1), told.sum(0)  # [views, B], [B, K]
+    losses = norms.new_zeros(norms.shape[1])
+    for view, answer in enumerate(target.exp()):
+        others = norms.sum(0) - norms[view]
+        losses = losses + others - (answer * (logits - told[view])).sum(-1)
+    entropy = -(target.exp() * target).sum(-1).mean(0)
+    return losses / (taught * (size - 1)), entropy

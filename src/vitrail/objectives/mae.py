@@ -1,0 +1,231 @@
+"""Masked autoencoders (He et al. 2022, arXiv 2111.06377): what a practitioner would choose in the place of B.1.2.
+
+The encoder sees a quarter of the patches and nothing of the others, not even that they are missing. A light decoder
+gets its output tokens, with one learnable token in every empty place, and draws the pixels that were hidden.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.core.errors import ConfigError
+from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.distributed.world import World
+from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.initialise import initialise
+from vitrail.models.position import SineTable
+from vitrail.models.vit import Block, ViT
+from vitrail.objectives import masks
+from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.patches import (
+    GREY,
+    as_weights,
+    at_rest,
+    cut,
+    headless,
+    hidden,
+    joined,
+    patched,
+    picked,
+    put,
+    to_bytes,
+)
+
+EPS = 1e-6  # on the variance of a patch, as published
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MAE:
+    """round(mask·N) patches of each picture are hidden. The decoder's MLP is four times as wide as the decoder. With
+    `normalise` each hidden patch is told as it is after its own mean and deviation are taken out."""
+
+    labelled: ClassVar[bool] = False
+    couples: ClassVar[bool] = False
+
+    mask: float = 0.75
+    decoder_width: int = 512
+    decoder_depth: int = 8
+    decoder_heads: int = 16
+    normalise: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mask < 1:
+            raise ConfigError(f"objective.mask={self.mask} must lie between 0 and 1")
+        for name in ("decoder_width", "decoder_depth", "decoder_heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"objective.{name}={getattr(self, name)} must be at least 1")
+        if self.decoder_width % self.decoder_heads:
+            raise ConfigError(
+                f"objective.decoder_heads={self.decoder_heads} does not divide decoder_width={self.decoder_width}"
+            )
+        if self.decoder_width % 4:
+            raise ConfigError(
+                f"objective.decoder_width={self.decoder_width} must be divisible by 4, for sine-cosine positions"
+            )
+
+    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
+        return (augmentation,)
+
+    def suited(self, model: ModelConfig) -> ViTConfig:
+        """The model, where its encoder can do with some of the tokens."""
+        config = patched(model, "MAE")
+        if config.attention != "full":
+            raise ConfigError(
+                f"objective MAE leaves out tokens, and attention='{config.attention}' needs the whole grid; use 'full'"
+            )
+        if config.position == "relative" or config.placed != "stem":
+            raise ConfigError(
+                f"objective MAE leaves out tokens behind the stem, and position='{config.position}' enters at "
+                f"'{config.placed}'; use another kind with placement='stem'"
+            )
+        self.hides(config)
+        return config
+
+    def hides(self, model: ViTConfig) -> int:
+        """How many patches of a picture are hidden."""
+        return hidden(model, self.mask, "mask", most=model.patches - 1)
+
+    def decoder(self, model: ViTConfig) -> ViTConfig:
+        """The decoder's layers as a config: the encoder's numerics, and no regularisers."""
+        return replace(
+            model,
+            width=self.decoder_width,
+            depth=self.decoder_depth,
+            mlp_width=4 * self.decoder_width,
+            heads=self.decoder_heads,
+            head="none",
+            classes=0,
+            position="sincos2d",
+            placement="stem",
+            dropout=0.0,
+            attention_dropout=0.0,
+            stochastic_depth=0.0,
+        )
+
+    def work(self, model: ModelConfig) -> float:
+        """MACs of a picture: the embedding of all patches, the encoder's layers on the visible ones, the decoder's on
+        all, the last layer on the hidden ones."""
+        config = self.suited(model)
+        decoder, count = self.decoder(config), self.hides(config)
+        pixels = config.patch[0] * config.patch[1] * 3
+        seen = config.tokens - count
+        return (
+            config.patches * pixels * config.width
+            + layers_macs(config, seen)
+            + seen * config.width * decoder.width
+            + layers_macs(decoder, config.tokens)
+            + count * decoder.width * pixels
+        )
+
+
+def layers_macs(config: ViTConfig, tokens: int) -> int:
+    """MACs of all layers on so many tokens: projections, attention, MLP."""
+    return config.depth * tokens * config.width * (4 * config.width + 2 * tokens + 2 * config.mlp_width)
+
+
+class Decoder(nn.Module):
+    """The encoder's tokens of the visible patches to the pixels of the hidden ones."""
+
+    def __init__(self, encoder: ViTConfig, config: ViTConfig) -> None:
+        super().__init__()
+        self.prefix = config.prefix
+        self.narrow = nn.Linear(encoder.width, config.width)
+        self.mask = nn.Parameter(torch.empty(1, 1, config.width))
+        self.position = SineTable(config)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.depth))
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.predict = nn.Linear(config.width, config.patch[0] * config.patch[1] * 3)
+
+    def initialise(self) -> None:
+        nn.init.normal_(self.mask, std=0.02)
+        for layer in (self.narrow, self.predict):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens: Tensor, masked: Tensor, restore: Tensor) -> Tensor:
+        """Tokens [B, T - M, D] of class token, registers and visible patches; which patches are hidden [B, M]; where
+        in (visible, hidden) each patch is found [B, N]. To [B, M, P·P·3]."""
+        y = self.narrow(tokens)
+        empty = self.mask.to(y.dtype).expand(*masked.shape, -1)
+        patches = picked(torch.cat([y[:, self.prefix :], empty], 1), restore)
+        y = torch.cat([y[:, : self.prefix], patches], 1)
+        y = y + self.position().to(y.dtype)
+        for block in self.blocks:
+            y = block(y)
+        return self.predict(self.norm(picked(y, masked + self.prefix)))
+
+
+class Reconstruct(Objective):
+    """The loss of a picture is the mean squared error over the pixels of its hidden patches. A class token learns by
+    what the others take from it alone, as published."""
+
+    labelled = False
+
+    def __init__(
+        self, network: nn.Module, config: MAE, preprocessing: Preprocessing, *, steps: int, world: World
+    ) -> None:
+        super().__init__(headless(network, "MAE"), preprocessing)
+        self.config, self.model = config, config.suited(self._vit.config)
+        self.visible = self.model.patches - config.hides(self.model)
+        self.decoder = Decoder(self.model, config.decoder(self.model))
+        initialise(self.decoder)
+
+    @property
+    def _vit(self) -> ViT:
+        return cast(ViT, self.network)
+
+    def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
+        """Pixels as bytes [B, 3, H, W], the visible patches [B, N - M], the hidden ones [B, M], where each patch is
+        found in the two together [B, N], and which pictures count [B]."""
+        return batch.pixels, *self.drawn(seed=seed, step=step, epoch=batch.epoch, sample=batch.sample), batch.valid
+
+    def drawn(self, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Which patches are visible, which are hidden, and the way back, of some samples [B]."""
+        bits = masks.numbers("mae", self.model.patches, seed=seed, step=step, epoch=epoch, sample=sample)
+        order = masks.permutations(bits)
+        return order[:, : self.visible], order[:, self.visible :], order.argsort(1)
+
+    def forward(self, *inputs: Tensor) -> Outcome:
+        pixels, visible, masked, restore, valid = inputs
+        images = self.normalised(pixels)
+        predicted = self.decoder(self.encoded(images, visible), masked, restore).float()
+        truth = picked(cut(images, self.model.patch), masked)
+        mean, std = self.taken(truth)
+        losses = (predicted - (truth - mean) / std).square().mean((1, 2))
+        # A place that does not count may hold anything, so it is replaced, not multiplied away.
+        return Outcome(torch.where(valid, losses, 0.0).sum(), valid.float().sum(), {})
+
+    def encoded(self, images: Tensor, visible: Tensor) -> Tensor:
+        """Class token, registers and visible patches behind the encoder's last norm: [B, T - M, D]."""
+        network, prefix = self._vit, self.model.prefix
+        tokens = network.position(network.tokens(as_weights(images, network)), 0)
+        z = torch.cat([tokens[:, :prefix], picked(tokens[:, prefix:], visible)], 1)
+        return network.norm(network.layers(network.dropout(z)))
+
+    def taken(self, patches: Tensor) -> tuple[Tensor, Tensor]:
+        """What is taken out of each patch [B, M, P·P·3], its mean and deviation [B, M, 1]. The published code's ways:
+        all channels together, the unbiased variance, and pixels that are normalised as the encoder gets them."""
+        if not self.config.normalise:
+            return patches.new_zeros(1), patches.new_ones(1)
+        return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + EPS).sqrt()
+
+    @torch.no_grad()
+    def pictures(self, pixels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """For the eye, uint8 [B, 3, H, W] each: the pictures, what the encoder sees of them (hidden patches grey), and
+        them with what the decoder draws in the hidden places, with each patch's own mean and deviation put back."""
+        sample = torch.arange(len(pixels), device=pixels.device)
+        visible, masked, restore = self.drawn(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
+        images = self.normalised(pixels)
+        with at_rest(self):
+            predicted = self.decoder(self.encoded(images, visible), masked, restore).float()
+        patch, grid = self.model.patch, self.model.grid
+        mean, std = self.taken(picked(cut(images, patch), masked))
+        drawn = predicted * std + mean  # [B, M, P·P·3], normalised as the images are
+        drawn = drawn.unflatten(2, (-1, 3)) * self.std.view(3) + self.mean.view(3)
+        known, told = cut(pixels, patch), to_bytes(drawn.flatten(2))
+        seen = put(known, masked, torch.full_like(told, GREY))
+        return pixels, joined(seen, patch, grid), joined(put(known, masked, told), patch, grid)

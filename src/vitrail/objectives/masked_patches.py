@@ -1,0 +1,222 @@
+"""Masked patch prediction (4.6, B.1.2), which the paper describes and its authors never released.
+
+Half of a picture's patch embeddings are corrupted: of those 80 % become a learnable mask embedding, 10 % the embedding
+of another patch, 10 % stay. From its own output token each corrupted patch tells what it was.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, TypeAlias, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.shapes import times
+from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.distributed.world import World
+from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.initialise import initialise
+from vitrail.models.vit import ViT
+from vitrail.models.walk import macs
+from vitrail.objectives import masks
+from vitrail.objectives.colours import COLOURS, colours, middles
+from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.patches import (
+    GREY,
+    as_weights,
+    at_rest,
+    cut,
+    headless,
+    hidden,
+    joined,
+    patched,
+    picked,
+    put,
+    to_bytes,
+)
+
+Target: TypeAlias = Literal["mean-colour", "small-patch", "pixels"]
+
+SIDES: dict[Target, int] = {"mean-colour": 1, "small-patch": 4}  # of the little picture whose colours are classified
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaskedPatches:
+    """What a corrupted patch must tell: its mean colour at 3 bits a channel, the colours of the patch downsized to 4x4,
+    or its pixels (L2). round(rate·N) patches of each picture are corrupted, chosen anew in each epoch. Each of them is
+    masked with probability `mask`, swapped with `swap`, and else stays as it is, independently of the others."""
+
+    labelled: ClassVar[bool] = False
+    couples: ClassVar[bool] = False
+
+    target: Target = "mean-colour"
+    rate: float = 0.5
+    mask: float = 0.8
+    swap: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.target not in get_args(Target):
+            raise unknown("objective.target", str(self.target), get_args(Target))
+        if not 0 < self.rate <= 1:
+            raise ConfigError(f"objective.rate={self.rate} must be above 0 and at most 1")
+        if min(self.mask, self.swap) < 0 or self.mask + self.swap > 1 + 1e-9:
+            raise ConfigError(
+                f"objective.mask={self.mask} and swap={self.swap} are shares of the corrupted patches: "
+                "neither below 0, together at most 1"
+            )
+
+    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
+        return (augmentation,)
+
+    def suited(self, model: ModelConfig) -> ViTConfig:
+        """The model, where it can learn this."""
+        config = patched(model, "masked patches")
+        self.hides(config)
+        if self.swap and config.patches < 2:
+            raise ConfigError(f"objective.swap={self.swap} takes another patch, and there is one alone; use swap=0")
+        side = SIDES.get(self.target, 1)
+        if min(config.patch) < side:
+            raise ConfigError(
+                f"objective.target='{self.target}' makes {side}x{side} of a patch, and patch={times(config.patch)} "
+                "is smaller; use larger patches or another target"
+            )
+        return config
+
+    def hides(self, model: ViTConfig) -> int:
+        """How many patches of a picture are corrupted."""
+        return hidden(model, self.rate, "rate", most=model.patches)
+
+    def outputs(self, model: ViTConfig) -> int:
+        """How many numbers the head gives for a patch."""
+        if self.target == "pixels":
+            return model.patch[0] * model.patch[1] * 3
+        return SIDES[self.target] ** 2 * COLOURS
+
+    def work(self, model: ModelConfig) -> float:
+        """MACs of a picture: the network on all tokens, the head on the corrupted ones."""
+        config = self.suited(model)
+        head = self.hides(config) * config.width * self.outputs(config)
+        return macs(replace(config, head="none", classes=0)) + head
+
+
+class PatchHead(nn.Module):
+    """What the objective adds to the network: the mask embedding and the layer that tells. That layer starts at zero,
+    like every last layer of the house."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.mask = nn.Parameter(torch.empty(1, 1, width))
+        self.predict = nn.Linear(width, outputs)
+
+    def initialise(self) -> None:
+        nn.init.normal_(self.mask, std=0.02)
+        nn.init.zeros_(self.predict.weight)
+        nn.init.zeros_(self.predict.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.predict(tokens)
+
+
+class PredictPatches(Objective):
+    """The loss of a picture is the mean over its corrupted patches, and over all that each of them must tell."""
+
+    labelled = False
+
+    def __init__(
+        self, network: nn.Module, config: MaskedPatches, preprocessing: Preprocessing, *, steps: int, world: World
+    ) -> None:
+        super().__init__(headless(network, "masked patches"), preprocessing)
+        self.config, self.model = config, config.suited(self._vit.config)
+        self.count = config.hides(self.model)
+        self.head = PatchHead(self.model.width, config.outputs(self.model))
+        initialise(self.head)
+
+    @property
+    def _vit(self) -> ViT:
+        return cast(ViT, self.network)
+
+    def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
+        """Pixels as bytes [B, 3, H, W], which patch's embedding stands at each place, N for the mask [B, N], the
+        corrupted places [B, M], and which pictures count [B]."""
+        source, corrupted = self.drawn(seed=seed, step=step, epoch=batch.epoch, sample=batch.sample)
+        return batch.pixels, source, corrupted, batch.valid
+
+    def drawn(self, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> tuple[Tensor, Tensor]:
+        """What stands where, and what is corrupted, of some samples [B]."""
+        patches, count = self.model.patches, self.count
+        bits = masks.numbers("masked patches", patches + 2 * count, seed=seed, step=step, epoch=epoch, sample=sample)
+        which, how, other = bits.split([patches, count, count], 1)
+        corrupted = masks.permutations(which)[:, :count]
+        chance = masks.uniform(how)
+        # From 1 to N - 1 places further on, around the end: every patch but itself.
+        swapped = (corrupted + 1 + masks.below(other, max(patches - 1, 1))) % patches
+        chosen = torch.where(chance < self.config.mask + self.config.swap, swapped, corrupted)
+        chosen = chosen.masked_fill(chance < self.config.mask, patches)
+        itself = torch.arange(patches, device=sample.device).expand(len(sample), -1)
+        return itself.scatter(1, corrupted, chosen), corrupted
+
+    def forward(self, *inputs: Tensor) -> Outcome:
+        pixels, source, corrupted, valid = inputs
+        predicted = self.predicted(pixels, source, corrupted)
+        truth = picked(cut(pixels, self.model.patch), corrupted)
+        if self.config.target == "pixels":
+            losses = (predicted - truth.float() / 255).square().mean((1, 2))
+            tallies: dict[str, Tensor] = {}
+        else:
+            classes = colours(truth.unflatten(2, (*self.model.patch, 3)), SIDES[self.config.target])
+            logits = predicted.unflatten(2, (-1, COLOURS))  # [B, M, cells, 512]
+            losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction="none")
+            losses = losses.view(len(pixels), -1).mean(1)
+            hits = (logits.argmax(-1) == classes).float().mean((1, 2))
+            tallies = {"hits": torch.where(valid, hits, 0.0).sum()}
+        # A place that does not count may hold anything, so it is replaced, not multiplied away.
+        return Outcome(torch.where(valid, losses, 0.0).sum(), valid.float().sum(), tallies)
+
+    def predicted(self, pixels: Tensor, source: Tensor, corrupted: Tensor) -> Tensor:
+        """What the corrupted patches tell, from their own output tokens: float32 [B, M, outputs]."""
+        network = self._vit
+        # Patches are embedded one by one: the embedding of another patch is what its pixels embed to in this place. As
+        # bytes they change places without a gradient that would have to be carried back.
+        images = as_weights(self.normalised(self.swapped(pixels, source)), network)
+        tokens = network.tokens(images)
+        prefix = self.model.prefix
+        masked = source == self.model.patches
+        if prefix:
+            masked = F.pad(masked, (prefix, 0))
+        tokens = torch.where(masked[:, :, None], self.head.mask.to(tokens.dtype), tokens)
+        z = network.layers(network.dropout(network.position(tokens, 0)))
+        return self.head(network.norm(picked(z, corrupted + prefix))).float()
+
+    def swapped(self, pixels: Tensor, source: Tensor) -> Tensor:
+        """The pictures with other patches where those stand; masked ones are still there."""
+        itself = torch.arange(self.model.patches, device=source.device)
+        places = torch.where(source == self.model.patches, itself, source)
+        return joined(picked(cut(pixels, self.model.patch), places), self.model.patch, self.model.grid)
+
+    @torch.no_grad()
+    def pictures(self, pixels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """For the eye, uint8 [B, 3, H, W] each: the pictures, what the network sees of them (masked patches grey), and
+        them with what it tells in place of all that it does not see."""
+        sample = torch.arange(len(pixels), device=pixels.device)
+        source, corrupted = self.drawn(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
+        with at_rest(self):
+            told = self.predicted(pixels, source, corrupted)
+        patch, grid = self.model.patch, self.model.grid
+        truth = cut(pixels, patch)
+        seen = cut(self.swapped(pixels, source), patch).masked_fill((source == self.model.patches)[:, :, None], GREY)
+        unseen = source != torch.arange(self.model.patches, device=source.device)
+        drawn = torch.where(unseen[:, :, None], put(truth, corrupted, self.as_patches(told)), truth)
+        return pixels, joined(seen, patch, grid), joined(drawn, patch, grid)
+
+    def as_patches(self, told: Tensor) -> Tensor:
+        """What was told [B, M, outputs] as bytes [B, M, P·P·3]; a colour class is the middle of its bin."""
+        if self.config.target == "pixels":
+            return to_bytes(told)
+        classes = told.unflatten(2, (-1, COLOURS)).argmax(-1)  # [B, M, cells]
+        small = middles(classes).flatten(0, 1)  # [B M, cells, 3]
+        side = SIDES[self.config.target]
+        blown = F.interpolate(small.mT.unflatten(2, (side, side)), self.model.patch)
+        return to_bytes(blown.permute(0, 2, 3, 1).flatten(1).unflatten(0, told.shape[:2]))

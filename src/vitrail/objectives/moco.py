@@ -1,0 +1,160 @@
+"""MoCo v3 (Chen et al. 2021): of all pictures of a batch, find the one that another view shows; contrast, which the
+paper names as the next step (Section 5).
+
+A query (network, projector, predictor) of each view is held against the keys (teacher) of the other view of every
+picture of all processes; the patch projection stays as it was drawn, which keeps training stable.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.core.errors import ConfigError
+from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.distributed.exchange import gathered
+from vitrail.distributed.world import World
+from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.vit import PatchEmbedding, ViT
+from vitrail.models.walk import macs
+from vitrail.objectives.multicrop import two_views
+from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.patches import as_weights
+from vitrail.objectives.projection import NormedMLP, Rows, mlp_macs, widened
+from vitrail.objectives.teacher import Teacher, learner, momentum_at
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoCo:
+    """`momentum` is the teacher's at the start; it goes to 1. `hidden` and `width` are those of the heads. The crop and
+    the colours are the run's augmentation, which for two views of small pictures is best a strong one."""
+
+    labelled: ClassVar[bool] = False
+    couples: ClassVar[bool] = True
+
+    temperature: float = 0.2
+    momentum: float = 0.99
+    hidden: int = 4096
+    width: int = 256
+    frozen_embedding: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ConfigError(f"objective.temperature={self.temperature} must be above 0")
+        if not 0 <= self.momentum <= 1:
+            raise ConfigError(f"objective.momentum={self.momentum} must lie in 0 to 1")
+        if min(self.hidden, self.width) < 1:
+            raise ConfigError(f"objective.hidden={self.hidden} and width={self.width} must be at least 1")
+
+    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
+        return two_views(augmentation)
+
+    def suited(self, model: ModelConfig) -> ViTConfig:
+        """The model, where it can learn this."""
+        if not isinstance(model, ViTConfig):
+            raise ConfigError("objective moco trains a ViT, not a ResNet; use a ViT")
+        return model
+
+    def work(self, model: ModelConfig) -> float:
+        """MACs of a picture: two views through the learner, and through the teacher, whose gradient is not taken."""
+        config = replace(self.suited(model), head="none", classes=0)
+        project = mlp_macs(config.width, self.hidden, self.hidden, self.width)
+        predict = mlp_macs(self.width, self.hidden, self.width)
+        taught = macs(config) + project
+        return 2 * (taught + predict) + 2 * taught / 3
+
+
+class Contrast(Objective):
+    """The loss of a picture is the sum of its two views' InfoNCE, times twice the temperature, as published. The heads'
+    batch norms are over all processes, too: any number of them learns what one would."""
+
+    couples = True
+    labelled = False
+
+    def __init__(
+        self, network: nn.Module, config: MoCo, preprocessing: Preprocessing, *, steps: int, world: World
+    ) -> None:
+        vit = learner(network, "moco")
+        super().__init__(vit, preprocessing)
+        self.config, self.steps, self.world = config, steps, world
+        self.projector = NormedMLP(vit.config.width, config.hidden, config.hidden, config.width)
+        self.predictor = NormedMLP(config.width, config.hidden, config.width)
+        if config.frozen_embedding:
+            cast(PatchEmbedding, vit.embedding).projection.requires_grad_(False)
+        self.teacher = Teacher(vit, self.projector)
+
+    @property
+    def _vit(self) -> ViT:
+        return cast(ViT, self.network)
+
+    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
+        return self.config.views(augmentation)
+
+    def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
+        """Two views as bytes [B, 3, H, W], and which pictures count [B]."""
+        first, second = batch.views
+        return first, second, batch.valid
+
+    def forward(self, *inputs: Tensor) -> Outcome:
+        *views, valid = inputs
+        images = as_weights(self.normalised(torch.cat(views)), self._vit)
+        rows = Rows.of(valid, self.world)
+        y = self._vit.represent(images).unflatten(0, (2, -1))
+        queries = F.normalize(self.predictor(self.projector(y, rows), rows), dim=-1)  # [2, B, width]
+        with torch.no_grad():
+            y = self.teacher.network.represent(images).unflatten(0, (2, -1))
+            own = F.normalize(self.teacher.head(y, rows), dim=-1)
+        keys = gathered(own.transpose(0, 1), self.world).transpose(0, 1)  # of all processes [2, B', width]
+        known = gathered(valid, self.world)
+        first = self.world.rank * len(valid)
+        found = [
+            info_nce(query, key, known, first=first, temperature=self.config.temperature)
+            for query, key in zip(queries, keys.flip(0), strict=True)  # each view against the other
+        ]
+        count = valid.float().sum()
+        losses = 2 * self.config.temperature * (found[0].losses + found[1].losses)
+        hits = (found[0].hits + found[1].hits) / 2
+        return Outcome(
+            torch.where(valid, losses, 0.0).sum().float(),
+            count,
+            {"agreement": torch.where(valid, hits, 0.0).sum(), "spread": spread(keys, known) * count},
+        )
+
+    def start(self) -> None:
+        self.teacher.start(self.network, self.projector)
+
+    def stepped(self, step: int) -> None:
+        momentum = momentum_at(step, start=self.config.momentum, steps=self.steps)
+        self.teacher.follow(self.network, self.projector, momentum)
+
+
+class Found(NamedTuple):
+    """Of each query [B]: its loss, and 1 where its own key is the most similar."""
+
+    losses: Tensor
+    hits: Tensor
+
+
+def info_nce(queries: Tensor, keys: Tensor, known: Tensor, *, first: int, temperature: float) -> Found:
+    """-log softmax(q·k/τ) at each query's own key: queries [B, D] and keys [B', D] of unit length; query i's own is key
+    first + i. Keys that are not `known` [B'] are not there."""
+    with torch.autocast(queries.device.type, enabled=False):
+        logits = queries @ widened(keys).T / temperature
+    place = torch.arange(first, first + len(queries), device=queries.device)
+    own = logits.gather(1, place[:, None])[:, 0]
+    # The lowest number, not minus infinity: a query may have no key at all, and its gradient is still to be a number.
+    others = logits.masked_fill(~known, torch.finfo(logits.dtype).min)
+    return Found(others.logsumexp(1) - own, (others.argmax(1) == place).float())
+
+
+def spread(keys: Tensor, known: Tensor) -> Tensor:
+    """The standard deviation of features of unit length over a batch, times the root of their number: 1 where they
+    point everywhere, 0 where all are one. [views, B, D] -> []."""
+    there, count = known[:, None], known.sum().clamp(min=1)
+    mean = torch.where(there, keys, 0.0).sum(1, keepdim=True) / count
+    variance = torch.where(there, (keys - mean).square(), 0.0).sum(1) / count
+    return (variance.sqrt().mean() * keys.shape[-1] ** 0.5).float()

@@ -1,0 +1,108 @@
+"""Views of several sizes: how they are drawn, and one network that sees them all.
+
+A small view is no small picture: the patch stays, the grid has fewer rows and columns, and positions are resampled as
+for fine-tuning at another resolution (3.2).
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import Pair, times
+from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.crop import InceptionCrop, Range
+from vitrail.data.transforms.policy import Distort
+from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.heads import pooled
+from vitrail.models.position import SineTable
+from vitrail.models.resize import resize_grid
+from vitrail.models.vit import ViT
+
+
+def two_views(augmentation: Augmentation) -> tuple[Augmentation, Augmentation]:
+    """The augmentation twice. Colour distortion is uneven, as MoCo v3 and DINO have it from BYOL: the first view is
+    always blurred, the second one time in ten, and solarised one time in five. One that never blurs stays sharp."""
+    policy = augmentation.policy
+    if not isinstance(policy, Distort):
+        return augmentation, augmentation
+    first = replace(policy, blur=1.0 if policy.blur else 0.0)
+    second = replace(policy, blur=0.1 if policy.blur else 0.0, solarise=0.2)
+    return replace(augmentation, policy=first), replace(augmentation, policy=second)
+
+
+def cropped(augmentation: Augmentation, size: Pair, area: Range) -> Augmentation:
+    """The same with a crop of another size and share of the picture."""
+    crop = augmentation.crop
+    aspect = crop.aspect if isinstance(crop, InceptionCrop) else (3 / 4, 4 / 3)
+    other = InceptionCrop(size=size, area=area, aspect=aspect, interpolation=crop.interpolation)
+    return replace(augmentation, crop=other)
+
+
+def resizable(model: ModelConfig, objective: str) -> ViTConfig:
+    """The model, where it can see pictures of other sizes than its own."""
+    if not isinstance(model, ViTConfig):
+        raise ConfigError(f"objective {objective} trains a ViT, not a ResNet; use a ViT")
+    for bad, what in (
+        (model.backbone is not None, "the backbone of a hybrid"),
+        (model.attention != "full", "attention='axial'"),
+        (model.position == "relative", "position='relative'"),
+        (model.placed != "stem", f"placement='{model.placed}'"),
+    ):
+        if bad:
+            raise ConfigError(
+                f"objective {objective} has views of another size, for which {what} is not made; use a plain ViT with "
+                "positions added at the stem, or local_views=0"
+            )
+    return model
+
+
+class PositionsAt(nn.Module):
+    """What positions add to the tokens of a picture of another size: [1, T, D]. Fixed tables are made for the grid;
+    learned ones are resampled, differentiably: resampling is linear, so its rule is a matrix, made once."""
+
+    table: Tensor
+    rule: Tensor
+
+    def __init__(self, config: ViTConfig, size: Pair) -> None:
+        super().__init__()
+        self.size = size
+        other = replace(config, image=size)
+        self.kind = config.position
+        if self.kind == "sincos2d":
+            self.register_buffer("table", SineTable(other)().detach(), persistent=False)
+        elif self.kind != "none":
+            unit = torch.eye(config.patches, dtype=torch.float64)
+            rule = resize_grid(unit.unflatten(0, config.grid), other.grid).flatten(0, 1)
+            self.register_buffer("rule", rule, persistent=False)  # [patches there, patches here]
+
+    def forward(self, network: ViT) -> Tensor | None:
+        """Of the network's own table as it is now; none where there are no positions."""
+        if self.kind == "none":
+            return None
+        if self.kind == "sincos2d":
+            return self.table
+        whole: Tensor = network.position.tables[0]()
+        prefix = network.config.prefix
+        grid = self.rule @ whole[0, prefix:].to(self.rule.dtype)  # in float64, as weights are resized for good
+        return torch.cat([whole[:, :prefix], grid[None].to(whole.dtype)], dim=1)
+
+
+def represent_at(network: ViT, images: Tensor, at: PositionsAt) -> Tensor:
+    """y (Eq. 4) of pictures of another size, those that `at` was made for: [B, C, H, W] -> [B, D]."""
+    size = (images.shape[2], images.shape[3])
+    if size == network.config.image:
+        return network.represent(images)
+    assert size == at.size, f"{times(size)} pictures, positions for {times(at.size)}"
+    config, patches = network.config, network.embedding(images)
+    prefix = [
+        token.expand(len(images), -1, -1) for token in (network.class_token, network.registers) if token is not None
+    ]
+    z = torch.cat([*prefix, patches], dim=1)
+    positions = at(network)
+    z = network.dropout(z if positions is None else z + positions.to(z.dtype))  # Eq. 1
+    z = network.layers(z, 1 if network.training and config.pool == "token" else None)
+    if config.pool == "mean" and not config.norm_after_pool:
+        return pooled(network.norm(z), config)
+    return network.norm(pooled(z, config))

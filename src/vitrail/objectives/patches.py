@@ -1,0 +1,95 @@
+"""Pictures as patches and back, and what objectives on patches ask of a network."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import cast
+
+from torch import Tensor, nn
+
+from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import Pair
+from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.vit import PatchEmbedding, ViT
+
+GREY = 128  # how a report shows a patch that is not seen
+
+
+def cut(pictures: Tensor, patch: Pair) -> Tensor:
+    """Patches in raster order, each as (row, column, channel): [B, C, H, W] -> [B, N, P·P·C]."""
+    rows, columns = patch
+    split = pictures.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))  # [B, C, H/P, P, W/P, P]
+    return split.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def joined(patches: Tensor, patch: Pair, grid: Pair) -> Tensor:
+    """The pictures that patches were cut from: [B, N, P·P·C] -> [B, C, H, W]."""
+    split = patches.unflatten(2, (*patch, -1)).unflatten(1, grid)  # [B, H/P, W/P, P, P, C]
+    return split.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+
+
+def picked(tokens: Tensor, places: Tensor) -> Tensor:
+    """Some tokens of each sample: [B, T, D] at [B, M] -> [B, M, D]."""
+    return tokens.gather(1, places[:, :, None].expand(-1, -1, tokens.shape[2]))
+
+
+def put(patches: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """A copy of patches [B, N, D] with `values` [B, M, D] at places [B, M]."""
+    return patches.scatter(1, places[:, :, None].expand_as(values), values)
+
+
+def as_weights(images: Tensor, network: ViT) -> Tensor:
+    """Images in the type that the network's weights have just now: bfloat16 copies in a bfloat16 run."""
+    return images.to(cast(PatchEmbedding, network.embedding).projection.weight.dtype)
+
+
+def patched(model: ModelConfig, objective: str) -> ViTConfig:
+    """The model, where its tokens are patches of the picture."""
+    if not isinstance(model, ViTConfig):
+        raise ConfigError(f"objective {objective} hides patches, and a ResNet has none; use a ViT")
+    if model.backbone is not None:
+        raise ConfigError(
+            f"objective {objective} hides patches of the picture, and a hybrid's tokens come from its feature map; "
+            "use a ViT without a backbone"
+        )
+    if model.channels != 3:
+        raise ConfigError(f"objective {objective} predicts pixels of 3 channels; the model takes {model.channels}")
+    return model
+
+
+def headless(network: nn.Module, objective: str) -> ViT:
+    """The network, where it is a ViT and has nothing that this objective would leave untrained."""
+    if not isinstance(network, ViT):
+        raise ConfigError(f"objective {objective} hides patches, and a {type(network).__name__} has none; use a ViT")
+    if network.config.head != "none":
+        raise ConfigError(
+            f"objective {objective} leaves the head={network.config.head!r} untrained; use head='none', classes=0"
+        )
+    return network
+
+
+def hidden(model: ViTConfig, rate: float, field: str, *, most: int) -> int:
+    """How many patches of a picture are hidden: the nearest whole number to rate·N, at least 1 and no more than `most`
+    of them."""
+    count = round(rate * model.patches)
+    if not 1 <= count <= most:
+        raise ConfigError(
+            f"objective.{field}={rate} hides {count} of {model.patches} patches, which must be 1 to {most}; "
+            f"use another {field} or smaller patches"
+        )
+    return count
+
+
+def to_bytes(values: Tensor) -> Tensor:
+    """From 0 to 1 as bytes; what lies outside is cut off."""
+    return (values.float() * 255).round().clamp(0, 255).byte()
+
+
+@contextmanager
+def at_rest(module: nn.Module) -> Generator[None]:
+    """In evaluation mode for a while: nothing is dropped."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)

@@ -1,0 +1,77 @@
+"""A few steps of self-supervision on digits, and how many directions the features have afterwards."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.data.loader import stream
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.readers import digits
+from vitrail.data.transforms.augmentation import cifar
+from vitrail.models.build import build
+from vitrail.models.config import ViTConfig
+from vitrail.models.vit import ViT
+from vitrail.objectives.objective import Objective, Outcome
+
+AUGMENTATION = replace(cifar(8, padding=1), flip=0.0)
+WARMUP = 10
+
+
+def digits_network() -> ViT:
+    torch.manual_seed(0)
+    model = build(
+        ViTConfig(
+            width=32,
+            depth=2,
+            mlp_width=64,
+            heads=2,
+            image=(8, 8),
+            patch=(2, 2),
+            head="none",
+            classes=0,
+            pool="mean",
+        )
+    )
+    assert isinstance(model, ViT)
+    return model.train()
+
+
+def digits_preprocessing() -> Preprocessing:
+    return Preprocessing(image=(8, 8), mean=(0.3, 0.3, 0.3), std=(0.38, 0.38, 0.38))
+
+
+def learnt_rows(objective: Objective, *, steps: int, rate: float, same: bool = False) -> Tensor:
+    """Loss and tallies of each step, as means over samples; with `same` all steps see the first batch."""
+    objective.start()
+    weights = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.AdamW(weights, lr=rate, weight_decay=0.05)
+    rows: list[list[float]] = []
+    source = digits.read()["train"]
+    batches = list(stream(source, objective.views(AUGMENTATION), batch=32, seed=0, stop=1 if same else steps))
+    for step in range(steps):
+        given = batches[0 if same else step]
+        outcome: Outcome = objective(*objective.inputs(given, seed=0, step=step))
+        (outcome.total / outcome.count).backward()
+        for group in optimiser.param_groups:
+            group["lr"] = rate * min(1.0, (step + 1) / WARMUP)
+        optimiser.step()
+        optimiser.zero_grad()
+        objective.stepped(step)
+        sums = (outcome.total.detach(), *outcome.tallies.values())
+        rows.append([float(value / outcome.count) for value in sums])
+    return torch.tensor(rows)
+
+
+def feature_rank(objective: Objective) -> float:
+    """The exponential of the entropy of the features' normalised singular values."""
+    given: Any = next(iter(stream(digits.read()["train"], AUGMENTATION, batch=128, seed=1, stop=1)))
+    network = objective.learnt
+    training = network.training
+    with torch.no_grad():
+        features: Tensor = network.eval()(objective.normalised(given.pixels))
+    network.train(training)
+    shares = torch.linalg.svdvals(features - features.mean(0))
+    shares = shares / shares.sum()
+    return float((-(shares * shares.clamp(min=1e-12).log()).sum()).exp())
