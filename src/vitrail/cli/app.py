@@ -1,7 +1,7 @@
 """The `vitrail` command: finds the command that was asked for, imports only that one, and turns errors into one line.
 
-Exit status: 0 done, 2 a mistake of the user's, 130 interrupted, 141 the reader of a pipe went away. With
-VITRAIL_TRACEBACK=1 in the environment a mistake also shows where it was noticed.
+Exit status: 0 done, 1 a part of a study failed, 2 a mistake of the user's, 130 interrupted, 141 the reader of a pipe
+went away. With VITRAIL_TRACEBACK=1 in the environment a mistake also shows where it was noticed.
 """
 
 import argparse
@@ -48,6 +48,7 @@ COMMANDS = {
     "probe": Command("Evaluate", "logistic regression on frozen features", "vitrail.cli.probe"),
     "knn": Command("Evaluate", "nearest neighbours among frozen features", "vitrail.cli.knn"),
     "vtab": Command("Evaluate", "fine-tune weights on the 19 tasks of VTAB-1k", "vitrail.cli.vtab"),
+    "study": Command("Evaluate", "run one of the paper's studies: a grid, a table, a figure", "vitrail.cli.study"),
     "compare": Command("Evaluate", "lay results side by side in one table", "vitrail.cli.compare"),
     "models": Command("Look at networks", "list the networks by name, size and cost", "vitrail.cli.models"),
     "trace": Command("Look at networks", "follow one image through a network, shape by shape", "vitrail.cli.trace"),

@@ -20,6 +20,7 @@ WANTED: Final = {
     "cost NAME": "nothing",
     "data pack out": "file",
     "predict words": "weights",
+    "study name": "study",
     "recipe": "recipe",
     "model": "model",
     "MODEL": "model",
@@ -96,6 +97,7 @@ def known() -> dict[str, tuple[str, ...]]:
     from vitrail.data.readers.named.tasks import TASKS
     from vitrail.models.zoo import SLUGS, ZOO
     from vitrail.recipes.registry import recipes
+    from vitrail.studies.registry import STUDIES
 
     return {
         "recipe": tuple(recipes()),
@@ -104,6 +106,7 @@ def known() -> dict[str, tuple[str, ...]]:
         "set": safe(row[0] for row in known_sets()),
         "format": ("vitrail", "hf", *(name for name in FORMATS if name != "huggingface")),
         "task": safe(TASKS),
+        "study": tuple(STUDIES),
         "device": ("auto", "cpu", "cuda"),
     }
 

@@ -40,6 +40,12 @@ EXAMPLES: Final = {
     "probe": ("probe WEIGHTS --data photos --test others --out results/probe.json",),
     "knn": ("knn WEIGHTS --data photos -k 10 20",),
     "vtab": ("vtab WEIGHTS --root sets --dry-run", "vtab WEIGHTS --root sets --tasks cifar100 pets"),
+    "study": (
+        "study --list",
+        "study positions",
+        "study data-size --scale small --list",
+        "study data-size --scale small --data cifar10",
+    ),
     "compare": ("compare results", "compare results --measures top-1 loss --out table.md"),
     "models": ("models", "models 'r50*'"),
     "trace": ("trace ViT-L/32 --image-size 256",),

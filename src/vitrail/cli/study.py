@@ -1,0 +1,183 @@
+"""Run one of the paper's studies: a grid of trainings to its end, a table, a figure and one sentence of result.
+
+The same command again goes on where it stopped: finished cells stay, one that was interrupted goes on from its
+checkpoint, one that failed is tried again. --list says what all of it costs before anything starts; without a name it
+lists the studies.
+
+Scales: tiny takes two cores a minute or two and shows that everything works; small is for one GPU and some minutes;
+paper is the paper's own grid with its recipes, for those who have its pictures and the time.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitrail.core.errors import ConfigError
+from vitrail.studies.registry import entries, study
+
+if TYPE_CHECKING:
+    from vitrail.studies.cell import Outcome
+    from vitrail.studies.costs import Pace, Price
+    from vitrail.studies.engine import Plan, Report
+
+RUNS = Path("runs")
+SCALES = ("tiny", "small", "paper")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("name", nargs="?", default="", help="which study; `vitrail study --list` lists them")
+    add(
+        "--data", metavar="SOURCE", default="", help="a folder, a file, or the name of a set (default: the scale's own)"
+    )
+    add("--scale", choices=SCALES, default="tiny", help="how large a grid of how large networks (default: tiny)")
+    add("--out", type=Path, metavar="DIR", help="a run folder a cell, and the results (default: runs/study-NAME-SCALE)")
+    add("--list", action="store_true", help="say what every cell is and costs, and stop; without a name, list studies")
+    add(
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes at once (default: 4 a GPU; on a CPU, half its cores)",
+    )
+    add("--seeds", type=int, default=0, metavar="N", help="seeds of each point of the grid (default: the study's own)")
+    add("--force", action="store_true", help="train cells anew whose run has changed")
+    add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.name:
+        if not args.list:
+            raise ConfigError("which study? `vitrail study --list` lists them")
+        return list_studies()
+    if args.seeds < 0:
+        raise ConfigError(f"--seeds {args.seeds} must be at least 1")
+    from vitrail.studies.costs import pace_of, prices
+    from vitrail.studies.engine import Plan, places_for
+    from vitrail.studies.study import grid
+
+    chosen = study(args.name)
+    cells = grid(chosen, args.scale, args.data, seeds=args.seeds)
+    places = places_for(args.device, args.jobs)
+    pace = pace_of(places[0].device, for_card=args.scale != "tiny")
+    costs = prices(cells, pace)
+    plan = Plan(
+        study=chosen,
+        scale=args.scale,
+        cells=cells,
+        out=args.out or RUNS / f"study-{chosen.name}-{args.scale}",
+        data=args.data,
+        work={name: price.hours for name, price in costs.items() if price.hours},
+        go_on=again(args),
+        force=args.force,
+    )
+    if args.list:
+        return list_cells(plan, costs, pace)
+    return started(plan, args)
+
+
+def list_studies() -> int:
+    from vitrail.core.console import print_table
+
+    print_table(("study", "paper", "what it asks"), [(e.name, e.anchor, e.title) for e in entries().values()], left=3)
+    print("vitrail study NAME --list shows the cells of one, and what they cost; --scale tiny, small or paper.")
+    return 0
+
+
+def again(args: argparse.Namespace) -> str:
+    """The command that goes on."""
+    words = ["vitrail", "study", args.name, "--scale", args.scale]
+    words += ["--data", args.data] if args.data else []
+    words += [] if args.out is None else ["--out", str(args.out)]
+    words += ["--jobs", str(args.jobs)] if args.jobs else []
+    words += ["--seeds", str(args.seeds)] if args.seeds else []
+    words += [] if args.device == "auto" else ["--device", args.device]
+    return shlex.join(words)
+
+
+def list_cells(plan: "Plan", costs: "dict[str, Price]", pace: "Pace") -> int:
+    """Every cell and its cost, and all of it together. Nothing is opened that is not there, nothing is trained."""
+    from vitrail.core.console import print_table
+    from vitrail.studies.outcomes import finished
+    from vitrail.train.report import duration
+
+    done = finished(plan.out, plan.cells)
+    rows: list[tuple[str, ...]] = []
+    for cell in plan.cells:
+        price = costs[cell.name]
+        state = "finished" if cell.name in done else f"after {cell.after}" if cell.after else ""
+        numbers = [whole(price.pictures), whole(price.steps), str(cell.run.batch), amount(price.exaflops)]
+        rows.append((cell.name, price.network, state, *numbers, "?" if price.hours is None else duration(price.hours)))
+    heads = ("cell", "network", "state", "pictures", "steps", "batch", "exaFLOPs", "time")
+    print_table(heads, rows, left=3, title=f"{plan.study.title} ({plan.study.anchor}), scale {plan.scale}")
+    left = [costs[cell.name] for cell in plan.cells if cell.name not in done]
+    unknown = sum(price.hours is None for price in left)
+    total = sum(price.exaflops or 0.0 for price in left), sum(price.hours or 0.0 for price in left)
+    print(
+        f"{len(plan.cells)} cells, {len(done)} finished in {plan.out}; left: {amount(total[0])} exaFLOPs, about "
+        f"{duration(total[1])} on {pace.device}, one cell after the other"
+        f"{f', and {unknown} cells whose pictures are not here' if unknown else ''}."
+    )
+    print("Times are estimates: 40% of the device's peak, and a few ms a step; scoring comes on top.")
+    return 0
+
+
+def whole(value: int | None) -> str:
+    return "?" if value is None else f"{value:,}"
+
+
+def amount(value: float | None) -> str:
+    return "?" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def started(plan: "Plan", args: argparse.Namespace) -> int:
+    from vitrail.cli.study_live import watcher
+    from vitrail.studies.engine import go, places_for
+    from vitrail.studies.presentation import write
+
+    def present(outcomes: "Sequence[Outcome]") -> None:
+        write(plan.study, outcomes, plan.out, scale=plan.scale, data=plan.data)
+
+    try:
+        with watcher() as watching:
+            report = go(plan, places=places_for(args.device, args.jobs), watcher=watching, present=present)
+    except KeyboardInterrupt:
+        print(f"stopped at once; go on with: {plan.go_on}", file=sys.stderr, flush=True)
+        os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
+    return show(plan, report)
+
+
+def show(plan: "Plan", report: "Report") -> int:
+    """The table and the sentence, what failed, and where everything is."""
+    from vitrail.core.console import print_table
+
+    if report.outcomes:
+        findings = plan.study.conclude(report.outcomes)
+        print_table(findings.table.columns, findings.table.rows, title=f"{plan.study.title} ({plan.study.anchor})")
+        print(findings.sentence)
+        print(findings.beside)
+    say_failed(report)
+    if report.outcomes:
+        files = {"table": "table.md", "figure": "figure.png", "page": "report.html"}  # no figure without matplotlib
+        there = [f"{what}: {plan.out / name}" for what, name in files.items() if (plan.out / name).exists()]
+        print("   ".join(there))
+    if report.stopped:
+        left = len(report.of("waiting", "running", "stopped"))
+        print(f"stopped and saved, {left} of {len(plan.cells)} cells are left; go on with: {plan.go_on}")
+    return 1 if report.of("failed", "left out") else 0
+
+
+def say_failed(report: "Report") -> None:
+    """Cells that failed, those of one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for outcome in report.outcomes:
+        if outcome.fault:
+            reasons.setdefault(outcome.fault, []).append(outcome.cell)
+    for fault, cells in reasons.items():
+        print(f"failed: {', '.join(cells)}: {fault}")
+    if reasons:
+        print("The same command again tries these anew.")

@@ -1,0 +1,69 @@
+"""How a study looks while it goes on: a line when a cell starts and when it ends, and on a terminal one bar for all."""
+
+import sys
+from collections.abc import Callable
+
+from vitrail.cli.live import Plain, duration
+from vitrail.studies.cell import Cell, Outcome
+
+
+def scored(outcome: Outcome) -> str:
+    """What came of a cell, in a few words."""
+    if outcome.fault:
+        return f"failed: {outcome.fault}"
+    names = [name for name in outcome.values if name == "accuracy" or name.startswith("fewshot-")]
+    return ", ".join(f"{name} {outcome.values[name]:.2%}" for name in names) or "done"
+
+
+class Lines:
+    """Plain text: a line a start and a line an end, with how much time is left."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self.write, self.left_s = Plain(write), float("nan")
+
+    def __enter__(self) -> "Lines":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def told(self, text: str) -> None:
+        self.write.told(text)
+
+    def started(self, cell: Cell) -> None:
+        self.told(f"start {cell.name}")
+
+    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+        left = f", about {duration(self.left_s)} left" if self.left_s > 0 else ""
+        self.told(f"end   {cell.name}: {scored(outcome)}; {duration(seconds)}{left}")
+
+    def progress(self, share: float, left_s: float) -> None:
+        self.left_s = left_s
+
+
+class Bar(Lines):
+    """The same lines above a bar of the whole study."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        console = Console()
+        super().__init__(lambda text: console.print(text, highlight=False, markup=False))
+        columns = (BarColumn(), TextColumn("{task.percentage:.0f}% of the work, {task.fields[left]} left"))
+        self.bar = Progress(*columns, console=console, transient=True)
+        self.task = self.bar.add_task("", total=1.0, left="?")
+
+    def __enter__(self) -> "Bar":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def progress(self, share: float, left_s: float) -> None:
+        self.bar.update(self.task, completed=share, left=duration(left_s))
+
+
+def watcher() -> Lines:
+    """The one that fits the output."""
+    return Bar() if sys.stdout.isatty() else Lines(lambda text: print(text, flush=True))

@@ -1,0 +1,84 @@
+"""What the cells of the small studies are derived from: a recipe each for two cores and for a share of one GPU.
+
+Both are counted in steps, so that a grid costs the same on any source.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from vitrail.data.transforms.augmentation import cifar
+from vitrail.data.transforms.mix import Mix
+from vitrail.models.config import ViTConfig
+from vitrail.objectives.classification import Classification
+from vitrail.optim.config import Schedule
+from vitrail.recipes import small
+from vitrail.recipes.change import on_data
+from vitrail.recipes.digits import digits
+from vitrail.train.config import Evaluation, Run
+
+RECIPES: Final[Mapping[str, Callable[[], Run]]] = {
+    "cifar10": small.cifar10,
+    "cifar100": small.cifar100,
+    "svhn": small.svhn,
+    "fashion-mnist": small.fashion_mnist,
+    "mnist": small.mnist,
+}
+LOOKS: Final = 4  # scorings along the way
+
+
+def for_cores(source: str = "", *, steps: int, width: int = 32, depth: int = 2) -> Run:
+    """Digits at 16 px on two cores: a ViT of 16 patches, a second or two a hundred steps."""
+    run = digits()
+    assert isinstance(run.model, ViTConfig)
+    model = replace(run.model, width=width, depth=depth, mlp_width=2 * width, heads=2, head="linear")
+    run = replace(run, model=model, batch=64, optim=replace(run.optim, lr=5e-3))
+    return shortened(given(run, source), steps, looks=1)
+
+
+def for_card(source: str = "", *, steps: int) -> Run:
+    """CIFAR-10, or another source of small pictures, on a share of a GPU: the ViT-Mini/4 of its recipe, with learned
+    positions as in the paper.
+
+    For the few epochs of a study: crop and flip alone, no stochastic depth, no averaged weights. In so few a network
+    sees hardly a picture too often, and what keeps it from learning them by heart would cost more than it brings."""
+    name = re.split("[:@]", source)[0] or "cifar10"  # without the folder or the split
+    run = RECIPES.get(name, small.cifar10)()
+    assert isinstance(run.model, ViTConfig)
+    size = run.model.image
+    run = replace(
+        run,
+        model=replace(run.model, stochastic_depth=0.0, position="learned"),
+        augmentation=replace(cifar(size, padding=min(size) // 8), flip=run.augmentation.flip),
+        objective=Classification(smoothing=0.1),
+        mix=Mix(),
+        batch=256,
+        average=0.0,
+        log=50,
+    )
+    return shortened(given(run, source), steps, looks=LOOKS)
+
+
+def given(run: Run, source: str) -> Run:
+    """The run on a source; "" leaves it its own."""
+    return on_data(run, source) if source else run
+
+
+def shortened(run: Run, steps: int, *, looks: int = LOOKS) -> Run:
+    """The run for so many steps, a tenth of them warm-up, scored a few times, without a closed form beside it: other
+    cells are there to compare with."""
+    return replace(
+        run,
+        steps=steps,
+        epochs=0.0,
+        schedule=Schedule(decay=run.schedule.decay, warmup=steps // 10),
+        data=replace(run.data, watch="none"),
+        evaluation=Evaluation(every=-(-steps // looks)),
+        baseline="off",
+    )
+
+
+def with_dev(run: Run, share: float) -> Run:
+    """With a part of the training split held out to choose by, so that nothing is chosen on the test split (4.1)."""
+    return replace(run, data=replace(run.data, dev=share, watch="dev"))

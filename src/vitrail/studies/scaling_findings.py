@@ -1,0 +1,238 @@
+"""What the cells of `scaling` say: what equal accuracy costs each family, and a frontier through all of them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from vitrail.core.paper import AVERAGE_5, TABLE_6
+from vitrail.studies.cell import Outcome, Place
+from vitrail.studies.frontier import Cost, Law, accuracy_for, cheaper, fitted, frontier
+from vitrail.studies.plots import Line, Panel, Point, plot
+from vitrail.studies.selection import missing
+from vitrail.studies.statistics import NOTHING, Spread, percent, student
+from vitrail.studies.study import Findings, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ITSELF: Final = "itself"  # what a network is scored on that is not tuned any further
+FAMILIES: Final = {"ViT": "ViTs", "BiT": "BiT ResNets", "hybrid": "hybrids"}
+LESS: Final = (2.0, 4.0)  # times the compute of a ViT that a ResNet needs in the paper
+CURVE: Final = 40  # points of a fitted line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """A row of the table: a network and its training, with compute and accuracy by seed."""
+
+    family: str
+    name: str
+    epochs: int
+    costs: Mapping[Place, Cost]
+
+    @property
+    def exaflops(self) -> float:
+        return Spread(tuple(cost.compute for cost in self.costs.values())).mean
+
+    @property
+    def accuracy(self) -> Spread:
+        return Spread(tuple(cost.accuracy for cost in self.costs.values()))
+
+    @property
+    def mean(self) -> Cost:
+        return Cost(compute=self.exaflops, accuracy=self.accuracy.mean)
+
+
+def conclude(outcomes: Sequence[Outcome]) -> Findings:
+    networks = networks_of(outcomes)
+    law = fitted(frontier(one.mean for one in networks))
+    return Findings(
+        table=table(networks),
+        figure=lambda: figure(networks, law),
+        sentence=sentence(networks, law) + missing(outcomes),
+        beside=beside(networks),
+    )
+
+
+def networks_of(outcomes: Sequence[Outcome]) -> tuple[Network, ...]:
+    """Networks that have compute and accuracy: their own, or the mean over the five tasks where they were tuned."""
+    found: dict[tuple[str, str, int], dict[Place, dict[str, Outcome]]] = {}
+    for one in outcomes:
+        if not one.fault:
+            at = (str(one.at["family"]), str(one.at["network"]), int(one.at["epochs"]))
+            found.setdefault(at, {}).setdefault(one.at["seed"], {})[str(one.at["task"])] = one
+    networks: list[Network] = []
+    for (family, name, epochs), seeds in found.items():
+        costs = {seed: cost for seed, tasks in seeds.items() if (cost := cost_of(tasks)) is not None}
+        if costs:
+            networks.append(Network(family=family, name=name, epochs=epochs, costs=costs))
+    return tuple(networks)
+
+
+def cost_of(tasks: Mapping[str, Outcome]) -> Cost | None:
+    own = tasks.get(ITSELF)
+    compute = own.values.get("exaflops") if own else None
+    if own is None or not compute:
+        return None
+    if all("accuracy" in tasks[task].values for task in AVERAGE_5 if task in tasks) and set(AVERAGE_5) <= set(tasks):
+        accuracy = sum(tasks[task].values["accuracy"] for task in AVERAGE_5) / len(AVERAGE_5)
+        return Cost(compute=compute, accuracy=accuracy)
+    # A pre-training on JFT is not set beside others by its own accuracy: its tunings count, once all are there.
+    whole = "accuracy" in own.values and not own.at["epochs"]
+    return Cost(compute=compute, accuracy=own.values["accuracy"]) if whole else None
+
+
+def by_seed(networks: Sequence[Network], family: str) -> dict[Place, list[Cost]]:
+    """The curve of a family for each seed."""
+    curves: dict[Place, list[Cost]] = {}
+    for one in networks:
+        for seed, cost in one.costs.items() if one.family == family else ():
+            curves.setdefault(seed, []).append(cost)
+    return curves
+
+
+def times(networks: Sequence[Network], one: str, other: str) -> Spread | None:
+    """How many times the compute of one family the other needs, as a logarithm by seed."""
+    first, second = by_seed(networks, one), by_seed(networks, other)
+    found = [cheaper(first[seed], second[seed]) for seed in first if seed in second]
+    logs = tuple(math.log(ratio) for ratio in found if ratio is not None)
+    return Spread(logs) if logs else None
+
+
+def bounds(logs: Spread) -> tuple[float, float] | None:
+    """The 95 % interval of the ratio over the seeds; none for a single one."""
+    if logs.error is None:
+        return None
+    margin = student(logs.count - 1) * logs.error
+    return math.exp(logs.mean - margin), math.exp(logs.mean + margin)
+
+
+def leads(networks: Sequence[Network]) -> tuple[Spread, Spread] | None:
+    """How far hybrids are ahead of ViTs at the least and at the greatest compute that both have, by seed."""
+    first, second = by_seed(networks, "ViT"), by_seed(networks, "hybrid")
+    found: list[tuple[float, float]] = []
+    for seed in first:
+        edges = [frontier(curve) for curve in (first[seed], second.get(seed, ()))]
+        if not all(edges):
+            continue
+        low, high = max(edge[0].compute for edge in edges), min(edge[-1].compute for edge in edges)
+        ends = [[accuracy_for(edge, compute) for edge in edges] for compute in (low, high)]
+        gaps = [other - one for one, other in ends if one is not None and other is not None]
+        if len(gaps) == 2 and low < high:
+            found.append((gaps[0], gaps[1]))
+    if not found:
+        return None
+    return Spread(tuple(low for low, _ in found)), Spread(tuple(high for _, high in found))
+
+
+def in_times(logs: Spread) -> str:
+    inside = bounds(logs)
+    said = f"{math.exp(logs.mean):.2g} times"
+    return said if inside is None else f"{said} (95 % interval {inside[0]:.2g} to {inside[1]:.2g})"
+
+
+def sentence(networks: Sequence[Network], law: Law | None) -> str:
+    parts: list[str] = []
+    for family in ("BiT", "hybrid"):
+        logs = times(networks, "ViT", family)
+        if logs is not None:
+            parts.append(f"{FAMILIES[family]} need {in_times(logs)} the compute of ViTs for the same accuracy")
+    if law is not None:
+        limit = f" down to a limit of {law.c:.3f}" if law.c > 0 else ""
+        parts.append(
+            f"along the frontier of all {len(networks)} networks the error falls as compute^-{law.b:.2f}{limit}"
+        )
+    if not parts:
+        return "Too few cells are done to compare the families."
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def beside(networks: Sequence[Network]) -> str:
+    paper = (
+        "In the paper ViTs need 2 to 4 times less compute than ResNets for the same accuracy, and hybrids are ahead of "
+        "ViTs at small budgets, a lead that vanishes for large ones."
+    )
+    return f"{paper} Here: {against_resnets(times(networks, 'ViT', 'BiT'))}; {against_hybrids(leads(networks))}."
+
+
+def against_resnets(logs: Spread | None) -> str:
+    if logs is None:
+        return "ViTs and ResNets reach no accuracy in common, so that their compute cannot be set side by side"
+    inside = bounds(logs)
+    if inside is None:
+        return f"ResNets need {in_times(logs)} as much, of one seed, so that nothing is decided"
+    low, high = inside
+    if high < 1:
+        return f"disagrees, ResNets need less compute than ViTs, {in_times(logs)} as much"
+    if low <= 1:
+        return f"the seeds do not tell which needs less (ResNets {in_times(logs)} as much)"
+    if low <= LESS[1] and high >= LESS[0]:
+        return f"agrees, ResNets need {in_times(logs)} as much"
+    return f"agrees that ViTs need less, by another factor: ResNets need {in_times(logs)} as much"
+
+
+def against_hybrids(found: tuple[Spread, Spread] | None) -> str:
+    if found is None:
+        return "hybrids and ViTs have no compute in common"
+    low, high = found
+    told = f"{100 * low.mean:+.1f} points at the least compute that both have, {100 * high.mean:+.1f} at the greatest"
+    moved = Spread(tuple(one - other for one, other in zip(low.values, high.values, strict=True)))
+    if moved.error is None or low.error is None:
+        return f"hybrids against ViTs: {told}, of one seed, so that nothing is decided"
+    reach = student(moved.count - 1)
+    if low.mean <= reach * low.error:
+        return f"hybrids are not ahead at small budgets beyond the spread over seeds ({told})"
+    if moved.mean > reach * moved.error:
+        return f"agrees, hybrids are ahead and their lead shrinks ({told})"
+    return f"hybrids are ahead, as there, but their lead does not shrink beyond the spread over seeds ({told})"
+
+
+def table(networks: Sequence[Network]) -> Table:
+    printed = {(row.network, row.epochs): row for row in TABLE_6}
+    rows: list[tuple[str, ...]] = []
+    for one in sorted(networks, key=lambda one: (list(FAMILIES).index(one.family), one.exaflops)):
+        row = printed.get((one.name, one.epochs))
+        beside = (f"{row.exaflops:g}", f"{row.average_5:.2f}") if row else (NOTHING, NOTHING)
+        name = f"{one.name}, {one.epochs} epochs" if one.epochs else one.name
+        rows.append((name, one.family, f"{one.exaflops:.3g}", percent(one.accuracy), str(len(one.costs)), *beside))
+    columns = ("network", "family", "exaFLOPs", "accuracy [%]", "seeds", "paper: exaFLOPs", "paper: Average-5 [%]")
+    return Table(columns=columns, rows=tuple(rows))
+
+
+def figure(networks: Sequence[Network], law: Law | None) -> "Figure":
+    """Ours beside Figure 5."""
+    ours = [
+        Line(
+            name=FAMILIES[family],
+            family=family,
+            points=[Point(x=one.exaflops, y=one.accuracy) for one in networks if one.family == family],
+        )
+        for family in FAMILIES
+    ]
+    if law is not None:
+        ends = [math.log(pick(one.exaflops for one in networks)) for pick in (min, max)]
+        places = [math.exp(ends[0] + (ends[1] - ends[0]) * at / (CURVE - 1)) for at in range(CURVE)]
+        curve = [Point(x=place, y=Spread((law.accuracy(place),))) for place in places]
+        ours.append(Line(name="frontier, fitted", family="frontier", points=curve, stroke="dotted", dots=False))
+    theirs = [
+        Line(
+            name=FAMILIES[family],
+            family=family,
+            stroke="none",
+            points=[
+                Point(x=row.exaflops, y=Spread((row.average_5 / 100,)))
+                for row in TABLE_6
+                if ("BiT" if row.network.startswith("BiT") else "hybrid" if "+" in row.network else "ViT") == family
+            ],
+        )
+        for family in FAMILIES
+    ]
+    along = "compute of the training [exaFLOPs]"
+    return plot(
+        [
+            Panel(lines=ours, along=along, up="accuracy [%]", title="here", log=True),
+            Panel(lines=theirs, along=along, up="mean over five sets [%]", title="the paper, Figure 5", log=True),
+        ]
+    )

@@ -1,0 +1,229 @@
+"""One cell after another in one process: trained, or gone on with, to its end, and its outcome kept.
+
+A process that lives on between cells pays once for torch and for the device. What one cell leaves behind must not
+reach the next: compiled code is forgotten (after a few networks torch would stop compiling, without a word), and the
+memory of the device is given back.
+"""
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+
+from vitrail.checkpoint.pretrained import find_weights
+from vitrail.core.errors import VitrailError
+from vitrail.core.settings import plain
+from vitrail.data.collection import Collection, open_collection
+from vitrail.distributed.world import World
+from vitrail.recipes.change import started_from
+from vitrail.studies.cell import Cell
+from vitrail.studies.outcomes import ASKED, folder_of, keep
+from vitrail.train.config import Run
+from vitrail.train.folder.layout import LAST
+from vitrail.train.loop import Observer, Silent, train
+from vitrail.train.pictures import Pictures, cut
+from vitrail.train.signals import heard
+
+FAULT: Final = "fault.txt"  # of a cell that failed by no mistake that we know: where in the code
+TELL_S: Final = 0.5  # between two signs of progress
+SMALL_STEP: Final = 1e10  # FLOPs
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+State: TypeAlias = Literal["done", "failed", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A cell to train, in which study's folder, and the command that goes on with the study."""
+
+    cell: Cell
+    out: Path
+    study: str
+    go_on: str = ""
+    force: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moved:
+    """How far a cell is, a share of its steps."""
+
+    cell: str
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    cell: str
+    state: State
+    fault: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a process works: its device, and how many share the device and the machine."""
+
+    device: str
+    on_device: int = 1
+    on_machine: int = 1
+
+
+def run_cell(task: Task, world: World, observer: Observer | None = None) -> Ended:
+    """Trains a cell to its end, or goes on with it. What goes wrong is told in words, and no other cell has to mind."""
+    cell, folder = task.cell, folder_of(task.out, task.cell.name)
+    try:
+        run = starting(task)
+        command = {
+            "study": task.study,
+            "cell": cell.name,
+            "after": cell.after,
+            ASKED: plain(cell.run),
+            "go_on": task.go_on,
+        }
+        with few_threads(run, world.device):
+            result = train(
+                run,
+                out=folder,
+                world=world,
+                command=command,
+                force=task.force,
+                observer=observer or Silent(),
+                pictures=pictures_of(run),
+            )
+        if result.state != "done":
+            return Ended(cell=cell.name, state="stopped")
+        keep(cell, folder)
+    except Exception as error:
+        if not isinstance(error, VitrailError):
+            leave_trace(folder)
+        return Ended(cell=cell.name, state="failed", fault=words(error))
+    return Ended(cell=cell.name, state="done")
+
+
+@contextlib.contextmanager
+def few_threads(run: Run, device: torch.device) -> Generator[None]:
+    """On a CPU a small step is quickest with one thread: several wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    if device.type == "cpu" and run.model is not None and 6 * run.objective.work(run.model) * run.batch < SMALL_STEP:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def starting(task: Task) -> Run:
+    """The run with the weights that it starts from. A network that the grid leaves open is theirs (3.2)."""
+    run = task.cell.run
+    if not task.cell.after:
+        return run
+    weights = str(folder_of(task.out, task.cell.after) / LAST)
+    bundle = find_weights(weights)
+    started = started_from(run, weights, bundle.config, bundle.card.preprocessing)
+    return started if run.model is None else replace(started, model=run.model)
+
+
+def pictures_of(run: Run) -> Pictures | None:
+    """None where the run does not say which, for `train` to complain of."""
+    return cut(opened(run.data.source), run.data, labelled=run.objective.labelled) if run.data.source else None
+
+
+@lru_cache(maxsize=2)
+def opened(source: str) -> Collection:
+    """The cells of a grid mostly share their source; reading it takes seconds."""
+    return open_collection(source)
+
+
+def words(error: BaseException) -> str:
+    """What went wrong, in a line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return f"out of memory: {text.partition('. ')[0]}; try fewer --jobs"
+    return text if isinstance(error, VitrailError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def leave_trace(folder: Path) -> None:
+    """For whoever looks for the cause."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / FAULT).write_text(traceback.format_exc(), "utf-8")
+    except OSError:  # the fault itself is told all the same
+        pass
+
+
+def tidy(device: torch.device) -> None:
+    """Leaves nothing of the last cell to the next."""
+    if "torch._dynamo" in sys.modules:  # where nothing was compiled there is nothing to forget, and much to import
+        torch.compiler.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+class Teller:
+    """Tells through a pipe how far a cell is."""
+
+    def __init__(self, cell: str, pipe: "Connection[Any, Any]") -> None:
+        self.cell, self.pipe, self.last = cell, pipe, 0.0
+
+    def told(self, text: str) -> None: ...
+
+    def progress(self, row: dict[str, Any]) -> None:
+        if row["kind"] == "train" and time.monotonic() - self.last > TELL_S:
+            self.last = time.monotonic()
+            with contextlib.suppress(BrokenPipeError):  # whoever asked is gone: the cell ends behind its step
+                self.pipe.send(Moved(cell=self.cell, share=row["step"] / row["steps"]))
+
+
+def serve(pipe: "Connection[Any, Any]", place: Place) -> None:
+    """The life of a process: takes tasks until there is none, or until a signal comes. It is started with signals held
+    back, so that one which comes too early waits for this."""
+    try:
+        with heard() as stop:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            threading.Thread(target=follow, daemon=True).start()
+            world = world_at(place)
+            while not stop:
+                task: Task = pipe.recv()
+                pipe.send(run_cell(task, world, Teller(task.cell.name, pipe)))
+                tidy(world.device)
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # nothing left to do, or nobody who asks
+        return
+    except KeyboardInterrupt:
+        os._exit(130)  # at once, without waiting for a checkpoint that is being written: it is whole or not there
+
+
+def follow() -> None:
+    """Where the study is killed and its processes are not, they save and end, too: the next start needs their cells."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def world_at(place: Place) -> World:
+    """A world of one, which knows that others share the machine with it."""
+    device = torch.device(place.device)
+    torch.set_num_threads(max(min(cores() // place.on_machine, torch.get_num_threads()), 1))  # OMP_NUM_THREADS holds
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        # A process that takes more than its share runs out of memory itself, and takes smaller micro-batches.
+        torch.cuda.set_per_process_memory_fraction(1 / place.on_device, device)
+    return World(device=device, local_size=place.on_machine)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

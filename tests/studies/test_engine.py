@@ -1,0 +1,231 @@
+"""A study to its end, whatever happens to one of its cells or to the whole of it."""
+
+import json
+import os
+import signal
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.studies.tiny_study import STEPS, TINY, Recorder, cells, plan_of, play, quick
+from vitrail.checkpoint.store.layout import FOLDER, places
+from vitrail.core.errors import ConfigError
+from vitrail.studies import outcomes as kept
+from vitrail.studies.cell import Cell
+from vitrail.studies.engine import Board, places_for
+from vitrail.studies.study import grid
+from vitrail.train.folder.layout import read_json
+
+
+def trained(out: Path, name: str) -> int:
+    """How often a cell was started, by its log."""
+    log = kept.folder_of(out, name) / "log.txt"
+    return log.read_text().count("run folder") if log.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("done") / "study"
+    report, recorder = play(plan_of(out))
+    assert set(report.states.values()) == {"done"}
+    assert recorder.lines == [line for name in report.states for line in (f"start {name}", f"end {name}")]
+    return out
+
+
+def test_values_are_those_of_the_run(done: Path) -> None:
+    found = kept.finished(done, grid(TINY, "tiny"))
+    assert list(found) == ["first-0", "second-0", "third-0"]
+    for name, outcome in found.items():
+        folder = kept.folder_of(done, name)
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        test = next(row for row in rows if row["kind"] == "test")
+        assert outcome.values["accuracy"] == test["accuracy"]
+        assert outcome.values["watch"] == [row for row in rows if row["kind"] == "watch"][-1]["accuracy"]
+        assert outcome.values["images"] == STEPS * 16
+        assert outcome.values["exaflops"] > 0
+        assert outcome.values["device_hours"] > 0
+        assert not (folder / "checkpoints").exists()
+
+
+def test_few_shot_accuracies_and_the_best_watched_one_are_values(tmp_path: Path) -> None:
+    rows = [
+        {"kind": "watch", "step": 1, "accuracy": 0.5},
+        {"kind": "watch", "step": 2, "accuracy": 0.4},
+        {"kind": "fewshot", "step": 1, "source": "digits", "shots": 5, "accuracy": 0.1},
+        {"kind": "fewshot", "step": 2, "source": "digits", "shots": 5, "accuracy": 0.2},
+        {"kind": "fewshot", "step": 2, "source": "digits", "shots": 10, "accuracy": 0.3},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = kept.values_in(tmp_path, quick())
+    assert found == {"watch": 0.4, "accuracy": 0.4, "fewshot-5": 0.2, "fewshot-10": 0.3}
+    patient = replace(quick(), evaluation=replace(quick().evaluation, patience=2))
+    assert kept.values_in(tmp_path, patient) == {"watch": 0.5, "accuracy": 0.5, "fewshot-5": 0.1}
+
+
+def test_a_cell_after_another_starts_from_its_last_weights(done: Path) -> None:
+    config = read_json(kept.folder_of(done, "third-0") / "config.json")
+    assert config["weights"] == str(kept.folder_of(done, "first-0") / "last.safetensors")
+    assert config["model"]["width"] == 16
+
+
+def test_a_finished_study_trains_nothing_again(done: Path) -> None:
+    before = {name: trained(done, name) for name in ("first-0", "second-0", "third-0")}
+    report, recorder = play(plan_of(done))
+    assert recorder.lines == ["told 3 of 3 cells are finished already"]
+    assert set(report.states.values()) == {"done"}
+    assert {name: trained(done, name) for name in before} == before == dict.fromkeys(before, 1)
+
+
+def test_study_json_tells_how_every_cell_stands(done: Path) -> None:
+    told = read_json(done / "study.json")
+    assert (told["study"], told["scale"], told["state"]) == ("tiny", "tiny", "done")
+    assert {name: cell["state"] for name, cell in told["cells"].items()} == dict.fromkeys(told["cells"], "done")
+    assert told["cells"]["second-0"]["at"] == {"lr": 1e-3, "seed": 0}
+    assert told["cells"]["second-0"]["values"]["images"] == STEPS * 16
+
+
+def test_a_changed_cell_is_refused_by_its_fields_and_trained_anew_by_force(tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    only = [cell for cell in grid(TINY, "tiny") if cell.name != "second-0"]
+    plan = replace(plan_of(out), cells=tuple(only))
+    play(plan)
+    other = replace(only[0], run=quick(lr=0.5))
+    changed = replace(plan, cells=(other, only[1]))
+    with pytest.raises(ConfigError, match=r"first-0 holds .* \(optim\.lr: 0\.003 -> 0\.5\); add --force .* --out"):
+        play(changed)
+    named = replace(only[0], run=replace(only[0].run, name="other", log=3))
+    play(replace(plan, cells=(named, only[1])))  # what changes nothing of the outcome is no change
+    assert trained(out, "first-0") == 1
+    report, recorder = play(replace(changed, force=True))
+    assert set(report.states.values()) == {"done"}
+    assert recorder.lines[-4:] == ["start first-0", "end first-0", "start third-0", "end third-0"]
+    config = read_json(kept.folder_of(out, "first-0") / "config.json")
+    assert config["optim"]["lr"] == 0.5
+
+
+def test_another_study_or_run_in_the_folder_is_refused(done: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds the study tiny at scale tiny; give another --out"):
+        play(replace(plan_of(done), scale="small"))
+    with pytest.raises(ConfigError, match="holds a run, not a study"):
+        play(plan_of(kept.folder_of(done, "first-0")))
+
+
+def test_a_failing_cell_is_told_of_and_the_others_finish(tmp_path: Path) -> None:
+    out = tmp_path / "study"
+    bad = replace(cells("tiny", "")[0], run=replace(quick(), data=replace(quick().data, source="no-such-set")))
+    report, recorder = play(plan_of(out, [bad]))
+    assert report.states == {"first-0": "failed", "second-0": "done", "third-0": "left out"}
+    faults = {outcome.cell: outcome.fault for outcome in report.outcomes}
+    assert "no-such-set" in faults["first-0"]
+    assert faults["third-0"] == "not run: first-0, from whose weights it starts, failed"
+    assert not report.stopped
+    assert read_json(out / "study.json")["cells"]["first-0"]["fault"] == faults["first-0"]
+    again, recorder = play(plan_of(out))  # mended: what failed is tried again, the rest stays
+    assert set(again.states.values()) == {"done"}
+    assert "start second-0" not in recorder.lines
+    assert trained(out, "second-0") == 1
+
+
+def test_an_explosion_and_an_unknown_error_are_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "study"
+    wild = Cell(name="wild", at={}, run=replace(quick(lr=1e30), bad_steps=1))
+    odd = Cell(name="odd", at={}, run=quick(seed=5))
+    real = kept.keep
+
+    def keep(cell: Cell, folder: Path) -> None:
+        if cell.name == "odd":
+            raise RuntimeError("a thing nobody\nthought of")
+        real(cell, folder)
+
+    monkeypatch.setattr("vitrail.studies.worker.keep", keep)
+    report, _ = play(replace(plan_of(out), cells=(wild, odd)))
+    faults = {outcome.cell: outcome.fault for outcome in report.outcomes}
+    assert set(report.states.values()) == {"failed"}
+    assert "finite" in faults["wild"]
+    assert faults["odd"] == "RuntimeError: a thing nobody thought of"
+    assert "in keep" in (kept.folder_of(out, "odd") / "fault.txt").read_text()
+
+
+def test_long_cells_come_first_and_none_before_what_it_starts_from(tmp_path: Path) -> None:
+    plan = replace(plan_of(tmp_path), work={"first-0": 1.0, "second-0": 2.0, "third-0": 9.0})
+    board, order = Board(plan, Recorder(), lambda outcomes: None), list[str]()
+    while (cell := board.next()) is not None:
+        order.append(cell.name)
+        board.begun(cell)
+        if cell.name == "first-0":
+            board.states["first-0"] = "done"
+    assert order == ["second-0", "first-0", "third-0"]
+
+
+def test_one_study_at_a_time_uses_a_folder(tmp_path: Path) -> None:
+    from vitrail.train.folder.lock import Lock
+
+    lock = Lock(tmp_path, print)
+    with pytest.raises(ConfigError, match="is in use by process"):
+        play(plan_of(tmp_path))
+    lock.release()
+
+
+def started(out: Path, steps: int) -> int:
+    """The study in a child with a process group of its own. It is forked: what it needs is imported already."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        os.setsid()
+        torch.set_num_threads(1)
+        longer = [replace(cell, run=replace(cell.run, steps=steps)) for cell in cells("tiny", "")]
+        play(plan_of(out, longer))
+        status = 0
+    except BaseException:
+        traceback.print_exc()  # the child ends here, and nobody else would say why
+    finally:
+        os._exit(status)
+
+
+def wait_for_checkpoint(folder: Path) -> None:
+    """The cell is in the midst of its training."""
+    end = time.monotonic() + 60
+    while not places(folder / FOLDER):
+        assert time.monotonic() < end, "no checkpoint ever came"
+        time.sleep(0.005)
+
+
+def test_a_study_that_is_killed_repeats_no_finished_cell(tmp_path: Path) -> None:
+    """SIGKILL to the whole process group while the second cell trains; that one goes on from its checkpoint."""
+    out = tmp_path / "study"
+    child = started(out, 80)
+    wait_for_checkpoint(kept.folder_of(out, "second-0"))
+    os.killpg(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    outcomes = {name: kept.folder_of(out, name) / kept.OUTCOME for name in ("first-0", "second-0", "third-0")}
+    assert [path.exists() for path in outcomes.values()] == [True, False, False]
+    assert read_json(out / "study.json")["state"] == "running"
+    written = outcomes["first-0"].stat().st_mtime_ns
+    again = started(out, 80)
+    assert os.waitstatus_to_exitcode(os.waitpid(again, 0)[1]) == 0
+    assert all(path.exists() for path in outcomes.values())
+    assert outcomes["first-0"].stat().st_mtime_ns == written
+    assert [trained(out, name) for name in outcomes] == [1, 2, 1]
+    assert "goes on from step" in (kept.folder_of(out, "second-0") / "log.txt").read_text()
+
+
+def test_where_the_processes_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitrail.studies.engine.cores", lambda: 2)
+    assert [place.on_machine for place in places_for("cpu")] == [1]
+    monkeypatch.setattr("vitrail.studies.engine.cores", lambda: 8)
+    assert [place.on_machine for place in places_for("cpu")] == [4, 4, 4, 4]
+    assert len(places_for("cpu", 3)) == 3
+    with pytest.raises(ConfigError, match="--jobs -1"):
+        places_for("cpu", -1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    found = places_for("auto")
+    assert [place.device for place in found] == ["cuda:0", "cuda:1"] * 4
+    assert {(place.on_device, place.on_machine) for place in found} == {(4, 8)}
+    assert {place.device for place in places_for("cuda:1", 3)} == {"cuda:1"}

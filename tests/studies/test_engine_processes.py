@@ -1,0 +1,98 @@
+"""Cells in processes of their own, which die, are told to stop, or lose the one that started them."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.studies.tiny_study import Recorder, cells, plan_of, quick
+from vitrail.checkpoint.store.layout import FOLDER, places
+from vitrail.studies import outcomes as kept
+from vitrail.studies.cell import Cell
+from vitrail.studies.engine import Board, Plan, go, spread
+from vitrail.studies.worker import Place
+from vitrail.train.folder.lock import holder, is_held
+from vitrail.train.signals import Stop, heard
+
+LONG = 100_000  # steps: an hour
+ONE = Place(device="cpu")
+
+
+def long_one(name: str = "long") -> Cell:
+    return Cell(name=name, at={"long": name}, run=quick(steps=LONG, seed=3))
+
+
+def then(folder: Path, act: Callable[[int], None]) -> threading.Thread:
+    """Does something with the process that trains in a folder, once it has a checkpoint there."""
+
+    def wait() -> None:
+        end = time.monotonic() + 120
+        while not places(folder / FOLDER):
+            if time.monotonic() > end:
+                return
+            time.sleep(0.02)
+        act(int(holder(folder)["pid"]))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_a_process_that_is_killed_fails_its_cell_and_another_takes_its_place(tmp_path: Path) -> None:
+    plan = replace(plan_of(tmp_path), cells=(long_one(), cells("tiny", "")[0]), work={"long": 2.0})
+    board = Board(plan, recorder := Recorder(), lambda outcomes: None)
+    killed: list[int] = []
+
+    def kill(process: int) -> None:
+        killed.append(process)
+        os.kill(process, signal.SIGKILL)
+
+    thread = then(kept.folder_of(tmp_path, "long"), kill)
+    spread(board, [ONE], Stop())
+    thread.join()
+    assert killed != [os.getpid()]
+    assert board.states == {"long": "failed", "first-0": "done"}
+    assert "its process was ended by SIGKILL" in board.outcomes["long"].fault
+    assert recorder.lines == ["start long", "fail long", "start first-0", "end first-0"]
+    assert holder(kept.folder_of(tmp_path, "first-0"))["pid"] not in (killed[0], os.getpid())
+
+
+@pytest.mark.slow
+def test_a_signal_stops_all_processes_behind_their_steps(tmp_path: Path) -> None:
+    plan = replace(plan_of(tmp_path), cells=(long_one("one"), long_one("two"), cells("tiny", "")[0]))
+    plan = replace(plan, work={"one": 2.0, "two": 2.0})
+    folders = [kept.folder_of(tmp_path, name) for name in ("one", "two")]
+    after = then(folders[1], lambda process: os.kill(os.getpid(), signal.SIGINT))
+    before = signal.getsignal(signal.SIGINT)
+    report = go(plan, places=[replace(ONE, on_machine=2)] * 2, watcher=Recorder(), present=lambda outcomes: None)
+    after.join()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert report.stopped
+    assert report.states == {"one": "stopped", "two": "stopped", "first-0": "waiting"}
+    for folder in folders:
+        assert places(folder / FOLDER)
+        assert not is_held(folder)
+        assert "interrupted" in (folder / "status.json").read_text()
+
+
+@pytest.mark.slow
+def test_processes_whose_study_was_killed_save_and_end(tmp_path: Path) -> None:
+    folder = kept.folder_of(tmp_path, "long")
+    plan: Plan = replace(plan_of(tmp_path), cells=(long_one(),))
+    child = os.fork()
+    if not child:
+        with heard() as stop:
+            spread(Board(plan, Recorder(), lambda outcomes: None), [ONE], stop)
+        os._exit(0)
+    then(folder, lambda process: os.kill(child, signal.SIGKILL)).join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    end = time.monotonic() + 60
+    while is_held(folder):
+        assert time.monotonic() < end, "it trains on and on"
+        time.sleep(0.1)
+    assert "interrupted" in (folder / "status.json").read_text()

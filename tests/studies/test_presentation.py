@@ -1,0 +1,107 @@
+"""Whatever came of a study, its files are written whole, and the page shows what is there."""
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.studies.made import noisy, outcomes
+from vitrail.core.errors import ConfigError
+from vitrail.inspection.style import DARK, LIGHT
+from vitrail.studies import presentation
+from vitrail.studies.cell import Outcome, Place
+from vitrail.studies.positions import STUDY
+from vitrail.studies.presentation import darkened, markdown, write
+from vitrail.studies.study import Findings, Table
+
+FILES = ["figure.png", "figure.svg", "report.html", "table.csv", "table.md"]
+
+
+def values(at: Mapping[str, Place]) -> dict[str, float]:
+    return {"accuracy": noisy(0.8, at), "fewshot-5": 0.7, "exaflops": 0.25, "device_hours": 0.5, "images": 1000.0}
+
+
+def test_all_files_are_written(tmp_path: Path) -> None:
+    write(STUDY, outcomes(STUDY, "tiny", values), tmp_path, scale="tiny", data="")
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "report.html").read_text()
+    found = STUDY.conclude(outcomes(STUDY, "tiny", values))
+    for text in ("Position embeddings (D.4, Table 8)", "16 of 16 cells are done", found.sentence, "Beside the paper"):
+        assert text in page
+    assert "vitrail study positions --scale tiny" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert ">4<" in page.replace("\n", "")  # 16 times a quarter of an exaFLOP
+
+
+def test_the_same_outcomes_make_the_same_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(STUDY, outcomes(STUDY, "tiny", values), tmp_path / name, scale="tiny", data="")
+    for file in FILES:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_the_table_is_the_same_in_both_forms(tmp_path: Path) -> None:
+    write(STUDY, outcomes(STUDY, "tiny", values), tmp_path, scale="tiny", data="")
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    lines = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("|")]
+    assert [line.strip("| ").split(" | ") for line in (lines[0], *lines[2:])] == rows
+
+
+def test_a_bar_in_a_cell_does_not_end_it() -> None:
+    found = Findings(
+        table=Table(columns=("a",), rows=(("x|y",),)), figure=lambda: pytest.fail("drawn"), sentence="", beside=""
+    )
+    assert "| x\\|y |" in markdown(STUDY, found)
+
+
+def test_failed_and_missing_cells_are_shown(tmp_path: Path) -> None:
+    some = outcomes(STUDY, "tiny", values, failed=["relative-stem-seed0"])[-6:]
+    write(STUDY, some, tmp_path, scale="tiny", data="my <set>")
+    page = (tmp_path / "report.html").read_text()
+    assert "5 of 16 cells are done, 1 failed" in page
+    assert "relative-stem-seed0: the loss is not finite" in page
+    assert page.count(">waiting<") == 10
+    assert "vitrail study positions --scale tiny --data &#39;my &lt;set&gt;&#39;" in page
+
+
+def test_nothing_yet(tmp_path: Path) -> None:
+    write(STUDY, [], tmp_path, scale="tiny", data="")
+    assert "0 of 16 cells are done" in (tmp_path / "report.html").read_text()
+
+
+def test_the_folder_knows_its_cells_and_its_command(tmp_path: Path) -> None:
+    """A study of fewer seeds has fewer cells than its own grid; one that was stopped says how to go on."""
+    done = Outcome(
+        cell="none-stem-seed0", at={"positions": "none", "placed": "stem", "seed": 0}, values={"accuracy": 0.5}
+    )
+    cells = {"none-stem-seed0": {"state": "done", "seconds": 12.3}, "learned-stem-seed0": {"state": "stopped"}}
+    held = {"state": "stopped", "go_on": "vitrail study positions --seeds 1", "cells": cells}
+    (tmp_path / "study.json").write_text(json.dumps(held))
+    write(STUDY, [done], tmp_path, scale="tiny", data="")
+    page = (tmp_path / "report.html").read_text()
+    assert "1 of 2 cells are done" in page
+    assert "interrupted" in page
+    assert "To go on:" in page
+    assert "vitrail study positions --seeds 1<" in page
+    assert ">12<" in page
+
+
+def test_without_matplotlib_the_page_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise ConfigError("figures need matplotlib")
+
+    monkeypatch.setattr(presentation, "toolkit", missing)
+    write(STUDY, outcomes(STUDY, "tiny", values), tmp_path, scale="tiny", data="")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "table.csv", "table.md"]
+    assert "it needs matplotlib" in (tmp_path / "report.html").read_text()
+
+
+def test_a_dark_screen_gets_its_own_colours() -> None:
+    svg = f'<path style="fill: {LIGHT.paper}; stroke: {LIGHT.cobalt}"/><text style="fill: {LIGHT.ink}"/>'.encode()
+    expected = f'<path style="fill: {DARK.paper}; stroke: {DARK.cobalt}"/><text style="fill: {DARK.ink}"/>'.encode()
+    assert darkened(svg) == expected

@@ -1,0 +1,135 @@
+"""3.2: higher resolutions, with positions resized or drawn anew."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.studies.made import check_findings, check_grids, noisy, outcomes
+from vitrail.checkpoint.weights import fresh, load, save
+from vitrail.core.errors import UnknownName
+from vitrail.models.config import ViTConfig
+from vitrail.models.zoo import adapted
+from vitrail.recipes.digits import finetune_digits
+from vitrail.studies.cell import Place
+from vitrail.studies.resolution import BEFORE, STUDY
+from vitrail.studies.study import grid
+from vitrail.train.network import starting_network
+
+WIDE = ViTConfig(width=16, depth=1, mlp_width=32, heads=2, patch=(4, 4), image=(16, 16), classes=10)
+
+
+def values(at: Mapping[str, Place], *, up: float = 0.02, lost: float = 0.03) -> dict[str, float]:
+    """Each size above the lowest brings `up`; positions drawn anew lose `lost`."""
+    higher = int(at["size"]) > int(at["from"])
+    return {"accuracy": noisy(0.7 + up * higher - lost * (at["positions"] == "drawn"), at)}
+
+
+def test_the_grids_hold_together():
+    check_grids(STUDY)
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
+def test_every_fine_tuning_comes_after_a_pretraining_at_the_lowest_size(scale):
+    cells = {cell.name: cell for cell in grid(STUDY, scale)}
+    for cell in cells.values():
+        if cell.at["stage"] == BEFORE:
+            assert not cell.after
+            continue
+        before = cells[cell.after]
+        assert before.at["stage"] == BEFORE
+        assert before.run.augmentation.size[0] == cell.at["from"] <= cell.at["size"]
+        assert cell.run.augmentation.size[0] == cell.at["size"]
+        assert cell.run.model.patch == before.run.model.patch
+        assert cell.run.positions == cell.at["positions"]
+
+
+def test_a_gain_agrees():
+    found = check_findings(STUDY, "small", values)
+    assert "+2.0 ± 0.3 points at 24 px" in found.sentence
+    assert "resized positions over ones drawn anew: +3.0 ± 0.3 points at 24 px" in found.sentence
+    assert "a higher resolution helps, as there, at 24 px, 32 px and 48 px" in found.beside
+    assert "resizing instead of drawing anew helps, as there, at 24 px, 32 px and 48 px" in found.beside
+
+
+def test_a_loss_does_not():
+    found = STUDY.conclude(outcomes(STUDY, "small", lambda at: values(at, up=-0.02, lost=0.0)))
+    assert "a higher resolution harms, unlike there, at 24 px, 32 px and 48 px" in found.beside
+    assert "drawing anew makes no difference beyond the spread over seeds at 24 px, 32 px and 48 px" in found.beside
+
+
+def test_one_seed_decides_nothing():
+    one = [each for each in outcomes(STUDY, "small", values) if each.at["seed"] == 0]
+    assert STUDY.conclude(one).beside.count("nothing is decided at 24 px") == 2
+
+
+def test_without_the_lowest_size_nothing_is_said_of_higher_ones():
+    found = STUDY.conclude(outcomes(STUDY, "small", values, failed=["tuned-16px"]))
+    assert "Fine-tuning above" not in found.sentence
+    assert found.sentence.startswith("Resized positions over ones drawn anew")
+    assert "Not decided" in found.beside
+
+
+def test_the_paper_s_value_stands_at_its_size():
+    found = STUDY.conclude(outcomes(STUDY, "paper", values))
+    assert {row[0]: row[-1] for row in found.table.rows} == {"224 px": "–", "384 px": "83.97", "512 px": "–"}
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> str:
+    path = tmp_path / "before.safetensors"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = fresh(WIDE)
+        model.position.tables[0].table.data.fill_(1.0)
+        save(model, path)
+    return str(path)
+
+
+def started(weights: str, positions: str, size: int, seed: int = 0, config: ViTConfig = WIDE) -> torch.Tensor:
+    labels = tuple("0123456789")
+    run = replace(finetune_digits(), weights=weights, positions=positions, seed=seed)
+    run = replace(run, augmentation=replace(run.augmentation, crop=replace(run.augmentation.crop, size=(size, size))))
+    model = adapted(config, image_size=size)
+    run = replace(run, model=model, preprocessing=load(weights, image_size=size).card.preprocessing)
+    return starting_network(run, labels).state_dict()["position.tables.0.table"][0]
+
+
+def test_resized_positions_are_those_of_the_weights(weights):
+    assert torch.equal(started(weights, "resized", 32), torch.ones(65, 16))
+
+
+def test_drawn_positions_are_new_but_for_the_class_token(weights):
+    table = started(weights, "drawn", 32)
+    assert torch.equal(table[0], torch.ones(16))
+    assert 0.015 < table[1:].std() < 0.025
+    assert torch.equal(table, started(weights, "drawn", 32))
+    assert not torch.equal(table, started(weights, "drawn", 32, seed=1))
+
+
+def test_at_the_same_size_nothing_is_drawn(weights):
+    assert torch.equal(started(weights, "drawn", 16), torch.ones(17, 16))
+
+
+def test_positions_of_two_tables_are_drawn_too(tmp_path):
+    config = replace(WIDE, position="learned2d")
+    model = fresh(config)
+    for table in model.position.parameters():
+        table.data.fill_(1.0)
+    save(model, tmp_path / "two.safetensors")
+    run = replace(finetune_digits(), weights=str(tmp_path / "two.safetensors"), positions="drawn")
+    run = replace(
+        run, model=adapted(config, image_size=32), preprocessing=load(run.weights, image_size=32).card.preprocessing
+    )
+    tables = starting_network(run, tuple("0123456789")).state_dict()
+    assert torch.equal(tables["position.tables.0.prefix"], torch.ones(1, 1, 16))
+    for name in ("rows", "columns"):
+        assert tables[f"position.tables.0.{name}"].shape == (8, 8)
+        assert tables[f"position.tables.0.{name}"].abs().max() < 0.2
+
+
+def test_another_word_is_refused():
+    with pytest.raises(UnknownName, match="positions"):
+        replace(finetune_digits(), positions="stretched")

@@ -1,0 +1,124 @@
+"""4.4: what equal accuracy costs each family, by the numbers."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.studies.made import check_findings, noisy, outcomes
+from vitrail.core.paper import AVERAGE_5, TABLE_6
+from vitrail.models.walk import macs
+from vitrail.models.zoo import model_config
+from vitrail.studies.cell import Outcome, Place
+from vitrail.studies.scaling import SMALL, STUDY
+from vitrail.studies.study import grid
+
+
+def values(at: Mapping[str, Place], needs: float = 3.0, lead: float = 0.02) -> dict[str, float]:
+    """Error 0.5·C^-0.3 for ViTs; ResNets need some times as much, hybrids have a lead that is gone at the largest."""
+    place = list(SMALL[str(at["family"])]).index(str(at["network"]))
+    compute = 10.0**place
+    error = 0.5 * (compute / (needs if at["family"] == "BiT" else 1.0)) ** -0.3
+    ahead = lead * (3 - place) / 3 if at["family"] == "hybrid" else 0.0
+    return {"exaflops": compute, "accuracy": noisy(1 - error + ahead, at)}
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+def test_the_grid_has_three_families_of_growing_compute(scale: str) -> None:
+    cells = grid(STUDY, scale)  # type: ignore[arg-type]
+    assert {cell.at["family"] for cell in cells} == {"ViT", "BiT", "hybrid"}
+    for family in ("ViT", "BiT", "hybrid"):
+        ones = [cell for cell in cells if cell.at["family"] == family and cell.at["seed"] == 0]
+        costs = [macs(cell.run.model) for cell in ones if cell.run.model is not None]
+        assert costs == sorted(costs)
+        assert len(costs) >= 3
+    assert {cell.run.steps for cell in cells} == {cells[0].run.steps}
+
+
+def test_families_share_a_range_of_compute() -> None:
+    costs: dict[str, list[int]] = {}
+    for cell in grid(STUDY, "small"):
+        assert cell.run.model is not None
+        costs.setdefault(str(cell.at["family"]), []).append(macs(cell.run.model))
+    assert max(min(some) for some in costs.values()) * 2 < min(max(some) for some in costs.values())
+
+
+def test_other_pictures_make_other_networks() -> None:
+    for cell in grid(STUDY, "small", "fashion-mnist"):
+        assert cell.run.model is not None
+        assert cell.run.model.image == (28, 28)
+        assert cell.run.data.source == "fashion-mnist"
+
+
+def test_the_papers_grid_is_table_6_with_five_fine_tunings_each() -> None:
+    cells = {cell.name: cell for cell in grid(STUDY, "paper", "jft")}
+    assert len(cells) == len(TABLE_6) * (1 + len(AVERAGE_5))
+    firsts = [cell for cell in cells.values() if not cell.after]
+    for cell, row in zip(firsts, TABLE_6, strict=True):
+        assert (cell.run.epochs, cell.run.data.source) == (row.epochs, "jft")
+        expected = model_config(row.network)
+        assert cell.run.model is not None
+        assert macs(cell.run.model) == pytest.approx(macs(expected), rel=0.1)
+    tuned = cells["vit_h_14-14ep-pets"]
+    assert (tuned.after, tuned.run.augmentation.size, tuned.run.steps) == ("vit_h_14-14ep", (378, 378), 500)
+    assert (tuned.run.data.source, tuned.run.data.dev, tuned.run.data.test) == ("pets", 0.0, "auto")
+    assert cells["vit_l_16-7ep-imagenet"].run.augmentation.size == (384, 384)
+
+
+def test_what_the_paper_found_agrees() -> None:
+    found = check_findings(STUDY, "small", values)
+    assert found.sentence.startswith("BiT ResNets need 3")
+    assert "agrees, ResNets need 3" in found.beside
+    assert "agrees, hybrids are ahead and their lead shrinks" in found.beside
+    assert "disagrees" not in found.beside
+
+
+def test_resnets_that_need_less_disagree() -> None:
+    found = STUDY.conclude(outcomes(STUDY, "small", lambda at: values(at, needs=0.3)))
+    assert "disagrees, ResNets need less compute than ViTs" in found.beside
+
+
+def test_another_factor_is_told_as_such() -> None:
+    found = STUDY.conclude(outcomes(STUDY, "small", lambda at: values(at, needs=8.0)))
+    assert "agrees that ViTs need less, by another factor" in found.beside
+
+
+def test_hybrids_without_a_lead() -> None:
+    found = STUDY.conclude(outcomes(STUDY, "small", lambda at: values(at, lead=0.0)))
+    assert "hybrids are not ahead at small budgets" in found.beside
+
+
+def test_the_fitted_frontier_has_the_exponent_of_the_points() -> None:
+    vits = [one for one in outcomes(STUDY, "small", values) if one.at["family"] == "ViT"]
+    assert "the error falls as compute^-0.30" in STUDY.conclude(vits).sentence
+
+
+def test_one_seed_decides_nothing() -> None:
+    one = [each for each in outcomes(STUDY, "small", values) if each.at["seed"] == 0]
+    assert STUDY.conclude(one).beside.count("nothing is decided") == 2
+
+
+def papers(own: bool = True) -> list[Outcome]:
+    """Outcomes of the paper's grid as Table 6 prints them."""
+    rows = {(row.network, row.epochs): row for row in TABLE_6}
+    out: list[Outcome] = []
+    for cell in grid(STUDY, "paper"):
+        row = rows[str(cell.at["network"]), int(cell.at["epochs"])]
+        tuned = cell.at["task"] in AVERAGE_5
+        values = {"accuracy": row.accuracy[str(cell.at["task"])] / 100} if tuned else {"exaflops": row.exaflops}
+        if tuned or own:
+            out.append(Outcome(cell=cell.name, at=cell.at, values=values))
+    return out
+
+
+def test_table_6_stands_beside_itself() -> None:
+    rows = STUDY.conclude(papers()).table.rows
+    assert len(rows) == len(TABLE_6)
+    for row in rows:
+        assert float(row[2].replace("e+03", "e3")) == pytest.approx(float(row[5]), rel=0.01)
+        assert float(row[3]) == pytest.approx(float(row[6]), abs=0.051)
+
+
+def test_a_row_counts_once_all_its_fine_tunings_are_there() -> None:
+    some = [one for one in papers() if one.at["task"] != "pets" or one.at["network"] != "ViT-H/14"]
+    assert len(STUDY.conclude(some).table.rows) == len(TABLE_6) - 1
+    assert not STUDY.conclude(papers(own=False)).table.rows

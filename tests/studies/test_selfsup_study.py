@@ -1,0 +1,115 @@
+"""4.6: every method beside training from scratch, by the share of labels."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.studies.made import check_findings, check_grids, noisy, outcomes
+from vitrail.studies.cell import Place
+from vitrail.studies.selfsup import AFTER, BEFORE, MASKED, NAMES, OURS, SCRATCH, STUDY, SUPERVISED, plan
+from vitrail.studies.study import grid
+
+OVER = {SCRATCH: 0.0, "masked-pixels": 0.04, SUPERVISED: 0.1}  # over scratch; 5 points for all others
+
+
+def values(at: Mapping[str, Place], over: Mapping[str, float] = OVER) -> dict[str, float]:
+    if at["stage"] == BEFORE:
+        return {"accuracy": noisy(0.4, at), "fewshot-5": noisy(0.3, at)}
+    return {"accuracy": noisy(0.5 + 0.1 * float(at["budget"]) + over.get(str(at["method"]), 0.05), at)}
+
+
+def test_the_grids_hold_together():
+    check_grids(STUDY)
+
+
+def test_all_methods_have_all_budgets_and_three_seeds():
+    places = {
+        (cell.at["method"], cell.at["budget"], cell.at["seed"])
+        for cell in grid(STUDY, "small")
+        if cell.at["stage"] == AFTER
+    }
+    assert places == {(name, budget, seed) for name in NAMES for budget in (0.01, 0.1, 1.0) for seed in range(3)}
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small"])
+def test_fine_tuning_differs_by_its_start_alone(scale):
+    cells = {cell.name: cell for cell in grid(STUDY, scale)}
+    scratch = {(cell.at["budget"], cell.at["seed"]): cell for cell in cells.values() if cell.at["method"] == SCRATCH}
+    for cell in cells.values():
+        if cell.at["stage"] == BEFORE:
+            assert cell.run.data.part == 1.0
+            continue
+        like = scratch[cell.at["budget"], cell.at["seed"]].run
+        assert (cell.run.data, cell.run.optim, cell.run.steps, cell.run.batch) == (
+            like.data,
+            like.optim,
+            like.steps,
+            like.batch,
+        )
+        assert cell.run.data.part == cell.at["budget"]
+        assert cell.run.data.part_seed == cell.at["seed"]
+        before = cells.get(cell.after)
+        assert (before is None) == (cell.at["method"] == SCRATCH)
+        if before is not None:
+            assert (before.at["method"], before.at["seed"]) == (cell.at["method"], cell.at["seed"])
+            assert (before.run.model.width, before.run.model.depth) == (like.model.width, like.model.depth)
+
+
+def test_pretrainings_have_the_same_compute():
+    work = {
+        name: run.steps * run.batch * run.objective.work(run.model) for name, run in plan("small", "").before.items()
+    }
+    assert set(work) == {*OURS, SUPERVISED}
+    assert all(each == pytest.approx(work[SUPERVISED], rel=1e-3) for each in work.values())
+
+
+def test_nothing_but_supervision_reads_labels():
+    for scale in ("tiny", "small", "paper"):
+        for cell in grid(STUDY, scale):
+            if cell.at["stage"] == BEFORE:
+                assert cell.run.objective.labelled == (cell.at["method"] in (SCRATCH, SUPERVISED))
+                if target := MASKED.get(str(cell.at["method"])):
+                    assert cell.run.objective.target == target
+
+
+def test_the_paper_s_finding_agrees():
+    found = check_findings(STUDY, "small", values)
+    assert "with 1% of the labels" in found.sentence
+    assert "(6 of 6 methods above scratch beyond the spread over seeds)" in found.sentence
+    assert found.beside.count("+5.0 ± 0.3 points over scratch (agrees)") == 3
+    assert found.beside.count("-5.0 ± 0.3 points over supervised (agrees)") == 3
+    assert found.beside.count("+1.0 ± 0.3 points over pixels (agrees)") == 3
+
+
+def test_another_finding_does_not():
+    worse = {SCRATCH: 0.0, SUPERVISED: 0.0, **dict.fromkeys(OURS, -0.03)}
+    found = STUDY.conclude(outcomes(STUDY, "small", lambda at: values(at, worse)))
+    assert "(0 of 6 methods above scratch beyond the spread over seeds)" in found.sentence
+    assert found.beside.count("-3.0 ± 0.3 points over scratch (does not agree)") == 3
+    assert found.beside.count("+0.0 ± 0.3 points over pixels (open)") == 3
+
+
+def test_the_table_tells_neighbours_of_what_saw_no_labels():
+    rows = {row[0]: row for row in STUDY.conclude(outcomes(STUDY, "small", values)).table.rows}
+    assert rows["MAE"][1:3] == ("30.0 ± 0.2", "40.0 ± 0.2")
+    assert rows["supervised, all labels"][1:3] == ("30.0 ± 0.2", "–")
+    assert rows["from scratch"][1:3] == ("–", "–")
+
+
+def test_a_method_that_failed_is_left_aside():
+    found = STUDY.conclude(outcomes(STUDY, "small", values, failed=["dino"]))
+    assert "5 of 5 methods" in found.sentence
+    assert "12 of 93 cells failed" in found.sentence
+
+
+def test_without_scratch_nothing_is_compared_with_it():
+    found = STUDY.conclude(outcomes(STUDY, "small", values, failed=["scratch"]))
+    assert found.sentence.startswith("No method has finished beside training from scratch")
+    assert "points over scratch (" not in found.beside
+    assert "points over supervised (" in found.beside
+
+
+def test_the_paper_s_values_stand_beside():
+    found = STUDY.conclude(outcomes(STUDY, "paper", values))
+    assert {row[0]: row[-1] for row in found.table.rows}["masked, mean colour"] == "79.9"
+    assert "one seed" in found.sentence

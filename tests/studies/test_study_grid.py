@@ -1,0 +1,131 @@
+"""Grids: what they must be, their seeds, and what they cost before anything is opened."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.studies.tiny_study import TINY, quick
+from vitrail.core.errors import ConfigError, UnknownName
+from vitrail.core.paper import printed_exaflops
+from vitrail.models.zoo import model_config
+from vitrail.recipes.change import resized
+from vitrail.recipes.registry import recipe
+from vitrail.studies import costs, registry
+from vitrail.studies.cell import Cell
+from vitrail.studies.study import check, grid, repeated
+from vitrail.train.config import Data
+
+PACE = costs.Pace(device="a card", peak=1e15, step_s=0.0, start_s=0.0)
+
+
+def cell(name: str, seed: int | None = None, after: str = "", **at: Any) -> Cell:
+    places = at if seed is None else {**at, "seed": seed}
+    return Cell(name=name, at=places, run=quick(seed=seed or 0), after=after)
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        ([cell("a/b")], "letters, digits"),
+        ([cell("..")], "letters, digits"),
+        ([cell("a"), cell("a")], "two cells are called a"),
+        ([cell("a", after="b")], "after b, which is no cell"),
+        ([cell("a", after="b"), cell("b", after="a")], "in turn"),
+    ],
+)
+def test_a_grid_that_cannot_be_run_is_refused(cells: list[Cell], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        check("grid", cells)
+
+
+def test_seeds_are_left_out_or_made() -> None:
+    cells = [cell(f"x-seed{seed}", seed, x=1) for seed in (0, 1)]
+    assert repeated(cells, 1) == (cells[0],)
+    more = repeated(cells, 11)
+    assert [one.name for one in more] == [f"x-seed{seed}" for seed in range(11)]
+    assert [one.run.seed for one in more] == [one.at["seed"] for one in more] == list(range(11))
+    assert [one.name for one in grid(TINY, "tiny", seeds=2)] == [
+        *("first-0", "first-1", "second-0", "second-1", "third-0", "third-1")
+    ]
+    assert grid(TINY, "tiny", seeds=2)[-1].after == "first-1"
+
+
+def test_weights_that_all_seeds_start_from_are_not_trained_more_often() -> None:
+    base = cell("base-0", 0, stage="base")
+    tuned = [cell(f"tuned-{seed}", seed, after="base-0", stage="tuned") for seed in range(2)]
+    found = repeated([base, *tuned], 3)
+    assert [(one.name, one.after) for one in found] == [
+        *(("base-0", ""), ("tuned-0", "base-0"), ("tuned-1", "base-0"), ("tuned-2", "base-0"))
+    ]
+    single = repeated([cell("base", stage="base"), cell("on-0", 0, after="base", stage="on")], 2)
+    assert [(one.name, one.after) for one in single] == [("base", ""), ("on-0", "base"), ("on-1", "base")]
+
+
+def test_two_cells_at_one_place_are_refused() -> None:
+    with pytest.raises(ConfigError, match="a and b stand at the same place"):
+        repeated([cell("a", 0), cell("b", 0)], 2)
+
+
+@pytest.mark.parametrize("name", ["vit-b16-jft", "vit-l16-jft", "vit-l16-jft-14ep", "vit-h14-jft"])
+def test_the_papers_exaflops_without_its_pictures(name: str) -> None:
+    """Table 6, from the recipe alone: JFT-300M is nowhere."""
+    run = recipe(name)
+    network = costs.prices([Cell(name="a", at={}, run=run)], PACE)["a"]
+    printed = printed_exaflops(network.network, run.epochs)
+    assert printed is not None
+    assert network.exaflops == pytest.approx(printed, rel=0.03)
+    assert network.pictures == 303_000_000
+    assert network.hours == pytest.approx(network.exaflops * 1e18 / 0.4e15 / 3600)
+
+
+def test_sizes_are_those_that_were_published_part_and_dev_taken_off() -> None:
+    run = replace(
+        recipe("cifar10"), data=Data(source="cifar10:/nowhere", part=0.1, dev=0.2), steps=0, epochs=2, batch=100
+    )
+    found = costs.prices([Cell(name="a", at={}, run=run)], PACE)["a"]
+    assert (found.pictures, found.steps) == (4000, 80)
+    lost = replace(run, data=Data(source="/nowhere/at/all"))
+    assert costs.prices([Cell(name="a", at={}, run=lost)], PACE)["a"].hours is None
+    counted = replace(lost, epochs=0.0, steps=7)  # steps need no pictures to be counted
+    assert costs.prices([Cell(name="a", at={}, run=counted)], PACE)["a"].steps == 7
+
+
+def test_a_cell_without_a_network_has_that_of_the_cell_it_starts_from_at_its_own_size() -> None:
+    first = Cell(name="first", at={}, run=resized(quick(), 16))
+    second = Cell(name="second", at={}, run=replace(quick(), model=None), after="first")
+    assert costs.model_of(first, {}) == first.run.model
+    found = costs.model_of(second, {"first": first})
+    assert found is not None
+    assert found.image == (8, 8)
+    assert costs.model_of(replace(second, after=""), {}) is None
+
+
+def test_hours_count_steps_and_starts() -> None:
+    pace = costs.Pace(device="x", peak=1e12, step_s=0.01, start_s=6.0)
+    assert pace.hours(0.4e12 * 30, 100) * 3600 == pytest.approx(30 + 1 + 6)
+    assert costs.pace_of("cpu", for_card=True).device == "one H200"
+    assert "CPU" in costs.pace_of("cpu", for_card=False).device
+
+
+def test_the_registry_knows_titles_without_running_anything() -> None:
+    for name, entry in registry.entries().items():
+        assert entry.title, name
+        assert entry.anchor, name
+        found = registry.study(name)
+        assert (found.name, found.title, found.anchor) == (name, entry.title, entry.anchor)
+    with pytest.raises(UnknownName, match="did you mean positions"):
+        registry.study("position")
+
+
+def test_a_study_that_is_not_here_breaks_only_its_own_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.STUDIES, "absent", "vitrail.studies.absent")
+    assert "absent" not in registry.entries()
+    assert registry.study("head").name == "head"
+    with pytest.raises(ModuleNotFoundError):
+        registry.study("absent")
+
+
+def test_a_network_by_its_name() -> None:
+    run = replace(recipe("vit-b16-imagenet21k"), model=model_config("ViT-B/32", classes=21_843))
+    assert costs.prices([Cell(name="a", at={}, run=run)], PACE)["a"].network == "ViT-B/32"

@@ -1,0 +1,71 @@
+"""A study whose cells take a second each: two learning rates, and one that starts from the weights of the first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.train.tiny import tiny_run
+from vitrail.studies.cell import Cell, Outcome, Scale
+from vitrail.studies.engine import Plan, Report, go, places_for
+from vitrail.studies.study import Findings, Study, Table, grid
+from vitrail.train.config import Data, Keep, Run
+
+STEPS = 8
+DIGITS = Data(source="digits", dev=0.02, watch="dev", test="test", workers=0)
+
+
+def quick(steps: int = STEPS, lr: float = 3e-3, seed: int = 0) -> Run:
+    run = tiny_run(steps=steps, data=DIGITS, keep=Keep(steps=10), seed=seed, average=0.0, log=4)
+    return replace(run, optim=replace(run.optim, lr=lr), schedule=replace(run.schedule, warmup=1))
+
+
+def cells(scale: Scale, source: str) -> Sequence[Cell]:
+    """first, second, and third after first."""
+    first = Cell(name="first-0", at={"lr": 3e-3, "seed": 0}, run=quick())
+    second = Cell(name="second-0", at={"lr": 1e-3, "seed": 0}, run=quick(lr=1e-3))
+    third = Cell(
+        name="third-0", at={"lr": 3e-3, "stage": 2, "seed": 0}, run=replace(quick(), model=None), after="first-0"
+    )
+    return first, second, third
+
+
+def conclude(outcomes: Sequence[Outcome]) -> Findings:
+    rows = tuple((one.cell, one.fault or f"{one.values['accuracy']:.4f}") for one in outcomes)
+    return Findings(
+        table=Table(columns=("cell", "accuracy"), rows=rows),
+        figure=lambda: None,  # type: ignore[return-value]
+        sentence=f"{len(rows)} cells have an end.",
+        beside="The paper has no such study.",
+    )
+
+
+TINY = Study(name="tiny", title="A study of nothing", anchor="D.0", cells=cells, conclude=conclude)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Who started and who ended, in order."""
+
+    lines: list[str] = field(default_factory=list[str])
+
+    def told(self, text: str) -> None:
+        self.lines.append(f"told {text}")
+
+    def started(self, cell: Cell) -> None:
+        self.lines.append(f"start {cell.name}")
+
+    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+        self.lines.append(f"{'fail' if outcome.fault else 'end'} {cell.name}")
+
+    def progress(self, share: float, left_s: float) -> None:
+        assert 0 <= share <= 1 + 1e-9
+
+
+def plan_of(out: Path, changed: Sequence[Cell] = (), *, force: bool = False) -> Plan:
+    known = {cell.name: cell for cell in (*grid(TINY, "tiny"), *changed)}
+    return Plan(study=TINY, scale="tiny", cells=tuple(known.values()), out=out, go_on="again", force=force)
+
+
+def play(plan: Plan, jobs: int = 1, recorder: Recorder | None = None) -> tuple[Report, Recorder]:
+    recorder = recorder or Recorder()
+    return go(plan, places=places_for("cpu", jobs), watcher=recorder, present=lambda outcomes: None), recorder
