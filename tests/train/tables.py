@@ -62,7 +62,8 @@ MEANINGS = {
     "average": "Polyak's factor, 0.9999 in the paper; 0 for none",
     "seed": "of everything that is random; `--seed` sets it",
     "precision": "auto: float32 on a CPU, bfloat16 on a GPU",
-    "compile": "`torch.compile`; auto: on a GPU; graphs: a step is recorded as a CUDA graph; auto: a small one",
+    "compile": "`torch.compile`; auto: on a GPU; graphs: a step is recorded as a CUDA graph; auto: a small one; "
+    "recorded: without compiling",
     "recompute": "activations anew in the backward pass: less memory, about a third more work",
     "sharding": "auto: ddp where there are several [processes](scale.md)",
     "evaluation.every": "steps between two scorings; 0: twenty in a run",

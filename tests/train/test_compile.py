@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.train.selfsup import UNLABELLED, selfsup_run
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.world import World, joined
 from vitrail.optim.config import Kind
 from vitrail.recipes.registry import recipe
-from vitrail.train.config import Compile, Keep, Run
+from vitrail.train.config import Compile, Evaluation, Keep, Run
 from vitrail.train.loop import train
 from vitrail.train.resolve import compiled
 
@@ -34,15 +35,16 @@ def test_a_gpu_compiles_unless_it_is_told_otherwise_and_records_small_steps() ->
     assert chosen(tiny_run(), device=torch.device("cpu")) == "off"
 
 
-@pytest.mark.parametrize("asked", ["on", "graphs", "off"])
+@pytest.mark.parametrize("asked", ["on", "graphs", "recorded", "off"])
 def test_what_was_asked_for_stays(asked: Compile) -> None:
     assert chosen(tiny_run(compile=asked)) == asked
 
 
+@pytest.mark.parametrize("asked", ["graphs", "recorded"])
 @pytest.mark.parametrize(("size", "device"), [(2, CUDA), (1, torch.device("cpu"))])
-def test_graphs_are_for_one_process_with_a_gpu(size: int, device: torch.device) -> None:
-    with pytest.raises(ConfigError, match="compile=graphs is for one process with a GPU; use compile=auto"):
-        chosen(tiny_run(compile="graphs"), size, device)
+def test_graphs_are_for_one_process_with_a_gpu(size: int, device: torch.device, asked: Compile) -> None:
+    with pytest.raises(ConfigError, match=f"compile={asked} is for one process with a GPU; use compile=auto"):
+        chosen(tiny_run(compile=asked), size, device)
 
 
 @pytest.mark.gpu
@@ -56,13 +58,14 @@ def test_graphs_learn_the_same(micro: int, dropout: float, kind: Kind, tmp_path:
     run = tiny_run(model=model, steps=40, micro=micro, precision="float32", log=10)
     run = replace(run, optim=replace(run.optim, kind=kind))
     losses: dict[str, list[float]] = {}
-    for way in ("on", "graphs"):
+    for way in ("on", "graphs", "recorded"):
         with joined() as world:
             train(replace(run, compile=way), out=tmp_path / way, world=world)
         found = [json.loads(line) for line in (tmp_path / way / "metrics.jsonl").read_text().splitlines()]
         losses[way] = [row["loss"] for row in found if row["kind"] == "train"]
     assert len(losses["on"]) >= 4
     assert losses["graphs"] == pytest.approx(losses["on"], rel=1e-4)
+    assert losses["recorded"] == pytest.approx(losses["on"], rel=1e-4)
 
 
 @pytest.mark.gpu
@@ -81,3 +84,19 @@ def test_a_run_of_graphs_goes_on_where_it_stopped(tmp_path: Path) -> None:
         train(run, out=tmp_path / "parts", world=world)
     ends = [load_file(tmp_path / name / "last.safetensors") for name in ("whole", "parts")]
     assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-5) for name in ends[0])
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("kind", UNLABELLED)
+def test_graphs_learn_the_same_without_labels(kind: str, tmp_path: Path) -> None:
+    """Teachers follow and centres move outside of what is recorded."""
+    losses: dict[str, list[float]] = {}
+    for way in ("off", "graphs", "recorded"):
+        run = selfsup_run(kind, steps=20, precision="float32", log=5, evaluation=Evaluation(every=20), compile=way)
+        with joined() as world:
+            train(run, out=tmp_path / way, world=world)
+        found = [json.loads(line) for line in (tmp_path / way / "metrics.jsonl").read_text().splitlines()]
+        losses[way] = [row["loss"] for row in found if row["kind"] == "train"]
+    assert losses["graphs"] == pytest.approx(losses["off"], rel=1e-3)
+    assert losses["recorded"] == pytest.approx(losses["off"], rel=1e-3)

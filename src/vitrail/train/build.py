@@ -19,7 +19,7 @@ from vitrail.optim.averaging import Average
 from vitrail.optim.groups import freeze, groups
 from vitrail.optim.optimiser import Optimiser
 from vitrail.train.baseline import put_head
-from vitrail.train.config import Run
+from vitrail.train.config import RECORDED, Run
 from vitrail.train.cost import Cost, peak_flops
 from vitrail.train.feed import Feed
 from vitrail.train.network import bare_network, drawn, starting_network, tables_only
@@ -72,7 +72,7 @@ def assemble(
             world=world,
             seed=run.seed,
             clip=run.optim.clip,
-            graphs=run.compile == "graphs",
+            graphs=run.compile in RECORDED,
         ),
         feed=Feed(
             pictures.train,

@@ -1,7 +1,7 @@
 """A run as one value: what is trained, on what, and how. Recipes return one; the command line changes fields of it."""
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from vitrail.core.errors import ConfigError, unknown
 from vitrail.core.shapes import times
@@ -15,7 +15,8 @@ from vitrail.optim.config import Optim, Schedule
 
 Precision: TypeAlias = Literal["auto", "float32", "autocast", "bfloat16"]
 Switch: TypeAlias = Literal["auto", "on", "off"]
-Compile: TypeAlias = Literal["auto", "on", "graphs", "off"]
+Compile: TypeAlias = Literal["auto", "on", "graphs", "recorded", "off"]
+RECORDED: Final = ("graphs", "recorded")  # of these
 Sharding: TypeAlias = Literal["auto", "none", "ddp", "fsdp", "hsdp"]
 Start: TypeAlias = Literal["zero", "closed-form"]
 Positions: TypeAlias = Literal["resized", "drawn"]
@@ -111,7 +112,7 @@ class Run:
     average: float = 0.0  # Polyak's factor, 0.9999 in the paper; 0 for none
     seed: int = 0
     precision: Precision = "auto"  # float32 on a CPU, bfloat16 with float32 masters on a GPU
-    compile: Compile = "auto"  # graphs: a whole step recorded as a CUDA graph, for small networks
+    compile: Compile = "auto"  # graphs: a whole step compiled and recorded as a CUDA graph; recorded: that alone
     recompute: bool = False  # activations anew in the backward pass instead of kept
     sharding: Sharding = "auto"
     evaluation: Evaluation = field(default_factory=Evaluation)

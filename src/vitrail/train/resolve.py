@@ -19,13 +19,13 @@ from vitrail.objectives.build import weights_in
 from vitrail.optim.schedules import rate
 from vitrail.train import memory
 from vitrail.train.baseline import wanted
-from vitrail.train.config import Compile, Run
+from vitrail.train.config import RECORDED, Compile, Run
 from vitrail.train.feed import may_reside
 from vitrail.train.pictures import Pictures
 
 MOST_ON_HOST = 128  # images at once on a CPU: more is no faster
 MOST_ON_DEVICE = 1024
-COMPILED = {"on": ", compiled", "graphs": ", compiled and recorded", "off": ""}
+COMPILED = {"on": ", compiled", "graphs": ", compiled and recorded", "recorded": ", recorded", "off": ""}
 SMALL_STEP = 3e12  # FLOPs, of which a GPU does a hundred times as many a second
 SMALL_PICTURES = 1 << 26  # bytes: on a CPU a set this small is quicker without loader processes
 
@@ -92,8 +92,8 @@ def compiled(run: Run, world: World) -> Compile:
     kernels of so small a step would take longer than they do."""
     assert run.model is not None
     cuda = world.device.type == "cuda"
-    if run.compile == "graphs" and (not cuda or world.size > 1):
-        raise ConfigError("compile=graphs is for one process with a GPU; use compile=auto")
+    if run.compile in RECORDED and (not cuda or world.size > 1):
+        raise ConfigError(f"compile={run.compile} is for one process with a GPU; use compile=auto")
     if run.compile != "auto":
         return run.compile
     small = training_flops(run.objective.work(run.model), run.batch) < SMALL_STEP
