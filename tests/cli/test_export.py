@@ -123,6 +123,7 @@ def test_help_names_every_form(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(form in text for form in FORMS)
 
 
+@pytest.mark.slow
 def test_nothing_but_the_result_reaches_the_terminal(here: Path) -> None:
     """torch's exporter and the quantiser are talkative, in logs and in warnings; a fresh process shows it."""
     weights, out = str(here / "net.safetensors"), str(here / "m.onnx")

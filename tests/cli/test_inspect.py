@@ -77,11 +77,11 @@ def test_a_page_with_every_kind_and_its_figures(
     "config",
     [
         HYBRID,
-        replace(VIT, registers=2),
-        replace(VIT, pool="mean", class_token=False),
+        pytest.param(replace(VIT, registers=2), marks=pytest.mark.slow),
+        pytest.param(replace(VIT, pool="mean", class_token=False), marks=pytest.mark.slow),
         replace(VIT, pool="mean", class_token=False, attention="axial"),
         replace(VIT, head="none", classes=0),
-        replace(VIT, position="relative"),
+        pytest.param(replace(VIT, position="relative"), marks=pytest.mark.slow),
     ],
     ids=["hybrid", "registers", "mean", "axial", "no head", "relative"],
 )

@@ -265,7 +265,9 @@ def test_samples_that_are_compared_stay_together() -> None:
         assemble(resolved(replace(run, micro=128), pictures, ALONE), pictures, ALONE, Ledger(), saved=None)
 
 
-@pytest.mark.parametrize("kind", UNLABELLED)
+@pytest.mark.parametrize(
+    "kind", ["masked", "mae", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("moco", "dino"))]
+)
 def test_a_step_in_bfloat16_is_one_graph(kind: str) -> None:
     """As a GPU compiles it. Weights and the fixed tables of every network are cast; what the objective holds is not."""
     run = selfsup_run(kind)
