@@ -108,6 +108,7 @@ def test_mistakes_are_answered_in_a_line(written: list[tuple[str, ...]], capsys:
         (["study", "tiny", "--jobs", "-2"], "--jobs -2"),
         (["study", "tiny", "--seeds", "-1"], "--seeds -1"),
         (["study", "tiny", "--scale", "huge"], "invalid choice"),
+        (["study", "tiny", "--data", "nowhere"], "'nowhere' is neither a path nor a known set"),
     ]:
         assert main(words) == 2
         assert told in capsys.readouterr().err

@@ -136,12 +136,15 @@ def amount(value: float | None) -> str:
 
 def started(plan: "Plan", args: argparse.Namespace) -> int:
     from vitrail.cli.study_live import watcher
+    from vitrail.data.collection import open_collection
     from vitrail.studies.engine import go, places_for
     from vitrail.studies.presentation import write
 
     def present(outcomes: "Sequence[Outcome]") -> None:
         write(plan.study, outcomes, plan.out, scale=plan.scale, data=plan.data)
 
+    if plan.data:
+        open_collection(plan.data)  # a name that is misspelt is said once, not by every cell
     try:
         with watcher() as watching:
             report = go(plan, places=places_for(args.device, args.jobs), watcher=watching, present=present)
