@@ -57,7 +57,7 @@ SMALL: Final[Mapping[str, Mapping[str, Network]]] = {
         "hybrid 256x7": lambda model: hybrid_of(model, (1, 1, 1), 0.25, 256, 7),
     },
 }
-WIDE: Final = 256  # from this width on a ViT wants a lower rate
+WIDE: Final = 256  # a ViT of this width wants a lower rate
 FINETUNINGS: Final[Mapping[str, Callable[[], Run]]] = {
     "imagenet": table4.finetune_imagenet,
     "cifar10": table4.finetune_cifar10,
@@ -86,9 +86,13 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
 
 
 def with_network(run: Run, model: ModelConfig) -> Run:
-    """The paper's rates fall with size, too (Table 3)."""
-    wide = isinstance(model, ViTConfig) and model.width >= WIDE
-    return replace(run, model=model, optim=replace(run.optim, lr=run.optim.lr * (0.7 if wide else 1.0)))
+    """The run with another network. Where the run's own ViT is wide, its rate is that of a wide one: narrower ones and
+    ResNets take more, up to twice as much. The paper's rates fall with size, too (Table 3)."""
+    own = run.model
+    factor = 1.0
+    if isinstance(own, ViTConfig) and own.width >= WIDE:
+        factor = min(own.width / model.width, 2.0) if isinstance(model, ViTConfig) else 2.0
+    return replace(run, model=model, optim=replace(run.optim, lr=run.optim.lr * factor))
 
 
 def row_cells(row: Compute, source: str) -> list[Cell]:
