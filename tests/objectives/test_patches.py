@@ -44,10 +44,10 @@ def test_networks_without_patches_or_with_a_head_are_refused() -> None:
         patches.patched(HYBRID, "x")
     with pytest.raises(ConfigError, match="3 channels; the model takes 1"):
         patches.patched(model(channels=1), "x")
-    with pytest.raises(ConfigError, match="a ResNet has none"):
-        patches.headless(network(RESNET), "x")
+    with pytest.raises(ConfigError, match="objective x trains a ViT, not a ResNet; use a ViT"):
+        patches.learner(network(RESNET), "x")
     with pytest.raises(ConfigError, match="head='linear' untrained; use head='none', classes=0"):
-        patches.headless(network(model(head="linear", classes=3)), "x")
+        patches.learner(network(model(head="linear", classes=3)), "x")
 
 
 def test_rest_ends() -> None:

@@ -1,18 +1,15 @@
 """A teacher is a copy that learns nothing and follows."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from tests.objectives.taught import MODEL, contrast, distil, network
-from vitrail.core.errors import ConfigError
 from vitrail.models.build import bare
 from vitrail.models.vit import ViT
 from vitrail.objectives.projection import PrototypeHead
-from vitrail.objectives.teacher import Teacher, learner, momentum_at
+from vitrail.objectives.teacher import Teacher, momentum_at
 
 
 def head() -> PrototypeHead:
@@ -79,11 +76,3 @@ def test_momentum_goes_from_its_start_to_one_along_a_cosine() -> None:
     values = [momentum_at(step, start=0.9, steps=40) for step in range(41)]
     assert values == sorted(values)
     assert values[10] == pytest.approx(1 - 0.1 * (math.cos(math.pi / 4) + 1) / 2)
-
-
-def test_learners_are_vits_without_a_head() -> None:
-    other: Any = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match="not a Linear"):
-        learner(other, "moco")
-    with pytest.raises(ConfigError, match="head='linear'"):
-        learner(network(head="linear", classes=3), "moco")

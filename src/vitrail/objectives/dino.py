@@ -22,9 +22,9 @@ from vitrail.models.vit import ViT
 from vitrail.models.walk import macs
 from vitrail.objectives.multicrop import PositionsAt, cropped, represent_at, resizable, two_views
 from vitrail.objectives.objective import Objective, Outcome
-from vitrail.objectives.patches import as_weights
+from vitrail.objectives.patches import as_weights, learner
 from vitrail.objectives.projection import PrototypeHead, mlp_macs
-from vitrail.objectives.teacher import Teacher, held, learner, momentum_at
+from vitrail.objectives.teacher import Teacher, held, momentum_at
 
 WIDE = 2  # views of most of the picture, which the teacher sees
 

@@ -26,9 +26,9 @@ from vitrail.objectives.patches import (
     as_weights,
     at_rest,
     cut,
-    headless,
     hidden,
     joined,
+    learner,
     patched,
     picked,
     put,
@@ -168,7 +168,7 @@ class Reconstruct(Objective):
     def __init__(
         self, network: nn.Module, config: MAE, preprocessing: Preprocessing, *, steps: int, world: World
     ) -> None:
-        super().__init__(headless(network, "MAE"), preprocessing)
+        super().__init__(learner(network, "MAE"), preprocessing)
         self.config, self.model = config, config.suited(self._vit.config)
         self.visible = self.model.patches - config.hides(self.model)
         self.decoder = Decoder(self.model, config.decoder(self.model))

@@ -29,9 +29,9 @@ from vitrail.objectives.patches import (
     as_weights,
     at_rest,
     cut,
-    headless,
     hidden,
     joined,
+    learner,
     patched,
     picked,
     put,
@@ -128,7 +128,7 @@ class PredictPatches(Objective):
     def __init__(
         self, network: nn.Module, config: MaskedPatches, preprocessing: Preprocessing, *, steps: int, world: World
     ) -> None:
-        super().__init__(headless(network, "masked patches"), preprocessing)
+        super().__init__(learner(network, "masked patches"), preprocessing)
         self.config, self.model = config, config.suited(self._vit.config)
         self.count = config.hides(self.model)
         self.head = PatchHead(self.model.width, config.outputs(self.model))

@@ -23,9 +23,9 @@ from vitrail.models.vit import PatchEmbedding, ViT
 from vitrail.models.walk import macs
 from vitrail.objectives.multicrop import two_views
 from vitrail.objectives.objective import Objective, Outcome
-from vitrail.objectives.patches import as_weights
+from vitrail.objectives.patches import as_weights, learner
 from vitrail.objectives.projection import NormedMLP, Rows, mlp_macs, widened
-from vitrail.objectives.teacher import Teacher, learner, momentum_at
+from vitrail.objectives.teacher import Teacher, momentum_at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

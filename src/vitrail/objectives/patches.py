@@ -56,10 +56,10 @@ def patched(model: ModelConfig, objective: str) -> ViTConfig:
     return model
 
 
-def headless(network: nn.Module, objective: str) -> ViT:
-    """The network, where it is a ViT and has nothing that this objective would leave untrained."""
+def learner(network: nn.Module, objective: str) -> ViT:
+    """The network, where it is a ViT and has nothing that the objective would leave untrained."""
     if not isinstance(network, ViT):
-        raise ConfigError(f"objective {objective} hides patches, and a {type(network).__name__} has none; use a ViT")
+        raise ConfigError(f"objective {objective} trains a ViT, not a {type(network).__name__}; use a ViT")
     if network.config.head != "none":
         raise ConfigError(
             f"objective {objective} leaves the head={network.config.head!r} untrained; use head='none', classes=0"

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.core.errors import ConfigError
 from vitrail.distributed.pieces import local
 from vitrail.models.vit import ViT
 
@@ -55,14 +54,3 @@ def held(tensors: Iterable[Tensor]) -> list[Tensor]:
 def momentum_at(step: int, *, start: float, steps: int) -> float:
     """From `start` to 1 along half a cosine, over all steps of a run."""
     return 1 - (1 - start) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
-
-
-def learner(network: nn.Module, objective: str) -> ViT:
-    """The network, where it is a ViT and has nothing that the objective would leave untrained."""
-    if not isinstance(network, ViT):
-        raise ConfigError(f"objective {objective} trains a ViT, not a {type(network).__name__}; use a ViT")
-    if network.config.head != "none":
-        raise ConfigError(
-            f"objective {objective} leaves the head={network.config.head!r} untrained; use head='none', classes=0"
-        )
-    return network
