@@ -375,3 +375,30 @@ def test_answers_come_early_and_a_pipe_or_an_interrupt_ends_it_quietly(tmp_path:
         waits.send_signal(signal.SIGINT)
         assert waits.wait(60) == 130
         assert waits.stderr.read().splitlines()[-1] == b"vitrail: interrupted"
+
+
+def test_an_interrupt_that_another_thread_takes_is_heard() -> None:
+    """A wait for stdin that no signal cuts short, as where it comes just before: main holds signals back, so the kernel
+    gives them to the other thread."""
+    script = """
+import signal, sys, threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+from vitrail.cli.predict_pictures import Lines
+try:
+    for burst in Lines().bursts():
+        print([found.path for found in burst], flush=True)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waits:
+        assert waits.stdin is not None
+        assert waits.stdout is not None
+        try:
+            waits.stdin.write(b"a.png\n")
+            waits.stdin.flush()
+            assert waits.stdout.readline() == b"['a.png']\n"
+            waits.send_signal(signal.SIGINT)
+            assert waits.wait(30) == 130
+        finally:
+            waits.kill()

@@ -189,10 +189,12 @@ class Lines:
             return
         rest, told = b"", True
         while True:
-            # Not a thread: one that waits for stdin cannot be ended. On Windows a pipe cannot be waited for.
-            while not told and sys.platform != "win32" and not select.select([descriptor], [], [], PAUSE_S)[0]:
-                told = True
-                yield None
+            # Not a thread: one that waits for stdin cannot be ended. Nor without an end: an interrupt that comes just
+            # before the wait is heard behind it. On Windows a pipe cannot be waited for.
+            while sys.platform != "win32" and not select.select([descriptor], [], [], PAUSE_S)[0]:
+                if not told:
+                    told = True
+                    yield None
             chunk = os.read(descriptor, CHUNK)
             *whole, rest = (rest + chunk).split(b"\n")
             yield from (os.fsdecode(name.rstrip(b"\r")) for name in whole)
