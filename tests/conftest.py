@@ -1,5 +1,6 @@
 """Tests that need what this machine has not are skipped, and say so. None of them touches the user's own cache."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +21,13 @@ def _forks_may_train() -> None:
     import torch
 
     torch.ones(1, requires_grad=True).sum().backward()
+
+
+def pytest_configure() -> None:
+    """A shell starts what runs in the background with interrupts ignored, and whatever tests start would inherit that:
+    those that interrupt it would wait in vain."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

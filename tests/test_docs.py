@@ -49,7 +49,12 @@ from vitrail.models.zoo import ZOO, adapted, backbone, model_config, slug
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WALKED = [page for page in PAGES if page.name != "quickstart.md"]
+LONG = ("training.md", "fit.md", "export.md", "finetuning.md")  # pages whose examples take a while: the slow lane's
+WALKED = [
+    pytest.param(page, marks=pytest.mark.slow if page.name in LONG else ())
+    for page in PAGES
+    if page.name != "quickstart.md"
+]
 FIGURE = ROOT / "docs" / "figures" / "network.py"
 
 
