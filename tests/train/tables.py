@@ -29,7 +29,7 @@ MEANINGS = {
     "data.part": "share of it to learn from, by class; a smaller share lies in every larger one",
     "data.part_seed": "of that draw",
     "data.dev": "share of that which is held out, by class, for choosing",
-    "data.watch": "the split scored along the way; auto: dev, else val",
+    "data.watch": "the split scored along the way; auto: dev, else val; any: else test",
     "data.test": "the split scored at the end; auto: test",
     "data.resident": "the whole set on the device and augmented there; auto: where it can and is quicker",
     "data.workers": "loader processes; -1: as many as make sense",

@@ -74,3 +74,19 @@ def test_without_labels_a_dev_split_is_drawn_at_random() -> None:
     assert not members(found.train) & set(held)
     with pytest.raises(DataError, match="made has no labels"):
         cut(collection(100, 0), Data(source="made"))
+
+
+@pytest.mark.parametrize(
+    ("splits", "dev", "watched"),
+    [
+        (("train",), 0.0, ""),
+        (("train", "test"), 0.0, "test"),
+        (("train", "val", "test"), 0.0, "val"),
+        (("train",), 0.2, "dev"),
+    ],
+)
+def test_any_split_that_there_is_can_be_watched(splits: tuple[str, ...], dev: float, watched: str) -> None:
+    """So recipes watch CIFAR-10's test split, and take a folder that has none."""
+    whole = collection(40, 2)
+    parts = Collection(name="made", kind="made", path=None, splits=dict.fromkeys(splits, whole.splits["train"]))
+    assert cut(parts, Data(source="made", dev=dev, watch="any")).watched == watched

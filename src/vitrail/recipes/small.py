@@ -49,7 +49,7 @@ def cifar10() -> Run:
         model=replace(_network("Mini", image=32, patch=4, classes=10), stochastic_depth=0.1),
         augmentation=replace(cifar(32), policy=RandAugment(ops=2, magnitude=9), erase=RandomErasing()),
         objective=Classification(smoothing=0.1),
-        data=Data(source="cifar10", watch="test"),
+        data=Data(source="cifar10", watch="any"),
         mix=Mix(mixup=0.8, cutmix=1.0, probability=0.8),
         optim=Optim(kind="adamw", lr=5e-4, weight_decay=0.06, clip=1.0),
         schedule=Schedule(decay="cosine", warmup=3900),
@@ -111,7 +111,7 @@ def fashion_mnist() -> Run:
         model=replace(_network("Mini", image=28, patch=4, classes=10), stochastic_depth=0.1),
         augmentation=replace(cifar(28, padding=2), erase=RandomErasing(probability=0.25)),
         objective=Classification(smoothing=0.1),
-        data=Data(source="fashion-mnist", watch="test"),
+        data=Data(source="fashion-mnist", watch="any"),
         mix=Mix(mixup=0.2, cutmix=1.0, probability=0.5),
         optim=Optim(kind="adamw", lr=5e-4, weight_decay=0.06, clip=1.0),
         schedule=Schedule(decay="cosine", warmup=4700),
@@ -145,7 +145,7 @@ def quick_cifar10() -> Run:
         name="quick-cifar10",
         model=model_config("ViT-Nano/4", classes=10, pool="mean", class_token=False),
         augmentation=cifar(32, padding=0),
-        data=Data(source="cifar10", watch="test"),
+        data=Data(source="cifar10", watch="any"),
         optim=Optim(kind="adamw", lr=1e-3, weight_decay=0.05, clip=1.0),
         schedule=Schedule(decay="cosine", warmup=200),
         batch=64,
@@ -177,7 +177,7 @@ def quick_fashion_mnist() -> Run:
         name="quick-fashion-mnist",
         model=model_config("ViT-Nano/4", classes=10, image_size=28, pool="mean", class_token=False),
         augmentation=cifar(28, padding=0),
-        data=Data(source="fashion-mnist", watch="test"),
+        data=Data(source="fashion-mnist", watch="any"),
     )
 
 

@@ -27,7 +27,7 @@ class Data:
     """Which pictures. `part` is the share of the training split that there is to learn from, by class: a smaller one
     lies in every larger one of the same `part_seed` (4.3). `dev` is the part of that which is held out for choosing, by
     class; `watch` is the split that is scored along the way and that chooses the best weights (auto: dev where there is
-    one, else val), `test` the one that is scored at the end (auto: test, where there is one)."""
+    one, else val; any: else test), `test` the one that is scored at the end (auto: test, where there is one)."""
 
     source: str = ""
     train: str = "train"

@@ -56,7 +56,11 @@ def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Picture
             raise DataError(f"data.dev={data.dev} of {len(train)} pictures leaves none to choose by; hold out more")
         train, dev = rest.apply(train), held.apply(train)
     parts = {**collection.splits, **({} if dev is None else {"dev": dev})}
-    watched = chosen(data.watch, parts, ("dev", "val") if dev else ("val",), "data.watch")
+    usual = ("dev", "val") if dev else ("val",)
+    if data.watch == "any":
+        watched = chosen("auto", parts, (*usual, "test"), "data.watch")
+    else:
+        watched = chosen(data.watch, parts, usual, "data.watch")
     tested = chosen(data.test, parts, ("test",), "data.test")
     return Pictures(
         title=collection.title,
