@@ -31,7 +31,7 @@ def grid_of(scale: Scale, source: str) -> tuple[Run, int]:
         run = given(vit_b16_jft(), source)
         run = replace(run, data=replace(run.data, watch="none", test="none"))
         return replace(run, evaluation=Evaluation(fewshot="imagenet")), 1
-    run = for_cores(source, steps=150) if scale == "tiny" else for_card(source, steps=7000)
+    run = for_cores(source, steps=150) if scale == "tiny" else for_card(source, steps=5000)
     if scale == "small":
         assert isinstance(run.model, ViTConfig)
         run = replace(run, model=replace(run.model, width=192, depth=6, mlp_width=384, heads=3))

@@ -71,7 +71,7 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
     if scale == "paper":
         return tuple(cell for row in TABLE_6 for cell in row_cells(row, source))
     tiny = scale == "tiny"
-    base = at_8_px(for_cores(source, steps=100)) if tiny else for_card(source, steps=5000)
+    base = at_8_px(for_cores(source, steps=100)) if tiny else for_card(source, steps=4000)
     assert isinstance(base.model, ViTConfig)
     return tuple(
         Cell(
