@@ -129,3 +129,9 @@ def test_a_study_that_is_not_here_breaks_only_its_own_lookup(monkeypatch: pytest
 def test_a_network_by_its_name() -> None:
     run = replace(recipe("vit-b16-imagenet21k"), model=model_config("ViT-B/32", classes=21_843))
     assert costs.prices([Cell(name="a", at={}, run=run)], PACE)["a"].network == "ViT-B/32"
+
+
+def test_more_seeds_draw_other_parts_of_the_data() -> None:
+    found = grid(registry.study("data-size"), "tiny", seeds=4)
+    assert {cell.at["seed"] for cell in found} == {0, 1, 2, 3}
+    assert all(cell.run.data.part_seed == cell.at["seed"] for cell in found if cell.run.data.part < 1)

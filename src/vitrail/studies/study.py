@@ -104,10 +104,13 @@ def reseeded(cell: Cell, seed: int, fixed: Container[str]) -> Cell:
         other, changed = re.subn(rf"(?<!\d){before}$", str(seed), name)
         return other if changed else f"{name}-{seed}"
 
+    data = cell.run.data
+    if data.part < 1:  # a seed draws its part of the pictures
+        data = replace(data, part_seed=data.part_seed - before + seed)
     return replace(
         cell,
         name=named(cell.name),
         at={**cell.at, SEED: seed},
-        run=replace(cell.run, seed=cell.run.seed - before + seed),
+        run=replace(cell.run, seed=cell.run.seed - before + seed, data=data),
         after=cell.after if not cell.after or cell.after in fixed else named(cell.after),
     )
