@@ -13,6 +13,7 @@ from vitrail.studies.selfsup import (
     MASKED,
     NAMES,
     OURS,
+    REPEATED,
     SCRATCH,
     STUDY,
     SUPERVISED,
@@ -21,7 +22,7 @@ from vitrail.studies.selfsup import (
 )
 from vitrail.studies.study import grid
 
-OVER = {SCRATCH: 0.0, LONGER: 0.045, "masked-pixels": 0.04, SUPERVISED: 0.1}  # over scratch; 5 points for all others
+OVER = {SCRATCH: 0.0, LONGER: 0.042, "masked-pixels": 0.04, SUPERVISED: 0.1}  # over scratch; 5 points for all others
 
 
 def values(at: Mapping[str, Place], over: Mapping[str, float] = OVER) -> dict[str, float]:
@@ -34,22 +35,22 @@ def test_the_grids_hold_together():
     check_grids(STUDY)
 
 
-def test_all_methods_have_all_budgets_and_three_seeds():
+def test_all_methods_have_all_budgets_and_those_in_question_three_seeds():
     places = {
         (cell.at["method"], cell.at["budget"], cell.at["seed"])
         for cell in grid(STUDY, "small")
         if cell.at["stage"] == AFTER
     }
-    everything = {(name, budget, seed) for name in NAMES for budget in (0.01, 0.1, 1.0) for seed in range(3)}
+    seeds = {name: 3 if name in REPEATED else 1 for name in NAMES}
+    everything = {(name, budget, at) for name in NAMES for budget in (0.01, 0.1, 1.0) for at in range(seeds[name])}
     assert places == everything - {(LONGER, 1.0, seed) for seed in range(3)}
 
 
-def test_scratch_as_long_has_the_compute_of_a_pretraining_more():
-    made, cells = plan("small", ""), {cell.name: cell.run for cell in grid(STUDY, "small")}
-    more = made.before[SUPERVISED]
+def test_scratch_has_a_second_chance_of_three_times_the_steps():
+    cells = {cell.name: cell.run for cell in grid(STUDY, "small")}
     for budget in ("1pc", "10pc"):
         one, long = cells[f"scratch-{budget}-seed0"], cells[f"scratch-longer-{budget}-seed0"]
-        assert (long.steps - one.steps) * long.batch == more.steps * more.batch
+        assert long.steps == 3 * one.steps
         assert (long.model, long.data, long.optim) == (one.model, one.data, one.optim)
 
 
@@ -94,34 +95,36 @@ def test_the_paper_s_finding_agrees():
     found = check_findings(STUDY, "small", values)
     assert "with 1% of the labels" in found.sentence
     assert (
-        "(6 of 6 methods above scratch beyond the spread over seeds, 5 above scratch trained as long)" in found.sentence
+        "(6 of 6 methods above scratch beyond the spread over seeds, 5 above scratch trained 3 times as long)"
+        in found.sentence
     )
     assert found.beside.count("+5.0 ± 0.3 points over scratch (agrees)") == 3
-    assert found.beside.count("-5.0 ± 0.3 points over supervised (agrees)") == 3
-    assert found.beside.count("+1.0 ± 0.3 points over pixels (agrees)") == 3
+    assert found.beside.count("-4.8 ± 0.5 points over supervised (agrees)") == 3
+    assert found.beside.count("+1.2 ± 0.5 points over pixels (agrees)") == 3
 
 
 def test_another_finding_does_not():
     worse = {SCRATCH: 0.0, LONGER: 0.0, SUPERVISED: 0.0, **dict.fromkeys(OURS, -0.03)}
     found = STUDY.conclude(outcomes(STUDY, "small", lambda at: values(at, worse)))
     assert (
-        "(0 of 6 methods above scratch beyond the spread over seeds, 0 above scratch trained as long)" in found.sentence
+        "(0 of 6 methods above scratch beyond the spread over seeds, 0 above scratch trained 3 times as long)"
+        in found.sentence
     )
     assert found.beside.count("-3.0 ± 0.3 points over scratch (does not agree)") == 3
-    assert found.beside.count("+0.0 ± 0.3 points over pixels (open)") == 3
+    assert found.beside.count("+0.2 ± 0.5 points over pixels (open)") == 3
 
 
 def test_the_table_tells_neighbours_of_what_saw_no_labels():
     rows = {row[0]: row for row in STUDY.conclude(outcomes(STUDY, "small", values)).table.rows}
     assert rows["MAE"][1:3] == ("30.0 ± 0.2", "40.0 ± 0.2")
-    assert rows["supervised, all labels"][1:3] == ("30.0 ± 0.2", "–")
+    assert rows["supervised, all labels"][1:3] == ("29.8", "–")
     assert rows["from scratch"][1:3] == ("–", "–")
 
 
 def test_a_method_that_failed_is_left_aside():
     found = STUDY.conclude(outcomes(STUDY, "small", values, failed=["dino"]))
     assert "5 of 5 methods" in found.sentence
-    assert "12 of 99 cells failed" in found.sentence
+    assert "4 of 59 cells failed" in found.sentence
 
 
 def test_without_scratch_nothing_is_compared_with_it():
