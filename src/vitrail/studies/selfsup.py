@@ -88,7 +88,7 @@ def plan(scale: Scale, source: str) -> Plan:
     else:
         base = for_card(source, steps=10_000)
         recipes = (selfsup.masked_cifar10, selfsup.mae_cifar10, selfsup.moco_cifar10, selfsup.dino_cifar10)
-        length, steps, seeds = for_compute, {0.01: 600, 0.1: 2000, 1.0: 3000}, 3
+        length, steps, seeds = for_compute, {0.01: 1200, 0.1: 2000, 1.0: 3000}, 3
     assert isinstance(base.model, ViTConfig)
     own = recipes[0]().model
     assert isinstance(own, ViTConfig)
