@@ -34,3 +34,11 @@ def test_table_6s_compute_comes_out() -> None:
     again = Cost(macs=1, samples=1, devices=1, peak=1.0)
     again.restore(ledger.state())
     assert again.images == ledger.images
+
+
+def test_a_peak_that_was_measured_too_low_is_raised_by_what_the_run_reaches() -> None:
+    """Six FLOPs a MAC and image."""
+    ledger = Cost(macs=10, samples=1, devices=2, peak=75.0)
+    assert ledger.utilisation(5.0) == pytest.approx(1.0)  # 300 FLOP/s, on two devices
+    assert ledger.utilisation(10.0) == 1.0
+    assert ledger.utilisation(5.0) == pytest.approx(0.5)
