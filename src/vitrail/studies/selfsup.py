@@ -282,9 +282,8 @@ def sentence(found: Found) -> str:
             if gaps[leader].margin is not None
             else "one seed"
         )
-        longer = {name: each for name in gaps if (each := found.over(name, LONGER, budget)) is not None}
-        if longer and gaps[leader].margin is not None:
-            decided += f", {sum(each.above for each in longer.values())} above scratch trained {AS_LONG} times as long"
+        if (longer := found.over(LONGER, SCRATCH, budget)) is not None:
+            decided += f"; trained {AS_LONG} times as long, scratch itself is {longer}"
         parts.append(f"with {budget:.0%} of the labels {NAMES[leader]} is highest, {gaps[leader]} ({decided})")
     if not parts:
         return "No method has finished beside training from scratch, so that nothing can be compared yet."
