@@ -161,6 +161,21 @@ def test_long_cells_come_first_and_none_before_what_it_starts_from(tmp_path: Pat
     assert order == ["second-0", "first-0", "third-0"]
 
 
+def test_a_seed_of_the_whole_grid_comes_before_the_next_seed(tmp_path: Path) -> None:
+    made = tuple(
+        replace(cell, name=f"{cell.name}{seed}", at={**cell.at, "seed": seed}, after="")
+        for cell in cells("tiny", "")
+        for seed in range(2)
+    )
+    work = {cell.name: float(len(made) - at) for at, cell in enumerate(made)}
+    plan = replace(plan_of(tmp_path), cells=made, work=work)
+    board, order = Board(plan, Recorder(), lambda outcomes: None), list[str]()
+    while (cell := board.next()) is not None:
+        order.append(cell.name)
+        board.begun(cell)
+    assert order == ["first-00", "second-00", "third-00", "first-01", "second-01", "third-01"]
+
+
 def test_one_study_at_a_time_uses_a_folder(tmp_path: Path) -> None:
     from vitrail.train.folder.lock import Lock
 

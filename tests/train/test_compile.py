@@ -53,19 +53,19 @@ def test_graphs_are_for_one_process_with_a_gpu(size: int, device: torch.device, 
 @pytest.mark.parametrize(("micro", "dropout"), [(16, 0.1), (16, 0.0), (8, 0.0)])
 def test_graphs_learn_the_same(micro: int, dropout: float, kind: Kind, tmp_path: Path) -> None:
     """Also with dropout, whose draws a recording takes from the same seeds, and where gradients are added up over
-    micro-batches, which then draw one after another."""
+    micro-batches, which then draw one after another. What is not compiled draws other numbers from a seed."""
     model = replace(MODEL, width=32, heads=2, dropout=dropout, stochastic_depth=dropout)
     run = tiny_run(model=model, steps=40, micro=micro, precision="float32", log=10)
     run = replace(run, optim=replace(run.optim, kind=kind))
     losses: dict[str, list[float]] = {}
-    for way in ("on", "graphs", "recorded"):
+    for way in ("on", "graphs", "off", "recorded"):
         with joined() as world:
             train(replace(run, compile=way), out=tmp_path / way, world=world)
         found = [json.loads(line) for line in (tmp_path / way / "metrics.jsonl").read_text().splitlines()]
         losses[way] = [row["loss"] for row in found if row["kind"] == "train"]
     assert len(losses["on"]) >= 4
     assert losses["graphs"] == pytest.approx(losses["on"], rel=1e-4)
-    assert losses["recorded"] == pytest.approx(losses["on"], rel=1e-4)
+    assert losses["recorded"] == pytest.approx(losses["off"], rel=1e-4)
 
 
 @pytest.mark.gpu
@@ -93,7 +93,10 @@ def test_graphs_learn_the_same_without_labels(kind: str, tmp_path: Path) -> None
     """Teachers follow and centres move outside of what is recorded."""
     losses: dict[str, list[float]] = {}
     for way in ("off", "graphs", "recorded"):
-        run = selfsup_run(kind, steps=20, precision="float32", log=5, evaluation=Evaluation(every=20), compile=way)
+        model = replace(MODEL, patch=(2, 2), classes=0, head="none", dropout=0.0, stochastic_depth=0.0)
+        run = selfsup_run(
+            kind, model=model, steps=20, precision="float32", log=5, evaluation=Evaluation(every=20), compile=way
+        )
         with joined() as world:
             train(run, out=tmp_path / way, world=world)
         found = [json.loads(line) for line in (tmp_path / way / "metrics.jsonl").read_text().splitlines()]

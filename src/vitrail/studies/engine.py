@@ -50,8 +50,8 @@ class Nobody:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What to run and where. `work` is what each cell costs, in any unit: long ones come first. `go_on` is the command
-    that goes on with the study."""
+    """What to run and where. `work` is what each cell costs, in any unit: long ones come first, seed by seed. `go_on`
+    is the command that goes on with the study."""
 
     study: Study
     scale: Scale
@@ -165,13 +165,17 @@ class Board:
         return sum(state == "waiting" for state in self.states.values())
 
     def next(self) -> Cell | None:
-        """The longest cell that can start now; none where all wait for others, or are begun."""
+        """The longest cell that can start now, of the first seed that has one: the whole grid stands there early, and
+        other seeds narrow it down. None where all wait for others, or are begun."""
         ready = [
             name
             for name, state in self.states.items()
             if state == "waiting" and self.states.get(self.cells[name].after, "done") == "done"
         ]
-        return self.cells[max(ready, key=self.work)] if ready else None
+        return self.cells[max(ready, key=self.urgency)] if ready else None
+
+    def urgency(self, name: str) -> tuple[float, float]:
+        return -float(self.cells[name].at.get("seed", 0)), self.work(name)
 
     def begun(self, cell: Cell) -> None:
         self.states[cell.name] = "running"
