@@ -97,17 +97,17 @@ def test_the_paper_s_finding_agrees():
         "(6 of 6 methods above scratch beyond the spread over seeds; trained 3 times as long, scratch itself is "
         "+4.2 ± 0.3 points)"
     ) in found.sentence
-    assert found.beside.count("+5.0 ± 0.3 points over scratch (agrees)") == 3
-    assert found.beside.count("-4.8 ± 0.5 points over supervised (agrees)") == 3
-    assert found.beside.count("+1.2 ± 0.5 points over pixels (agrees)") == 3
+    assert found.beside.count("+5.0 ± 0.3 points against scratch (agrees)") == 3
+    assert found.beside.count("-4.8 ± 0.5 points against supervised (agrees)") == 3
+    assert found.beside.count("+1.2 ± 0.5 points against pixels (agrees)") == 3
 
 
 def test_another_finding_does_not():
     worse = {SCRATCH: 0.0, LONGER: 0.0, SUPERVISED: 0.0, **dict.fromkeys(OURS, -0.03)}
     found = STUDY.conclude(outcomes(STUDY, "small", lambda at: values(at, worse)))
     assert "(0 of 6 methods above scratch beyond the spread over seeds; " in found.sentence
-    assert found.beside.count("-3.0 ± 0.3 points over scratch (does not agree)") == 3
-    assert found.beside.count("+0.2 ± 0.5 points over pixels (open)") == 3
+    assert found.beside.count("-3.0 ± 0.3 points against scratch (does not agree)") == 3
+    assert found.beside.count("+0.2 ± 0.5 points against pixels (open)") == 3
 
 
 def test_the_table_tells_neighbours_of_what_saw_no_labels():
@@ -126,8 +126,8 @@ def test_a_method_that_failed_is_left_aside():
 def test_without_scratch_nothing_is_compared_with_it():
     found = STUDY.conclude(outcomes(STUDY, "small", values, failed=["scratch"]))
     assert found.sentence.startswith("No method has finished beside training from scratch")
-    assert "points over scratch (" not in found.beside
-    assert "points over supervised (" in found.beside
+    assert "points against scratch (" not in found.beside
+    assert "points against supervised (" in found.beside
 
 
 def test_the_paper_s_values_stand_beside():

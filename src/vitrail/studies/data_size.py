@@ -77,10 +77,11 @@ TINY: Final = Grid(
 )
 SMALL: Final = Grid(
     networks={
-        "ViT": {"ViT 256x7": lambda model: vit_of(model, 256, 7)},
-        "slim ViT": {"ViT 128x7": lambda model: vit_of(model, 128, 7)},
+        # ViT and ResNet of about the same compute.
+        "ViT": {"ViT 192x6": lambda model: vit_of(model, 192, 6)},
+        "slim ViT": {"ViT 96x6": lambda model: vit_of(model, 96, 6)},
         "BiT": {"ResNet 14 x0.5": lambda model: resnet_of(model, (1, 1, 1, 1), 0.5)},
-        "hybrid": {"hybrid 192x6": lambda model: hybrid_of(model, (1, 1, 1), 0.25, 192, 6)},
+        "hybrid": {"hybrid 128x5": lambda model: hybrid_of(model, (1, 1, 1), 0.25, 128, 5)},
     },
     parts=(0.03, 0.1, 0.3, 1.0),  # as far apart as Figure 4's
     seeds=3,
@@ -95,7 +96,7 @@ SMALL: Final = Grid(
         Regularisers(decay=0.3, dropout=0.1, smoothing=0.1),
     ),
     searched=("ViT",),
-    search_parts=(0.03, 0.1),
+    search_parts=(0.1,),
 )
 # Figure 4: 9M, 30M, 90M and all of JFT-300M.
 JFT_PARTS: Final = (9e6 / JFT_IMAGES, 30e6 / JFT_IMAGES, 90e6 / JFT_IMAGES, 1.0)
@@ -140,7 +141,7 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
         return (*subsets_of_jft(source), *three_sets(source))
     grid = TINY if scale == "tiny" else SMALL
     # A plain ViT wants many updates, so the batch is small.
-    card = replace(for_card(source, steps=4500), batch=128)
+    card = replace(for_card(source, steps=10_000), batch=128)
     base = at_8_px(for_cores(source, steps=100)) if scale == "tiny" else card
     return (*main_cells(base, grid), *search_cells(base, grid))
 

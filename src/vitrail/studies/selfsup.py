@@ -303,9 +303,9 @@ def beside(found: Found) -> str:
         told = [
             f"{each} {words} ({verdict(each, upward=upward)})"
             for words, each, upward in (
-                ("over scratch", scratch, True),
-                ("over supervised", supervised, False),
-                ("over pixels", pixels, True),
+                ("against scratch", scratch, True),
+                ("against supervised", supervised, False),
+                ("against pixels", pixels, True),
             )
             if each is not None
         ]
