@@ -270,24 +270,27 @@ def table(found: Found) -> Table:
 
 
 def sentence(found: Found) -> str:
-    parts: list[str] = []
+    """Which method is highest with how many labels, whether it is beyond the seeds, and what more steps would do."""
+    leads: dict[str, list[str]] = {}
+    above: list[str] = []
+    longer: list[str] = []
     for budget in found.budgets:
         gaps = {name: each for name in OURS if (each := found.over(name, SCRATCH, budget)) is not None}
         if not gaps:
             continue
+        with_labels = f"with {budget:.0%}"
         leader = max(gaps, key=lambda name: gaps[name].difference)
-        above = sum(each.above for each in gaps.values())
-        decided = (
-            f"{above} of {len(gaps)} methods above scratch beyond the spread over seeds"
-            if gaps[leader].margin is not None
-            else "one seed"
-        )
-        if (longer := found.over(LONGER, SCRATCH, budget)) is not None:
-            decided += f"; trained {AS_LONG} times as long, scratch itself is {longer}"
-        parts.append(f"with {budget:.0%} of the labels {NAMES[leader]} is highest, {gaps[leader]} ({decided})")
-    if not parts:
+        leads.setdefault(NAMES[leader], []).append(f"{gaps[leader]} {with_labels}")
+        if gaps[leader].margin is not None:
+            above.append(f"{sum(each.above for each in gaps.values())} of {len(gaps)} {with_labels}")
+        if (other := found.over(LONGER, SCRATCH, budget)) is not None:
+            longer.append(f"{other} {with_labels}")
+    if not leads:
         return "No method has finished beside training from scratch, so that nothing can be compared yet."
-    return f"Over training from scratch, {'; '.join(parts)}."
+    told = "; ".join(f"{name} is highest, {', '.join(where)}" for name, where in leads.items())
+    decided = f"beyond the spread over seeds are {', '.join(above)}" if above else "one seed decides nothing"
+    steps = f"; {AS_LONG} times the steps from scratch are {', '.join(longer)}" if longer else ""
+    return f"By the labels to fine-tune with, over training from scratch: {told}; {decided}{steps}."
 
 
 def beside(found: Found) -> str:
