@@ -214,6 +214,14 @@ def test_dedup(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (here / "out" / "pairs.html").is_file()
     drop = json.loads((here / "out" / "drop.json").read_text())
     assert (drop["drop"], drop["indices"]) == (True, [1])
+    assert "To train without them: --set data.without=out/drop.json" in said
+    short = ["--set", "epochs=0", "--set", "steps=2", "--set", "schedule.warmup=0", "--set", "batch=2"]
+    scored = ["--set", "evaluation.every=2", "--set", "data.workers=0"]
+    trained = ["pretrain", "quick-cifar10", "--data", "photos", "--set", "data.without=out/drop.json", "--out", "run"]
+    assert main([*trained, *short, *scored]) == 0
+    assert "photos: 2 pictures (1 left out by out/drop.json)" in capsys.readouterr().out
+    told = vitrail.load(here / "run" / "last.safetensors").card.provenance["deduplicated"]
+    assert (told["selection"], list(told["against"])) == (drop["hash"], ["test@train"])
 
 
 def test_dedup_asks_for_something_to_compare(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,6 +127,17 @@ def test_else_the_weights_say_so_or_nobody_knows(told: dict[str, object], known:
     assert deduplicated(pictures(), None, told) is known
 
 
+def test_weights_tell_what_was_left_out_of_all_their_trainings() -> None:
+    source = pictures()
+    ours = {"deduplicated": {"selection": "0", "against": {"set@test": source.fingerprint}}}
+    others = {"deduplicated": {"selection": "0", "against": {"other@test": "0"}}}
+    assert deduplicated(source, None, ours) is True
+    assert deduplicated(source, None, others) is None
+    assert deduplicated(source, None, {**ours, "from": ours}) is True
+    assert deduplicated(source, None, {**ours, "from": {"weights": "public"}}) is None
+    assert deduplicated(source, None, {**ours, "from": {"deduplicated": False}}) is False
+
+
 def test_results_are_read_without_torch(tmp_path: Path) -> None:
     """`vitrail compare` should not take seconds."""
     result().write(tmp_path / "result.json")

@@ -1,5 +1,7 @@
 """Which pictures a run sees: a share of the training split, with or without labels."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
 from vitrail.data.labels import Labels
+from vitrail.data.selection import Selection
 from vitrail.data.source import Arrays, Source, Subset
 from vitrail.train.config import Data
 from vitrail.train.pictures import cut, find_pictures
@@ -90,3 +93,61 @@ def test_any_split_that_there_is_can_be_watched(splits: tuple[str, ...], dev: fl
     whole = collection(40, 2)
     parts = Collection(name="made", kind="made", path=None, splits=dict.fromkeys(splits, whole.splits["train"]))
     assert cut(parts, Data(source="made", dev=dev, watch="any")).watched == watched
+
+
+def dropping(path: Path, source: Source, *indices: int) -> str:
+    """The file of a selection that leaves some out, as `vitrail data dedup` writes it."""
+    rule = {"name": "dedup", "against": {"made@test": "0"}}
+    made = Selection(source=source.fingerprint, rule=rule, indices=np.array(indices, np.int64), drop=True)
+    made.save(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("part", [1.0, 0.5])
+def test_what_a_selection_drops_is_not_trained_on(part: float, tmp_path: Path) -> None:
+    """Nor is it held out to choose by: it is gone before anything is cut."""
+    whole = collection(40, 2)
+    gone = set(range(0, 40, 4))
+    path = dropping(tmp_path / "drop.json", whole.split("train"), *gone)
+    data = Data(source="made", without=path, part=part, dev=0.2, test="none")
+    found = cut(whole, data)
+    assert found.watch is not None
+    left = roots(found.train) | roots(found.watch)
+    assert not left & gone
+    assert len(left) == round(30 * part)
+    assert found.without is not None
+    assert found.fingerprint != cut(whole, Data(source="made", part=part, dev=0.2, test="none")).fingerprint
+
+
+def roots(source: Source) -> set[int]:
+    """The places in the whole set, through selections of selections."""
+    assert isinstance(source, Subset)
+    if not isinstance(source.source, Subset):
+        return members(source)
+    inner = source.source
+    while isinstance(inner.source, Subset):
+        inner = Subset(inner.source.source, inner.source.indices[inner.indices])
+    return set(inner.indices[source.indices].tolist())
+
+
+def test_a_selection_of_other_pictures_is_refused(tmp_path: Path) -> None:
+    path = dropping(tmp_path / "drop.json", collection(20, 2).split("train"), 1)
+    with pytest.raises(DataError, match=r"data.without=.*drop.json: .* the data have changed since"):
+        cut(collection(40, 2), Data(source="made", without=path, test="none"))
+    with pytest.raises(DataError, match=r"data.without=.*nowhere.json: No such file"):
+        cut(collection(40, 2), Data(source="made", without=str(tmp_path / "nowhere.json"), test="none"))
+
+
+def test_a_selection_that_drops_everything_is_refused(tmp_path: Path) -> None:
+    whole = collection(4, 2)
+    path = dropping(tmp_path / "drop.json", whole.split("train"), 0, 1, 2, 3)
+    with pytest.raises(DataError, match=r"data.without=.*drop.json leaves none of 4 pictures to train on"):
+        cut(whole, Data(source="made", without=path, test="none"))
+
+
+def test_a_selection_that_takes_some_is_no_list_of_what_to_leave_out(tmp_path: Path) -> None:
+    whole = collection(4, 2)
+    taken = Selection(source=whole.split("train").fingerprint, rule={"name": "dev"}, indices=np.array([0, 1]))
+    taken.save(tmp_path / "dev.json")
+    with pytest.raises(DataError, match=r"data.without=.*dev.json says which pictures to take"):
+        cut(whole, Data(source="made", without=str(tmp_path / "dev.json"), test="none"))

@@ -77,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         print_table(COLUMNS, outcome.record.rows(), left=2)
         said = f"{outcome.record.dropped:,} of {outcome.record.pictures:,} pictures of {called} are to be left out"
         print(f"{said}: {job.out / 'drop.json'}; the pairs: {job.out / 'pairs.html'}")
+        if outcome.record.dropped:
+            print(f"To train without them: --set data.without={job.out / 'drop.json'}")
     return 0
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from vitrail.core.errors import DataError, VitrailError, unknown
 from vitrail.core.storage import write_file
@@ -138,8 +138,7 @@ def deduplicated(source: "Source", selection: "Selection | None", provenance: Ma
     """Whether copies of these pictures were left out of training (4.1): by a selection of `vitrail data dedup` that was
     made against them, else as the weights themselves say, else none: nobody knows."""
     if selection is None:
-        told = provenance.get("deduplicated")
-        return told if isinstance(told, bool) else None
+        return told_by(provenance, source)
     against = selection.rule.get("against")
     if selection.rule.get("name") != "dedup" or not isinstance(against, dict):
         raise DataError(
@@ -152,6 +151,19 @@ def deduplicated(source: "Source", selection: "Selection | None", provenance: Ma
             f"against these pictures (fingerprint {source.fingerprint[:12]}); run `vitrail data dedup` against them"
         )
     return True
+
+
+def told_by(provenance: Mapping[str, Any], source: "Source") -> bool | None:
+    """What weights say: copies of these pictures were left out of their training, and of that of the weights they
+    started from."""
+    told = provenance.get("deduplicated")
+    if not isinstance(told, dict):
+        return told if isinstance(told, bool) else None
+    against: dict[str, str] = cast("dict[str, Any]", told).get("against", {})
+    if source.fingerprint not in against.values():
+        return None
+    before: Mapping[str, Any] | None = provenance.get("from")
+    return True if before is None else told_by(before, source)
 
 
 def shown(measure: Measure) -> str:

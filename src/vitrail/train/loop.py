@@ -387,6 +387,7 @@ class Training:
             "seed": self.run.seed,
             "step": self.step,
             "cost": self.pace.so_far().row(),
+            **self.pictures.provenance,
             **({} if row is None else {"score": plain({key: row[key] for key in SCORE if key in row})}),
         }
         with self.scorer.averaged():

@@ -1,9 +1,12 @@
 """Which pictures a run sees: the training split, the one that is watched, the one for the end."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.collection import Collection, open_collection
+from vitrail.data.selection import Selection
 from vitrail.data.source import Source
 from vitrail.data.splits import dev_split, share_split
 from vitrail.train.config import Data
@@ -12,7 +15,8 @@ from vitrail.train.config import Data
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pictures:
     """The splits of a run by their part in it; without labels there are no classes. `chooses` says whether the watched
-    one may choose the best weights: one without labels cannot, and the split that is scored at the end may not."""
+    one may choose the best weights: one without labels cannot, and the split that is scored at the end may not.
+    `without` is what was left out of the training split."""
 
     title: str
     classes: tuple[str, ...]
@@ -23,6 +27,7 @@ class Pictures:
     tested: str
     notes: tuple[str, ...] = ()
     others: dict[str, Source] = field(default_factory=dict[str, Source])  # all splits but the one to train on
+    without: Selection | None = None
 
     @property
     def chooses(self) -> bool:
@@ -33,6 +38,13 @@ class Pictures:
         """Of each split, whether it is scored or not: another order, another label or another file is another one."""
         parts = {"train": self.train, **self.others}
         return {name: part.fingerprint[:16] for name, part in parts.items()}
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What weights tell of these pictures: against which sets, by name and fingerprint, copies were left out."""
+        if self.without is None or self.without.rule.get("name") != "dedup":
+            return {}
+        return {"deduplicated": {"selection": self.without.hash, "against": self.without.rule.get("against", {})}}
 
 
 def find_pictures(data: Data, *, labelled: bool = True) -> Pictures:
@@ -47,6 +59,9 @@ def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Picture
     train = whole = only_or(collection, data.train)
     if labelled:
         collection.need_labels()
+    without: Selection | None = None
+    if data.without:
+        train, without = left_of(train, data.without)
     if data.part < 1:
         train = part_of(train, data)
     dev: Source | None = None
@@ -72,7 +87,22 @@ def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Picture
         tested=tested,
         notes=collection.notes,
         others={name: part for name, part in parts.items() if part is not whole},
+        without=without,
     )
+
+
+def left_of(train: Source, file: str) -> tuple[Source, Selection]:
+    """Without what a selection drops, and the selection."""
+    try:
+        without = Selection.load(Path(file))
+        left = without.apply(train)
+    except DataError as error:
+        raise DataError(f"data.without={file}: {str(error).removeprefix(f'{file}: ')}") from None
+    if not without.drop:
+        raise DataError(f"data.without={file} says which pictures to take, and none to leave out")
+    if not len(left):
+        raise DataError(f"data.without={file} leaves none of {len(train):,} pictures to train on")
+    return left, without
 
 
 def part_of(train: Source, data: Data) -> Source:

@@ -122,13 +122,15 @@ def summary(run: Run, pictures: Pictures, world: World, out: Path) -> tuple[str,
     assert run.model is not None
     optim, local = run.optim, run.batch // world.size
     watched = f", {len(pictures.watch):,} watched ({pictures.watched})" if pictures.watch is not None else ""
+    without = pictures.without
+    dropped = "" if without is None else f" ({len(without.indices):,} left out by {run.data.without})"
     parts = f"{world.size} x {memory.parts(local, run.micro)} x {at_once(local, run.micro)}"
     device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     return (
         f"run folder {out}; report {out / 'report.html'}",
         f"{network_name(run.model)}: {parameters(run.model):,} parameters, {times(run.model.image)} px, from "
         f"{run.weights or 'scratch'}",
-        f"{pictures.title}: {len(pictures.train):,} pictures, {classes_in(pictures)}{watched}",
+        f"{pictures.title}: {len(pictures.train):,} pictures{dropped}, {classes_in(pictures)}{watched}",
         f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(pictures.train):,.1f} epochs; "
         f"{optim.kind} at {optim.lr:g}, {run.schedule.decay}; {run.precision}"
         f"{COMPILED[run.compile]}, {world.size} x {device}",
