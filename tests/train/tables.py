@@ -26,6 +26,7 @@ MEANINGS = {
     "objective.head_bias": "where the last bias starts (-10 on ImageNet-21k)",
     "data.source": "[the pictures](data.md#point-at-pictures); `--data` sets it",
     "data.train": "the split to train on",
+    "data.without": "the `drop.json` of `vitrail data dedup`: what it names is left out first",
     "data.part": "share of it to learn from, by class; a smaller share lies in every larger one",
     "data.part_seed": "of that draw",
     "data.dev": "share of that which is held out, by class, for choosing",
