@@ -320,9 +320,8 @@ def everything(name: str) -> str:
                 Gallery(
                     title=name,
                     lead=name,
-                    mood="wrong",
                     shots=[
-                        shot(Image.new("L", (8, 8)), f"{name}\n{name}"),
+                        shot(Image.new("L", (8, 8)), f"{name}\n{name}", mood="wrong"),
                         shot(np.zeros((4, 5, 3), np.uint8), name),
                         Shot(picture="", caption=name),
                     ],

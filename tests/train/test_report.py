@@ -80,8 +80,8 @@ def full_facts(**more: Any) -> RunFacts:
             "config": {"batch": 128, "optim": {"lr": 1e-3, "betas": [0.9, 0.999]}, "weights": None},
             "environment": {"torch": "2.10"},
             "cost": [("TPUv3-core-days", "3e-7")],
-            "best": [(picture, "7\n99.9%")],
-            "worst": [(np.asarray(picture), "7 → 9\n83%"), (None, "3 → 8\n51%")],
+            "best": [(picture, "7\n99.9%", "right")],
+            "worst": [(np.asarray(picture), "7 → 9\n83%", "wrong"), (None, "3\n51%", "right")],
             "confusion": np.diag([5, 5, 5]),
             "classes": ("a", "b", "c"),
             "scored": "test",
@@ -119,6 +119,12 @@ def test_a_whole_run_shows_everything(tmp_path: Path) -> None:
         assert said in text
     assert text.count("<img") == 2
     assert "not readable now" in text
+
+
+def test_a_worst_answer_that_is_right_is_not_marked_as_a_mistake(tmp_path: Path) -> None:
+    write_report(written(tmp_path, whole_run()), full_facts(status="done"))
+    marks = re.findall(r'<figure class="(right|wrong|)">', text_of(tmp_path))
+    assert marks == ["wrong", "right", "right"]  # two of the worst, of which the second is right, and the surest
 
 
 def test_the_numbers_are_those_of_the_rows() -> None:
@@ -230,8 +236,8 @@ def test_long_runs_stay_small_and_quick(tmp_path: Path) -> None:
     folder = written(tmp_path, [*rows, *whole_run()])
     pictures = [Image.fromarray(rng.integers(0, 256, (375, 500, 3), dtype=np.uint8)) for _ in range(24)]
     facts = full_facts(
-        best=[(picture, "a") for picture in pictures[:12]],
-        worst=[(picture, "a") for picture in pictures[12:]],
+        best=[(picture, "a", "right") for picture in pictures[:12]],
+        worst=[(picture, "a", "wrong") for picture in pictures[12:]],
         confusion=rng.integers(0, 20, (100, 100)),
         classes=[f"class {at}" for at in range(100)],
     )

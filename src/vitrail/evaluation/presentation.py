@@ -110,8 +110,8 @@ def gallery(found: Assessment, source: Source) -> Galleries:
     worst = np.lexsort((judged.sample, -np.nan_to_num(judged.loss, nan=np.inf, posinf=np.inf)))[:PICTURES]
     return Galleries(
         galleries=[
-            Gallery(title="Worst", shots=shots(worst, judged, found.names, source), mood="wrong", lead="largest loss"),
-            Gallery(title="Best", shots=shots(best, judged, found.names, source), mood="right", lead="surest"),
+            Gallery(title="Worst", shots=shots(worst, judged, found.names, source), lead="largest loss"),
+            Gallery(title="Best", shots=shots(best, judged, found.names, source), lead="surest"),
         ]
     )
 
@@ -127,7 +127,7 @@ def shots(places: NDArray[np.int64], judged: Judged, names: Sequence[str], sourc
             picture = source.picture(int(judged.sample[at])).rgb()
         except VitrailError:
             picture = None  # it has gone since it was scored
-        made.append(shot(picture, caption))
+        made.append(shot(picture, caption, mood="right" if judged.right[at] else "wrong"))
     return made
 
 

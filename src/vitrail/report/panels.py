@@ -54,11 +54,13 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shot:
-    """A picture as a data URI, or empty where there is none to show; what is below it, and a quieter line."""
+    """A picture as a data URI, or empty where there is none to show; what is below it, a quieter line, and whether what
+    was said of it is right."""
 
     picture: str
     caption: str
     note: str = ""
+    mood: Mood = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +69,6 @@ class Gallery:
 
     title: str
     shots: Sequence[Shot]
-    mood: Mood = ""
     lead: str = ""
 
 
@@ -106,9 +107,9 @@ class Folded:
     template: str = field(default="folded.html", init=False)
 
 
-def shot(picture: Picture | None, caption: str, *, side: int = 128) -> Shot:
+def shot(picture: Picture | None, caption: str, *, mood: Mood = "", side: int = 128) -> Shot:
     """A picture made small. A second line of the caption is the quieter one."""
     if isinstance(picture, np.ndarray):
         picture = Image.fromarray(np.ascontiguousarray(picture))
     text, _, note = caption.partition("\n")
-    return Shot(picture="" if picture is None else data_uri(picture, side), caption=text, note=note)
+    return Shot(picture="" if picture is None else data_uri(picture, side), caption=text, note=note, mood=mood)

@@ -9,7 +9,7 @@ from vitrail.core.settings import plain
 from vitrail.data.ledger import Ledger
 from vitrail.data.source import Source
 from vitrail.evaluation.accuracy import Answer, Score
-from vitrail.report.panels import State
+from vitrail.report.panels import Mood, State
 from vitrail.train.config import Run
 from vitrail.train.cost import Cost
 from vitrail.train.folder.run import RunFolder
@@ -75,10 +75,11 @@ def gallery(answers: Iterable[Answer], source: Source | None, classes: tuple[str
     """Each picture with what it shows and what was said."""
     shown: list[Shown] = []
     for answer in answers:
-        said = "" if answer.predicted == answer.label else f"said {classes[answer.predicted]}, "
+        mood: Mood = "right" if answer.predicted == answer.label else "wrong"
+        said = "" if mood == "right" else f"said {classes[answer.predicted]}, "
         caption = f"{classes[answer.label]}\n{said}{answer.probability:.1%}"
         try:
-            shown.append((None if source is None else source.picture(answer.sample).rgb(), caption))
+            shown.append((None if source is None else source.picture(answer.sample).rgb(), caption, mood))
         except VitrailError:
-            shown.append((None, caption))
+            shown.append((None, caption, mood))
     return shown

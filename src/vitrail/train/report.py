@@ -45,7 +45,7 @@ NOISY: Final = 60  # rows from which a mean is drawn through them
 RECENT: Final = 50  # rows of which the middle one is the present throughput
 PREFIXES: Final = ("", "kilo", "mega", "giga", "tera", "peta", "exa", "zetta")
 
-Shown = tuple[Picture | None, str]  # a picture and its caption; a second line of it is set more quietly
+Shown = tuple[Picture | None, str, Mood]  # a picture, its caption (a second line is quieter), whether it is right
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -127,9 +127,9 @@ def sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
         found.append(Heat(title=f"Confusion{of}", counts=facts.confusion, classes=facts.classes))
     shown: list[Gallery] = []
     if facts.worst:
-        shown.append(gallery("Worst answers", "wrong", facts.worst))
+        shown.append(gallery("Worst answers", facts.worst))
     if facts.best:
-        shown.append(gallery("Surest right answers", "right", facts.best))
+        shown.append(gallery("Surest right answers", facts.best))
     if shown:
         found.append(Galleries(galleries=shown))
     if cost := [*cost_rows(train), *facts.cost]:
@@ -306,8 +306,8 @@ def same_split(watch: Sequence[Row], test: Sequence[Row]) -> bool:
     return bool(watch and test) and watch[-1].get("split") == test[-1].get("split")
 
 
-def gallery(title: str, mood: Mood, shown: Sequence[Shown]) -> Gallery:
-    return Gallery(title=title, mood=mood, shots=[shot(picture, caption) for picture, caption in shown])
+def gallery(title: str, shown: Sequence[Shown]) -> Gallery:
+    return Gallery(title=title, shots=[shot(picture, caption, mood=mood) for picture, caption, mood in shown])
 
 
 def cost_rows(train: Sequence[Row]) -> list[tuple[str, str]]:
