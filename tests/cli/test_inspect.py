@@ -59,6 +59,7 @@ def test_a_page_with_every_kind_and_its_figures(
     assert main(["inspect", weights(tmp_path, VIT), *arguments]) == 0
     said = capsys.readouterr().out
     assert "left out" not in said
+    assert "Every layer and head, to click through" in said
     text = (out / "report.html").read_text("utf-8")
     kinds = [name for name in KINDS if name != "gradcam"]
     assert re.findall(r'<section id="(\w+)">', text) == ["rollout", "explorer", *kinds[1:]]
@@ -108,6 +109,7 @@ def test_a_resnet_has_what_it_has_and_the_page_says_why_not_more(
     said = capsys.readouterr().out
     for found in (text, said):
         assert re.search(r"rollout, layers, .*, explorer: a ResNet has no tokens and no attention between them", found)
+    assert "click through" not in said
     assert "<script" not in text
 
 

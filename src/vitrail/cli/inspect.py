@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"nothing can be drawn: {'; '.join(left_out)}")
         written = write(args, looked, parts, left_out, wanted)
     rows = [[part.kind, part.title, ", ".join(one.name for one in part.drawings)] for part in parts]
+    if "explorer" in wanted and looked.given.transformer:
+        rows.append(["explorer", "Every layer and head, to click through", "in the page"])
     print_table(["kind", "what", "figures"], rows, left=3)
     for line in left_out:
         print(f"left out: {line}")
