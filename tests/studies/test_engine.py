@@ -76,6 +76,8 @@ def test_a_finished_study_trains_nothing_again(done: Path) -> None:
     before = {name: trained(done, name) for name in ("first-0", "second-0", "third-0")}
     report, recorder = play(plan_of(done))
     assert recorder.lines == ["told 3 of 3 cells are finished already"]
+    cells_now = json.loads((done / "study.json").read_text())["cells"]
+    assert all(cell["seconds"] > 0 for cell in cells_now.values())  # of the start that trained them
     assert set(report.states.values()) == {"done"}
     assert {name: trained(done, name) for name in before} == before == dict.fromkeys(before, 1)
 

@@ -152,7 +152,8 @@ class Board:
         self.states: dict[str, State] = {name: "done" if name in self.outcomes else "waiting" for name in self.cells}
         self.shares: dict[str, float] = {}
         self.since: dict[str, float] = {}
-        self.seconds: dict[str, float] = {}
+        before = kept.seconds_in(plan.out)
+        self.seconds = {name: before[name] for name in self.outcomes if name in before}
         self.start = self.presented = time.monotonic()
         self.total = sum(self.work(name) for name in self.cells if self.states[name] == "waiting")
         self.note("running")

@@ -150,6 +150,14 @@ def take_up(out: Path, study: str, scale: str, cells: Sequence[Cell], *, force: 
     return there
 
 
+def seconds_in(out: Path) -> dict[str, float]:
+    """How long cells took, of those that OUT/study.json knows it of."""
+    cells = read_json(out / STUDY).get("cells") if (out / STUDY).exists() else None
+    told = {str(name): cell for name, cell in cells.items()} if isinstance(cells, Mapping) else {}
+    known = {name: cell.get("seconds") for name, cell in told.items() if isinstance(cell, Mapping)}
+    return {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
+
+
 def note(out: Path, content: Mapping[str, Any]) -> None:
     """OUT/study.json: which study it is, and how it stands."""
     told = {**content, "updated": datetime.now().astimezone().isoformat(timespec="seconds")}
