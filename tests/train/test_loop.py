@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from torch import Tensor
 
 import vitrail
 from tests.train.killed import digest_of
+from tests.train.selfsup import selfsup_run
 from tests.train.tiny import tiny_run
 from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.store import points
+from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.checkpoint.store.saved import latest
-from vitrail.core.errors import ConfigError, Exploded, TrainingError
+from vitrail.core.errors import ConfigError, Exploded, OutOfMemory, TrainingError
 from vitrail.data.order import Order
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
@@ -282,6 +285,54 @@ def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch:
         "out of memory with 5 pictures at once: going on with 2, and 7 micro-batches a step",
     ]
     assert seen == {2}
+
+
+@pytest.mark.parametrize(
+    ("run", "from_step", "said"),
+    [
+        (tiny_run(steps=12, micro=16), 10, "at step 10 with 16 pictures at once; go on with .* --set micro=8"),
+        (tiny_run(steps=12, micro=1), 0, "at step 0 with 1 picture at once; not even one fits"),
+        (selfsup_run("moco"), 0, "at step 0 with 16 pictures at once; its pictures are compared with each other"),
+    ],
+    ids=["late", "one", "compared"],
+)
+def test_out_of_memory_that_halving_cannot_help_says_what_can(
+    run: Run, from_step: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, seen = Step.gradients, [0]
+
+    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> Outcome:
+        seen[0] += 1
+        if step is not None and step >= from_step:
+            raise torch.OutOfMemoryError("no more")
+        return honest(self, inputs, step, micro)
+
+    monkeypatch.setattr(Step, "gradients", short)
+    with pytest.raises(OutOfMemory, match=said):
+        go(run, tmp_path / "run")
+    assert "out of memory at step" in json.loads((tmp_path / "run" / "status.json").read_text())["message"]
+    assert "out of memory at step" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_checkpoint_that_is_being_written_when_a_run_fails_is_finished_before_the_folder_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Step.gradients
+
+    def slow(point: str) -> None:
+        if point == "shard: before sync":
+            time.sleep(0.5)
+
+    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> Outcome:
+        if step == 8:
+            raise RuntimeError("something else")
+        return honest(self, inputs, step, micro)
+
+    monkeypatch.setattr(points, "reached", slow)
+    monkeypatch.setattr(Step, "gradients", short)
+    with pytest.raises(RuntimeError, match="something else"):
+        go(tiny_run(steps=12, keep=Keep(steps=4)), tmp_path / "run")
+    assert sorted(places(tmp_path / "run" / FOLDER)) == [4, 8]
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,10 @@ class RankLost(TrainingError):
     """A process of a job that died or hung."""
 
 
+class OutOfMemory(VitrailError, MemoryError):
+    """A step that the memory of a device does not hold, and that cannot be taken in smaller parts by itself."""
+
+
 class WeightsError(VitrailError):
     """A weight file that cannot be used."""
 

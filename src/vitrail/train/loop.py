@@ -17,7 +17,7 @@ import torch
 
 from vitrail.checkpoint.store.saved import Saved
 from vitrail.checkpoint.store.store import Store
-from vitrail.core.errors import DataError, Exploded, TrainingError, VitrailError
+from vitrail.core.errors import DataError, Exploded, OutOfMemory, TrainingError, VitrailError
 from vitrail.data.ledger import Ledger, Unreadable
 from vitrail.data.loader import Batch, blamed
 from vitrail.data.order import Order
@@ -116,6 +116,8 @@ def train(
             raise
         except BaseException as error:
             cause = blamed(error)
+            if training is not None:
+                training.close()  # a checkpoint that is being written: the folder is given free behind it
             message = messages.failed(cause, world.size)
             folder.status("failed", message=message)
             if training is not None and not isinstance(cause, TrainingError):  # those have told it all
@@ -223,11 +225,11 @@ class Training:
             try:
                 done = self.parts.step(batch, step=batch.step, rate=lr, micro=self.micro)
                 break
-            except torch.OutOfMemoryError:
-                taken = min(self.micro, len(batch))
+            except torch.OutOfMemoryError as error:
+                taken, couples = min(self.micro, len(batch)), self.parts.objective.couples
                 late = self.pace.steps >= FIRST_STEPS or self.world.size > 1 or taken == 1
-                if late or self.parts.objective.couples:
-                    raise
+                if late or couples:
+                    raise OutOfMemory(messages.out_of_memory(batch.step, taken, couples=couples)) from error
                 self.parts.optimiser.zero_grad()
                 torch.cuda.empty_cache()
                 self.micro = memory.portion(len(batch), taken // 2)

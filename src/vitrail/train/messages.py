@@ -13,6 +13,20 @@ def halved(before: int, after: int, parts: int) -> str:
     return f"out of memory with {before} pictures at once: going on with {after}, and {parts} micro-batches a step"
 
 
+def out_of_memory(step: int, taken: int, *, couples: bool) -> str:
+    """`taken` pictures at once were too many for the device."""
+    if couples:
+        what = (
+            "its pictures are compared with each other and cannot be taken in parts: use a smaller batch or more "
+            "processes, and --set recompute=true"
+        )
+    elif taken == 1:
+        what = "not even one fits: use --set recompute=true, --set sharding=fsdp over several devices, or fewer tokens"
+    else:
+        what = f"go on with the same command and --set micro={taken // 2}"
+    return f"out of memory at step {step:,} with {taken} picture{'s' if taken > 1 else ''} at once; {what}"
+
+
 def left_out(more: int, reading: Reading, limit: int) -> str:
     return (
         f"{more} update{'s' if more > 1 else ''} left out up to step {reading.step:,}: loss or gradient was not finite "
