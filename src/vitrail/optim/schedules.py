@@ -18,8 +18,8 @@ def check(schedule: Schedule, total: int) -> None:
     """Refuses a warm-up that leaves no step for the rest of the schedule."""
     if schedule.warmup >= total:
         raise ConfigError(
-            f"schedule.warmup={schedule.warmup} must be below the number of steps, {total}; "
-            "shorten the warm-up or lengthen the run"
+            f"schedule.warmup={schedule.warmup} must be below the number of steps, {total}; shorten the warm-up "
+            f"(schedule.warmup={total // 10} is a tenth) or lengthen the run"
         )
 
 

@@ -12,11 +12,11 @@ from vitrail.core.shapes import Pair
 from vitrail.data.collection import open_collection
 from vitrail.data.source import Source
 from vitrail.recipes.change import on_data, resized, started_from, with_changes
-from vitrail.recipes.finetune import for_data, reasons
+from vitrail.recipes.finetune import Chosen, for_data, reasons, warmup_for
 from vitrail.recipes.grids import RATES, grid
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
-from vitrail.train.pictures import only_or
+from vitrail.train.pictures import available, only_or
 
 LOOKED_AT = 32  # pictures whose headers tell the usual size
 
@@ -75,27 +75,34 @@ def planned(asked: Asked) -> Planned:
 
 
 def fitted(asked: Asked) -> Planned:
-    """Fine-tuning without a recipe: weights and data say all."""
+    """Fine-tuning without a recipe: weights say all, and the data that are asked to be trained on."""
     bundle, collection = find_weights(asked.weights), open_collection(asked.data)
-    train = only_or(collection, "train")
+    whole = only_or(collection, "train")
     collection.need_labels()
-    picture = usual_size(train)
-    chosen = for_data(
-        bundle.config,
-        bundle.card.preprocessing,
-        weights=asked.weights,
-        source=asked.data,
-        samples=len(train),
-        classes=len(collection.classes),
-        picture=picture,
-        image_size=asked.image_size or None,
-        has_val="val" in collection.splits,
-    )
-    run = on_data(replace(chosen.run, name=f"finetune-{collection.title}"), asked.data)
-    run, has_val = finished(run, asked), "val" in collection.splits
-    count = len(train) - round(len(train) * run.data.dev)
+    picture, has_val = usual_size(whole), "val" in collection.splits
+
+    def chosen(samples: int) -> Chosen:
+        return for_data(
+            bundle.config,
+            bundle.card.preprocessing,
+            weights=asked.weights,
+            source=asked.data,
+            samples=samples,
+            classes=len(collection.classes),
+            picture=picture,
+            image_size=asked.image_size or None,
+            has_val=has_val,
+        )
+
+    samples = len(available(collection, finished(chosen(len(whole)).run, asked).data))
+    base = chosen(samples).run
+    run = finished(on_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
+    count = samples - round(samples * run.data.dev)
+    if not any(text.partition("=")[0].strip() == "schedule.warmup" for text in asked.settings):
+        steps = run.steps or max(round(run.epochs * count / run.batch), 1)
+        run = replace(run, schedule=replace(run.schedule, warmup=warmup_for(steps)))
     why = reasons(run, bundle.config, count, picture, given=asked.image_size > 0, has_val=has_val)
-    return Planned(run=run, base=chosen.run, why=why)
+    return Planned(run=run, base=base, why=why)
 
 
 def finished(run: Run, asked: Asked) -> Run:

@@ -72,7 +72,6 @@ def for_data(
     batch = batch_for(count)
     seen = min(EPOCHS * count, SEEN if count < HUGE else 2 * SEEN)
     steps = max(LEAST_STEPS, round(seen / batch))
-    warmup = min(steps // 10, 500)
     area = MILD if count < LARGE else PAPER
     crop = InceptionCrop(size=image, area=area, interpolation=preprocessing.interpolation)
     run = Run(
@@ -80,7 +79,7 @@ def for_data(
         augmentation=Augmentation(crop=crop),
         data=Data(source=source, dev=dev),
         optim=OPTIM,
-        schedule=Schedule(decay="cosine", warmup=warmup),
+        schedule=Schedule(decay="cosine", warmup=warmup_for(steps)),
         batch=batch,
         steps=steps,
     )
@@ -94,6 +93,11 @@ def batch_for(count: int) -> int:
     """512, or fewer for fewer than 8,192 pictures; a power of two that is not above `count`."""
     wanted = min(max(count // 16, 16), BATCH, count)
     return 1 << (wanted.bit_length() - 1)
+
+
+def warmup_for(steps: int) -> int:
+    """A tenth of the run, at most 500 steps."""
+    return min(steps // 10, 500)
 
 
 def reasons(

@@ -56,14 +56,11 @@ def find_pictures(data: Data, *, labelled: bool = True) -> Pictures:
 
 
 def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Pictures:
-    train = whole = only_or(collection, data.train)
+    whole = only_or(collection, data.train)
     if labelled:
         collection.need_labels()
-    without: Selection | None = None
-    if data.without:
-        train, without = left_of(train, data.without)
-    if data.part < 1:
-        train = part_of(train, data)
+    without = selection_in(data.without) if data.without else None
+    train = available(collection, data)
     dev: Source | None = None
     if data.dev:
         rest, held = dev_split(train, data.dev)
@@ -91,18 +88,35 @@ def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Picture
     )
 
 
-def left_of(train: Source, file: str) -> tuple[Source, Selection]:
-    """Without what a selection drops, and the selection."""
+def available(collection: Collection, data: Data) -> Source:
+    """What there is to learn from, before a part of it is held out."""
+    train = only_or(collection, data.train)
+    if data.without:
+        train = left_of(train, data.without)
+    return part_of(train, data) if data.part < 1 else train
+
+
+def left_of(train: Source, file: str) -> Source:
+    """Without what a selection drops."""
+    without = selection_in(file)
     try:
-        without = Selection.load(Path(file))
         left = without.apply(train)
     except DataError as error:
-        raise DataError(f"data.without={file}: {str(error).removeprefix(f'{file}: ')}") from None
-    if not without.drop:
-        raise DataError(f"data.without={file} says which pictures to take, and none to leave out")
+        raise DataError(f"data.without={file}: {error}") from None
     if not len(left):
         raise DataError(f"data.without={file} leaves none of {len(train):,} pictures to train on")
-    return left, without
+    return left
+
+
+def selection_in(file: str) -> Selection:
+    """What `vitrail data dedup` wants left out."""
+    try:
+        without = Selection.load(Path(file))
+    except DataError as error:
+        raise DataError(f"data.without={error}") from None
+    if not without.drop:
+        raise DataError(f"data.without={file} says which pictures to take, and none to leave out")
+    return without
 
 
 def part_of(train: Source, data: Data) -> Source:

@@ -1,0 +1,51 @@
+"""From what a person typed to a run: choices follow from the pictures that there are to train on."""
+
+from pathlib import Path
+
+import pytest
+
+import vitrail
+from vitrail.core.errors import ConfigError
+from vitrail.recipes.asked import Asked, planned
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("weights") / "nano.safetensors"
+    vitrail.save(vitrail.create_model("ViT-Nano/4", classes=10), path)
+    return str(path)
+
+
+def tuned(weights: str, *settings: str) -> Asked:
+    return Asked(verb="finetune", weights=weights, data="digits", settings=settings)
+
+
+def test_a_share_of_the_labels_is_what_the_choices_are_for(weights: str) -> None:
+    """1,437 digits take batches of 64, a tenth of them of 16."""
+    whole, part = planned(tuned(weights)), planned(tuned(weights, "data.part=0.1"))
+    assert (whole.run.batch, part.run.batch) == (64, 16)
+    assert whole.run.data.dev == part.run.data.dev == 0.1
+    assert "130 pictures to train on" in "\n".join(part.why)
+    assert part.run.steps < whole.run.steps
+
+
+def test_what_is_typed_stays(weights: str) -> None:
+    run = planned(tuned(weights, "data.part=0.1", "batch=32", "steps=40", "schedule.warmup=7", "data.dev=0")).run
+    assert (run.batch, run.steps, run.schedule.warmup, run.data.dev) == (32, 40, 7, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "warmup"),
+    [((), 244, 24), (("steps=30",), 30, 3), (("epochs=2",), 16, 1), (("steps=2",), 2, 0)],
+)
+def test_the_warm_up_is_a_tenth_of_the_run_however_long(
+    settings: tuple[str, ...], steps: int, warmup: int, weights: str
+) -> None:
+    plan = planned(tuned(weights, "data.part=0.1", *settings))
+    assert plan.run.schedule.warmup == warmup
+    assert f"{steps} steps: " in "\n".join(plan.why)
+
+
+def test_a_part_that_is_none_is_refused_here(weights: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.part=2"):
+        planned(tuned(weights, "data.part=2"))
