@@ -291,6 +291,15 @@ def test_grad_cam_that_was_asked_of_a_transformer_is_missed(
     assert "nothing can be drawn: gradcam: it is for ResNets" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_pictures_may_stand_behind_the_weights(tmp_path: Path, pictures: list[str]) -> None:
+    file, out = weights(tmp_path, VIT), tmp_path / "out"
+    for typed in ([file, *pictures[:2]], [file, pictures[0], "--images", pictures[1]]):
+        assert main(["inspect", *typed, "--only", "rollout", "--out", str(out)]) == 0
+        text = (out / "report.html").read_text("utf-8")
+        assert all(Path(name).name in text for name in pictures[:2])
+
+
 def test_without_weights_the_shipped_network_is_looked_at(
     tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ EXAMPLES: Final = {
     ),
     "embed": ("embed vitrail-cifar10 photos photos.parquet", "embed WEIGHTS cifar10@test features.npz --type float16"),
     "inspect": (
-        "inspect vitrail-cifar10 --images cat.jpg dog.jpg --out look",
+        "inspect vitrail-cifar10 cat.jpg dog.jpg --out look",
         "inspect runs/flowers --data flowers --only rollout,distance",
     ),
     "finetune": (

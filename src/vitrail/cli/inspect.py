@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from vitrail.cli.subject import add_loading, add_weights
 
     add_weights(parser, optional=True)
-    parser.add_argument("--images", nargs="+", default=[], metavar="IMG", help="picture files to look at")
+    parser.add_argument("pictures", nargs="*", metavar="IMG", help="picture files to look at, behind the weights")
+    parser.add_argument("--images", nargs="+", default=[], metavar="IMG", help="the same, anywhere")
     parser.add_argument(
         "--data",
         metavar="SOURCE[@SPLIT]",
@@ -64,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
     from vitrail.inspection.style import toolkit
 
     toolkit()  # before anything that takes time
-    if is_picture(args.weights) and not args.images:  # vitrail inspect cat.jpg
-        args.weights, args.images = DEFAULT, [args.weights]
+    args.images = [*args.pictures, *args.images]
+    if is_picture(args.weights):  # vitrail inspect cat.jpg
+        args.weights, args.images = DEFAULT, [args.weights, *args.images]
     check_writable(args.out / PAGE)
     wanted = kinds(args.only)
     with alone(args) as device:
