@@ -177,6 +177,17 @@ def compiled(world: World, ways: list[Way]) -> list[Any]:
 
 
 @pytest.mark.slow
+def test_one_network_after_another_is_compiled_in_one_process() -> None:
+    """Torch compiles so many networks for a piece of code, and then runs others as they are, without a word."""
+    frames, seen = torch._dynamo.utils.counters["frames"], list[int]()
+    with quick_compiler(), torch._dynamo.config.patch(recompile_limit=2):
+        for kind in ("vit", "sine", "resnet", "hybrid"):
+            parallel, before = parallelise(objective(kind), world=ALONE, compile=True), frames["ok"]
+            parallel(*inputs(kind))
+            seen.append(frames["ok"] - before)
+    assert min(seen) > 0, seen
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "autocast", "bfloat16"])
 def test_compiled_is_the_same(precision: Precision, recompute: bool) -> None:

@@ -212,6 +212,7 @@ def test_forward_is_one_graph_that_notes_the_answers() -> None:
     config = replace(DINO_, local_views=1)
     objective, plain = (distil(config=config, depth=1) for _ in range(2))
     inputs = objective.inputs(batch(small=1), seed=0, step=0)
+    torch.compiler.reset()  # of what other tests have compiled
     compiled = torch.compile(objective, fullgraph=True, backend="aot_eager")
     for learner in (compiled, plain):
         for part in range(2):  # micro-batches

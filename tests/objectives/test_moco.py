@@ -156,6 +156,7 @@ def test_its_state_comes_back() -> None:
 def test_forward_is_one_graph() -> None:
     objective = contrast(depth=1)
     inputs = objective.inputs(batch(), seed=0, step=0)
+    torch.compiler.reset()  # of what other tests have compiled
     compiled = torch.compile(objective, fullgraph=True, backend="aot_eager")
     outcome: Outcome = compiled(*inputs)
     outcome.total.backward()

@@ -277,6 +277,7 @@ def test_a_step_in_bfloat16_is_one_graph(kind: str) -> None:
     parts = assemble(resolved(run, pictures, ALONE), pictures, ALONE, Ledger(), saved=None)
     whole = Whole(parts.objective, ALONE.device, "bfloat16", cast_weights=True)
     inputs = parts.objective.inputs(next(iter(parts.feed.stream(0, 1))), seed=0, step=0)
+    torch.compiler.reset()  # of what other tests have compiled
     compiled = torch.compile(whole, backend="eager", fullgraph=True, dynamic=False)
     assert compiled(*inputs).total.detach() == whole(*inputs).total.detach()
     low = whole._low()

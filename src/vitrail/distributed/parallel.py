@@ -96,6 +96,9 @@ def parallelise(
     # In a world of one there is nothing to share out.
     shards = sharding in ("fsdp", "hsdp") and world.size > 1
     low = precision == "bfloat16"
+    if compile:
+        # Torch compiles a piece of code for so many networks, and runs the next ones as they are, without a word.
+        torch.compiler.reset()
     if recompute:
         for unit in units(module):
             _recompute(unit, keep_weights=low and not shards and not compile)
