@@ -12,6 +12,7 @@ VitrailError
 ├── TrainingError          a run cannot go on; its folder says how far it came
 │   ├── Exploded           loss or gradient was not finite too often, or weights overflowed
 │   └── RankLost           a process of a job died or hung; names it
+├── OutOfMemory            a step does not fit into the memory of a device; says what to change
 └── WeightsError           a weight file cannot be used; names the file and the first offending tensor
     ├── UnsafeWeights      the file asks for code to run, or for memory beyond any honest need
     ├── CorruptWeights     truncated, torn, flipped, not finite, or not a weight file at all
