@@ -121,13 +121,10 @@ def test_what_a_selection_drops_is_not_trained_on(part: float, tmp_path: Path) -
 
 def roots(source: Source) -> set[int]:
     """The places in the whole set, through selections of selections."""
-    assert isinstance(source, Subset)
-    if not isinstance(source.source, Subset):
-        return members(source)
-    inner = source.source
-    while isinstance(inner.source, Subset):
-        inner = Subset(inner.source.source, inner.source.indices[inner.indices])
-    return set(inner.indices[source.indices].tolist())
+    places = np.arange(len(source))
+    while isinstance(source, Subset):
+        source, places = source.source, source.indices[places]
+    return set(places.tolist())
 
 
 def test_a_selection_of_other_pictures_is_refused(tmp_path: Path) -> None:

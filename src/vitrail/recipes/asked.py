@@ -94,8 +94,8 @@ def fitted(asked: Asked) -> Planned:
             has_val=has_val,
         )
 
-    samples = len(available(collection, finished(chosen(len(whole)).run, asked).data))
-    base = chosen(samples).run
+    train, _ = available(collection, finished(chosen(len(whole)).run, asked).data)
+    samples, base = len(train), chosen(len(train)).run
     run = finished(on_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
     count = samples - round(samples * run.data.dev)
     if not any(text.partition("=")[0].strip() == "schedule.warmup" for text in asked.settings):

@@ -26,9 +26,9 @@ Positions: TypeAlias = Literal["resized", "drawn"]
 class Data:
     """Which pictures. `without` is a file of `vitrail data dedup` with those of the training split to leave out (4.1).
     `part` is the share of the rest that there is to learn from, by class: a smaller one lies in every larger one of the
-    same `part_seed` (4.3). `dev` is the part of that which is held out for choosing, by
-    class; `watch` is the split that is scored along the way and that chooses the best weights (auto: dev where there is
-    one, else val; any: else test), `test` the one that is scored at the end (auto: test, where there is one)."""
+    same `part_seed` (4.3). `dev` is the part of that which is held out for choosing, by class; `watch` is the split
+    that is scored along the way and that chooses the best weights (auto: dev where there is one, else val; any: else
+    test), `test` the one that is scored at the end (auto: test, where there is one)."""
 
     source: str = ""
     train: str = "train"

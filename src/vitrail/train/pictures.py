@@ -59,8 +59,7 @@ def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Picture
     whole = only_or(collection, data.train)
     if labelled:
         collection.need_labels()
-    without = selection_in(data.without) if data.without else None
-    train = available(collection, data)
+    train, without = available(collection, data)
     dev: Source | None = None
     if data.dev:
         rest, held = dev_split(train, data.dev)
@@ -88,35 +87,29 @@ def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Picture
     )
 
 
-def available(collection: Collection, data: Data) -> Source:
-    """What there is to learn from, before a part of it is held out."""
-    train = only_or(collection, data.train)
+def available(collection: Collection, data: Data) -> tuple[Source, Selection | None]:
+    """What there is to learn from, before a part of it is held out, and what was left out of it."""
+    train, without = only_or(collection, data.train), None
     if data.without:
-        train = left_of(train, data.without)
-    return part_of(train, data) if data.part < 1 else train
+        train, without = left_of(train, data.without)
+    return part_of(train, data) if data.part < 1 else train, without
 
 
-def left_of(train: Source, file: str) -> Source:
-    """Without what a selection drops."""
-    without = selection_in(file)
+def left_of(train: Source, file: str) -> tuple[Source, Selection]:
+    """Without what `vitrail data dedup` wants left out, and its selection."""
+    try:
+        without = Selection.load(Path(file))
+    except DataError as error:  # which names the file
+        raise DataError(f"data.without={error}") from None
+    if not without.drop:
+        raise DataError(f"data.without={file} says which pictures to take, and none to leave out")
     try:
         left = without.apply(train)
     except DataError as error:
         raise DataError(f"data.without={file}: {error}") from None
     if not len(left):
         raise DataError(f"data.without={file} leaves none of {len(train):,} pictures to train on")
-    return left
-
-
-def selection_in(file: str) -> Selection:
-    """What `vitrail data dedup` wants left out."""
-    try:
-        without = Selection.load(Path(file))
-    except DataError as error:
-        raise DataError(f"data.without={error}") from None
-    if not without.drop:
-        raise DataError(f"data.without={file} says which pictures to take, and none to leave out")
-    return without
+    return left, without
 
 
 def part_of(train: Source, data: Data) -> Source:
