@@ -9,7 +9,8 @@ from vitrail.core.paper import AVERAGE_5, TABLE_6
 from vitrail.models.walk import macs
 from vitrail.models.zoo import model_config
 from vitrail.studies.cell import Outcome, Place
-from vitrail.studies.scaling import SMALL, STUDY
+from vitrail.studies.scaling import SMALL, STUDY, TINY, TINY_LENGTHS
+from vitrail.studies.scaling_findings import lines_of, networks_of
 from vitrail.studies.study import grid
 
 
@@ -28,10 +29,12 @@ def test_the_grid_has_three_families_of_growing_compute(scale: str) -> None:
     assert {cell.at["family"] for cell in cells} == {"ViT", "BiT", "hybrid"}
     for family in ("ViT", "BiT", "hybrid"):
         ones = [cell for cell in cells if cell.at["family"] == family and cell.at["seed"] == 0]
-        costs = [macs(cell.run.model) for cell in ones if cell.run.model is not None]
-        assert costs == sorted(costs)
-        assert len(costs) >= 3
-    assert {cell.run.steps for cell in cells} == {cells[0].run.steps}
+        costs = {(macs(cell.run.model), cell.run.steps) for cell in ones if cell.run.model is not None}
+        assert [macs(cell.run.model) for cell in ones if cell.run.model is not None] == [
+            cost for cost, _ in sorted(costs)
+        ]
+        assert len({cost * steps for cost, steps in costs}) >= 3
+        assert {steps for _, steps in costs} == {cell.run.steps for cell in cells}
 
 
 def test_families_share_a_range_of_compute() -> None:
@@ -87,6 +90,36 @@ def test_hybrids_without_a_lead() -> None:
     assert "hybrids are not ahead at small budgets" in found.beside
 
 
+def test_resnets_that_are_all_above_every_vit() -> None:
+    """Nothing costs both families something then, and still the study knows who needs less."""
+
+    def lifted(at: Mapping[str, Place]) -> dict[str, float]:
+        place = list(SMALL[str(at["family"])]).index(str(at["network"]))
+        accuracy = {"ViT": 0.5, "BiT": 0.8, "hybrid": 0.6}[str(at["family"])] + 0.01 * place
+        return {"exaflops": 10.0 ** (place + (at["family"] != "BiT")), "accuracy": accuracy}
+
+    found = STUDY.conclude(outcomes(STUDY, "small", lifted))
+    best = f"{10.0 ** -len(SMALL['ViT']):.2g}"
+    told = (
+        f"lready the cheapest of the BiT ResNets is above the best of the ViTs, with at most {best} times its compute"
+    )
+    assert found.sentence.startswith(f"A{told}; already the cheapest of the hybrids is above the best of the ViTs")
+    assert f"disagrees, a{told}" in found.beside
+
+
+def test_a_family_whose_largest_network_is_not_its_best_is_compared_all_the_same() -> None:
+    """Of hybrids that get worse with size the frontier is one point, and a larger budget still buys that."""
+
+    def falling(at: Mapping[str, Place]) -> dict[str, float]:
+        place = list(SMALL[str(at["family"])]).index(str(at["network"]))
+        accuracy = 0.8 - 0.02 * place if at["family"] == "hybrid" else 0.7 + 0.01 * place
+        return {"exaflops": 10.0**place, "accuracy": noisy(accuracy, at)}
+
+    beside = STUDY.conclude(outcomes(STUDY, "small", falling)).beside
+    assert "agrees, hybrids are ahead and their lead shrinks (+10" in beside
+    assert "one seed" not in beside.split(";")[-1]
+
+
 def test_the_fitted_frontier_has_the_exponent_of_the_points() -> None:
     vits = [one for one in outcomes(STUDY, "small", values) if one.at["family"] == "ViT"]
     assert "the error falls as compute^-0.30" in STUDY.conclude(vits).sentence
@@ -102,12 +135,21 @@ def papers(own: bool = True) -> list[Outcome]:
     rows = {(row.network, row.epochs): row for row in TABLE_6}
     out: list[Outcome] = []
     for cell in grid(STUDY, "paper"):
-        row = rows[str(cell.at["network"]), int(cell.at["epochs"])]
+        row = rows[str(cell.at["network"]), int(str(cell.at["length"]).split()[0])]
         tuned = cell.at["task"] in AVERAGE_5
         values = {"accuracy": row.accuracy[str(cell.at["task"])] / 100} if tuned else {"exaflops": row.exaflops}
         if tuned or own:
             out.append(Outcome(cell=cell.name, at=cell.at, values=values))
     return out
+
+
+def test_a_network_that_was_trained_for_several_lengths_has_a_line_of_its_own() -> None:
+    networks = networks_of(outcomes(STUDY, "tiny", lambda at: {"exaflops": float(len(str(at))), "accuracy": 0.5}))
+    lines = lines_of(networks)
+    assert [line.name for line in lines] == [name for named in TINY.values() for name in named]
+    assert {len(line.points) for line in lines} == {len(TINY_LENGTHS)}
+    same = [one for one in networks if one.length == networks[0].length]
+    assert [line.name for line in lines_of(same)] == ["ViTs", "BiT ResNets", "hybrids"]
 
 
 def test_table_6_stands_beside_itself() -> None:

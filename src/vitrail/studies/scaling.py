@@ -12,7 +12,7 @@ from vitrail.recipes.change import resized
 from vitrail.studies.bases import for_card, for_cores, given
 from vitrail.studies.cell import Cell, Scale
 from vitrail.studies.families import at_8_px, hybrid_of, resnet_of, vit_of
-from vitrail.studies.scaling_findings import ITSELF, conclude
+from vitrail.studies.scaling_findings import BEFORE, ITSELF, conclude
 from vitrail.studies.study import Study
 from vitrail.train.config import Run
 from vitrail.train.pictures import on_all
@@ -23,17 +23,14 @@ Network = Callable[[ViTConfig], ModelConfig]
 TINY: Final[Mapping[str, Mapping[str, Network]]] = {
     "ViT": {
         "ViT 16x2": lambda model: vit_of(model, 16, 2),
-        "ViT 32x2": lambda model: vit_of(model, 32, 2),
         "ViT 32x4": lambda model: vit_of(model, 32, 4),
     },
     "BiT": {
         "ResNet 11 x0.0625": lambda model: resnet_of(model, (1, 1, 1), 0.0625),
-        "ResNet 8 x0.125": lambda model: resnet_of(model, (1, 1), 0.125),
         "ResNet 11 x0.125": lambda model: resnet_of(model, (1, 1, 1), 0.125),
     },
     "hybrid": {
         "hybrid 16x1": lambda model: hybrid_of(model, (1, 1), 0.0625, 16, 1),
-        "hybrid 32x1": lambda model: hybrid_of(model, (1, 1), 0.0625, 32, 1),
         "hybrid 32x2": lambda model: hybrid_of(model, (1, 1), 0.0625, 32, 2),
     },
 }
@@ -45,6 +42,7 @@ SMALL: Final[Mapping[str, Mapping[str, Network]]] = {
         "ViT 256x7": lambda model: vit_of(model, 256, 7),
     },
     "BiT": {
+        "ResNet 14 x0.125": lambda model: resnet_of(model, (1, 1, 1, 1), 0.125),
         "ResNet 14 x0.25": lambda model: resnet_of(model, (1, 1, 1, 1), 0.25),
         "ResNet 26 x0.25": lambda model: resnet_of(model, (2, 2, 2, 2), 0.25),
         "ResNet 14 x0.5": lambda model: resnet_of(model, (1, 1, 1, 1), 0.5),
@@ -57,7 +55,10 @@ SMALL: Final[Mapping[str, Mapping[str, Network]]] = {
         "hybrid 256x7": lambda model: hybrid_of(model, (1, 1, 1), 0.25, 256, 7),
     },
 }
+TINY_LENGTHS: Final = (50, 100)  # steps; the paper has 7 and 14 epochs
+SMALL_LENGTHS: Final = (8000,)
 WIDE: Final = 256  # a ViT of this width wants a lower rate
+NARROW, CONVOLUTIONS = 2.0, 4.0  # times that rate: what the narrowest ViTs take at most, and a ResNet
 FINETUNINGS: Final[Mapping[str, Callable[[], Run]]] = {
     "imagenet": table4.finetune_imagenet,
     "cifar10": table4.finetune_cifar10,
@@ -70,28 +71,40 @@ FINETUNINGS: Final[Mapping[str, Callable[[], Run]]] = {
 def cells(scale: Scale, source: str) -> Sequence[Cell]:
     if scale == "paper":
         return tuple(cell for row in TABLE_6 for cell in row_cells(row, source))
-    tiny = scale == "tiny"
-    base = at_8_px(for_cores(source, steps=100)) if tiny else for_card(source, steps=4000)
-    assert isinstance(base.model, ViTConfig)
+    networks, lengths, seeds = (TINY, TINY_LENGTHS, 2) if scale == "tiny" else (SMALL, SMALL_LENGTHS, 3)
     return tuple(
-        Cell(
-            name=f"{slug(name)}-seed{seed}",
-            at={"family": family, "network": name, "epochs": 0, "task": ITSELF, "seed": seed},
-            run=replace(with_network(base, make(base.model)), name=f"scaling {name}", seed=seed),
-        )
-        for family, networks in (TINY if tiny else SMALL).items()
-        for name, make in networks.items()
-        for seed in range(2 if tiny else 3)
+        cell(family, name, make, base_of(scale, source, steps), seed)
+        for family, named in networks.items()
+        for name, make in named.items()
+        for steps in lengths
+        for seed in range(seeds)
+    )
+
+
+def base_of(scale: Scale, source: str, steps: int) -> Run:
+    """A plain ViT and a hybrid want many updates, so the batch is small."""
+    if scale == "tiny":
+        return at_8_px(for_cores(source, steps=steps))
+    return replace(for_card(source, steps=steps), batch=128)
+
+
+def cell(family: str, name: str, make: Network, base: Run, seed: int) -> Cell:
+    assert isinstance(base.model, ViTConfig)
+    length = f"{base.steps:,} steps"
+    return Cell(
+        name=f"{slug(name)}-{base.steps}-seed{seed}",
+        at={"family": family, "network": name, "length": length, "task": ITSELF, "seed": seed},
+        run=replace(with_network(base, make(base.model)), name=f"scaling {name}, {length}", seed=seed),
     )
 
 
 def with_network(run: Run, model: ModelConfig) -> Run:
     """The run with another network. Where the run's own ViT is wide, its rate is that of a wide one: narrower ones and
-    ResNets take more, up to twice as much. The paper's rates fall with size, too (Table 3)."""
+    ResNets take more, as short runs scored on a dev split say. The paper's rates fall with size, too (Table 3)."""
     own = run.model
     factor = 1.0
     if isinstance(own, ViTConfig) and own.width >= WIDE:
-        factor = min(own.width / model.width, 2.0) if isinstance(model, ViTConfig) else 2.0
+        factor = min(own.width / model.width, NARROW) if isinstance(model, ViTConfig) else CONVOLUTIONS
     return replace(run, model=model, optim=replace(run.optim, lr=run.optim.lr * factor))
 
 
@@ -99,8 +112,8 @@ def row_cells(row: Compute, source: str) -> list[Cell]:
     """A row of Table 6: the pre-training, and a fine-tuning for each of the five accuracies. Each has the rate of its
     recipe and all of train; the paper chose among the four of Table 4 on a dev split first."""
     name = f"{slug(row.network)}-{row.epochs}ep"
-    at = {"family": family_of(row.network), "network": row.network, "epochs": row.epochs, "seed": 0}
-    first = Cell(name=name, at={**at, "task": ITSELF}, run=given(pretraining(row), source))
+    at = {"family": family_of(row.network), "network": row.network, "length": f"{row.epochs} epochs", "seed": 0}
+    first = Cell(name=name, at={**at, "task": BEFORE}, run=given(pretraining(row), source))
     later = [
         Cell(name=f"{name}-{task}", at={**at, "task": task}, run=finetuning(task, row.network), after=name)
         for task in AVERAGE_5

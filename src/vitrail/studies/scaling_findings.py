@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from vitrail.core.paper import AVERAGE_5, TABLE_6
 from vitrail.studies.cell import Outcome, Place
 from vitrail.studies.frontier import Cost, Law, accuracy_for, cheaper, fitted, frontier
-from vitrail.studies.plots import Line, Panel, Point, plot
-from vitrail.studies.selection import missing
+from vitrail.studies.plots import Line, Panel, Point, Stroke, plot
+from vitrail.studies.selection import listed, missing
 from vitrail.studies.statistics import NOTHING, Spread, percent, student
 from vitrail.studies.study import Findings, Table
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ITSELF: Final = "itself"  # what a network is scored on that is not tuned any further
+BEFORE: Final = "pre-training"  # a training whose fine-tunings are scored
 FAMILIES: Final = {"ViT": "ViTs", "BiT": "BiT ResNets", "hybrid": "hybrids"}
 LESS: Final = (2.0, 4.0)  # times the compute of a ViT that a ResNet needs in the paper
 CURVE: Final = 40  # points of a fitted line
@@ -24,11 +25,11 @@ CURVE: Final = 40  # points of a fitted line
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """A row of the table: a network and its training, with compute and accuracy by seed."""
+    """A row of the table: a network and its training, so and so long, with compute and accuracy by seed."""
 
     family: str
     name: str
-    epochs: int
+    length: str
     costs: Mapping[Place, Cost]
 
     @property
@@ -46,41 +47,37 @@ class Network:
 
 def conclude(outcomes: Sequence[Outcome]) -> Findings:
     networks = networks_of(outcomes)
-    law = fitted(frontier(one.mean for one in networks))
     return Findings(
         table=table(networks),
-        figure=lambda: figure(networks, law),
-        sentence=sentence(networks, law) + missing(outcomes),
+        figure=lambda: figure(networks),
+        sentence=sentence(networks) + missing(outcomes),
         beside=beside(networks),
     )
 
 
 def networks_of(outcomes: Sequence[Outcome]) -> tuple[Network, ...]:
     """Networks that have compute and accuracy: their own, or the mean over the five tasks where they were tuned."""
-    found: dict[tuple[str, str, int], dict[Place, dict[str, Outcome]]] = {}
+    found: dict[tuple[str, str, str], dict[Place, dict[str, Outcome]]] = {}
     for one in outcomes:
         if not one.fault:
-            at = (str(one.at["family"]), str(one.at["network"]), int(one.at["epochs"]))
+            at = (str(one.at["family"]), str(one.at["network"]), str(one.at["length"]))
             found.setdefault(at, {}).setdefault(one.at["seed"], {})[str(one.at["task"])] = one
     networks: list[Network] = []
-    for (family, name, epochs), seeds in found.items():
+    for (family, name, length), seeds in found.items():
         costs = {seed: cost for seed, tasks in seeds.items() if (cost := cost_of(tasks)) is not None}
         if costs:
-            networks.append(Network(family=family, name=name, epochs=epochs, costs=costs))
+            networks.append(Network(family=family, name=name, length=length, costs=costs))
     return tuple(networks)
 
 
 def cost_of(tasks: Mapping[str, Outcome]) -> Cost | None:
-    own = tasks.get(ITSELF)
-    compute = own.values.get("exaflops") if own else None
-    if own is None or not compute:
+    """A pre-training is not set beside others by its own accuracy: its tunings count, once all are there."""
+    trained = tasks.get(ITSELF) or tasks.get(BEFORE)
+    scored = [tasks.get(task) for task in ((ITSELF,) if ITSELF in tasks else AVERAGE_5)]
+    found = [one.values["accuracy"] for one in scored if one is not None and "accuracy" in one.values]
+    if trained is None or not trained.values.get("exaflops") or len(found) < len(scored):
         return None
-    if all("accuracy" in tasks[task].values for task in AVERAGE_5 if task in tasks) and set(AVERAGE_5) <= set(tasks):
-        accuracy = sum(tasks[task].values["accuracy"] for task in AVERAGE_5) / len(AVERAGE_5)
-        return Cost(compute=compute, accuracy=accuracy)
-    # A pre-training on JFT is not set beside others by its own accuracy: its tunings count, once all are there.
-    whole = "accuracy" in own.values and not own.at["epochs"]
-    return Cost(compute=compute, accuracy=own.values["accuracy"]) if whole else None
+    return Cost(compute=trained.values["exaflops"], accuracy=sum(found) / len(found))
 
 
 def by_seed(networks: Sequence[Network], family: str) -> dict[Place, list[Cost]]:
@@ -108,16 +105,40 @@ def bounds(logs: Spread) -> tuple[float, float] | None:
     return math.exp(logs.mean - margin), math.exp(logs.mean + margin)
 
 
+def apart(networks: Sequence[Network], one: str, other: str) -> float | None:
+    """Where already the cheapest network of the other family is above all of the one, with every seed: how many times
+    the compute of the best of the one it has, at the most."""
+    first, second = by_seed(networks, one), by_seed(networks, other)
+    ends = [(frontier(first[seed])[-1], frontier(second[seed])[0]) for seed in first if seed in second]
+    if not ends or any(cheapest.accuracy <= best.accuracy for best, cheapest in ends):
+        return None
+    return max(cheapest.compute / best.compute for best, cheapest in ends)
+
+
+def above(networks: Sequence[Network], one: str, other: str) -> str:
+    """ "already the cheapest of the BiT ResNets is above every ViT", the one or the other; "" where neither is."""
+    for below, over in ((one, other), (other, one)):
+        ratio = apart(networks, below, over)
+        if ratio is not None:
+            best = f"the best of the {FAMILIES[below]}"
+            told = f"already the cheapest of the {FAMILIES[over]} is above {best}"
+            return f"{told}, with at most {ratio:.2g} times its compute"
+    return ""
+
+
 def leads(networks: Sequence[Network]) -> tuple[Spread, Spread] | None:
-    """How far hybrids are ahead of ViTs at the least and at the greatest compute that both have, by seed."""
+    """How far the best hybrid is ahead of the best ViT at the least and at the greatest compute that both have, by
+    seed."""
     first, second = by_seed(networks, "ViT"), by_seed(networks, "hybrid")
     found: list[tuple[float, float]] = []
     for seed in first:
-        edges = [frontier(curve) for curve in (first[seed], second.get(seed, ()))]
-        if not all(edges):
+        curves = [first[seed], second.get(seed, [])]
+        if not all(curves):
             continue
-        low, high = max(edge[0].compute for edge in edges), min(edge[-1].compute for edge in edges)
-        ends = [[accuracy_for(edge, compute) for edge in edges] for compute in (low, high)]
+        low, high = (
+            pick(most(cost.compute for cost in curve) for curve in curves) for pick, most in ((max, min), (min, max))
+        )
+        ends = [[accuracy_for(curve, compute) for curve in curves] for compute in (low, high)]
         gaps = [other - one for one, other in ends if one is not None and other is not None]
         if len(gaps) == 2 and low < high:
             found.append((gaps[0], gaps[1]))
@@ -132,21 +153,39 @@ def in_times(logs: Spread) -> str:
     return said if inside is None else f"{said} (95 % interval {inside[0]:.2g} to {inside[1]:.2g})"
 
 
-def sentence(networks: Sequence[Network], law: Law | None) -> str:
+def sentence(networks: Sequence[Network]) -> str:
     parts: list[str] = []
     for family in ("BiT", "hybrid"):
         logs = times(networks, "ViT", family)
         if logs is not None:
             parts.append(f"{FAMILIES[family]} need {in_times(logs)} the compute of ViTs for the same accuracy")
-    if law is not None:
-        limit = f" down to a limit of {law.c:.3f}" if law.c > 0 else ""
-        parts.append(
-            f"along the frontier of all {len(networks)} networks the error falls as compute^-{law.b:.2f}{limit}"
-        )
+        elif (told := above(networks, "ViT", family)) != "":
+            parts.append(told)
+    parts += falls(networks)
     if not parts:
         return "Too few cells are done to compare the families."
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def falls(networks: Sequence[Network]) -> list[str]:
+    """How the error falls with compute, along the frontier of all and along that of each family."""
+    law = law_of(networks)
+    if law is None:
+        return []
+    limit = f" down to a limit of {law.c:.3f}" if law.c > 0 else ""
+    told = f"along the frontier of all {len(networks)} trainings the error falls as compute^-{law.b:.2f}{limit}"
+    families = list(dict.fromkeys(one.family for one in networks))
+    own = [(family, law_of([one for one in networks if one.family == family])) for family in families]
+    if len(own) < 2:
+        return [told]
+    slopes = [f"^-{law.b:.2f} for {FAMILIES[family]}" for family, law in own if law is not None]
+    stand = [f"not at all for {FAMILIES[family]}" for family, law in own if law is None]
+    return [f"{told}, and along that of each family {listed([*slopes, *stand])}"]
+
+
+def law_of(networks: Sequence[Network]) -> Law | None:
+    return fitted(frontier(one.mean for one in networks))
 
 
 def beside(networks: Sequence[Network]) -> str:
@@ -154,12 +193,16 @@ def beside(networks: Sequence[Network]) -> str:
         "In the paper ViTs need 2 to 4 times less compute than ResNets for the same accuracy, and hybrids are ahead of "
         "ViTs at small budgets, a lead that vanishes for large ones."
     )
-    return f"{paper} Here: {against_resnets(times(networks, 'ViT', 'BiT'))}; {against_hybrids(leads(networks))}."
+    return f"{paper} Here: {against_resnets(networks)}; {against_hybrids(leads(networks))}."
 
 
-def against_resnets(logs: Spread | None) -> str:
+def against_resnets(networks: Sequence[Network]) -> str:
+    logs = times(networks, "ViT", "BiT")
     if logs is None:
-        return "ViTs and ResNets reach no accuracy in common, so that their compute cannot be set side by side"
+        found = above(networks, "ViT", "BiT")
+        agrees = "disagrees" if apart(networks, "ViT", "BiT") is not None else "agrees"
+        nothing = "ViTs and ResNets reach no accuracy in common, so that their compute cannot be set side by side"
+        return f"{agrees}, {found}" if found else nothing
     inside = bounds(logs)
     if inside is None:
         return f"ResNets need {in_times(logs)} as much, of one seed, so that nothing is decided"
@@ -190,27 +233,34 @@ def against_hybrids(found: tuple[Spread, Spread] | None) -> str:
 
 
 def table(networks: Sequence[Network]) -> Table:
-    printed = {(row.network, row.epochs): row for row in TABLE_6}
+    printed = {(row.network, f"{row.epochs} epochs"): row for row in TABLE_6}
     rows: list[tuple[str, ...]] = []
     for one in sorted(networks, key=lambda one: (list(FAMILIES).index(one.family), one.exaflops)):
-        row = printed.get((one.name, one.epochs))
+        row = printed.get((one.name, one.length))
         beside = (f"{row.exaflops:g}", f"{row.average_5:.2f}") if row else (NOTHING, NOTHING)
-        name = f"{one.name}, {one.epochs} epochs" if one.epochs else one.name
-        rows.append((name, one.family, f"{one.exaflops:.3g}", percent(one.accuracy), str(len(one.costs)), *beside))
+        told = (f"{one.name}, {one.length}", one.family, f"{one.exaflops:.3g}", percent(one.accuracy))
+        rows.append((*told, str(len(one.costs)), *beside))
     columns = ("network", "family", "exaFLOPs", "accuracy [%]", "seeds", "paper: exaFLOPs", "paper: Average-5 [%]")
     return Table(columns=columns, rows=tuple(rows))
 
 
-def figure(networks: Sequence[Network], law: Law | None) -> "Figure":
+def lines_of(networks: Sequence[Network]) -> list[Line]:
+    """A line a family; where networks were trained for several lengths, one for each of them."""
+    lines: list[Line] = []
+    strokes: tuple[Stroke, ...] = ("solid", "dashed", "dotted")
+    for family, called in FAMILIES.items():
+        ours = [one for one in networks if one.family == family]
+        names = list(dict.fromkeys(one.name for one in ours))
+        several = len(names) < len(ours)
+        for at, name in enumerate(names if several else [called] * bool(ours)):
+            points = [Point(x=one.exaflops, y=one.accuracy) for one in ours if not several or one.name == name]
+            lines.append(Line(name=name, family=family, points=points, stroke=strokes[at % 3], hollow=at % 2 > 0))
+    return lines
+
+
+def figure(networks: Sequence[Network]) -> "Figure":
     """Ours beside Figure 5."""
-    ours = [
-        Line(
-            name=FAMILIES[family],
-            family=family,
-            points=[Point(x=one.exaflops, y=one.accuracy) for one in networks if one.family == family],
-        )
-        for family in FAMILIES
-    ]
+    ours, law = lines_of(networks), law_of(networks)
     if law is not None:
         ends = [math.log(pick(one.exaflops for one in networks)) for pick in (min, max)]
         places = [math.exp(ends[0] + (ends[1] - ends[0]) * at / (CURVE - 1)) for at in range(CURVE)]
