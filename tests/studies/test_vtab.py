@@ -17,7 +17,7 @@ from vitrail.data.transforms.crop import ResizeCrop, Squash
 from vitrail.distributed.world import World
 from vitrail.evaluation.result import Result
 from vitrail.studies.vtab import Outcome, Score, Study, base_run, changed, go, place, so_far, task_run
-from vitrail.studies.vtab_table import html, means, result, rows
+from vitrail.studies.vtab_table import deduplicated, html, means, result, rows
 from vitrail.train import loop
 
 HERE = World(device=torch.device("cpu"))
@@ -185,3 +185,12 @@ def test_a_mean_is_plain_over_tasks_not_over_pictures() -> None:
     assert natural.value == every.value == 0.7
     assert natural.title == "Natural, 2 of 7"
     assert natural.interval.low < 0.7 < natural.interval.high
+
+
+def test_copies_are_left_out_where_the_weights_say_so_of_every_task() -> None:
+    both = {"deduplicated": {"against": {"one": "1", "two": "2"}}}
+    assert deduplicated(both, ["1", "2"]) is True
+    assert deduplicated(both, ["1", "2", "3"]) is None
+    assert deduplicated({"deduplicated": False}, ["1", "2"]) is False
+    assert deduplicated({}, ["1"]) is None
+    assert deduplicated(both, []) is None

@@ -75,5 +75,8 @@ class Selection:
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is no selection, or was changed by hand: {error}") from None
+            raise DataError(
+                f"{path} is no selection, or was changed by hand: {error}; write it again by what made it, as "
+                "`vitrail data dedup` does"
+            ) from None
         return made

@@ -138,7 +138,7 @@ def deduplicated(source: "Source", selection: "Selection | None", provenance: Ma
     """Whether copies of these pictures were left out of training (4.1): by a selection of `vitrail data dedup` that was
     made against them, else as the weights themselves say, else none: nobody knows."""
     if selection is None:
-        return told_by(provenance, source)
+        return told_by(provenance, source.fingerprint)
     against = selection.rule.get("against")
     if selection.rule.get("name") != "dedup" or not isinstance(against, dict):
         raise DataError(
@@ -153,17 +153,17 @@ def deduplicated(source: "Source", selection: "Selection | None", provenance: Ma
     return True
 
 
-def told_by(provenance: Mapping[str, Any], source: "Source") -> bool | None:
-    """What weights say: copies of these pictures were left out of their training, and of that of the weights they
-    started from."""
+def told_by(provenance: Mapping[str, Any], fingerprint: str) -> bool | None:
+    """What weights say: copies of the pictures of this fingerprint were left out of their training, and of that of the
+    weights they started from."""
     told = provenance.get("deduplicated")
     if not isinstance(told, dict):
         return told if isinstance(told, bool) else None
     against: dict[str, str] = cast("dict[str, Any]", told).get("against", {})
-    if source.fingerprint not in against.values():
+    if fingerprint not in against.values():
         return None
     before: Mapping[str, Any] | None = provenance.get("from")
-    return True if before is None else told_by(before, source)
+    return True if before is None else told_by(before, fingerprint)
 
 
 def shown(measure: Measure) -> str:

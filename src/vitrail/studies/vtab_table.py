@@ -10,7 +10,7 @@ from vitrail.core.paper import TABLE_9
 from vitrail.core.settings import plain
 from vitrail.data.readers.named.tasks import TASKS
 from vitrail.evaluation.intervals import Interval, wilson
-from vitrail.evaluation.result import Measure, Result
+from vitrail.evaluation.result import Measure, Result, told_by
 from vitrail.report.page import Section, Table, page
 from vitrail.report.panels import Facts, Folded, Group, Tile, Tiles
 from vitrail.studies.vtab import Outcome, Score, Study, changed
@@ -90,6 +90,12 @@ def _cells(value: float, around: Interval) -> list[str]:
     return [f"{100 * value:.1f}", f"{100 * around.low:.1f} to {100 * around.high:.1f}"]
 
 
+def deduplicated(provenance: Mapping[str, Any], prints: Iterable[str]) -> bool | None:
+    """What the weights themselves say of the test pictures of all tasks; none where they say it of some alone."""
+    told = {told_by(provenance, one) for one in prints}
+    return told.pop() if len(told) == 1 else None
+
+
 def result(study: Study, outcome: Outcome, weights: Mapping[str, Any]) -> Result:
     """As JSON. The mean of an incomplete group says so in its name, so that it never stands beside a whole one."""
     scores = outcome.scores
@@ -99,14 +105,13 @@ def result(study: Study, outcome: Outcome, weights: Mapping[str, Any]) -> Result
         Measure(name=name, value=value, count=count, low=around.low, high=around.high)
         for name, value, count, around in (*single, *grouped)
     ]
-    told = weights.get("provenance", {}).get("deduplicated")  # what the weights themselves say
     prints = {name: score.fingerprint for name, score in scores.items()}
     data = {
         "name": "VTAB-1k",
         "split": "test",
         "pictures": sum(score.count for score in scores.values()),
         "fingerprint": hashlib.sha256(repr(sorted(prints.items())).encode()).hexdigest(),
-        "deduplicated": told if isinstance(told, bool) else None,
+        "deduplicated": deduplicated(weights.get("provenance", {}), prints.values()),
         "tasks": prints,
     }
     tasks = {
