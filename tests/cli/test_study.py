@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
         calls.append((study.name, str(out), scale, data, *(outcome.cell for outcome in outcomes)))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "vitrail.studies.presentation", SimpleNamespace(write=write))
+    monkeypatch.setattr("vitrail.studies.presentation.write", write)
     monkeypatch.setattr(command, "study", lambda name: TINY)
     return calls
 

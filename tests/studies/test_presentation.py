@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from vitrail.inspection.style import DARK, LIGHT
 from vitrail.studies import presentation
 from vitrail.studies.cell import Outcome, Place
 from vitrail.studies.positions import STUDY
-from vitrail.studies.presentation import darkened, markdown, write
+from vitrail.studies.presentation import darkened, found, markdown, write
 from vitrail.studies.study import Findings, Table
 
 FILES = ["figure.png", "figure.svg", "report.html", "table.csv", "table.md"]
@@ -28,8 +29,8 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "report.html").read_text()
-    found = STUDY.conclude(outcomes(STUDY, "tiny", values))
-    for text in ("Position embeddings (D.4, Table 8)", "16 of 16 cells are done", found.sentence, "Beside the paper"):
+    said = STUDY.conclude(outcomes(STUDY, "tiny", values)).sentence
+    for text in ("Position embeddings (D.4, Table 8)", "16 of 16 cells are done", said, "Beside the paper"):
         assert text in page
     assert "vitrail study positions --scale tiny" in page
     assert "<script" not in page
@@ -52,11 +53,20 @@ def test_the_table_is_the_same_in_both_forms(tmp_path: Path) -> None:
     assert [line.strip("| ").split(" | ") for line in (lines[0], *lines[2:])] == rows
 
 
+def test_a_column_in_which_nothing_stands_is_left_out() -> None:
+    table = Table(columns=("a", "b", "c"), rows=(("1", "–", "–"), ("2", "–", "3")))
+    made = Findings(table=table, figure=lambda: pytest.fail("drawn"), sentence="", beside="")
+    study = replace(STUDY, conclude=lambda _: made)
+    assert found(study, ()).table == Table(columns=("a", "c"), rows=(("1", "–"), ("2", "3")))
+    empty = replace(made, table=Table(columns=("a", "b"), rows=()))
+    assert found(replace(STUDY, conclude=lambda _: empty), ()).table.columns == ("a", "b")
+
+
 def test_a_bar_in_a_cell_does_not_end_it() -> None:
-    found = Findings(
+    bar = Findings(
         table=Table(columns=("a",), rows=(("x|y",),)), figure=lambda: pytest.fail("drawn"), sentence="", beside=""
     )
-    assert "| x\\|y |" in markdown(STUDY, found)
+    assert "| x\\|y |" in markdown(STUDY, bar)
 
 
 def test_failed_and_missing_cells_are_shown(tmp_path: Path) -> None:

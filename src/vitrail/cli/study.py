@@ -157,9 +157,10 @@ def started(plan: "Plan", args: argparse.Namespace) -> int:
 def show(plan: "Plan", report: "Report") -> int:
     """The table and the sentence, what failed, and where everything is."""
     from vitrail.core.console import print_table
+    from vitrail.studies.presentation import found
 
     if report.outcomes:
-        findings = plan.study.conclude(report.outcomes)
+        findings = found(plan.study, report.outcomes)
         print_table(findings.table.columns, findings.table.rows, title=f"{plan.study.title} ({plan.study.anchor})")
         print(findings.sentence)
         print(findings.beside)

@@ -1,5 +1,6 @@
 """What the cells of `data-size` say: how far a ViT is behind a ResNet at each size, and how that moves with data."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -30,6 +31,7 @@ class Pair:
     value: str
     gaps: Mapping[float, Gap]
     moved: Gap  # from the smallest share to the largest
+    errors: tuple[float, float]  # how many times those of the ResNet the ViT makes, at either end
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -106,7 +108,13 @@ def pair_of(vit: str, resnet: str, value: str, both: Mapping[float, tuple[Spread
         shares = sum(1 / spread.count for part in (low, high) for spread in both[part])
         margin = student(pool[1]) * pool[0] * shares**0.5
     moved = Gap(difference=gaps[high].difference - gaps[low].difference, margin=margin)
-    return Pair(vit=vit, resnet=resnet, value=value, gaps=gaps, moved=moved)
+    first, last = (times_as_many(*both[part]) for part in (low, high))
+    return Pair(vit=vit, resnet=resnet, value=value, gaps=gaps, moved=moved, errors=(first, last))
+
+
+def times_as_many(one: Spread, other: Spread) -> float:
+    """The errors of the one over those of the other; points alone would call it a gain when both near their best."""
+    return (1 - one.mean) / (1 - other.mean) if other.mean < 1 else math.inf
 
 
 def of_data(part: float) -> str:
@@ -167,16 +175,18 @@ def verdict(pair: Pair) -> str:
     name = f"{pair.vit} against {pair.resnet}"
     if pair.moved.margin is None:
         return f"{name} is of one seed, so that nothing is decided"
+    less, more = pair.errors
+    moved = f"{pair.moved}; it makes {less:.1f} times the errors of the ResNet with the least and {more:.1f} with all"
     behind = "agrees, the ViT is behind with the least data" if first.below else (
         "disagrees, the ViT is ahead with the least data" if first.above
         else "with the least data the seeds tell neither ahead"
     )  # fmt: skip
     if pair.moved.above:
-        moves = f"agrees, the ViT gains on the ResNet with more data ({pair.moved})"
+        moves = f"agrees, the ViT gains on the ResNet with more data ({moved})"
     elif pair.moved.below:
-        moves = f"disagrees, the ViT falls back with more data ({pair.moved})"
+        moves = f"disagrees, the ViT falls back with more data ({moved})"
     else:
-        moves = f"how the gap moves with more data is within the spread over seeds ({pair.moved})"
+        moves = f"how the gap moves with more data is within the spread over seeds ({moved})"
     crossed = [part for part, one in pair.gaps.items() if one.above]
     if crossed:
         over = (

@@ -11,7 +11,7 @@ import io
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.storage import write_file
 from vitrail.inspection.page import Drawn, Figures
 from vitrail.inspection.style import DARK, LIGHT, encoded, toolkit
+from vitrail.report.axis import short
 from vitrail.report.page import Notes, Section, page
 from vitrail.report.page import Table as Rows
 from vitrail.report.panels import State, Status, Tile, Tiles
@@ -38,7 +39,7 @@ ACCURACIES: Final = {"accuracy": "accuracy [%]", "watch": "held out [%]", "fewsh
 def write(study: Study, outcomes: Sequence[Outcome], out: Path, *, scale: Scale, data: str) -> None:
     """Writes what there is so far, each file whole or not at all. Without matplotlib there is no figure, and the page
     says so."""
-    findings = study.conclude(outcomes)
+    findings = found(study, outcomes)
     write_file(out / "table.md", markdown(study, findings).encode())
     write_file(out / "table.csv", comma_separated(findings.table).encode())
     pictures = drawn(findings)
@@ -47,6 +48,15 @@ def write(study: Study, outcomes: Sequence[Outcome], out: Path, *, scale: Scale,
     held = read_json(out / STUDY) if (out / STUDY).exists() else {}
     text = report(study, outcomes, findings, pictures.get("svg"), held, scale=scale, data=data)
     write_file(out / "report.html", text.encode())
+
+
+def found(study: Study, outcomes: Sequence[Outcome]) -> Findings:
+    """What a study says, without columns in which nothing stands: at a small scale the paper has no such network."""
+    findings = study.conclude(outcomes)
+    columns, rows = findings.table.columns, findings.table.rows
+    kept = [at for at in range(len(columns)) if not rows or any(row[at] != NOTHING for row in rows)]
+    table = Table(columns=tuple(columns[at] for at in kept), rows=tuple(tuple(row[at] for at in kept) for row in rows))
+    return replace(findings, table=table)
 
 
 def drawn(findings: Findings) -> dict[str, bytes]:
@@ -106,13 +116,13 @@ def states_of(
     study: Study, outcomes: Sequence[Outcome], held: Mapping[str, Any], scale: Scale, data: str
 ) -> dict[str, str]:
     """How each cell stands: as the study's folder says, else by what came of it."""
-    found = {one.cell: "failed" if one.fault else "done" for one in outcomes}
+    ended = {one.cell: "failed" if one.fault else "done" for one in outcomes}
     noted = held.get("cells")
     if isinstance(noted, Mapping):
         known = {str(name): str(cell.get("state", "waiting")) for name, cell in noted.items()}
     else:
         known = {cell.name: "waiting" for cell in study.cells(scale, data)}
-    return {**known, **{name: state for name, state in found.items() if known.get(name) != "left out"}}
+    return {**known, **{name: state for name, state in ended.items() if known.get(name) != "left out"}}
 
 
 def command(study: Study, held: Mapping[str, Any], scale: Scale, data: str) -> str:
@@ -148,7 +158,7 @@ def facts(outcomes: Sequence[Outcome], states: Mapping[str, str]) -> Tiles:
         Tile(value=str(seeds(outcomes)), label="seeds at most"),
         Tile(value=f"{total('exaflops'):.3g}", label="exaFLOPs", note="6 a multiply-accumulate and picture"),
         Tile(value=f"{total('device_hours'):.3g}", label="device-hours"),
-        Tile(value=f"{total('images'):,.0f}", label="pictures seen"),
+        Tile(value=short(total("images")), label="pictures seen"),
     ]
     return Tiles(tiles=tiles)
 
@@ -200,5 +210,5 @@ def costs(one: Outcome | None) -> list[str]:
 
 def seconds(noted: Any, name: str) -> str:
     """How long a cell took in this start, where the folder says so."""
-    found = noted.get(name, {}).get("seconds") if isinstance(noted, Mapping) else None
-    return NOTHING if found is None else f"{found:.0f}"
+    taken = noted.get(name, {}).get("seconds") if isinstance(noted, Mapping) else None
+    return NOTHING if taken is None else f"{taken:.0f}"

@@ -179,9 +179,9 @@ def falls(networks: Sequence[Network]) -> list[str]:
     own = [(family, law_of([one for one in networks if one.family == family])) for family in families]
     if len(own) < 2:
         return [told]
-    slopes = [f"^-{law.b:.2f} for {FAMILIES[family]}" for family, law in own if law is not None]
+    slopes = [f"compute^-{law.b:.2f} for {FAMILIES[family]}" for family, law in own if law is not None]
     stand = [f"not at all for {FAMILIES[family]}" for family, law in own if law is None]
-    return [f"{told}, and along that of each family {listed([*slopes, *stand])}"]
+    return [f"{told}; along that of each family as {listed([*slopes, *stand])}"]
 
 
 def law_of(networks: Sequence[Network]) -> Law | None:
