@@ -67,8 +67,8 @@ TINY: Final = Grid(
     },
     parts=(0.1, 0.3, 1.0),
     seeds=2,
-    looks=4,
-    patience=3,
+    looks=2,
+    patience=2,
     dev=0.2,
     plain=Regularisers(decay=0.05),
     tried=(Regularisers(decay=0.3, dropout=0.1, smoothing=0.1),),
@@ -142,7 +142,7 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
     grid = TINY if scale == "tiny" else SMALL
     # A plain ViT wants many updates, so the batch is small.
     card = replace(for_card(source, steps=10_000), batch=128)
-    base = at_8_px(for_cores(source, steps=100)) if scale == "tiny" else card
+    base = at_8_px(for_cores(source, steps=60)) if scale == "tiny" else card
     return (*main_cells(base, grid), *search_cells(base, grid))
 
 
