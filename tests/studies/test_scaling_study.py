@@ -105,6 +105,8 @@ def test_resnets_that_are_all_above_every_vit() -> None:
     )
     assert found.sentence.startswith(f"A{told}; already the cheapest of the hybrids is above the best of the ViTs")
     assert f"disagrees, a{told}" in found.beside
+    one = [each for each in outcomes(STUDY, "small", lifted) if each.at["seed"] == 0]
+    assert f"Here: a{told}, of one seed, so that nothing is decided" in STUDY.conclude(one).beside
 
 
 def test_a_family_whose_largest_network_is_not_its_best_is_compared_all_the_same() -> None:

@@ -202,6 +202,8 @@ def against_resnets(networks: Sequence[Network]) -> str:
         found = above(networks, "ViT", "BiT")
         agrees = "disagrees" if apart(networks, "ViT", "BiT") is not None else "agrees"
         nothing = "ViTs and ResNets reach no accuracy in common, so that their compute cannot be set side by side"
+        if found and len(by_seed(networks, "BiT")) < 2:
+            return f"{found}, of one seed, so that nothing is decided"
         return f"{agrees}, {found}" if found else nothing
     inside = bounds(logs)
     if inside is None:
