@@ -231,12 +231,8 @@ def test_an_error_while_drawing_reaches_the_one_who_asks(monkeypatch: pytest.Mon
 
 def test_what_cannot_be_drawn_is_refused_at_once() -> None:
     resident = Resident(SOURCE, device="cpu")
-    for augmentation, reason in (
-        (Augmentation(crop=cifar(32).crop, policy=Distort()), "Distort uses hue"),
-        (Augmentation(crop=ResizeCrop(size=(16, 16), resize=16, padding=2)), "would resize and pad 32x32"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            resident.stream(augmentation, batch=4, seed=0)
+    with pytest.raises(ConfigError, match="Distort uses hue"):
+        resident.stream(Augmentation(crop=cifar(32).crop, policy=Distort()), batch=4, seed=0)
     with pytest.raises(ConfigError, match="repeats=0"):
         resident.stream(cifar(32), batch=4, seed=0, repeats=0)
     with pytest.raises(ConfigError, match="group=0"):

@@ -1,7 +1,10 @@
 """How the step is compiled, and that graphs learn what other steps do."""
 
+import itertools
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +18,10 @@ from vitrail.core.errors import ConfigError
 from vitrail.distributed.world import World, joined
 from vitrail.optim.config import Kind
 from vitrail.recipes.registry import recipe
-from vitrail.train.config import Compile, Evaluation, Keep, Run
+from vitrail.train.config import Compile, Data, Evaluation, Keep, Run
+from vitrail.train.done import Done
 from vitrail.train.loop import train
+from vitrail.train.recording import Recording
 from vitrail.train.resolve import compiled
 
 CUDA = torch.device("cuda")
@@ -66,6 +71,45 @@ def test_graphs_learn_the_same(micro: int, dropout: float, kind: Kind, tmp_path:
     assert len(losses["on"]) >= 4
     assert losses["graphs"] == pytest.approx(losses["on"], rel=1e-4)
     assert losses["recorded"] == pytest.approx(losses["off"], rel=1e-4)
+
+
+@pytest.mark.gpu
+@GPU
+def test_a_thread_that_pins_memory_meanwhile_spoils_no_recording() -> None:
+    """As that of a loader does for the batches to come."""
+    over = threading.Event()
+
+    def pin() -> None:
+        for size in itertools.count(1):
+            if over.is_set():
+                return
+            torch.empty(size << 16, dtype=torch.uint8, pin_memory=True)
+
+    def update(inputs: tuple[torch.Tensor, ...], rate: torch.Tensor) -> Done:
+        total = inputs[0] * rate
+        for _ in range(2000):  # a while, so that something is pinned on the way
+            total = total + 1
+        return Done(names=("loss",), sums=total.sum()[None], norm=total.norm(), ok=total.isfinite().all())
+
+    with ThreadPoolExecutor(1) as pool:
+        pinning = pool.submit(pin)
+        try:
+            recording = Recording(update, CUDA)
+            losses = [float(recording((torch.ones(4, device=CUDA),), 2.0).sums[0]) for _ in range(6)]
+        finally:
+            over.set()
+        pinning.result()
+    assert recording.graph is not None
+    assert losses == [4 * 2002.0] * 6
+
+
+@pytest.mark.gpu
+@GPU
+def test_graphs_are_fed_by_loader_processes(tmp_path: Path) -> None:
+    data = Data(source="digits", dev=0.02, watch="dev", test="none", resident="off", workers=2)
+    with joined() as world:
+        result = train(tiny_run(data=data, compile="graphs"), out=tmp_path / "run", world=world)
+    assert result.step == 40
 
 
 @pytest.mark.gpu

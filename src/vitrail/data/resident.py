@@ -30,7 +30,7 @@ from vitrail.data.parcel import Parcel
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
 from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.data.transforms.batched import BatchedAugmentation, Plan, unsupported
+from vitrail.data.transforms.batched import BatchedAugmentation, Plan
 
 LOAD_BATCH: Final = 256
 ODD: Final = "is of another size than the first picture"
@@ -153,9 +153,6 @@ class Resident:
             raise ConfigError(f"group={group} must be at least 1")
         several = tuple(augmentations) if isinstance(augmentations, Sequence) else (augmentations,)
         views = [BatchedAugmentation(augmentation) for augmentation in several]
-        for augmentation in several:
-            if reason := unsupported(augmentation, self.size):
-                raise ConfigError(reason)
         share, order = Share(batch=batch, rank=rank, world=world), Order(len(self), seed)
         group = group or self.grouped(share.local, [view.size for view in views])
         blocks = groups(start, stop, group, block=max(1, DRAWN // (share.local * group)))

@@ -9,7 +9,7 @@ from vitrail.data import loader
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch, Plain, Views
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.resident import Resident, first_size, fits
+from vitrail.data.resident import Resident, fits
 from vitrail.data.source import Source
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.batched import unsupported
@@ -33,7 +33,7 @@ def may_reside(source: Source, augmentations: Sequence[Augmentation], device: to
     """Whether a set can lie on the device and be augmented there, and why."""
     can, reason = fits(source, room(device))
     for augmentation in augmentations:
-        if can and (lacking := unsupported(augmentation, first_size(source))):
+        if can and (lacking := unsupported(augmentation)):
             return False, lacking
     return can, reason
 

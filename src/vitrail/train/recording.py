@@ -44,7 +44,8 @@ class Recording:
             self.warm += 1  # one that fails, for want of memory, is tried again
             return done
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # What other threads do meanwhile is not part of it: one of a loader pins the batches to come.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.done = self.update(self.inputs, self.rate)
         self.graph.replay()
         return self.done

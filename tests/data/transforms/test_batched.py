@@ -1,6 +1,7 @@
 """Whole batches, on a device or not, come out as one picture at a time does."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,24 @@ def test_resampling_is_pillows(size: tuple[int, int], interpolation: Any, device
     ):
         augmentation, draws = Augmentation(crop=crop), drawn(24)
         close(together(augmentation, SMOOTH, draws, device), one_by_one(augmentation, SMOOTH, draws), 2, 0.1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    "crop",
+    [
+        ResizeCrop(size=(16, 16), resize=(16, 16), padding=2),
+        ResizeCrop(size=(24, 24), resize=24, padding=3),
+        ResizeCrop(size=(48, 48), resize=(48, 48), padding=6, edge="reflect"),
+        ResizeCrop(size=(32, 40), resize=(41, 51), padding=3, edge="reflect"),
+        ResizeCrop(size=(64, 48), resize=64, padding=4),
+    ],
+)
+def test_a_padded_crop_of_a_resized_picture(crop: ResizeCrop, interpolation: Any, device: str) -> None:
+    """Some are a level off in a quarter of their pixels: Pillow, given a part, may resize its columns first."""
+    augmentation, draws = Augmentation(crop=replace(crop, interpolation=interpolation)), drawn(24)
+    close(together(augmentation, SMOOTH, draws, device), one_by_one(augmentation, SMOOTH, draws), 3, 0.25)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -205,14 +224,8 @@ def test_the_weights_of_a_blur_do_not_depend_on_wider_ones(size: tuple[int, int]
 def test_what_is_not_supported_is_refused_with_what_is() -> None:
     with pytest.raises(ConfigError, match=r"Distort uses hue.*supported: InceptionCrop.*blur"):
         BatchedAugmentation(multi_crop()[0])
-    with pytest.raises(ConfigError, match="resize and pad"):
-        together(Augmentation(crop=ResizeCrop(size=(16, 16), resize=16, padding=2)), SMOOTH, drawn(24))
     assert unsupported(inception(8)) is None
     assert "hue" in (unsupported(multi_crop()[0]) or "")
-    padded = Augmentation(crop=ResizeCrop(size=(16, 16), resize=16, padding=2))
-    assert unsupported(padded) is None  # nor is it, for pictures of that size
-    assert unsupported(padded, (16, 16)) is None
-    assert "resize and pad 32x40" in (unsupported(padded, (32, 40)) or "")
     with pytest.raises(ConfigError, match="3 draws"):
         together(inception(8), SMOOTH, drawn(3))
 

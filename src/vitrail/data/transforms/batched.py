@@ -42,17 +42,15 @@ def supported() -> tuple[str, ...]:
     return ("InceptionCrop", "ResizeCrop", "Squash", "flip", "RandomErasing", *names)
 
 
-def unsupported(augmentation: Augmentation, size: Pair | None = None) -> str | None:
-    """Why an augmentation has no batched form, for pictures of this size where it is known; None where it has one."""
-    policy, crop = augmentation.policy, augmentation.crop
+def unsupported(augmentation: Augmentation) -> str | None:
+    """Why an augmentation has no batched form; None where it has one."""
+    policy = augmentation.policy
     missing = [] if policy is None else sorted(name for name in used(policy) if NUMBER[name] not in SUPPORTED)
     if missing:
         return (
             f"{type(policy).__name__} uses {', '.join(missing)}, which has no batched form; "
             f"supported: {', '.join(supported())}"
         )
-    if size is not None and isinstance(crop, ResizeCrop) and crop.padding and crop.resized(size) != size:
-        return f"{crop} would resize and pad {size[0]}x{size[1]}; batches can do one or the other"
     return None
 
 
@@ -93,8 +91,6 @@ class BatchedAugmentation:
     def plan(self, draws: Draws, size: Pair) -> Plan:
         """The host's part, for pictures of this size: arrays only, the same in any thread."""
         augmentation = self.augmentation
-        if reason := unsupported(augmentation, size):
-            raise ConfigError(reason)
         works = cropped(augmentation.crop, augmentation.flips(draws), draws, size)
         if augmentation.policy is not None:
             works.append(programmed(augmentation.policy.draw(draws, self.size), self.size))
@@ -128,6 +124,8 @@ def cropped(crop: Crop, flips: NDArray[np.bool_], draws: Draws, whole: Pair) -> 
         windows = crop.windows(draws, whole)
         if resized == whole:
             return [windowed(crop, windows, flips)]
+        if crop.padding:  # which lies around the resized picture
+            return [*squashed(len(draws), whole, resized, crop.interpolation), windowed(crop, windows, flips)]
         scale = np.array([height / resized[0], width / resized[1]])
         # A window of the resized picture is a box of this one, and what lies outside the box may shine in.
         boxes = np.concatenate([windows * scale, np.broadcast_to(np.array(crop.size) * scale, windows.shape)], 1)
@@ -135,10 +133,15 @@ def cropped(crop: Crop, flips: NDArray[np.bool_], draws: Draws, whole: Pair) -> 
     if isinstance(crop, InceptionCrop):
         boxes = crop.boxes(draws, height, width)
         return [resampled(boxes, whole, crop.size, crop.interpolation, tight=True), flipped]
-    if crop.size == whole:
-        return [flipped]
-    boxes = np.broadcast_to(np.array([0, 0, height, width]), (len(draws), 4))
-    return [resampled(boxes, whole, crop.size, crop.interpolation, tight=True), flipped]
+    return [*squashed(len(draws), whole, crop.size, crop.interpolation), flipped]
+
+
+def squashed(count: int, whole: Pair, size: Pair, interpolation: Interpolation) -> list[Work]:
+    """So many whole pictures brought to a size."""
+    if size == whole:
+        return []
+    boxes = np.broadcast_to(np.array([0, 0, *whole]), (count, 4))
+    return [resampled(boxes, whole, size, interpolation, tight=True)]
 
 
 def mirrored(pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
