@@ -7,7 +7,19 @@ import pytest
 from scipy import stats
 
 from vitrail.studies.cell import Outcome
-from vitrail.studies.statistics import Spread, by_chance, gap, group_at, groups, percent, pooled, seeds, student
+from vitrail.studies.statistics import (
+    Spread,
+    by_chance,
+    gap,
+    group_at,
+    groups,
+    paired,
+    paired_gap,
+    percent,
+    pooled,
+    seeds,
+    student,
+)
 
 
 def outcome(kind: str, seed: int, accuracy: float | None, fault: str = "") -> Outcome:
@@ -68,6 +80,21 @@ def test_a_gap_has_the_interval_of_a_t_test() -> None:
     assert found.above
     assert not found.below
     assert gap(other, one).below
+
+
+def test_a_paired_gap_has_the_interval_of_a_paired_t_test() -> None:
+    one, other = (0.70, 0.82, 0.93), (0.68, 0.81, 0.90)
+    every = [outcome(kind, seed, value) for kind, some in (("a", one), ("b", other)) for seed, value in enumerate(some)]
+    first, second = groups([*every, outcome("a", 3, 0.1), outcome("b", 4, 0.9), outcome("b", 3, None, "too little")])
+    differences = paired(first, second, "accuracy")
+    assert differences is not None
+    found, interval = paired_gap(differences), stats.ttest_rel(one, other).confidence_interval(0.95)
+    assert found.margin is not None
+    assert found.difference - found.margin == pytest.approx(interval.low, abs=1e-4)
+    assert found.difference + found.margin == pytest.approx(interval.high, abs=1e-4)
+    assert paired_gap(Spread((0.1,))).margin is None
+    assert paired_gap(Spread((0.1,)), [Spread((0.1,)), differences]).margin is not None
+    assert paired(*groups([outcome("a", 0, 0.5), outcome("b", 1, 0.6)]), "accuracy") is None
 
 
 def test_a_gap_within_the_spread_is_open() -> None:

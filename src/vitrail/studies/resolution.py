@@ -20,8 +20,8 @@ from vitrail.recipes.table4 import finetune_imagenet
 from vitrail.studies.bases import for_card, for_cores, given, shortened
 from vitrail.studies.cell import Cell, Outcome, Scale
 from vitrail.studies.plots import Line, Panel, Point, plot
-from vitrail.studies.selection import apart, in_words, listed, missing
-from vitrail.studies.statistics import NOTHING, Gap, Group, Spread, group_at, groups, percent
+from vitrail.studies.selection import in_words, listed, missing
+from vitrail.studies.statistics import NOTHING, Gap, Group, Spread, group_at, groups, paired, paired_gap, percent
 from vitrail.studies.study import Findings, Study, Table
 from vitrail.train.config import Positions, Run
 
@@ -105,15 +105,14 @@ def sizes_in(found: Sequence[Group]) -> list[int]:
     return sorted({int(group.at["size"]) for group in found})
 
 
+def group_of(found: Sequence[Group], size: int, way: str) -> Group | None:
+    """The fine-tunings at a size. At that of the pre-training, positions are neither resized nor drawn."""
+    return group_at(found, {"size": size, "positions": "resized" if size == low_in(found) else way})
+
+
 def at(found: Sequence[Group], size: int, way: str) -> Spread | None:
-    """The accuracy at a size. At that of the pre-training, positions are neither resized nor drawn."""
-    way = "resized" if size == low_in(found) else way
-    group = group_at(found, {"size": size, "positions": way})
+    group = group_of(found, size, way)
     return None if group is None else group.spread("accuracy")
-
-
-def all_of(found: Sequence[Group]) -> list[Spread | None]:
-    return [group.spread("accuracy") for group in found]
 
 
 def low_in(found: Sequence[Group]) -> int:
@@ -122,38 +121,40 @@ def low_in(found: Sequence[Group]) -> int:
 
 
 def table(found: Sequence[Group]) -> Table:
-    low, everything, rows = low_in(found), all_of(found), list[tuple[str, ...]]()
-    for size in sizes_in(found):
-        kept, drawn = at(found, size, "resized"), at(found, size, "drawn")
-        higher = apart(kept, at(found, low, "resized"), everything) if size != low else None
-        worth = apart(kept, drawn, everything) if size != low else None
-        rows.append(
-            (
-                f"{size} px",
-                percent(kept),
-                percent(drawn) if size != low else NOTHING,
-                str(worth) if worth else NOTHING,
-                str(higher) if higher else NOTHING,
-                PAPER.get(size, NOTHING),
-            )
+    low, (higher, worth) = low_in(found), compared(found)
+    rows = [
+        (
+            f"{size} px",
+            percent(at(found, size, "resized")),
+            percent(at(found, size, "drawn")) if size != low else NOTHING,
+            str(worth.get(size, NOTHING)),
+            str(higher.get(size, NOTHING)),
+            PAPER.get(size, NOTHING),
         )
+        for size in sizes_in(found)
+    ]
     columns = ("fine-tuned at", "positions resized [%]", "drawn anew [%]", "resized over drawn")
     return Table(columns=(*columns, "over the low resolution", "paper, Table 5"), rows=tuple(rows))
 
 
 def compared(found: Sequence[Group]) -> tuple[dict[int, Gap], dict[int, Gap]]:
-    """By size above the lowest: what the size brings with resized positions, and what resizing brings."""
-    low, everything = low_in(found), all_of(found)
-    higher, worth = dict[int, Gap](), dict[int, Gap]()
-    for size in sizes_in(found):
-        if size == low:
-            continue
-        kept = at(found, size, "resized")
-        if (each := apart(kept, at(found, low, "resized"), everything)) is not None:
-            higher[size] = each
-        if (each := apart(kept, at(found, size, "drawn"), everything)) is not None:
-            worth[size] = each
-    return higher, worth
+    """By size above the lowest: what the size brings with resized positions, and what resizing brings. Seed by seed,
+    since fine-tunings of a seed start from the same weights."""
+    low, above = low_in(found), [size for size in sizes_in(found) if size != low_in(found)]
+    lowest = group_of(found, low, "resized")
+    higher = {size: differences(group_of(found, size, "resized"), lowest) for size in above}
+    worth = {size: differences(group_of(found, size, "resized"), group_of(found, size, "drawn")) for size in above}
+    return gaps_of(higher), gaps_of(worth)
+
+
+def differences(one: Group | None, other: Group | None) -> Spread | None:
+    return None if one is None or other is None else paired(one, other, "accuracy")
+
+
+def gaps_of(found: Mapping[int, Spread | None]) -> dict[int, Gap]:
+    """Their deviation is pooled over the sizes."""
+    there = {size: each for size, each in found.items() if each is not None}
+    return {size: paired_gap(each, tuple(there.values())) for size, each in there.items()}
 
 
 def sentence(found: Sequence[Group]) -> str:

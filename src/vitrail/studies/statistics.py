@@ -141,6 +141,24 @@ def gap(one: Spread, other: Spread, among: Sequence[Spread] = ()) -> Gap:
     return Gap(difference=one.mean - other.mean, margin=student(freedom) * error)
 
 
+def paired(one: Group, other: Group, value: str) -> Spread | None:
+    """The differences seed by seed, where both have the value: what a seed gives to both, as the weights that they
+    start from, falls out of them. None where no seed has both."""
+    theirs = {found.at[SEED]: found.values[value] for found in other.outcomes if value in found.values}
+    found = [(mine.values[value], mine.at[SEED]) for mine in one.outcomes if value in mine.values]
+    differences = tuple(mine - theirs[seed] for mine, seed in found if seed in theirs)
+    return Spread(differences) if differences else None
+
+
+def paired_gap(differences: Spread, among: Sequence[Spread] = ()) -> Gap:
+    """Of differences seed by seed, with a deviation that is pooled over those `among` which may be held to share it."""
+    pool = pooled(among or (differences,))
+    if pool is None:
+        return Gap(difference=differences.mean, margin=None)
+    deviation, freedom = pool
+    return Gap(difference=differences.mean, margin=student(freedom) * deviation / math.sqrt(differences.count))
+
+
 def pooled(spreads: Iterable[Spread]) -> tuple[float, int] | None:
     """The common standard deviation and its degrees of freedom; none where no seed was repeated."""
     known = list(spreads)
