@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ class Listed(Source):
         item = self.items[index]
         if isinstance(item, str) and item == "missing":
             raise FileNotFoundError(2, "No such file or directory")
-        if isinstance(item, str) and item == "crash":
+        if isinstance(item, str) and item.startswith("crash"):
+            if item == "crash in the middle of a word":
+                getattr(pool.mine["reading"], "get_lock", threading.Lock)().acquire()
             os.kill(os.getpid(), signal.SIGKILL)
         return item
 
@@ -332,9 +335,12 @@ def test_what_is_read_back_is_compared(tmp_path: Path, monkeypatch: pytest.Monke
         pack({"train": photos(3)}, tmp_path / "out", workers=1)
 
 
-def test_a_picture_that_kills_a_process_is_named(tmp_path: Path) -> None:
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["crash", "crash in the middle of a word"])
+def test_a_picture_that_kills_a_process_is_named(tmp_path: Path, how: str) -> None:
+    """Also where it was about to say what it reads, or another was that is ended with it."""
     source = photos(30)
-    source.items[21] = "crash"
+    source.items[21] = how
     with pytest.raises(WorkerDied, match=r"cat/21\.jpg"):
         pack({"train": source}, tmp_path / "out", workers=2)
 

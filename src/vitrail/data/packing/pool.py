@@ -29,7 +29,8 @@ def in_order(source: Source, start: int, encoding: Encoding, workers: int | None
         return
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")  # threads do not fork
-    reading: Any = context.Array("q", [IDLE] * workers)
+    # Without a lock: a process that is ended while it holds one would never give it back. Each writes to its own place.
+    reading: Any = context.Array("q", [IDLE] * workers, lock=False)
     slots: Any = context.Value("i", 0)
     pool = ProcessPoolExecutor(workers, context, prepare, (source, encoding, reading, slots))
     waiting: deque[Future[list[Packed | Left]]] = deque()
