@@ -241,21 +241,28 @@ def test_mistakes_are_one_line_with_a_remedy(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_signal_ends_it_with_status_0_and_the_command_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("loaders", [0, 2])
+def test_a_signal_ends_it_with_status_0_and_the_command_to_go_on(
+    tmp_path: Path, loaders: int, number: signal.Signals
+) -> None:
+    """To the process, or to the whole group, as a terminal and `timeout` send it: loader processes do not mind."""
+    source = [] if not loaders else ["--set", "data.resident=off", "--set", f"data.workers={loaders}"]
     command = [sys.executable, "-m", "vitrail", "pretrain", "digits", "--out", str(tmp_path / "run"), "--device", "cpu"]
     process = subprocess.Popen(
-        [*command, "--set", "evaluation.every=1", "--set", "batch=16"],
+        [*command, "--set", "evaluation.every=1", "--set", "batch=16", *source],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
     )
     assert process.stdout is not None
     said: list[str] = []
     for line in process.stdout:
         said.append(line)
         if line.startswith("step 2:"):
-            process.send_signal(signal.SIGTERM)
+            os.killpg(process.pid, number) if loaders else process.send_signal(number)
     process.stdout.close()
     assert process.wait(60) == 0, "".join(said)
     assert f"go on with: vitrail pretrain --resume {tmp_path / 'run'}" in said[-1]

@@ -287,6 +287,7 @@ def load(
             pin_memory=pin,
             timeout=PATIENCE_S if workers else 0,
             generator=torch.Generator(),  # else it would draw from the global one
+            worker_init_fn=stand_apart,
         )
         batches = iter(loader)
     ledger = Ledger() if ledger is None else ledger
@@ -299,6 +300,14 @@ def load(
             raise died(error, steps) from error
         ledger.note(batch.unreadable)
         yield batch
+
+
+def stand_apart(worker: int) -> None:
+    """A loader process ends when its run does, and not by a signal to the whole group, as a terminal or `timeout` sends
+    it: the run has a step to finish then. So it has a group of its own; where a run is killed, it notices."""
+    del worker
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
 
 
 def whole(batch: Any) -> Any:
