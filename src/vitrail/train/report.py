@@ -367,5 +367,5 @@ def duration(hours: float) -> str:
     if seconds < 120:
         return f"{seconds} s"
     if seconds < 7200:
-        return f"{seconds // 60} min {seconds % 60} s"
+        return f"{seconds / 60:.1f} min"
     return f"{hours:,.1f} h"
