@@ -49,7 +49,17 @@ from vitrail.models.zoo import ZOO, adapted, backbone, model_config, slug
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LONG = ("training.md", "fit.md", "export.md", "finetuning.md")  # pages whose examples take a while: the slow lane's
+# Pages whose examples take a while: the slow lane's.
+LONG = (
+    "training.md",
+    "fit.md",
+    "export.md",
+    "finetuning.md",
+    "selfsup.md",
+    "evaluation.md",
+    "studies.md",
+    "pretraining.md",
+)
 WALKED = [
     pytest.param(page, marks=pytest.mark.slow if page.name in LONG else ())
     for page in PAGES

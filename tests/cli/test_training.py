@@ -241,7 +241,7 @@ def test_mistakes_are_one_line_with_a_remedy(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("loaders", [0, 2])
 def test_a_signal_ends_it_with_status_0_and_the_command_to_go_on(
     tmp_path: Path, loaders: int, number: signal.Signals

@@ -116,6 +116,7 @@ def test_a_zero_pad_that_the_runtime_merges_is_caught(tmp_path: Path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_int8_says_what_the_network_says(tmp_path: Path) -> None:
     model = trained(VIT)
     done = to_onnx(model, tmp_path / "digits.onnx", OnnxOptions(int8=True), pictures=held_out())
