@@ -5,7 +5,7 @@
     photos/                     a folder: of train, val and test, of classes, of pictures, of tar or Parquet files
     list.csv  shards.tar        a file: .csv .tsv .jsonl .tar .parquet .npz .npy
     set/train-{000..146}.tar    several tar files
-    classes:photos/             the same, read as said: classes, flat, shards, parquet, saved, manifest, arrays
+    classes:photos/             the same, read as said: classes, splits, flat, shards, parquet, saved, manifest, arrays
     digits  shapes/colour       a set that comes with the package
     cifar10  cifar10:DIR        a set by name, in its usual folder or in DIR
     vtab/pets:DIR               one of the 19 tasks of VTAB
@@ -71,7 +71,8 @@ class Collection:
     def need_labels(self) -> None:
         """Refuses a set that has none, with the way to give it some."""
         if not self.classes:
-            remedy = LABELLING.get(self.kind, "put the pictures of each class into a folder of its own, named after it")
+            folders = "put the pictures of each class into a folder of its own, named after it"
+            remedy = LABELLING.get(self.kind.partition(" (")[0], folders)
             raise BadLabels(f"{self.name} has no labels: {remedy}")
 
     def split(self, name: str) -> Source:

@@ -6,6 +6,13 @@ from typing import Final
 
 from vitrail.core.errors import DataError, SourceNotFound, unknown
 from vitrail.data.readers.folder import Contents, look, read_classes, read_flat, split_name
+from vitrail.data.readers.split_folders import (
+    find_splits,
+    refuse_nested_splits,
+    refuse_same_subfolders,
+    split_in_name,
+    unwrap,
+)
 from vitrail.data.source import Source
 
 MANIFESTS: Final = (".csv", ".tsv", ".jsonl")
@@ -14,6 +21,7 @@ SAVED: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
 
 READINGS: Final = {
     "classes": "folders are classes",
+    "splits": "folders named after train, val or test are splits, other folders are left out",
     "flat": "all pictures below it, without labels",
     "shards": "tar shards",
     "parquet": "Parquet files",
@@ -49,6 +57,8 @@ def read_as(kind: str, path: Path) -> Found:
     match kind:
         case "classes":
             return "class folders", {"train": read_classes(path)}
+        case "splits":
+            return read_splits(path, chosen_splits(path), sure=True)
         case "flat":
             return "flat folder", {"train": read_flat(path)}
         case "manifest":
@@ -90,10 +100,11 @@ def read_folder(path: Path) -> Found:
         return read_as(kind, path)
     if contents.folders == ("data",) and look(str(path / "data")).with_suffix(".parquet"):
         return read_as("parquet", path)  # as the Hugging Face hub lays it out
-    splits = {name: split_name(name) for name in contents.folders}
-    if any(splits.values()):
+    splits = find_splits(path, contents.folders)
+    if splits is not None:
         return read_splits(path, splits)
     refuse_wrapper(path, contents)
+    refuse_same_subfolders(path, contents.folders, f"classes:{path}")
     return read_as("classes", path)
 
 
@@ -146,20 +157,35 @@ def refuse_wrapper(path: Path, contents: Contents) -> None:
         )
 
 
-def read_splits(path: Path, names: Mapping[str, "str | None"]) -> Found:
-    """Folders called train, val and test, each of class folders, of pictures or of shards."""
+def chosen_splits(path: Path) -> dict[str, str | None]:
+    """The folders of `splits:PATH`, without those that are named after no split."""
+    splits = {name: split for name in look(str(path)).folders if (split := split_in_name(name))}
+    if not splits:
+        raise DataError(f"splits:{path}: no folder here is named after train, val or test")
+    return dict(splits)
+
+
+def read_splits(path: Path, names: Mapping[str, "str | None"], *, sure: bool = False) -> Found:
+    """Folders named after train, val and test, each of class folders, of pictures or of shards. Where the user is
+    `sure` that they are splits, what lies in them is not questioned."""
     strange = [name for name, split in names.items() if split is None]
     if strange:
         split = [name for name, split in names.items() if split]
         raise DataError(
-            f"{path} holds {counted(split, 'split')} beside {counted(strange, 'other folder')}; "
-            f"move one of them, or write classes:{path} if all of them are classes"
+            f"{path} holds {counted(split, 'split')} beside {counted(strange, 'other folder')}; write splits:{path} to "
+            f"leave {'it' if len(strange) == 1 else 'them'} out, or classes:{path} if all of them are classes"
         )
     chosen = [split for split in names.values() if split]
     if len(set(chosen)) < len(chosen):
-        raise DataError(f"{path} holds {', '.join(names)}: two names for one split; keep one of them")
-    found = {name: kind_of(path / name, look(str(path / name))) for name in names}
-    if set(found.values()) == {"shards"}:
+        raise DataError(
+            f"{path} holds {', '.join(names)}: two names for one split; keep one of them, or write classes:{path} if "
+            "they are classes"
+        )
+    tops = [look(str(path / name)).folders for name in names]
+    classes = {folder for folders in tops if len(folders) > 1 for folder in folders}
+    inside = {name: unwrap(path, name, classes) for name in names}
+    found = {name: kind_of(path / inner, look(str(path / inner))) for name, inner in inside.items()}
+    if set(found.values()) == {"shards"} and all(split_name(name) for name in names):
         return read_as("shards", path)  # one index for all
     splits: dict[str, Source] = {}
     kinds: list[str] = []
@@ -167,14 +193,24 @@ def read_splits(path: Path, names: Mapping[str, "str | None"]) -> Found:
         assert split is not None
         match found[name]:
             case "folders":
-                splits[split], kind = read_classes(path, name), "class folders"
+                if not sure:
+                    question(path / inside[name], f"splits:{path}")
+                splits[split], kind = read_classes(path, inside[name]), "class folders"
             case "flat":
-                splits[split], kind = read_flat(path, name), "flat folders"
+                splits[split], kind = read_flat(path, inside[name]), "flat folders"
             case other:
-                kind, inner = read_as(other, path / name)
+                kind, inner = read_as(other, path / inside[name])
                 splits[split] = only(path / name, inner)
         kinds.append(kind)
-    return ", ".join(dict.fromkeys(kinds)), splits
+    renamed = [f"{name} is {split}" for name, split in names.items() if not split_name(name)]
+    return ", ".join(dict.fromkeys(kinds)) + (f" ({', '.join(renamed)})" if renamed else ""), splits
+
+
+def question(path: Path, as_classes: str) -> None:
+    """Refuses what lies in a split where it is splits again, or may be."""
+    contents = look(str(path))
+    refuse_nested_splits(path, contents, as_classes)
+    refuse_same_subfolders(path, contents.folders, as_classes)
 
 
 def only(path: Path, splits: dict[str, Source]) -> Source:
