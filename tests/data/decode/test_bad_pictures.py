@@ -91,7 +91,7 @@ def claims_itself_twice() -> bytes:
         (b"II*\0\x08\0\0\0\0\0\0\0\0\0", "unreadable TIFF"),
         (tiff_of(np.zeros((4, 4), np.uint8), more={259: (3, [6])}), "compression that is not read"),
         (claims_itself_twice(), "its tags claim 7,200 bytes of 3,"),
-        (b"P6 x y z", "unreadable PPM"),
+        (b"P6 x y z", "damaged PPM"),
     ],
 )
 def test_reasons(content: bytes, words: str) -> None:

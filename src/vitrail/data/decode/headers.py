@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from vitrail.core.errors import BadPicture
+from vitrail.data.decode.bounds import Walk
+from vitrail.data.decode.netpbm import bare_netpbm
 from vitrail.data.decode.tiff import (
     UPRIGHT,
     bare_tiff,
@@ -53,6 +55,9 @@ FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 KEPT: Final = FRAMES | {0xC4, 0xCC, 0xDA, 0xDB, 0xDD, 0xE0, 0xEE}
 MAX_SCANS: Final = 100  # a progressive JPEG has about ten; each costs a pass over all of the picture
 MAX_TEXT: Final = 1 << 16  # bytes of a PNG's packed text that are looked at
+MAX_BLOCKS: Final = 16  # EXIF and XMP blocks of a file that are asked which way up it is
+MAX_TABLES: Final = 1 << 20  # bytes of a JPEG's tables and frame; Pillow takes them apart in Python
+PROFILES: Final = (b"Raw profile type exif\0", b"Raw profile type APP1\0")  # texts that ImageMagick writes
 
 
 class Header(NamedTuple):
@@ -103,32 +108,50 @@ def what_it_is(data: bytes) -> str:
 
 def jpeg(data: bytes) -> Header:
     """Tables, frame and scans are kept, and the JFIF and Adobe segments, which say how colours are coded."""
-    pieces, since, at, turned, frame = list[bytes](), 0, 2, UPRIGHT, b""
+    pieces, since, at, frame = list[bytes](), 0, 2, b""
+    walk, tables, tagged = Walk("JPEG", data), 0, Tagged()
     while True:
+        walk.step()
         start = data.find(b"\xff", at)  # what lies between two segments is skipped, as everybody does
         if start < 0 or start + 4 > len(data):
             raise BadPicture("truncated JPEG: it ends before its pixels")
         marker, end = data[start + 1], start + 2 + int.from_bytes(data[start + 2 : start + 4])
         if marker in (0x00, 0x01, 0xFF) or 0xD0 <= marker <= 0xD9:  # not a segment: stuffing, fill, restart, end
             end = start + (1 if marker == 0xFF else 2)
-        elif marker == 0xE1 and turned == UPRIGHT:
-            turned = orientation_of_segment(data[start + 4 : end])
+        elif marker == 0xE1:
+            tagged.ask(reader_of_segment(data, start + 4), data[start + 4 : end])
         elif marker in FRAMES:
             frame = data[start:end]
+        if marker in KEPT and marker != SCAN:
+            tables += end - start
         if start > at or marker not in KEPT:
             pieces.append(data[since:at])
             since = start if marker in KEPT else end
         at = end
         if marker == SCAN:
             break
+    if tables > MAX_TABLES:
+        raise BadPicture(f"JPEG with {tables:,} bytes of tables, made to take long; {MAX_TABLES:,} are read")
     refuse_many_scans(data, start, frame)
-    return Header("JPEG", b"".join([*pieces, data[since:]]) if pieces else data, turned)
+    return Header("JPEG", b"".join([*pieces, data[since:]]) if pieces else data, tagged.orientation)
 
 
-def orientation_of_segment(segment: bytes) -> int:
-    if segment.startswith(b"Exif\0\0"):
-        return orientation_of_exif(segment)
-    return orientation_of_xmp(segment) if segment.startswith(b"http://ns.adobe.com/xap/1.0/\0") else UPRIGHT
+class Tagged:
+    """Which way up a picture is, by the first of its metadata blocks that says so; only so many are asked."""
+
+    def __init__(self) -> None:
+        self.orientation, self.asked = UPRIGHT, 0
+
+    def ask(self, reader: Callable[[bytes], int] | None, block: bytes) -> None:
+        if reader is not None and self.orientation == UPRIGHT and self.asked < MAX_BLOCKS:
+            self.asked += 1
+            self.orientation = reader(block)
+
+
+def reader_of_segment(data: bytes, at: int) -> Callable[[bytes], int] | None:
+    if data.startswith(b"Exif\0\0", at):
+        return orientation_of_exif
+    return orientation_of_xmp if data.startswith(b"http://ns.adobe.com/xap/1.0/\0", at) else None
 
 
 def refuse_many_scans(data: bytes, start: int, frame: bytes) -> None:
@@ -143,32 +166,44 @@ def refuse_many_scans(data: bytes, start: int, frame: bytes) -> None:
 
 def png(data: bytes) -> Header:
     """Header, palette and pixels are kept. An animated PNG is its still picture, alpha is not asked for (tRNS)."""
-    kept, since, at, turned = list[bytes](), 0, 8, UPRIGHT
+    kept, since, at = list[bytes](), 0, 8
+    walk, tagged = Walk("PNG", data), Tagged()
     while at < len(data):
+        walk.step()
+        if at + 12 > len(data):
+            raise BadPicture("truncated PNG: it ends within a chunk")
         length, name = struct.unpack_from(">I4s", data, at)
         end = at + 12 + length
         if end > len(data):
             raise BadPicture(f"truncated PNG: {end - len(data):,} bytes are missing")
+        if name == b"IHDR" and zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
+            raise BadPicture("damaged PNG: the checksum of its header is wrong")
         if name not in (b"IHDR", b"PLTE", b"IDAT", b"IEND"):
-            if turned == UPRIGHT and name in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
-                turned = orientation_of_chunk(name, data[at + 8 : end - 4])
+            if name in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+                tagged.ask(reader_of_chunk(name, data, at + 8), data[at + 8 : end - 4])
             kept.append(data[since:at])
             since = end
         at = end
         if name == b"IEND":
             break
-    return Header("PNG", b"".join([*kept, data[since:]]) if kept else data, turned)
+    return Header("PNG", b"".join([*kept, data[since:at]]), tagged.orientation)
 
 
-def orientation_of_chunk(name: bytes, chunk: bytes) -> int:
-    keyword, _, text = chunk.partition(b"\0")
+def reader_of_chunk(name: bytes, data: bytes, at: int) -> Callable[[bytes], int] | None:
+    """How the chunk says which way up the picture is; None where it speaks of something else."""
     if name == b"eXIf":
-        return orientation_of_exif(chunk)
+        return orientation_of_exif
     if name == b"iTXt":
-        return orientation_of_xmp(text) if keyword == b"XML:com.adobe.xmp" else UPRIGHT
-    if keyword not in (b"Raw profile type exif", b"Raw profile type APP1"):
-        return UPRIGHT
-    if name == b"zTXt":
+        return orientation_of_xmp if data.startswith(b"XML:com.adobe.xmp\0", at) else None
+    return (
+        orientation_of_text if data.startswith((b"Raw profile type exif\0", b"Raw profile type APP1\0"), at) else None
+    )
+
+
+def orientation_of_text(chunk: bytes) -> int:
+    """From a text chunk of ImageMagick's, packed or not."""
+    text = chunk.partition(b"\0")[2]
+    if text.startswith(b"\0"):  # zTXt: the method of packing comes first
         try:
             text = zlib.decompressobj().decompress(text[1:], MAX_TEXT)
         except zlib.error:
@@ -184,6 +219,8 @@ def check_png(data: bytes) -> None:
         end = at + 12 + length
         if name == b"IDAT" and zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
             raise BadPicture("damaged PNG: the checksum of its pixels is wrong")
+        if name == b"IEND":
+            return
         at = end
 
 
@@ -191,8 +228,9 @@ def gif(data: bytes) -> Header:
     """The canvas as the first frame stretches it. Of what comes before that frame only its transparency is kept."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     first = at = 13 + (3 << ((flags & 7) + 1) if flags & 128 else 0)
-    control = b""
+    control, walk = b"", Walk("GIF", data, 64)
     while data[at] != 0x2C:
+        walk.step()
         if data[at] == 0x3B:
             raise BadPicture("GIF without a picture")
         at += 1
@@ -201,6 +239,7 @@ def gif(data: bytes) -> Header:
                 control = b"\x21\xf9\x04\x01\0\0" + data[at + 5 : at + 6] + b"\0"
             at += 1
             while data[at]:
+                walk.step()
                 at += 1 + data[at]
             at += 1
     left, top, across, down = struct.unpack_from("<4H", data, at + 1)
@@ -209,7 +248,12 @@ def gif(data: bytes) -> Header:
 
 
 def webp(data: bytes) -> Header:
-    """The size of the canvas; libwebp refuses frames that do not fit it."""
+    """The size of the canvas; libwebp refuses frames that do not fit it, and lists all chunks as it opens a file."""
+    walk, at = Walk("WEBP", data), 12
+    while at + 8 <= len(data):
+        walk.step()
+        at += 8 + int.from_bytes(data[at + 4 : at + 8], "little")
+        at += at % 2
     chunk = data[12:16]
     if chunk == b"VP8X":
         size = (int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1)
@@ -228,10 +272,16 @@ def tiff(data: bytes) -> Header:
     return Header("TIFF", *bare_tiff(data))
 
 
+def ppm(data: bytes) -> Header:
+    content, size = bare_netpbm(data)
+    return Header("PPM", content, UPRIGHT, size)
+
+
 READERS: Final[dict[str, Callable[[bytes], Header]]] = {
     "JPEG": jpeg,
     "PNG": png,
     "GIF": gif,
     "WEBP": webp,
     "TIFF": tiff,
+    "PPM": ppm,
 }

@@ -30,6 +30,8 @@ from vitrail.data.decode.tiff import TURNING, UPRIGHT, orientation_of
 MAX_PIXELS: Final = 178_956_970  # where Pillow too speaks of a bomb: 0.7 GB decoded
 SMALL: Final = 1 << 24  # pixels that any file may have; beyond them ...
 DENSITY: Final = 2000  # ... no more than this many a byte: PNG packs greys up to 1032, JPEG about 340, WebP without end
+RUNS: Final = 1 << 22  # pixels of a run-length BMP, which Pillow unpacks in Python; ...
+RUN_BYTES: Final = 1 << 21  # ... and bytes of its file
 SAMPLE_FORMAT: Final = 339
 BLOCK: Final = 1 << 20  # pixels scaled at a time
 # The classes themselves and not Image.open: nothing off this list can run, no MPO or warning logic is in between.
@@ -84,7 +86,7 @@ class Picture:
             image.load()
             return turned(to_rgb(image), self.orientation)
         except Exception as error:
-            self.failed = reason(error, image.format)
+            self.failed = reason(error, image.format, "pixels")
             raise BadPicture(self.failed) from None
 
 
@@ -96,7 +98,7 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     except BadPicture:
         raise
     except Exception as error:
-        raise BadPicture(reason(error, image.format)) from None
+        raise BadPicture(reason(error, image.format, "pixels")) from None
 
 
 def opened(data: bytes, max_pixels: int) -> tuple[ImageFile, int]:
@@ -109,12 +111,18 @@ def opened(data: bytes, max_pixels: int) -> tuple[ImageFile, int]:
         if size is not None:
             refuse_bomb(size, len(data), max_pixels)
         image = DECODERS[kind](io.BytesIO(content))
-        refuse_bomb(image.size, len(data), SMALL if is_run_length(image) else max_pixels)
+        if is_run_length(image):
+            max_pixels = min(max_pixels, RUNS)
+            if len(data) > RUN_BYTES:
+                raise BadPicture(
+                    f"a run-length BMP of {len(data):,} bytes; {RUN_BYTES:,} are read: save it again as PNG"
+                )
+        refuse_bomb(image.size, len(data), max_pixels)
         return image, orientation_of(image.info) if kind == "WEBP" else orientation
     except BadPicture:
         raise
     except Exception as error:
-        raise BadPicture(reason(error, kind)) from None
+        raise BadPicture(reason(error, kind, "header")) from None
 
 
 def is_run_length(image: ImageFile) -> bool:
@@ -130,14 +138,16 @@ def refuse_bomb(size: tuple[int, int], length: int, max_pixels: int) -> None:
         raise BadPicture(f"a decompression bomb: {width} x {height} pixels claimed by {length:,} bytes")
 
 
-def reason(error: Exception, kind: str | None) -> str:
-    """One short line on what a decoder stumbled over."""
+def reason(error: Exception, kind: str | None, part: str) -> str:
+    """One short line, in our own words, on what a decoder stumbled over in the "header" or the "pixels" of a file."""
     if isinstance(error, BadPicture):
         return str(error)
+    what = kind or "picture"
     if isinstance(error, MemoryError):
-        return f"{kind or 'picture'} that takes more memory than there is"
-    words = " ".join("".join(sign if sign.isprintable() else " " for sign in str(error)).split())[:160]
-    return f"unreadable {kind or 'picture'}: {words or type(error).__name__}"
+        return f"{what} that takes more memory than there is"
+    if "truncated" in str(error) or isinstance(error, EOFError):
+        return f"truncated {what}: it ends within its {part}"
+    return f"unreadable {what}: its {part} cannot be decoded; the file is damaged, or of a rare variety"
 
 
 def image_of(pixels: "NDArray[np.uint8]") -> Image.Image:

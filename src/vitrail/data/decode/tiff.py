@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from vitrail.core.errors import BadPicture
+from vitrail.data.decode.bounds import Walk
 
 ORIENTATION: Final = 0x0112
 WIDTH, HEIGHT, BITS, COMPRESSION, SAMPLES = 256, 257, 258, 259, 277
@@ -21,6 +22,7 @@ CODES: Final = {1: "B", 3: "H", 4: "I", 16: "Q"}
 # Left out: JPEG of the old style, which no two programs read alike, and what pictures of this kind do not come in.
 PACKINGS: Final = {1, 2, 3, 4, 5, 7, 8, 32773, 32946, 50000}  # none, fax, LZW, JPEG, deflate, PackBits, deflate, zstd
 LARGE_TILE: Final = 1 << 24  # pixels; a tile may be larger than a small picture, but not without end
+LONGEST_PROFILE: Final = 1 << 16  # bytes; the tag in question is among the first
 UPRIGHT: Final = 1
 
 
@@ -86,7 +88,7 @@ def orientation_of_xmp(xmp: bytes) -> int:
 
 def orientation_of_profile(text: bytes) -> int:
     """From the "Raw profile type exif" text that ImageMagick puts into PNG: a name, a length, hexadecimal digits."""
-    digits = b"".join(text.split(b"\n")[3:])
+    digits = b"".join(text[:LONGEST_PROFILE].split(b"\n")[3:])
     try:
         return orientation_of_exif(bytes.fromhex(digits[: len(digits) // 2 * 2].decode("ascii")))
     except ValueError:
@@ -147,6 +149,7 @@ def check_layout(directory: Directory, width: int, height: int) -> None:
     blocks = max((entry.amount for tag, entry in directory.entries.items() if tag in (STRIPS, TILES)), default=0)
     if blocks > across * down * max(1, directory.first(SAMPLES, 1)):
         raise BadPicture(f"damaged TIFF: {blocks:,} pieces for a picture of {width} x {height}")
+    Walk("TIFF", directory.data, 512).step(blocks)  # Pillow lists them, in Python
 
 
 def rewritten(directory: Directory, kept: list[Entry]) -> bytes:
