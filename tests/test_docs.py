@@ -452,6 +452,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "`position_prefix=True`": {"position_prefix": True},
     "`position_prefix=False`": {"position_prefix": False},
     "`position='none'`": {"position": "none"},
+    "`position='sincos2d'`": {"position": "sincos2d"},
     "`position`, any other but 'learned'": {"position": "learned2d"},
     "`placement='every'`, `'shared'`": {"placement": "every"},
     "`attention='axial'`": {"attention": "axial", "class_token": False, "pool": "mean"},

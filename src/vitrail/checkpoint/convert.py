@@ -38,24 +38,34 @@ class Conversion:
     sidecar: Path | None
     unheld: list[str]
     certificate: Certificate
+    inferred: str | None = None  # what the source did not say, and how it was read
 
 
 def convert(
-    source: str | Path, target: str | Path, to: str | None = None, *, dtype: torch.dtype | None = None, **facts: Any
+    source: str | Path,
+    target: str | Path,
+    to: str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    unofficial: bool = False,
+    **facts: Any,
 ) -> Conversion:
     """Read weights of any format and write them in another; `to` is needed where the target's name does not tell, and
     `dtype` where the numbers shall be of another type: in float16 a file is half as long.
 
     A `.npz` is Google's layout, a `.safetensors` our own, a folder Hugging Face's; `to="timm"` or `"torchvision"` with
     `.safetensors` or `.pth` is a state dict of theirs, and `to="timm"` with a folder is one that timm's hub code reads.
+    `unofficial` writes a `.npz` even where Google's own code would read it as another network.
     """
     bundle = read_bundle(source, **facts)
     if dtype is not None:
         bundle = replace(bundle, tensors={name: tensor.to(dtype) for name, tensor in bundle.tensors.items()})
-    return export(bundle, Path(target), to, source=Path(source))
+    return export(bundle, Path(target), to, source=Path(source), unofficial=unofficial)
 
 
-def export(bundle: Bundle, target: Path, to: str | None = None, *, source: Path = Path()) -> Conversion:
+def export(
+    bundle: Bundle, target: Path, to: str | None = None, *, source: Path = Path(), unofficial: bool = False
+) -> Conversion:
     """Write a bundle, read it back, and hold both against each other and against the other library where it is."""
     name = format_for(target, to)
     if not target.parent.is_dir():
@@ -66,6 +76,8 @@ def export(bundle: Bundle, target: Path, to: str | None = None, *, source: Path 
     else:
         known = find_format(name, bundle.config)
         name = known.name
+        if not unofficial:
+            known.refuse_unreadable(bundle.config)
         sidecar, unheld = _write_foreign(bundle, target, known)
     return Conversion(
         source=source,
@@ -75,6 +87,7 @@ def export(bundle: Bundle, target: Path, to: str | None = None, *, source: Path 
         sidecar=sidecar,
         unheld=unheld,
         certificate=certificate.certify(bundle, read_bundle(target), name, target),
+        inferred=bundle.card.provenance.get("inferred"),
     )
 
 

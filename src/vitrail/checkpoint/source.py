@@ -62,15 +62,16 @@ def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | No
         some = ", ".join(list(raw.tensors)[:3])
         raise MismatchedWeights(f"{raw.path}: tensors like {some} are of no format that vitrail knows")
     known, tensors = found
-    beside = read_sidecar(raw.path)
+    beside, inferred = read_sidecar(raw.path), None
     if beside is not None:
         config, card = beside
     else:
         config = known.infer(Shapes(raw.path, tensors, settings=settings, facts=facts))
-        card = _card(known, config, settings, folder)
+        card, inferred = _card(known, config, settings, folder), known.describe_inferred(config)
     config = adapted(config, **facts)
     ours = import_tensors(raw.path, config, known.table(config), tensors)
     provenance = {**card.provenance, "imported_from": known.name, "file": raw.path.name}
+    provenance |= {"inferred": inferred} if inferred else {}
     return Bundle(config=config, tensors=ours, card=replace(card, provenance=provenance))
 
 

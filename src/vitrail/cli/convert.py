@@ -2,7 +2,9 @@
 
 import argparse
 
+from vitrail.cli.trace import image_size
 from vitrail.core.console import print_table
+from vitrail.models.config import CHOICES
 
 TYPES = ("float32", "bfloat16", "float16")
 
@@ -20,6 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--heads", type=int, help="attention heads, where a state dict of an unusual width does not say"
     )
+    parser.add_argument(
+        "--position",
+        choices=CHOICES["position"],
+        help="positions of a file that stores none (default: big_vision's sincos2d)",
+    )
+    parser.add_argument(
+        "--image-size", type=image_size, metavar="N", help="of a file that does not say: pixels a side, or HEIGHTxWIDTH"
+    )
+    parser.add_argument(
+        "--unofficial", action="store_true", help="write a .npz even if Google's code reads it as another network"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,11 +41,14 @@ def run(args: argparse.Namespace) -> int:
     from vitrail.checkpoint.convert import Conversion, convert
     from vitrail.models.walk import parameters
 
-    facts = {} if args.heads is None else {"heads": args.heads}
+    given = {"heads": args.heads, "position": args.position, "image": args.image_size}
+    facts = {name: value for name, value in given.items() if value is not None}
     dtype = None if args.type is None else getattr(torch, args.type)
-    done: Conversion = convert(args.source, args.target, args.to, dtype=dtype, **facts)
+    done: Conversion = convert(args.source, args.target, args.to, dtype=dtype, unofficial=args.unofficial, **facts)
     seal = done.certificate
     print(f"{done.source} -> {done.target} ({done.format}), {parameters(done.config):,} parameters")
+    if done.inferred is not None:
+        print(done.inferred)
     if done.sidecar is not None:
         print(
             f"{done.format} cannot hold {', '.join(done.unheld)}: written to {done.sidecar}, keep it beside the weights"

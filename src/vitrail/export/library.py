@@ -71,9 +71,9 @@ def to_library(weights: Weights, target: str | Path, to: Library, *, image_size:
     folder = to == "hf" or (to == "timm" and target.suffix not in convert.FILE_SUFFIXES)
     check_target(target, suffixes=SUFFIXES[to], folder=folder, source=path_of(weights))
     bundle = taken(weights, image_size)
-    find_format(to, bundle.config).table(
-        bundle.config
-    )  # refuses what the format cannot hold before anything is written
+    known = find_format(to, bundle.config)
+    known.table(bundle.config)  # refuses what the format cannot hold before anything is written
+    known.refuse_unreadable(bundle.config)
     call = timm_call(bundle.config) if to == "timm" else None
     replaced = target.exists()
     with drafted(target) as draft:

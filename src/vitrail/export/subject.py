@@ -54,7 +54,7 @@ def sizes(config: ModelConfig) -> Sizes:
     if isinstance(config, ResNetConfig):
         if config.mixing == "axial":
             return Sizes(step=None, why="an axial ResNet's relative positions are tied to one size")
-        stride = stride_of(config)
+        stride = config.stride
         if config.padding == "symmetric":
             return Sizes(step=(stride, stride), any=True)
         return multiples(config, (stride, stride))
@@ -62,13 +62,8 @@ def sizes(config: ModelConfig) -> Sizes:
         return Sizes(step=None, why="relative positions are tied to one size")
     if config.attention == "axial":
         return Sizes(step=None, why="axial attention is tied to one grid")
-    stride = 1 if config.backbone is None else stride_of(config.backbone)
+    stride = 1 if config.backbone is None else config.backbone.stride
     return multiples(config, (stride * config.patch[0], stride * config.patch[1]))
-
-
-def stride_of(config: ResNetConfig) -> int:
-    """Pixels a place of the last feature map."""
-    return (4 if config.root == "7x7" else 1) * 2 ** (len(config.blocks) - 1)
 
 
 def multiples(config: ModelConfig, step: Pair) -> Sizes:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair, times
-from vitrail.models.config import ResNetConfig
 from vitrail.models.vit import ViT
 
 
@@ -38,13 +37,8 @@ def transformer(model: nn.Module) -> ViT:
 def tokens_of(model: nn.Module) -> Tokens:
     config = transformer(model).config
     rows, columns = config.patch
-    stride = 1 if config.backbone is None else reduction(config.backbone)
+    stride = 1 if config.backbone is None else config.backbone.stride
     return Tokens(config.prefix, config.grid, config.class_token, (rows * stride, columns * stride))
-
-
-def reduction(backbone: ResNetConfig) -> int:
-    """Pixels of the image to one of the feature map, along a side; the last ones hang over where it does not divide."""
-    return (4 if backbone.root == "7x7" else 1) * 2 ** (len(backbone.blocks) - 1)
 
 
 def patches(z: Tensor, tokens: Tokens, dim: int = -1) -> Tensor:

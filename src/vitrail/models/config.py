@@ -31,7 +31,8 @@ class ResNetConfig:
 
     `unit="preactivation"` is the ResNet-v2 of the BiT baselines; `"postactivation"` is the hybrid's backbone. The 3x3
     root has no max-pool and stride 1: it is for 28 to 64 px images. `mixing="axial"` puts row and column attention in
-    the place of each 3x3 convolution (AxialResNet, D.6); its tables of relative positions tie it to `image`.
+    the place of each 3x3 convolution (AxialResNet, D.6); its tables of relative positions tie it to `image`. A hybrid's
+    backbone may have no blocks at all: the root alone (R+ViT-Ti/16).
     """
 
     blocks: tuple[int, ...]
@@ -55,7 +56,8 @@ class ResNetConfig:
         check_choices(self)
         check_positive(self, "channels", "groups", "norm_eps", "standardisation_eps", "factor", "axial_heads")
         check_positive_pairs(self, "image")
-        if not self.blocks or min(self.blocks) < 1 or len(self.blocks) > 8:
+        fewest = 0 if self.unit == "postactivation" else 1
+        if min(self.blocks, default=1) < 1 or not fewest <= len(self.blocks) <= 8:
             raise ConfigError(f"blocks={self.blocks}: one to eight stages, each of at least one block")
         if not 1 / 64 <= self.factor <= 64:
             raise ConfigError(f"factor={self.factor} must lie between 1/64 and 64")
@@ -82,7 +84,12 @@ class ResNetConfig:
 
     @property
     def features(self) -> int:
-        return 4 * self.bottleneck(len(self.blocks) - 1)
+        return 4 * self.bottleneck(len(self.blocks) - 1) if self.blocks else self.root_width
+
+    @property
+    def stride(self) -> int:
+        """Pixels of the image to one of the last feature map, along a side."""
+        return (4 if self.root == "7x7" else 1) * 2 ** max(len(self.blocks) - 1, 0)
 
     @property
     def grid(self) -> Pair:

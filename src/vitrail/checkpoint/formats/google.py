@@ -3,8 +3,10 @@
     layout       attention, second norm, MLP                                positions
     original     MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3    Transformer/posembed_input/pos_embedding
     linen        MultiHeadDotProductAttention_0, LayerNorm_1, MlpBlock_0    Transformer/posembed_input/pos_embedding
-    big_vision   as linen                                                   pos_embedding, without a class row
+    big_vision   as linen                                                   pos_embedding, without a class row, or none
 
+big_vision's positions are learned or, where the file has none, sine-cosine (`posemb="sincos2d"`, the released
+vit_s16_i1k): its code knows no third kind, so a file in Linen's numbers without positions is taken for one of these.
 Kernels are stored input first (HWIO, [in, out]), q, k and v apart with a dimension for heads. JAX computed with the
 tanh GELU, eps 1e-6, and the hybrid's backbone with (std + 1e-5) and SAME padding.
 """
@@ -15,14 +17,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.formats.infer import grid_of
+from vitrail.checkpoint.formats.infer import HEADS, grid_of
 from vitrail.checkpoint.formats.plain import position_entry, require_plain
 from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, same
 from vitrail.core.errors import ExportRefused, MismatchedWeights
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.core.shapes import Pair, times
+from vitrail.models.config import ModelConfig, Position, ResNetConfig, ViTConfig
 from vitrail.models.zoo import backbone
 
-PREFIXES = ("opt/target/", "params/img/", "params/")
+PREFIXES = ("opt/target/", "params/", "img/")  # the last is the image tower of a two-tower model (LiT)
+RELEASED_IMAGE: Pair = (224, 224)  # of big_vision's released networks with sine-cosine positions (configs/vit_s16_i1k)
 BLOCK = "Transformer/encoderblock_{}/"
 
 
@@ -85,7 +89,9 @@ def _norm_shaped(name: str, tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
 def layout_of(names: set[str]) -> Layout:
     if "pos_embedding" in names:
         return BIG_VISION
-    return ORIGINAL if any("MultiHeadDotProductAttention_1/" in name for name in names) else LINEN
+    if any("MultiHeadDotProductAttention_1/" in name for name in names):
+        return ORIGINAL
+    return LINEN if STEM in names else BIG_VISION
 
 
 def infer(shapes: Shapes) -> ModelConfig:
@@ -97,24 +103,22 @@ def infer(shapes: Shapes) -> ModelConfig:
     trunk = _infer_backbone(shapes) if "conv_root/kernel" in shapes else None
     ground = (patch[0], patch[1])
     if trunk is not None:
-        channels, stride = shapes.of("conv_root/kernel", 4)[2], 4 * 2 ** (len(trunk.blocks) - 1)
-        ground = (patch[0] * stride, patch[1] * stride)
-    has_table = layout.position in shapes
-    if has_table:
+        channels = shapes.of("conv_root/kernel", 4)[2]
+        ground = (patch[0] * trunk.stride, patch[1] * trunk.stride)
+    mlp_width = shapes.of(f"{BLOCK.format(0)}{layout.mlp}/Dense_0/kernel", 2)[1]
+    position: Position = "learned" if layout.position in shapes else _unstored_position(shapes, layout)
+    prefix = 1
+    if layout.position in shapes:
         rows = shapes.of(layout.position, 3)[1]
         size, prefix = grid_of(shapes, rows, ground, token)
-    elif shapes.image is None:
-        raise MismatchedWeights(
-            f"{shapes.path}: no positions in the file, so it does not say its image size; pass image="
-        )
     else:
-        size, prefix = shapes.image, 0
+        size = shapes.image or _released_image(shapes, position, (width, mlp_width), ground)
     classes = shapes.of("head/kernel", 2)[1] if "head/kernel" in shapes else 0
     tanh = "pre_logits/kernel" in shapes
     return ViTConfig(
         width=width,
         depth=shapes.count(BLOCK + "LayerNorm_0/scale"),
-        mlp_width=shapes.of(f"{BLOCK.format(0)}{layout.mlp}/Dense_0/kernel", 2)[1],
+        mlp_width=mlp_width,
         heads=heads,
         image=size,
         patch=(patch[0], patch[1]),
@@ -123,23 +127,81 @@ def infer(shapes: Shapes) -> ModelConfig:
         head="tanh" if tanh else "linear" if classes else "none",
         pool="token" if token else "mean",
         class_token=token,
-        position="learned" if has_table else "none",
+        position=position,
         position_prefix=bool(prefix) or not token,
         backbone=None if trunk is None else replace(trunk, image=size, channels=channels),
     )
 
 
+def _unstored_position(shapes: Shapes, layout: Layout) -> Position:
+    """The kind of positions of a file that stores none: as given, or big_vision's."""
+    if "position" in shapes.facts:
+        return shapes.facts["position"]
+    if layout is BIG_VISION:
+        return "sincos2d"
+    raise MismatchedWeights(
+        f"{shapes.path}: no positions in the file, and its layout does not say which it was trained with; pass "
+        'position="sincos2d" or position="none" (vitrail convert FILE OUT.safetensors --position sincos2d)'
+    )
+
+
+def _released_image(shapes: Shapes, position: Position, size: tuple[int, int], patch: Pair) -> Pair:
+    """The image size of a published network with sine-cosine positions, which no tensor tells; others must say it."""
+    if position == "sincos2d" and size in HEADS and not any(RELEASED_IMAGE[i] % patch[i] for i in (0, 1)):
+        return RELEASED_IMAGE
+    raise MismatchedWeights(
+        f"{shapes.path}: no positions in the file, so it does not say its image size; pass image= "
+        "(vitrail convert FILE OUT.safetensors --image-size 224)"
+    )
+
+
+def describe_inferred(config: ModelConfig) -> str | None:
+    """What was inferred of a file beyond its tensors, in words."""
+    if not isinstance(config, ViTConfig) or config.position == "learned":
+        return None
+    return f"no positions in the file: read as position={config.position!r} at {times(config.image)} px"
+
+
 def _infer_backbone(shapes: Shapes) -> ResNetConfig:
-    stages = shapes.count("block{}/unit1/conv1/kernel", 1)
+    """The root, and as many stages as there are: R+ViT-Ti/16 has none."""
+    stages = shapes.count("block{}/unit1/conv1/kernel", 1) if "block1/unit1/conv1/kernel" in shapes else 0
     return backbone(tuple(shapes.count(f"block{stage}/unit{{}}/conv1/kernel", 1) for stage in range(1, stages + 1)))
+
+
+def refuse_unreadable(config: ModelConfig, layout: Layout) -> None:
+    """Refuse to write what Google's own code would read as another network, naming the field."""
+    table(config, layout)  # what has no place at all is refused first
+    if not isinstance(config, ViTConfig):
+        return
+    if layout is BIG_VISION and config.position == "learned" and config.class_token and config.position_prefix:
+        raise ExportRefused(
+            "npz-big-vision keeps no position for the class token: field position_prefix=True cannot be held; use npz"
+        )
+    rules = {
+        "pool": (config.pool == "mean" and config.class_token, "it averages without a class token"),
+        "position": (config.position not in _positions_of(layout), f"it adds {_positions_of(layout)[0]} positions"),
+        "backbone": (config.backbone is not None and layout is BIG_VISION, "it has no hybrids; use npz"),
+    }
+    for field, (wrong, why) in rules.items():
+        if wrong:
+            value = "a ResNet" if field == "backbone" else repr(getattr(config, field))
+            raise ExportRefused(
+                f"{layout.name}: Google's code would read field {field}={value} as another network ({why}); "
+                "vitrail convert --unofficial writes it all the same"
+            )
+
+
+def _positions_of(layout: Layout) -> tuple[Position, ...]:
+    """The kinds that the code of that time computes with."""
+    return ("sincos2d", "learned") if layout is BIG_VISION else ("learned",)
 
 
 def table(config: ModelConfig, layout: Layout = ORIGINAL) -> list[Entry]:
     free = ("backbone", "class_token", "pool")
     c = require_plain(layout.name, config, heads=("none", "linear", "tanh"), free=(*free, "position"))
-    if c.position not in ("learned", "none"):
+    if c.position not in ("learned", "none", "sincos2d"):
         raise ExportRefused(
-            f"{layout.name} has no place for field position={c.position!r}; it holds 'learned' and 'none'"
+            f"{layout.name} has no place for field position={c.position!r}; it holds 'learned', 'sincos2d' and 'none'"
         )
     rows = [same("class_token", "cls")] if c.class_token else []
     if c.position == "learned":
@@ -159,10 +221,6 @@ def table(config: ModelConfig, layout: Layout = ORIGINAL) -> list[Entry]:
 def _positions(c: ViTConfig, layout: Layout) -> Entry:
     if layout is not BIG_VISION:
         return position_entry(c, layout.position)
-    if c.class_token and c.position_prefix:
-        raise ExportRefused(
-            "npz-big-vision keeps no position for the class token: field position_prefix=True cannot be held; use npz"
-        )
     return same("position.tables.0.table", layout.position)
 
 

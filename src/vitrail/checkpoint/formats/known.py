@@ -21,6 +21,8 @@ class Format:
     table: Callable[[ModelConfig], list[Entry]]
     infer: Callable[[Shapes], ModelConfig]
     modern: Callable[[Tensors], Tensors] = dict
+    refuse_unreadable: Callable[[ModelConfig], None] = lambda config: None  # by the format's own code, at export
+    describe_inferred: Callable[[ModelConfig], str | None] = lambda config: None
     half: bool = True  # pixels to [-1, 1]; else ImageNet's mean and deviation
 
     def preprocessing(self, image: Pair) -> Preprocessing:
@@ -38,6 +40,8 @@ def _google(layout: google.Layout) -> Format:
         table=partial(google.table, layout=layout),
         infer=google.infer,
         modern=google.modern,
+        refuse_unreadable=partial(google.refuse_unreadable, layout=layout),
+        describe_inferred=google.describe_inferred,
     )
 
 

@@ -36,7 +36,7 @@ def infer(shapes: Shapes) -> ModelConfig:
     token, rows = "cls_token" in shapes, shapes.of("pos_embed", 3)[1]
     ground, stride = (patch[0], patch[1]), 1
     if backbone is not None:
-        channels, stride = shapes.of("patch_embed.backbone.stem.conv.weight", 4)[1], 4 * 2 ** (len(backbone.blocks) - 1)
+        channels, stride = shapes.of("patch_embed.backbone.stem.conv.weight", 4)[1], backbone.stride
         ground = (patch[0] * stride, patch[1] * stride)
     size, prefix = grid_of(shapes, rows, ground, token)
     after = "fc_norm.weight" in shapes
@@ -112,6 +112,8 @@ def _trunk_table(c: ResNetConfig, ours: str, theirs: str) -> list[Entry]:
         raise ExportRefused(f"timm has no axial ResNet: field mixing={c.mixing!r} cannot be held")
     if c.root != "7x7":
         raise ExportRefused(f"timm's BiT has a 7x7 root: field root={c.root!r} cannot be held")
+    if not c.blocks:
+        raise ExportRefused("timm keeps a root without stages under other names: field blocks=() cannot be held")
     rows = [same(f"{ours}root.weight", f"{theirs}stem.conv.weight")]
     if c.unit == "postactivation":
         rows += both(f"{ours}norm_root", f"{theirs}stem.norm")
