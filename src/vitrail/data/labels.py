@@ -1,7 +1,8 @@
 """What the samples of a source are: one class each, several, or none."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,9 @@ from numpy.typing import NDArray
 from vitrail.core.errors import BadLabels
 
 NONE = -1  # stands where a sample has no label, and fills up rows of several
+SPARSE: Final = 1000  # up to so many classes, numbers may have gaps of any width
+SPREAD: Final = 10  # beyond that, there may be so many class numbers for each one that occurs
+PIECE: Final = 1 << 20  # labels that are compared at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,3 +79,44 @@ class Labels:
                 f"{where}: sample {sample} has label {int(self.values[at])}, but there are {classes} classes, "
                 f"0 to {classes - 1} ({wrong.size} such labels)"
             )
+
+
+def number_classes(where: str, parts: Sequence[NDArray[np.integer]], remedy: str) -> tuple[str, ...]:
+    """The names "0" to "K - 1" of classes that the labels of all parts give as numbers. BadLabels where a number is far
+    beyond what the others make likely, before memory is taken for the names of so many classes."""
+    highest = max((int(part.max(initial=NONE)) for part in parts), default=NONE)
+    if highest >= SPARSE:
+        refuse_sparse(where, highest, count_distinct(parts, -(-(highest + 1) // SPREAD)), remedy)
+    return tuple(str(number) for number in range(highest + 1))
+
+
+def refuse_sparse(where: str, highest: int, distinct: int, remedy: str) -> None:
+    """The rule for class numbers, whatever they are read from. `remedy` says how labels become names instead."""
+    if highest >= max(SPARSE, SPREAD * distinct):
+        shown = f"{highest:,}" if highest < 10**18 else "beyond 10^18"
+        raise BadLabels(
+            f"{where}: the highest label is {shown}, but only {distinct:,} different labels occur; are these codes "
+            f"rather than class numbers from 0? {remedy}"
+        )
+
+
+def count_distinct(parts: Sequence[NDArray[np.integer]], enough: int) -> int:
+    """How many different labels occur; counting stops at `enough`."""
+    seen = np.empty(0, np.int64)
+    for part in parts:
+        for start in range(0, len(part), PIECE):
+            piece = part[start : start + PIECE]
+            seen = np.union1d(seen, piece[piece != NONE])
+            if len(seen) >= enough:
+                return len(seen)
+    return len(seen)
+
+
+def refuse_negative(where: str, values: NDArray[np.integer]) -> None:
+    """Refuses labels below 0. A split whose labels are all -1 has none, as in Hugging Face's test splits."""
+    wrong = np.flatnonzero(values < 0)
+    if wrong.size and not (values == NONE).all():
+        raise BadLabels(
+            f"{where}: label {int(values[wrong[0]])} of sample {int(wrong[0])} is below 0; classes count from 0, and "
+            "images without a label belong into a split of their own"
+        )

@@ -102,7 +102,7 @@ def test_split_without_labels_beside_one_with(here: Path) -> None:
         ("path,label\n0.png,cat\n\n,dog\n", "line 4: the path is empty"),
         ("path,label\n0.png,cat\n1.png,\n", "line 3: no label for 1.png"),
         ("path,label\n0.png,3\n1.png,-1\n", "line 3: label -1 is below 0"),
-        ("path,label\n0.png,10583\n1.png,7\n", "labels go up to 10583, but only 2 differ"),
+        ("path,label\n0.png,10583\n1.png,7\n", "only 2 different labels"),
         ("path,label\nhttps://example.org/0.png,3\n", "line 2: https://example.org/0.png is an address"),
         ('path,label\n0.png,"cat\n', "not a table"),
     ],

@@ -9,13 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.data.labels import Labels
+from vitrail.data.labels import Labels, number_classes, refuse_negative, refuse_sparse
 from vitrail.data.readers.folder import split_name
 from vitrail.data.source import Arrays, Encoded, Source
 
 PICTURES: Final = ("images", "image", "x", "data", "pictures", "arr_0")
 LABELS: Final = ("labels", "label", "y", "targets", "target", "arr_1")
 CLASSES: Final = ("classes", "class_names", "names")
+REMEDY: Final = "An array called classes with the names of all classes says which numbers there are"
+HIGHEST: Final = 2**62  # what an unsigned label beyond it counts as
 
 
 class Mapped:
@@ -102,9 +104,10 @@ def built(path: Path, files: Mapping[str, Any]) -> dict[str, Source]:
     named = found.get(("classes", "train"))
     if named:
         classes = tuple(str(name) for name in array(files[named]).ravel())
+    elif widths := {array(files[found["y", s]]).shape[1] for s, t in targets.items() if t.multiple}:
+        classes = tuple(str(number) for number in range(max(widths)))
     else:
-        highest = max((int(t.values.max(initial=-1)) for t in targets.values()), default=-1)
-        classes = tuple(str(number) for number in range(highest + 1))
+        classes = number_classes(str(path), [t.values for t in targets.values()], REMEDY)
     sources: dict[str, Source] = {}
     for split in (s for s in ("train", "val", "test") if s in splits):
         name = found["x", split]
@@ -141,10 +144,14 @@ def labels(where: str, of: Any) -> Labels:
             f"{where} is {values.dtype} {list(values.shape)}; labels are whole numbers [N] or 0 and 1 [N, K]"
         )
     if values.ndim == 1:
-        return Labels(values.astype(np.int64))
+        whole = np.minimum(values, HIGHEST).astype(np.int64) if values.dtype == np.uint64 else values.astype(np.int64)
+        refuse_negative(where, whole)
+        return Labels(whole)
     if not np.isin(values, (0, 1)).all():
         raise BadLabels(f"{where} has shape {list(values.shape)} and other values than 0 and 1")
-    return Labels.several(np.flatnonzero(row) for row in values)
+    found = Labels.several(np.flatnonzero(row) for row in values)
+    refuse_sparse(where, values.shape[1] - 1, len(np.unique(found.values)), REMEDY)
+    return found
 
 
 def opened(path: Path) -> NDArray[Any]:

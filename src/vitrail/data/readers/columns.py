@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, BadPicture, DataError
-from vitrail.data.labels import NONE, Labels
+from vitrail.data.labels import NONE, Labels, number_classes, refuse_negative
 from vitrail.data.source import Source
 
+REMEDY: Final = "A column of names (text) instead of numbers makes each of them a class"
 BUDGET: Final = 256 << 20  # bytes of decoded row groups that a process keeps
 LABELS: Final = ("label", "labels", "cls", "class", "class_id", "target", "targets", "y", "category", "fine_label")
 
@@ -280,8 +281,7 @@ def class_names(where: str, feature: Any, columns: Sequence[Any]) -> tuple[str, 
     for values in flat:
         if not any(known(values.type) for known in (pa.types.is_integer, pa.types.is_boolean, pa.types.is_null)):
             raise BadLabels(f"{where}: labels are {values.type}; whole numbers, names or lists of these are expected")
-    highest = max(int(numbers(values).max(initial=NONE)) for values in flat)
-    return tuple(str(number) for number in range(highest + 1))
+    return number_classes(where, [numbers(where, values) for values in flat], REMEDY)
 
 
 def is_text(of: Any) -> bool:
@@ -300,9 +300,15 @@ def flattened(column: Any) -> tuple[Any, "NDArray[np.int64] | None"]:
     return pa.compute.list_flatten(column), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
-def numbers(values: Any) -> NDArray[np.int64]:
+def numbers(where: str, values: Any) -> NDArray[np.int64]:
+    """Class numbers, -1 where there is none."""
     pa = arrow()
-    return pa.compute.fill_null(values.cast(pa.int64()), NONE).to_numpy()
+    try:
+        whole = values.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise BadLabels(f"{where}: labels are {values.type}, and not all are class numbers from 0: {error}") from None
+    refuse_negative(where, whole.drop_null().to_numpy())
+    return pa.compute.fill_null(whole, NONE).to_numpy()
 
 
 def labels(where: str, column: Any, count: int, classes: tuple[str, ...]) -> Labels:
@@ -312,6 +318,6 @@ def labels(where: str, column: Any, count: int, classes: tuple[str, ...]) -> Lab
     values, starts = flattened(column)
     if is_text(values.type):
         values = arrow().compute.index_in(values, value_set=arrow().array(classes))
-    found = Labels(numbers(values).astype(np.int32), starts)
+    found = Labels(numbers(where, values), starts)
     found.check(len(classes), where)
-    return found
+    return Labels(found.values.astype(np.int32), starts)

@@ -18,14 +18,14 @@ from typing import Any, Final
 import numpy as np
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.data.labels import NONE, Labels
+from vitrail.data.labels import NONE, Labels, refuse_sparse
 from vitrail.data.readers.folder import Files, split_name
 from vitrail.data.source import Source
 
 PATHS: Final = ("path", "file_name")  # the second is what Hugging Face calls it
 CLASSES: Final = "classes.txt"
 TRIED: Final = 8  # files that are looked for when a list is opened; the rest are met when they are read
-SPARSE: Final = 1000  # up to so many classes, numbers may have gaps of any width
+DIGITS: Final = 18  # of a number; longer ones count as 10^18
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,20 +212,36 @@ def numbering(path: Path, rows: Sequence[Row]) -> tuple[tuple[str, ...], dict[st
     given = class_names(path.parent / CLASSES)
     if given is not None:
         return given, numbers_given(path, first, given)
-    if not all(whole(label) for label in first):
+    if not all(is_number(label) for label in first):
         classes = tuple(sorted(first))
         return classes, {name: i for i, name in enumerate(classes)}
-    number = {label: int(label) for label in first}
-    for label, value in number.items():
-        if value < 0:
-            raise BadLabels(f"{path}, line {first[label]}: label {value} is below 0; classes count from 0")
-    count = max(number.values(), default=-1) + 1
-    if count > max(SPARSE, 10 * len(set(number.values()))):
+    number = {label: class_number(path, label, line) for label, line in first.items()}
+    highest = max(number.values(), default=NONE)
+    remedy = f"A file {CLASSES} beside the list, one code a line, makes them names"
+    refuse_sparse(str(path), highest, len(set(number.values())), remedy)
+    return tuple(str(i) for i in range(highest + 1)), number
+
+
+def is_number(text: str) -> bool:
+    """Whether a label is written as a number of any kind, NaN too."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text.isascii() and "_" not in text
+
+
+def class_number(path: Path, label: str, line: int) -> int:
+    """A class number from text: 3, or 3.0 as tables with gaps are saved. Other numbers are no classes."""
+    value = float(label)
+    if not value.is_integer():
         raise BadLabels(
-            f"{path}: labels go up to {count - 1}, but only {len(set(number.values()))} differ: codes rather than "
-            f"class numbers? A file {CLASSES} beside the list, one code a line, makes them names"
+            f"{path}, line {line}: label {label[:40]} is not a whole number, while the others are numbers; "
+            f"a file {CLASSES} beside the list, one label a line, makes them names"
         )
-    return tuple(str(i) for i in range(count)), number
+    if value < 0:
+        raise BadLabels(f"{path}, line {line}: label {label[:40]} is below 0; classes count from 0")
+    return 10**DIGITS if value > 10**DIGITS else int(label) if whole(label) else int(value)
 
 
 def whole(text: str) -> bool:
@@ -249,16 +265,17 @@ def numbers_given(path: Path, first: dict[str, int], classes: tuple[str, ...]) -
     places = {name: i for i, name in enumerate(classes)}
     if all(label in places for label in first):
         return {label: places[label] for label in first}
-    if not all(whole(label) for label in first):
+    if not all(is_number(label) for label in first):
         label = next(label for label in first if label not in places)
         raise BadLabels(f"{path}, line {first[label]}: {label!r} is not in {path.parent / CLASSES}")
+    number = {label: class_number(path, label, line) for label, line in first.items()}
     for label, line in first.items():
-        if not 0 <= int(label) < len(classes):
+        if number[label] >= len(classes):
             raise BadLabels(
-                f"{path}, line {line}: label {label}, but {path.parent / CLASSES} has {len(classes)} classes, "
+                f"{path}, line {line}: label {label[:40]}, but {path.parent / CLASSES} has {len(classes)} classes, "
                 f"0 to {len(classes) - 1}"
             )
-    return {label: int(label) for label in first}
+    return number
 
 
 def labels_of(path: Path, rows: Sequence[Row], number: dict[str, int], several: bool) -> Labels | None:

@@ -5,6 +5,7 @@ entry 292.
 """
 
 import json
+from operator import index
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,10 @@ def read_real(path: Path) -> list[tuple[int, ...]]:
     """The classes of validation picture 1, 2, ..."""
     try:
         held = json.loads(path.read_text("utf-8"))
-        rows = [tuple(int(label) for label in row) for row in held]
+        rows = [tuple(int(np.int64(index(label))) for label in row) for row in held]
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise DataError(f"{path} is no list of lists of class numbers ({error})") from None
     return rows
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, BadPicture, DataError, SourceNotFound
+from vitrail.data.labels import number_classes
 from vitrail.data.readers.folder import MAX_BYTES, look, split_name
 from vitrail.data.readers.naming import by_split, expand
 from vitrail.data.readers.shards.index import Index, Progress, Shard, opened
@@ -224,6 +225,7 @@ def class_names(root: Path, path: Path, index: Index) -> tuple[str, ...]:
     """K names from a file beside the shards, or the numbers; none where nothing has a label."""
     if index.highest < 0:
         return ()
+    worst = next(shard.name for shard in index.shards if shard.highest == index.highest)
     folders = [root, root.parent] if split_name(root.name) else [root]
     stem = [f"{path.stem}.classes"] if path.is_file() else []
     for folder in folders:
@@ -231,13 +233,13 @@ def class_names(root: Path, path: Path, index: Index) -> tuple[str, ...]:
             if (folder / name).is_file():
                 names = read_names(folder / name)
                 if index.highest >= len(names):
-                    worst = next(shard.name for shard in index.shards if shard.highest == index.highest)
                     raise BadLabels(
                         f"{root / worst} has the label {index.highest}, but {folder / name} names {len(names)} "
                         f"classes, 0 to {len(names) - 1}"
                     )
                 return names
-    return tuple(str(number) for number in range(index.highest + 1))
+    remedy = f"classes.txt in {root}, one name a line, says which numbers there are"
+    return number_classes(str(root / worst), [index.labels(0, len(index)).values], remedy)
 
 
 def read_names(path: Path) -> tuple[str, ...]:

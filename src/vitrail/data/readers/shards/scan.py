@@ -16,7 +16,7 @@ from vitrail.data.readers.folder import SUFFIXES
 from vitrail.data.readers.shards.tar import Member, Tar
 
 PICTURES: Final = frozenset(suffix.removeprefix(".") for suffix in SUFFIXES)
-HIGHEST: Final = 2**31 - 1
+DIGITS: Final = 9  # of a label; the index keeps 32 bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -110,7 +110,7 @@ def given(tar: Tar, sample: Sample, member: Member, labels: tuple[int, ...]) -> 
 def number(tar: Tar, member: Member, value: Any) -> int:
     """A class number from text or JSON; a name is not one."""
     text = str(value).strip()
-    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or int(text) > HIGHEST:
+    if isinstance(value, bool) or not text.isascii() or not text.isdigit() or len(text) > DIGITS:
         raise BadLabels(
             f"{tar.path}: {member.name} has the label {text[:60]!r}; labels are numbers from 0, and their names go, "
             "in that order, into classes.txt beside the shards"
