@@ -201,7 +201,7 @@ def show_training(networks: list[Asked], trainings: list[list[Training]], args: 
             cells = [f"{training.images:,}", f"{training.epochs:g}", f"{classes_of(one, training, args):,}"]
             cells += [amount(flops), "" if printed is None else f"{printed:,g}", amount(tpuv3_core_days(flops * 1e18))]
             rows.append([one.name, times(trained_at(one, args)), training.name, *cells])
-    heads = ("network", "image", "data", "pictures", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3-core-days")
+    heads = ("network", "image", "data", "pictures", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3 core-days")
     print_table(heads, rows, left=3, title="Training")
     print("exaFLOPs are 6 x MACs x pictures x epochs, as in the paper; core-days at the pace of its ViT-L/16.")
     if any(padding_macs(one.config) for one in networks):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 20  # unreadable files that are listed
 NAMED: Final = 12  # classes that are
+INCLUDED, FETCHED, BY_HAND = "in the package", "--download", "by hand"  # where the files of a named set come from
 SOFTWARE: Final = "vitrail contact sheet"  # how a sheet of ours is known again
 
 
@@ -205,11 +206,17 @@ def list_names(as_json: bool) -> int:
         for name, what, classes, images, files in rows:
             print(json.dumps({"name": name, "what": what, "classes": classes, "images": images, "files": files}))
         return 0
+    here = {name: files for name, _, _, _, files in rows if files not in (INCLUDED, FETCHED, BY_HAND)}
     print_table(
-        ["name", "what", "classes", "images", "files"],
-        [[name, what, f"{classes:,}", f"{images:,}", files] for name, what, classes, images, files in rows],
-        left=2,
+        ["name", "what", "files", "classes", "images"],
+        [
+            [name, what, "here" if name in here else files.removeprefix("in the "), f"{classes:,}", f"{images:,}"]
+            for name, what, classes, images, files in rows
+        ],
+        left=3,
     )
+    for path in dict.fromkeys(here.values()):
+        print(f"here: {', '.join(name for name, place in here.items() if place == path)} in {path}")
     print(
         "vitrail data NAME looks at one; NAME:FOLDER says where its files are; --download fetches what may be fetched."
     )
@@ -222,10 +229,10 @@ def known_sets() -> list[tuple[str, str, int, int, str]]:
     from vitrail.data.readers.named.catalogue import SETS
     from vitrail.data.readers.named.vtab import TASKS
 
-    rows = [(digits.NAME, "handwritten digits, 8x8", 10, 1797, "in the package")]
+    rows = [(digits.NAME, "handwritten digits, 8x8", 10, 1797, INCLUDED)]
     for name in shapes.NAMES:
         label = name.partition("/")[2] or "shape"
-        rows.append((name, f"rendered shapes by {label}", len(shapes.CLASSES[label]), 12_000, "in the package"))
+        rows.append((name, f"rendered shapes by {label}", len(shapes.CLASSES[label]), 12_000, INCLUDED))
     for name, entry in SETS.items():
         rows.append((name, entry.title, entry.classes, sum(entry.splits.values()), files_of(name)))
     for name, task in TASKS.items():
@@ -239,4 +246,4 @@ def files_of(name: str) -> str:
 
     entry = find_set(name)
     here = next((place for place in places(entry, folder_of(entry), True) if any(place.iterdir())), None)
-    return str(here) if here is not None else "--download" if entry.fetchable else "by hand"
+    return str(here) if here is not None else FETCHED if entry.fetchable else BY_HAND

@@ -5,6 +5,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from vitrail.core.console import wrap
 from vitrail.report.page import printable
 
 if TYPE_CHECKING:
@@ -82,10 +83,12 @@ class Terminal:
         room = max(min(self.console.width - BAR - 12, 40), 8)
         wide = min(max(len(answer.label) for answer in prediction.top), room)
         for rank, answer in enumerate(prediction.top):
-            label = answer.label if len(answer.label) <= wide else f"{answer.label[: wide - 1]}…"
-            block.append(f"\n  {printable(label):<{wide}}  ", style="not bold" if rank else "bold")
+            label, *more = wrap(printable(answer.label), wide) or [""]
+            block.append(f"\n  {label:<{wide}}  ", style="not bold" if rank else "bold")
             block.append(f"{bar(answer.probability):<{BAR}}", style="not bold green" if not rank else "not bold dim")
             block.append(f" {100 * answer.probability:5.1f} %", style="not bold")
+            for line in more:
+                block.append(f"\n    {line}", style="not bold" if rank else "bold")
         self.console.print(block, soft_wrap=True)
 
     def failed(self, path: str, reason: str) -> None:

@@ -1,29 +1,154 @@
-"""Tables on a terminal. rich is loaded when something is printed, so that help stays quick."""
+"""Tables on a terminal. rich is loaded when something is printed, so that help stays quick.
 
+No cell is ever cut. A table that is wider than the terminal gets narrower gaps, then wraps its headers and its text; if
+that is not enough, it is turned on its side, or the first cell of a row gets a line of its own, and at last every row
+becomes a block of lines.
+"""
+
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GAPS: Final = (3, 2)  # spaces between two columns, where there is room and where there is not
+PROSE: Final = 20  # text is not wrapped to less than this
+TURNED: Final = 6  # rows that may become columns
+INDENT: Final = "  "
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", left: int = 1) -> None:
     """Rows under a header; the first `left` columns are text and stand left, the rest are numbers and stand right."""
-    from rich import box
+    from rich.text import Text
+
+    cells = [list(row) for row in rows]
+    console = open_console()
+    room = console.width
+    if title:
+        console.print(Text(title, style="bold"))
+    for gap in GAPS:
+        if widths := fit_columns(columns, cells, left, room, gap):
+            draw(console, columns, cells, left, widths, gap)
+            return
+    heads, turned = [columns[0], *(row[0] for row in cells)], list(map(list, zip(columns, *cells, strict=True)))[1:]
+    if 0 < len(cells) <= TURNED and (widths := fit_columns(heads, turned, 1, room, GAPS[-1])):
+        draw(console, heads, turned, 1, widths, GAPS[-1])
+        return
+    rest = [row[1:] for row in cells]
+    if widths := fit_columns(columns[1:], rest, left - 1, room - len(INDENT), GAPS[-1]):
+        draw_below(console, columns, cells, left, widths)
+    else:
+        stack(console, columns, cells)
+
+
+def open_console() -> "Console":
+    """As wide as the terminal, or as COLUMNS says; whatever reads a pipe takes lines of any length."""
     from rich.console import Console
+
+    told = os.environ.get("COLUMNS", "")
+    wide = None if sys.stdout.isatty() else int(told) if told.isascii() and told.isdecimal() and int(told) else 10**6
+    return Console(file=sys.stdout, width=wide, highlight=False)
+
+
+def fit_columns(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, room: int, gap: int
+) -> list[int] | None:
+    """The widths of a table that is at most `room` wide, none if there are no such: headers and text wrap between
+    words, numbers stay whole."""
+    from rich.cells import cell_len
+
+    widths, least = list[int](), list[int]()
+    for at, head in enumerate(columns):
+        column = [row[at] for row in rows]
+        whole = max((cell_len(cell) for cell in column), default=0)
+        words = [cell_len(word) for cell in column for word in cell.split()]
+        narrow = max([min(whole, PROSE), *words]) if at < left else whole
+        widths.append(max(whole, cell_len(head)))
+        least.append(max([narrow, *map(cell_len, head.split())]))
+    room -= gap * (len(columns) - 1) + (2 if gap == GAPS[0] else 0)  # a wide table has a margin
+    while sum(widths) > room:
+        widest = max(range(len(widths)), key=lambda at: (widths[at] > least[at], widths[at]))
+        if widths[widest] <= least[widest]:
+            return None
+        widths[widest] -= 1
+    return widths
+
+
+def draw(
+    console: "Console", columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, widths: list[int], gap: int
+) -> None:
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    rows = [tuple(row) for row in rows]
-    # A pipe is never cut.
-    widest = sum(3 + max(map(len, cells)) for cells in zip_longest(columns, *rows, fillvalue=""))
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else max(widest, 200), highlight=False)
-    if title:
-        console.print(Text(title, style="bold"))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=gap == GAPS[0], padding=(0, gap - 2, 0, 1))
+    for at, (head, width) in enumerate(zip(columns, widths, strict=True)):
+        table.add_column(Text(head), justify="left" if at < left else "right", width=width)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*map(Text, row))
     console.print(table)
+
+
+def draw_below(
+    console: "Console", columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, widths: list[int]
+) -> None:
+    """A table whose first column has a line of its own above the others, once for all rows that share it."""
+    from rich.text import Text
+
+    gap = " " * GAPS[-1]
+    console.print(Text(columns[0]))
+    for line in lines_of(columns[1:], widths, left - 1, gap):
+        console.print(Text(f"{INDENT}{line}"))
+    console.print(Text("─" * (len(INDENT) + sum(widths) + len(gap) * (len(widths) - 1))))
+    for at, row in enumerate(rows):
+        if at == 0 or row[0] != rows[at - 1][0]:
+            console.print(Text(row[0], style="bold"), soft_wrap=True)
+        for line in lines_of(row[1:], widths, left - 1, gap):
+            console.print(Text(f"{INDENT}{line}"))
+
+
+def lines_of(cells: Sequence[str], widths: Sequence[int], left: int, gap: str) -> list[str]:
+    """The lines of one row; cells wrap between words, text stands left and numbers right."""
+    from rich.cells import cell_len
+
+    columns = [wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    lines: list[str] = []
+    for parts in zip_longest(*columns, fillvalue=""):
+        padding = [" " * (width - cell_len(part)) for part, width in zip(parts, widths, strict=True)]
+        both = zip(parts, padding, strict=True)
+        lines.append(gap.join(p + space if at < left else space + p for at, (p, space) in enumerate(both)).rstrip())
+    return lines
+
+
+def wrap(text: str, width: int) -> list[str]:
+    from rich.cells import cell_len
+
+    lines = [""]
+    for word in text.split(" ") if cell_len(text) > width else [text]:
+        longer = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return [line for line in lines if line]
+
+
+def stack(console: "Console", columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A block of lines for every row, each cell behind its header. What is too long even for that is left to the
+    terminal to wrap."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    wide = max(map(cell_len, columns), default=0)
+    for row in rows:
+        console.print()
+        for at, (head, cell) in enumerate(zip(columns, row, strict=True)):
+            if cell:
+                line = Text(f"{head}{' ' * (wide - cell_len(head))}  ").append(cell, style="" if at else "bold")
+                console.print(line, soft_wrap=True)
 
 
 def millions(count: int) -> str:
