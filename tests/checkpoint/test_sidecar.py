@@ -50,7 +50,7 @@ def bundle(config: ModelConfig, form: str, **card: Any) -> Bundle:
 
 
 def written(made: Bundle, form: str, folder: Path, name: str | None = None) -> Conversion:
-    return export(made, folder / (name or TARGETS[form]), form)
+    return export(made, folder / (name or TARGETS[form]), form, unofficial=True)
 
 
 def habits(form: str, **changes: Any) -> ViTConfig:
