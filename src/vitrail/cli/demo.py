@@ -24,7 +24,8 @@ from vitrail.core.storage import write_file
 from vitrail.distributed.world import joined
 from vitrail.recipes.asked import Asked, planned
 from vitrail.train.folder.run import is_done
-from vitrail.train.loop import Observer, Result, train
+from vitrail.train.loop import Observer, train
+from vitrail.train.result import Result
 
 BAR: Final = 0.95
 SCORES: Final = 5  # of a run that are shown; its report has them all

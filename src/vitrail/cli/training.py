@@ -20,9 +20,10 @@ from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
 from vitrail.train.folder.layout import BEST, LAST, command_in, is_done
 from vitrail.train.folder.story import describe
-from vitrail.train.loop import Observer, Result, train
+from vitrail.train.loop import Observer, train
 from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import preflight
+from vitrail.train.result import Result
 from vitrail.train.resume import elsewhere, run_in, same_run
 from vitrail.train.search import Found, is_over, on_everything, points_of, runs_worth, search
 
@@ -191,17 +192,27 @@ def show_result(result: Result, asked: Asked, world: World) -> int:
     if result.state == "interrupted":
         print(f"stopped after step {result.step:,}, saved; go on with: {go_on(asked, result.folder)}")
         return 0
-    best = result.folder / BEST
-    if result.watch is not None and best.exists() and result.best.step >= 0:
-        split = result.watch["split"]
-        print(f"{split}: {result.best.accuracy:.2%} at step {result.best.step:,}, the best: {best}")
-    scores = {row["split"]: row for row in (result.watch, result.test) if row is not None}
-    for row in scores.values():
-        beaten = result.baseline.get(row["split"])
-        beside = f"; closed form on the frozen features: {beaten['accuracy']:.2%}" if beaten else ""
-        print(f"{row['split']}: {outcome(row)} at step {row['step']:,}{beside}")
-    print(f"weights: {result.folder / LAST}   report: {result.folder / 'report.html'}")
+    for text in scores_of(result):
+        print(text)
+    print(f"weights: {result.weights}   report: {result.folder / 'report.html'}")
     return 0
+
+
+def scores_of(result: Result) -> list[str]:
+    """The scores of the weights that the run stands for, then those of the last ones where these are others."""
+    found: list[str] = []
+    watch, chose = result.watch, result.weights.name == BEST
+    scores = {row["split"]: row for row in (watch, result.test) if row is not None}
+    if watch is not None and chose:
+        scores[watch["split"]] = {**watch, "accuracy": result.best.accuracy, "step": result.best.step}
+    for split, row in scores.items():
+        beaten = result.baseline.get(split)
+        beside = f"; closed form on the frozen features: {beaten['accuracy']:.2%}" if beaten else ""
+        best = ", the best" if chose and row["step"] == result.best.step else ""
+        found.append(f"{split}: {outcome(row)} at step {row['step']:,}{best}{beside}")
+    if watch is not None and chose and watch["step"] != result.best.step:
+        found.append(f"last weights: {watch['split']} {watch['accuracy']:.2%}: {result.folder / LAST}")
+    return found
 
 
 def outcome(row: dict[str, Any]) -> str:

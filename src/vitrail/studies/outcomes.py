@@ -22,7 +22,7 @@ from vitrail.core.settings import differences, plain, restored
 from vitrail.core.storage import write_file
 from vitrail.studies.cell import Cell, Outcome
 from vitrail.train.config import Run
-from vitrail.train.folder.layout import COMMAND, CONFIG, METRICS, read_json
+from vitrail.train.folder.layout import BEST, COMMAND, CONFIG, METRICS, read_json
 from vitrail.train.report import read_metrics
 
 STUDY: Final = "study.json"
@@ -43,21 +43,22 @@ def folder_of(out: Path, cell: str) -> Path:
     return out / CELLS / cell
 
 
-def values_in(folder: Path, run: Run) -> dict[str, float]:
-    """What a finished run recorded of the values of `Outcome`. With early stopping the best watched score counts, and
-    the few-shot accuracy of those weights."""
+def values_in(folder: Path) -> dict[str, float]:
+    """What a finished run recorded of the values of `Outcome`. Where the run chose weights by its watched split, their
+    watched score counts, and their few-shot accuracy."""
     rows = read_metrics(folder / METRICS)[0]
     found: dict[str, float] = {}
     looks = [row for row in rows if row["kind"] == "watch" and row.get("accuracy") is not None]
     watched = [row["accuracy"] for row in looks]
     tested = [row["accuracy"] for row in rows if row["kind"] == "test" and row.get("accuracy") is not None]
+    chose = (folder / BEST).exists()
     if watched:
-        found["watch"] = max(watched) if run.evaluation.patience else watched[-1]
+        found["watch"] = max(watched) if chose else watched[-1]
     if tested or watched:
         found["accuracy"] = tested[-1] if tested else found["watch"]
     best = max(looks, key=lambda row: (row["accuracy"], -row.get("loss", 0.0))) if looks else {}
     for row in rows:
-        if row["kind"] == "fewshot" and (not run.evaluation.patience or row["step"] == best.get("step", row["step"])):
+        if row["kind"] == "fewshot" and (not chose or row["step"] == best.get("step", row["step"])):
             found[f"fewshot-{row['shots']}"] = row["accuracy"]
     trained = [row for row in rows if row["kind"] == "train"]
     if trained:
@@ -68,7 +69,7 @@ def values_in(folder: Path, run: Run) -> dict[str, float]:
 def keep(cell: Cell, folder: Path) -> None:
     """Writes what came of a cell whose run is done. Checkpoints are of no more use then: a grid of them would fill a
     disk."""
-    content = {"cell": cell.name, "at": dict(cell.at), "values": values_in(folder, cell.run)}
+    content = {"cell": cell.name, "at": dict(cell.at), "values": values_in(folder)}
     write_file(folder / OUTCOME, json.dumps(content, indent=1).encode() + b"\n")
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 

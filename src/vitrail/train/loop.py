@@ -8,7 +8,7 @@ The same call again goes on where the last one stopped: on a CPU to the very sam
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -26,10 +26,11 @@ from vitrail.distributed.world import World
 from vitrail.optim.schedules import rate
 from vitrail.report.panels import State
 from vitrail.train import memory, messages, signals
-from vitrail.train.baseline import Row, baseline
+from vitrail.train.baseline import baseline
 from vitrail.train.build import Parts, assemble
+from vitrail.train.chosen import score_chosen
 from vitrail.train.config import Run
-from vitrail.train.export import best_in_place, provenance_of, take_provenance, write_weights
+from vitrail.train.export import provenance_of, take_provenance, write_weights
 from vitrail.train.folder.appended import plain
 from vitrail.train.folder.layout import BEST, LAST
 from vitrail.train.folder.run import RunFolder
@@ -39,8 +40,9 @@ from vitrail.train.pictures import Pictures, find_pictures
 from vitrail.train.presentation import present
 from vitrail.train.report import METRICS, read_metrics
 from vitrail.train.resolve import resolved, summary
+from vitrail.train.result import Result
 from vitrail.train.resume import open_folder, resume
-from vitrail.train.scoring import Best, Scorer, check_fewshot
+from vitrail.train.scoring import Best, Scored, Scorer, check_fewshot
 from vitrail.train.state import fault_in, pieces, state_of
 
 EVALUATIONS = 20  # a run, where nothing else is said
@@ -59,24 +61,6 @@ class Observer(Protocol):
 class Silent:
     def told(self, text: str) -> None: ...
     def progress(self, row: dict[str, Any]) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """How a run ended: "done", or "interrupted" and to be gone on with."""
-
-    folder: Path
-    state: str
-    step: int
-    best: Best
-    test: dict[str, Any] | None
-    watch: dict[str, Any] | None
-    baseline: dict[str, Row]  # closed form on the frozen features, by split
-
-    @property
-    def final_watch(self) -> float:
-        """The accuracy on the watched split at the end, where there is one."""
-        return float("nan") if self.watch is None else float(self.watch.get("accuracy", "nan"))
 
 
 def train(
@@ -161,8 +145,11 @@ class Training:
         )
         self.accord = Accord(world)
         self.rows: dict[str, dict[str, Any]] = {}  # the last scores, by kind
+        self.shown: Scored | None = None  # what the report shows: of the best weights, once there are some
         if saved is None:
             self.folder.rewind(0)  # a start that was killed before its first checkpoint may have left rows
+            if world.first:
+                (folder.path / BEST).unlink(missing_ok=True)  # likewise: a run that chooses none has none
         else:
             self.take_up(saved, micro)
         self.saved_at, self.reported_at = time.monotonic(), time.monotonic()
@@ -300,6 +287,8 @@ class Training:
             better = "accuracy" in row and self.best.take(row["accuracy"], row["loss"], self.step)
             if better and self.pictures.chooses:
                 self.write(BEST, row)
+            if better or not self.pictures.chooses or self.shown is None:
+                self.shown = self.scorer.latest
             if rows:
                 self.report("running")
 
@@ -338,15 +327,18 @@ class Training:
             self.show(last, last=True)
         safe = self.store.wait()
         state: State = "interrupted" if ending == "interrupted" else "done"
-        written = self.world.agree(self.write(LAST, self.rows.get("watch")))
+        watched = self.rows.get("watch")
+        current = watched if watched is not None and watched["step"] == self.step else None
+        written = self.world.agree(self.write(LAST, current))
         if not self.world.agree(written and safe):
             self.fail(written)
-        if state == "done" and self.pictures.test is not None:
-            row = self.score_at_the_end()
-            self.folder.record(row)
-            if self.pictures.watched != self.pictures.tested:
-                self.observer.progress(row)
-            self.rows["test"] = row
+        if state == "done":
+            row, self.shown = score_chosen(self.scorer, self.folder, step=self.step, current=current, shown=self.shown)
+            if row is not None:
+                self.folder.record(row)
+                if self.pictures.watched != self.pictures.tested:
+                    self.observer.progress(row)
+                self.rows["test"] = row
         message = messages.ended(ending, self.step, self.run.steps, self.best.since)
         self.folder.status(state, step=self.step, total=self.run.steps, message=message)
         self.report(state, "" if ending == "done" else message)
@@ -371,16 +363,6 @@ class Training:
         self.report("failed", message)
         raise TrainingError(message)
 
-    def score_at_the_end(self) -> dict[str, Any]:
-        """With early stopping the best weights are scored at the end (4.3), else the last."""
-        watched = self.rows.get("watch")
-        if self.pictures.watched == self.pictures.tested and watched is not None and watched["step"] == self.step:
-            return {**watched, "kind": "test"}
-        if not (self.run.evaluation.patience and self.pictures.chooses and self.best.step >= 0):
-            return self.scorer.score("test", self.step)
-        with best_in_place(self.folder.path / BEST, self.parts):
-            return self.scorer.score("test", self.best.step, as_is=True)
-
     def write(self, name: str, row: dict[str, Any] | None) -> bool:
         """A weight file that describes itself, with what the run has cost so far; whether it could be written."""
         provenance = {
@@ -404,9 +386,19 @@ class Training:
         self.reported_at = time.monotonic()
         if self.world.rank:
             return
-        scored, cost = self.scorer.latest, self.pace.so_far()
+        chosen = self.best.step if (self.folder.path / BEST).exists() else -1
         try:
-            present(self.folder, self.run, self.pictures, scored, self.ledger, cost, state, message)
+            present(
+                self.folder,
+                self.run,
+                self.pictures,
+                self.shown,
+                self.ledger,
+                self.pace.so_far(),
+                state,
+                message,
+                chosen=chosen,
+            )
         except OSError as error:
             if not self.report_failed:
                 self.folder.note(f"report.html could not be written ({error.strerror or error}); the run goes on")

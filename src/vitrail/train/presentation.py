@@ -15,23 +15,26 @@ from vitrail.train.cost import Cost
 from vitrail.train.folder.run import RunFolder
 from vitrail.train.pictures import Pictures
 from vitrail.train.report import RunFacts, Shown, write_report
+from vitrail.train.scoring import Scored
 from vitrail.train.selfsup_panels import panels
-from vitrail.train.unlabelled import Seen
 
 
 def present(
     folder: RunFolder,
     run: Run,
     pictures: Pictures,
-    scored: tuple[str, Score | Seen] | None,
+    scored: Scored | None,
     ledger: Ledger,
     cost: Cost,
     state: State,
     message: str,
+    *,
+    chosen: int,
 ) -> None:
-    """Writes report.html anew."""
-    split, found = scored or ("", None)
+    """Writes report.html anew. `chosen` is the step of the best weights, below 0 where the last ones count."""
+    split, found = ("", None) if scored is None else (scored.split, scored.found)
     score, seen = (found, None) if isinstance(found, Score) else (None, found)
+    whose = "" if scored is None or chosen < 0 else name_weights(scored.step, chosen)
     source = pictures.test if split == pictures.tested and split else pictures.watch
     facts = RunFacts(
         title=f"{run.name}",
@@ -49,11 +52,18 @@ def present(
         confusion=None if score is None else score.confusion,
         classes=pictures.classes,
         scored=split,
+        weights=whose,
+        chosen=chosen,
         labelled=run.objective.labelled,
-        panels=[] if seen is None else panels(seen, split, pictures.classes),
+        panels=[] if seen is None else panels(seen, f"{split}{f', {whose}' if whose else ''}", pictures.classes),
         unreadable=[str(entry) for entry in ledger.known.values()],
     )
     write_report(folder.path, facts)
+
+
+def name_weights(step: int, chosen: int) -> str:
+    """Which of the weights of a run that chooses some are meant."""
+    return f"best weights (step {step:,})" if step == chosen else f"weights of step {step:,}, not the best"
 
 
 def lead_of(run: Run, pictures: Pictures) -> str:

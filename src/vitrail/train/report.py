@@ -70,6 +70,8 @@ class RunFacts:
     confusion: NDArray[np.int64] | None = None
     classes: Sequence[str] = ()
     scored: str = ""  # the split that confusion and pictures are from
+    weights: str = ""  # whose answers they are, where a run has several
+    chosen: int = -1  # the step of the best weights, which the run stands for; below 0 where the last ones count
     labelled: bool = True
     panels: Sequence[Section] = ()
     unreadable: Sequence[str] = ()
@@ -112,7 +114,7 @@ def sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
     """In the order in which a person asks."""
     train = of_kind(rows, "train")
     found: list[Section] = [status(train, lost, facts)]
-    if tiles := numbers(rows):
+    if tiles := numbers(rows, facts.chosen):
         found.append(Tiles(tiles=tiles))
     end = float(facts.steps) if facts.status == "running" and facts.steps else None
     if rows:
@@ -122,14 +124,15 @@ def sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
         if told := indicator_charts(rows, end, facts.config):
             found.append(told)
     found += facts.panels
-    of = f" on {facts.scored}" if facts.scored else ""
+    whose = f", {facts.weights}" if facts.weights else ""
+    of = f" on {facts.scored}{whose}" if facts.scored else ""
     if facts.confusion is not None:
         found.append(Heat(title=f"Confusion{of}", counts=facts.confusion, classes=facts.classes))
     shown: list[Gallery] = []
     if facts.worst:
-        shown.append(gallery("Worst answers", facts.worst))
+        shown.append(gallery(f"Worst answers{whose}", facts.worst))
     if facts.best:
-        shown.append(gallery("Surest right answers", facts.best))
+        shown.append(gallery(f"Surest right answers{whose}", facts.best))
     if shown:
         found.append(Galleries(galleries=shown))
     if cost := [*cost_rows(train), *facts.cost]:
@@ -162,15 +165,15 @@ def status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
     )
 
 
-def numbers(rows: Sequence[Row]) -> list[Tile]:
-    """The few that matter."""
+def numbers(rows: Sequence[Row], chosen: int = -1) -> list[Tile]:
+    """The few that matter. `chosen` is the step of the best weights, where a run chooses some."""
     train, watch, test = of_kind(rows, "train"), scores(rows, "watch"), scores(rows, "test")
     averaged, closed = scores(rows, "averaged"), scores(rows, "baseline")
     found: list[Tile] = []
     if test:
         found.append(score_tile(f"test {called(test[-1])}", test[-1], closed))
     if watch and not same_split(watch, test):  # the split of the end chooses nothing, so its best is none
-        best = max(watch, key=lambda row: row["accuracy"])
+        best = next((row for row in watch if row["step"] == chosen), max(watch, key=lambda row: row["accuracy"]))
         found.append(score_tile(f"best {best.get('split') or 'watched'} {called(best)}", best, closed))
     if averaged and not test:
         found.append(score_tile("averaged weights", averaged[-1]))
@@ -205,6 +208,7 @@ def score_tile(label: str, row: Row, closed: Sequence[Row] = ()) -> Tile:
         *([f"{round(row['accuracy'] * count):,} of {count:,}"] if count else []),
         *([f"top 5: {share(top5)}"] if top5 is not None and (count or 0) and top5 < 1 else []),
         *([f"step {row['step']:,}"] if row.get("kind") == "watch" else []),
+        *([f"best weights (step {row['step']:,})"] if row.get("weights") == "best" else []),
         *(f"closed form: {share(one['accuracy'])}" for one in closed if one.get("split") == row.get("split")),
     ]
     return Tile(value=share(row["accuracy"]), label=label, note=", ".join(notes))

@@ -51,6 +51,15 @@ class Best:
         return False
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Scored:
+    """What the weights of a step did on a split, for the report."""
+
+    split: str
+    step: int
+    found: Score | Seen
+
+
 class Together(nn.Module):
     """A network whose weights lie in several processes: they answer together."""
 
@@ -76,7 +85,7 @@ class Scorer:
     world: World
     ledger: Ledger
     sweeps: dict[str, Sweep] = field(default_factory=dict[str, Sweep])
-    latest: tuple[str, Score | Seen] | None = None  # split and score, for the report
+    latest: Scored | None = None
     looking: Look = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,7 +137,7 @@ class Scorer:
         with nullcontext() if as_is else self.averaged():
             if not self.parts.objective.labelled:
                 row, seen = self.looking.score(split, source)
-                self.latest = (split, seen)
+                self.latest = Scored(split=split, step=step, found=seen)
                 return {"kind": part, "step": step, **row}
             found = evaluate(
                 self.network,
@@ -140,7 +149,7 @@ class Scorer:
                 precision="autocast" if self.world.device.type == "cuda" else "float32",
                 extremes=EXTREMES,
             )
-        self.latest = (split, found)
+        self.latest = Scored(split=split, step=step, found=found)
         row = {"kind": part, "step": step, "split": split, "accuracy": found.accuracy, "loss": found.loss}
         return {**row, "top5": found.top5, "count": found.count}
 
@@ -148,7 +157,7 @@ class Scorer:
         """A row on the features of training pictures, for a run without labels that has no split to watch."""
         with self.averaged():
             row, seen = self.looking.train()
-        self.latest = (row["split"], seen)
+        self.latest = Scored(split=row["split"], step=step, found=seen)
         return {"kind": "look", "step": step, **row}
 
     def fewshot(self, step: int) -> list[dict[str, Any]]:

@@ -14,9 +14,10 @@ from vitrail.core.storage import replacing
 from vitrail.distributed.world import World
 from vitrail.train.config import Data, Run
 from vitrail.train.folder.layout import COMMAND, CONFIG, POINTS, SWEEP, is_done, read_json
-from vitrail.train.loop import Observer, Result, Silent, train
+from vitrail.train.loop import Observer, Silent, train
 from vitrail.train.pictures import Pictures, find_pictures, on_all
 from vitrail.train.resolve import resolved
+from vitrail.train.result import Result
 from vitrail.train.resume import same_run
 
 DEV = 0.1

@@ -40,6 +40,7 @@ def describe(path: Path) -> str:
         lines.append(f"  it said: {status['message']}")
     if rows:
         lines.append(f"  last metrics: {_row(rows[-1])}")
+    lines += [f"  {text}" for text in _scores(path, rows)]
     lines.append(f"  checkpoints: {_kept(path, list(checkpoints))}")
     weights = [name for name in (BEST, LAST) if (path / name).exists()]
     if weights:
@@ -116,6 +117,28 @@ def _row(row: dict[str, Any]) -> str:
         if name not in ("step", "kind") and not isinstance(value, dict | list)
     ]
     return f"step {row.get('step', '?')}: {', '.join(numbers[:SHOWN])}"
+
+
+def _scores(path: Path, rows: list[dict[str, Any]]) -> list[str]:
+    """How the weights that the run stands for did: the best ones where it chose some, else the last."""
+    rows = [row for row in rows if isinstance(row.get("accuracy"), int | float)]
+    watched, tested = ([row for row in rows if row.get("kind") == kind] for kind in ("watch", "test"))
+    chooses = (path / BEST).exists()
+    if chooses and watched:
+        watched = [max(watched, key=_goodness)]
+    shown = {row.get("split"): row for row in (*watched[-1:], *tested[-1:])}
+    best = {row.get("step") for row in watched} if chooses else set[Any]()
+    return [
+        f"{row.get('split', 'score')}: {row['accuracy']:.2%} of {row.get('count', '?')} with the weights of step "
+        f"{row.get('step', '?')}{', the best' if row.get('step') in best else ''}"
+        for row in shown.values()
+    ]
+
+
+def _goodness(row: dict[str, Any]) -> tuple[float, float]:
+    """Of equal accuracies the one with the lower loss is better."""
+    loss = row.get("loss")
+    return row["accuracy"], -loss if isinstance(loss, float) and math.isfinite(loss) else -math.inf
 
 
 def _kept(path: Path, steps: list[int]) -> str:
