@@ -173,7 +173,7 @@ def test_every_command_is_one_that_there_is(page: Path) -> None:
             assert not words or words[0].startswith(("<", "-")), f"{id_of(page)}:{line}: {text}"
             continue
         parser = Parser(prog=f"vitrail {name}", allow_abbrev=False)
-        import_module(COMMANDS[name].module).add_arguments(parser)
+        import_module(COMMANDS[name].options).add_arguments(parser)
         try:
             parser.parse_intermixed_args(words[len(name.split()) :])
         except VitrailError as error:

@@ -52,6 +52,8 @@ def test_every_command_has_its_own_module() -> None:
         file = name.replace(" ", "_")
         assert command.module == f"vitrail.cli.{file}"
         assert (ROOT / "src" / "vitrail" / "cli" / f"{file}.py").is_file()
+        assert command.options == f"vitrail.cli.options.{file}"
+        assert (ROOT / "src" / "vitrail" / "cli" / "options" / f"{file}.py").is_file()
 
 
 def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,7 +179,7 @@ def test_places_that_are_named_are_there() -> None:
     """A row of the table whose value was renamed would complete nothing, unnoticed."""
     found: set[str] = set()
     for name in COMMANDS:
-        for action in vars(completion.loaded(name)[1])["_actions"]:
+        for action in vars(completion.parser_of(name))["_actions"]:
             found |= {f"{name} {action.dest}", f"{name} {action.metavar}", str(action.metavar), action.dest}
     assert set(WANTED) <= found
 

@@ -41,12 +41,12 @@ def test_every_command_has_examples_and_no_other_has() -> None:
 def test_examples_parse(name: str, line: str) -> None:
     words = shlex.split(line.partition(" > ")[0])
     assert " ".join(words).startswith(name)
-    app.loaded(name)[1].parse_intermixed_args(words[len(name.split()) :])
+    app.parser_of(name).parse_intermixed_args(words[len(name.split()) :])
 
 
 def test_an_example_that_does_not_parse_would_be_noticed() -> None:
     with pytest.raises(VitrailError, match="unrecognized arguments: --epochs"):
-        app.loaded("demo")[1].parse_intermixed_args(["--epochs", "3"])
+        app.parser_of("demo").parse_intermixed_args(["--epochs", "3"])
 
 
 @pytest.mark.parametrize("name", list(app.COMMANDS))

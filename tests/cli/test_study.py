@@ -114,10 +114,10 @@ def test_mistakes_are_answered_in_a_line(written: list[tuple[str, ...]], capsys:
 
 
 def test_the_command_that_goes_on_is_the_one_that_was_typed() -> None:
-    from vitrail.cli.app import loaded
+    from vitrail.cli.app import parser_of
 
     typed = ["head", "--scale", "small", "--data", "my set", "--out", "o", "--jobs", "3", "--seeds", "2"]
-    args = loaded("study")[1].parse_intermixed_args(typed)
+    args = parser_of("study").parse_intermixed_args(typed)
     assert command.again(args) == "vitrail study head --scale small --data 'my set' --out o --jobs 3 --seeds 2"
 
 

@@ -143,7 +143,8 @@ def test_attention_is_differentiated_as_it_should_be() -> None:
 def test_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a tensor that says it lies on a GPU."""
     monkeypatch.setattr(fused, "TRITON", True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(**ROOMY))
+    roomy = SimpleNamespace(**ROOMY)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: roomy)
     layer, graphs = nn.Linear(32, 96).bfloat16(), list[str]()
 
     def choice(z: Tensor) -> Tensor:
@@ -270,3 +271,10 @@ def test_training_in_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
     plain = step(model, x)
     assert not torch.equal(plain, quick)
     assert (quick - wanted).norm() < 1.2 * (plain - wanted).norm()
+
+
+def test_importing_it_does_not_import_the_compiler() -> None:
+    """torch._dynamo takes more than a second, in every command that loads a network."""
+    code = "import sys, vitrail.models.fused, vitrail.models.vit; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.strip() == "False"

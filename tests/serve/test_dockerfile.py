@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from vitrail.cli.serve import add_arguments
+from vitrail.cli.options.serve import add_arguments
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "Dockerfile").read_text("utf-8")

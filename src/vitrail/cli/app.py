@@ -1,4 +1,5 @@
-"""The `vitrail` command: finds the command that was asked for, imports only that one, and turns errors into one line.
+"""The `vitrail` command: finds the command that was asked for, parses its options, imports its work, and turns errors
+into one line.
 
 Exit status: 0 done, 1 a part of a study failed, 2 a mistake of the user's, 130 interrupted, 141 the reader of a pipe
 went away. With VITRAIL_TRACEBACK=1 in the environment a mistake also shows where it was noticed.
@@ -23,11 +24,22 @@ class Command(NamedTuple):
     help: str
     module: str
 
+    @property
+    def options(self) -> str:
+        """The module that declares the options; it imports nothing heavy, so that help does not wait for torch."""
+        package, _, name = self.module.rpartition(".")
+        return f"{package}.options.{name}"
 
-class CommandModule(Protocol):
-    """What every command's module offers; its docstring is the command's description."""
+
+class OptionsModule(Protocol):
+    """What a module in `cli/options` offers; its docstring is the command's description."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+
+class CommandModule(Protocol):
+    """What the module of a command's work offers."""
+
     def run(self, args: argparse.Namespace) -> int: ...
 
 
@@ -132,13 +144,13 @@ def dispatch(argv: list[str]) -> int:
         name, at = " ".join(argv[at : at + 2]), at + 1
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
-    command, parser = loaded(name)
-    return command.run(parser.parse_intermixed_args(argv[at + 1 :]))  # vitrail predict W --topk 1 a.jpg
+    args = parser_of(name).parse_intermixed_args(argv[at + 1 :])  # vitrail predict W --topk 1 a.jpg
+    return cast(CommandModule, import_module(COMMANDS[name].module)).run(args)
 
 
-def loaded(name: str) -> tuple[CommandModule, Parser]:
-    """A command's module, imported now, and its parser."""
-    module = import_module(COMMANDS[name].module)
+def parser_of(name: str) -> Parser:
+    """The parser of a command, without the modules that do its work."""
+    module = import_module(COMMANDS[name].options)
     parser = Parser(
         prog=f"vitrail {name}",
         description=module.__doc__,
@@ -148,9 +160,8 @@ def loaded(name: str) -> tuple[CommandModule, Parser]:
         formatter_class=Paragraphs,
         allow_abbrev=False,
     )
-    command = cast(CommandModule, module)
-    command.add_arguments(parser)
-    return command, parser
+    cast(OptionsModule, module).add_arguments(parser)
+    return parser
 
 
 def overview() -> str:

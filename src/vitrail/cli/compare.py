@@ -1,8 +1,4 @@
-"""Lay results side by side: a row for weights, a column for a measure on some data, with 95% intervals.
-
-Takes what `vitrail evaluate`, `fewshot`, `probe`, `knn`, `vtab` and `cost` write with --out: files, or folders with all
-that is below them. Says where two numbers of a column may not be compared: other pictures, another image size or
-setting, or copies that were left out of one training only."""
+"""What `vitrail compare` does."""
 
 import argparse
 import csv
@@ -18,12 +14,6 @@ from vitrail.evaluation.result import Measure
 
 WIDE = 6  # columns above which a terminal gets a table for each data set, and one with a measure a line
 FORMATS = (".md", ".csv", ".html")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="files, or folders to look through")
-    parser.add_argument("--measures", nargs="+", default=[], metavar="NAME", help="only these (default: all)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table: .md, .csv or .html")
 
 
 def run(args: argparse.Namespace) -> int:

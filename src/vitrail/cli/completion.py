@@ -1,14 +1,11 @@
-"""Print a script that completes commands, options, recipes, networks, data sets and files as you type.
-
-The script is complete in itself: nothing of vitrail is run while you type. Print it again after an update. Open a new
-shell afterwards; for zsh the folder has to be in fpath before compinit is called."""
+"""What `vitrail completion` does."""
 
 import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from vitrail.cli.app import COMMANDS, loaded
+from vitrail.cli.app import COMMANDS, parser_of
 from vitrail.cli.completion_scripts import SCRIPTS, Completed, Option, Value
 
 # What is wanted where, by the name of a value in the help, or of the field it goes to. A command's own comes first.
@@ -42,10 +39,6 @@ WANTED: Final = {
 FILES: Final = ("weights", "set", "file")  # beside their names, a path will do
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=tuple(SCRIPTS), help="whose script to print")
-
-
 def run(args: argparse.Namespace) -> int:
     print(SCRIPTS[args.shell](completed()), end="")
     return 0
@@ -56,7 +49,7 @@ def completed() -> list[Completed]:
     words = known()
     found: list[Completed] = []
     for name, command in COMMANDS.items():
-        actions: list[argparse.Action] = vars(loaded(name)[1])["_actions"]  # argparse has no other list of them
+        actions: list[argparse.Action] = vars(parser_of(name))["_actions"]  # argparse has no other list of them
         values = tuple(value_of(name, action, words) for action in actions if not action.option_strings)
         options = tuple(option_of(name, action, words) for action in actions if action.option_strings)
         found.append(Completed(name=name, help=command.help, options=options, values=values))

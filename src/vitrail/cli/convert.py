@@ -1,38 +1,8 @@
-"""Rewrite weights in another format, and print a certificate of what came out."""
+"""What `vitrail convert` does."""
 
 import argparse
 
-from vitrail.cli.trace import image_size
 from vitrail.core.console import print_table
-from vitrail.models.config import CHOICES
-
-TYPES = ("float32", "bfloat16", "float16")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="a weight file or folder of any format; it is recognised by what is in it")
-    parser.add_argument("target", help="MODEL.safetensors, MODEL.npz, MODEL.pth or a folder")
-    parser.add_argument(
-        "--to",
-        metavar="FORMAT",
-        help="vitrail (default for .safetensors), npz, npz-linen, npz-big-vision, npz-bit, "
-        "hf (default for a folder), timm, torchvision",
-    )
-    parser.add_argument("--type", choices=TYPES, help="of the numbers (default: as they are)")
-    parser.add_argument(
-        "--heads", type=int, help="attention heads, where a state dict of an unusual width does not say"
-    )
-    parser.add_argument(
-        "--position",
-        choices=CHOICES["position"],
-        help="positions of a file that stores none (default: big_vision's sincos2d)",
-    )
-    parser.add_argument(
-        "--image-size", type=image_size, metavar="N", help="of a file that does not say: pixels a side, or HEIGHTxWIDTH"
-    )
-    parser.add_argument(
-        "--unofficial", action="store_true", help="write a .npz even if Google's code reads it as another network"
-    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,7 +1,4 @@
-"""Pre-train a small ViT on 8x8 digits at 16 px, fine-tune it at 32 px with resized positions, and show the report.
-
-The paper's way from 224 to 384 px, on data that are in the package, in about a minute on two cores. Ends with what to
-type next: to look at it, to serve it, to ask it."""
+"""What `vitrail demo` does."""
 
 import argparse
 import io
@@ -30,12 +27,6 @@ from vitrail.train.result import Result
 BAR: Final = 0.95
 SCORES: Final = 5  # of a run that are shown; its report has them all
 SHOWN: Final = 3  # which of the held-out digits is written as a picture to ask with
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="FOLDER", help="(default: runs/demo)")
-    parser.add_argument("--seed", type=int, default=0, help="of everything that is random (default: 0)")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,7 +1,4 @@
-"""Write the features of a whole collection to one file: a row a picture, with its name and its label.
-
-A feature is what the last layer of the network reads. The work is done in parts, so that the same command goes on where
-it was stopped, however it was; under torchrun the processes share the parts. The file is the same to the byte."""
+"""What `vitrail embed` does."""
 
 import argparse
 import contextlib
@@ -9,35 +6,21 @@ import os
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import get_args
 
 from vitrail.cli.fit import size_of
 from vitrail.cli.progress import bars
-from vitrail.cli.subject import add_loading, add_precision, add_weights, default_workers, headline, opened, subject
+from vitrail.cli.subject import default_workers, headline, opened, subject
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import times
 from vitrail.core.storage import check_writable
 from vitrail.data.collection import Collection
 from vitrail.data.source import Source
 from vitrail.distributed.world import World, joined
-from vitrail.evaluation.embedding import Embedded, Stored, embed
+from vitrail.evaluation.embedding import Embedded, embed
 from vitrail.evaluation.embedding_file import FORMATS
 
 NAMED = 3  # unreadable pictures that are named
 PATIENCE_S = 3600.0  # a process may be that much longer at its last part than the others
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_weights(parser)
-    parser.add_argument("data", metavar="SOURCE[@SPLIT]", help="a folder, a file, or a set by name; all of its splits")
-    parser.add_argument("out", type=Path, metavar="OUT", help="OUT.parquet, or OUT.npz for a small collection")
-    parser.add_argument("--split", metavar="NAME", help="one split only; the same as SOURCE@NAME")
-    parser.add_argument(
-        "--type", choices=get_args(Stored), default="float32", help="of the numbers in the file (default: float32)"
-    )
-    parser.add_argument("--force", action="store_true", help="replace a file of other weights, pictures or settings")
-    add_precision(parser)
-    add_loading(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,19 +1,14 @@
-"""Few-shot accuracy of frozen features (Section 4.1): a linear classifier in closed form from a few pictures a class.
-
-As the reference does it: features whitened by the pictures that are learnt from, a constant of 100 beside them, targets
-of -1 and 1, a penalty of 1024, and three draws of the pictures. With --sweep its older way: the first pictures of each
-class, every penalty from 2^-10 to 2^19, and for each number of shots the one that ranks best on average over all sets
-given. Features are extracted once and kept for later, for `vitrail probe` and `vitrail knn`, too."""
+"""What `vitrail fewshot` does."""
 
 import argparse
 import math
 import statistics
-import sys
 from collections.abc import Sequence
 from typing import Final
 
 from vitrail.cli import frozen
 from vitrail.cli.frozen import Frozen, Task
+from vitrail.cli.options.fewshot import ALL
 from vitrail.cli.subject import Subject
 from vitrail.core.console import print_table
 from vitrail.core.errors import BadLabels, ConfigError
@@ -23,29 +18,6 @@ from vitrail.evaluation.result import Measure, Result, shown, spanned
 
 SHOTS: Final = (1, 5, 10, 25)
 SEEDS: Final = (0, 1, 2)
-ALL: Final = sys.maxsize  # shots: every picture of train, without a draw
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    frozen.add_arguments(parser, several=True)
-    parser.add_argument(
-        "--shots",
-        type=number_of,
-        nargs="+",
-        metavar="N",
-        help='pictures a class to learn from, or "all" there are (default: 1 5 10 25)',
-    )
-    parser.add_argument(
-        "--seeds", type=int, nargs="+", metavar="S", help="one draw of the pictures each (default: 0 1 2)"
-    )
-    parser.add_argument("--penalty", type=float, metavar="L2", help="of the weights (default: 1024)")
-    parser.add_argument("--sweep", action="store_true", help="no draws, all penalties, the best one for all sets")
-
-
-def number_of(text: str) -> int:
-    if text != "all" and not text.removeprefix("-").isdecimal():
-        raise argparse.ArgumentTypeError(f'{text!r} is no number of pictures; give whole ones, or "all"')
-    return ALL if text == "all" else int(text)
 
 
 def run(args: argparse.Namespace) -> int:

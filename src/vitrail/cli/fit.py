@@ -1,9 +1,4 @@
-"""Make a classifier of your pictures in seconds: no training, a CPU will do.
-
-The features that the network has learnt stay as they are; a linear classifier on top of them is computed in closed form
-(least squares, Section 4.1), with its l2 chosen on a part of the pictures that is held out, and put into the network as
-its last layer. The file is a network like any other, for predict, serve, evaluate or as a start for finetune. Features
-are kept, so that another --l2 or --shots takes a moment."""
+"""What `vitrail fit` does."""
 
 import argparse
 import math
@@ -14,40 +9,18 @@ from pathlib import Path
 
 from vitrail.checkpoint.weights import save
 from vitrail.cli.frozen import counted
+from vitrail.cli.options.fit import SUFFIX
 from vitrail.cli.progress import bars
-from vitrail.cli.subject import Subject, add_loading, add_weights, alone, batches, headline, opened, subject
+from vitrail.cli.subject import Subject, alone, batches, headline, opened, subject
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import times
 from vitrail.core.storage import cache_folder, check_writable
 from vitrail.data.loader import Batch
 from vitrail.data.source import Source
-from vitrail.evaluation.closed_form import SHARE, Head
+from vitrail.evaluation.closed_form import Head
 from vitrail.evaluation.fewshot import PENALTIES
 from vitrail.evaluation.instant import Instant, fit
 from vitrail.evaluation.result import shown, spanned
-
-SUFFIX = ".safetensors"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_weights(parser)
-    parser.add_argument(
-        "data", metavar="SOURCE", help="a folder with a folder a class, a file, or a set by name; its train is learnt"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=f"the network to write, {SUFFIX}")
-    parser.add_argument("--test", metavar="SOURCE", help="pictures to score, if they are not the test or val of SOURCE")
-    parser.add_argument("--l2", type=float, metavar="L2", help="penalty of the weights (default: the best on dev)")
-    parser.add_argument(
-        "--dev",
-        type=float,
-        default=SHARE,
-        metavar="SHARE",
-        help=f"of every class, held out to choose l2 and the scale of the logits; all count afterwards "
-        f"(default: {SHARE:g})",
-    )
-    parser.add_argument("--shots", type=int, metavar="N", help="learn from at most N pictures of each class")
-    parser.add_argument("--no-cache", action="store_true", help="extract the features anew, and do not keep them")
-    add_loading(parser)
 
 
 def run(args: argparse.Namespace) -> int:

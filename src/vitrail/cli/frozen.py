@@ -16,10 +16,6 @@ from torch import Tensor
 from vitrail.cli.progress import bars
 from vitrail.cli.subject import (
     Subject,
-    add_deduplicated,
-    add_loading,
-    add_precision,
-    add_weights,
     alone,
     batches,
     chosen,
@@ -40,40 +36,6 @@ from vitrail.evaluation.labelled import single
 from vitrail.evaluation.result import Measure, Result
 
 NAMED: Final = 3  # unreadable pictures that are named
-
-
-def add_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """WEIGHTS, --data and the rest; with `several` --data and --test may be given more than once, and are lists."""
-    add_weights(parser)
-    more = " Give it again for another set." if several else ""
-    action: Any = "append" if several else "store"
-    parser.add_argument(
-        "--data",
-        metavar="SOURCE",
-        required=True,
-        action=action,
-        help=f"a folder, a file, or a set by name; its train is learnt from, its test (or val) is scored.{more}",
-    )
-    parser.add_argument(
-        "--test", metavar="SOURCE", action=action, help="where the pictures to score are, if they are not in --data"
-    )
-    parser.add_argument(
-        "--held-out",
-        type=float,
-        metavar="SHARE",
-        help="score on this share of every class of train, and learn from the rest",
-    )
-    parser.add_argument(
-        "--reference",
-        action="store_true",
-        help="cut pictures as the reference's evaluator does (to a square of 8/7 the size, then its centre: 256 and "
-        "224), not as the weights say",
-    )
-    add_precision(parser)
-    parser.add_argument("--no-cache", action="store_true", help="extract the features anew, and do not keep them")
-    add_loading(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
-    add_deduplicated(parser)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

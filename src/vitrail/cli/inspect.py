@@ -1,7 +1,4 @@
-"""Look inside a network: where it attends on your pictures, and what it has learned.
-
-Writes a page that needs nothing else (report.html, with an explorer to click through all layers and heads) and every
-figure as PNG and SVG. A run's folder stands for its best weights so far, also while it trains."""
+"""What `vitrail inspect` does."""
 
 import argparse
 import contextlib
@@ -29,33 +26,6 @@ if TYPE_CHECKING:
 SHOWN = 4  # pictures of a set that are shown where none are named
 NAMED = 3  # unreadable pictures that are named
 PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from vitrail.cli.subject import add_loading, add_weights
-
-    add_weights(parser, optional=True)
-    parser.add_argument("pictures", nargs="*", metavar="IMG", help="picture files to look at, behind the weights")
-    parser.add_argument("--images", nargs="+", default=[], metavar="IMG", help="the same, anywhere")
-    parser.add_argument(
-        "--data",
-        metavar="SOURCE[@SPLIT]",
-        help="a set for what is measured over many pictures (distance, entropy, CKA)",
-    )
-    parser.add_argument("--count", type=int, default=128, metavar="N", help="pictures of the set (default: 128)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("inspection"),
-        metavar="DIR",
-        help="the folder to write (default: inspection)",
-    )
-    parser.add_argument("--only", metavar="KINDS", help="some kinds, as in rollout,distance,explorer")
-    parser.add_argument("--layers", type=int, nargs="+", default=[], metavar="N", help="layers to show, from 1")
-    parser.add_argument("--class", dest="asked", metavar="CLASS", help="the class to explain: its name or number")
-    parser.add_argument("--patch", metavar="ROW,COLUMN", help="the patch to compare with the others, from 1")
-    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the network's classes, one a line")
-    add_loading(parser)
 
 
 def run(args: argparse.Namespace) -> int:

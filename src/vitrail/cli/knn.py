@@ -1,8 +1,4 @@
-"""Nearest neighbours of frozen features: every picture is given the class that its most similar pictures vote for.
-
-Similar is what has a large cosine. A neighbour's vote weighs exp(cosine / temperature), or as much as any other's;
-both are shown. Every pair is compared. Features are extracted once and kept for later, for `vitrail fewshot` and
-`vitrail probe`, too."""
+"""What `vitrail knn` does."""
 
 import argparse
 from typing import Final
@@ -10,26 +6,11 @@ from typing import Final
 from vitrail.cli import frozen
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.knn import TEMPERATURE, classify, nearest
+from vitrail.evaluation.knn import classify, nearest
 from vitrail.evaluation.labelled import tally
 from vitrail.evaluation.result import Measure, share, shown, spanned
 
 NEIGHBOURS: Final = (1, 5, 10, 20, 50)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    frozen.add_arguments(parser)
-    parser.add_argument(
-        "-k",
-        type=int,
-        nargs="+",
-        metavar="N",
-        dest="neighbours",
-        help="that vote (default: 1 5 10 20 50, where there are)",
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=TEMPERATURE, metavar="T", help=f"of the weights (default: {TEMPERATURE})"
-    )
 
 
 def run(args: argparse.Namespace) -> int:

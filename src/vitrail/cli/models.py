@@ -1,4 +1,4 @@
-"""List the networks by name: parameters, sequence length and multiply-accumulates at two image sizes."""
+"""What `vitrail models` does."""
 
 import argparse
 import json
@@ -8,12 +8,6 @@ from vitrail.core.errors import UnknownName, unknown
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import SLUGS, ZOO, list_models, model_config, slug
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pattern", nargs="?", default="*", help="a part of a name or a shell pattern, as in 'vit-*/16'")
-    parser.add_argument("--classes", type=int, default=1000, help="classes of the head (default: 1000)")
-    parser.add_argument("--json", action="store_true", help="exact numbers, one JSON object a line")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,14 +1,9 @@
-"""Train a network from scratch after a recipe. The same command again with --out goes on where it stopped."""
+"""What `vitrail pretrain` does."""
 
 import argparse
 
 from vitrail.cli import training
 from vitrail.core.errors import ConfigError
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", default="", help="its name; `vitrail recipes` lists them")
-    training.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

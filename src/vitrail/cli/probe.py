@@ -1,7 +1,4 @@
-"""Linear probe: multinomial logistic regression on frozen features, by L-BFGS until the gradient vanishes.
-
-The penalty is chosen on a tenth of train, held out of every class alike, and the probe is then made from all of it; or
-it is given. Features are extracted once and kept for later, for `vitrail fewshot` and `vitrail knn`, too."""
+"""What `vitrail probe` does."""
 
 import argparse
 import math
@@ -11,21 +8,8 @@ from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.evaluation.accuracy import TOP
 from vitrail.evaluation.labelled import tally
-from vitrail.evaluation.probe import ITERATIONS, PENALTIES, TOLERANCE, probe, search
+from vitrail.evaluation.probe import PENALTIES, TOLERANCE, probe, search
 from vitrail.evaluation.result import Measure, share, shown, spanned
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    frozen.add_arguments(parser)
-    parser.add_argument(
-        "--penalty",
-        type=float,
-        metavar="L2",
-        help="of the weights, beside the mean loss (default: the best of 10 to 1e-6)",
-    )
-    parser.add_argument(
-        "--iterations", type=int, default=ITERATIONS, metavar="N", help=f"of L-BFGS at most (default: {ITERATIONS})"
-    )
 
 
 def run(args: argparse.Namespace) -> int:

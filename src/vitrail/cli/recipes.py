@@ -1,16 +1,10 @@
-"""List the recipes, or show one: what it is for, what the paper reached with it, and every setting it resolves to."""
+"""What `vitrail recipes` does."""
 
 import argparse
 import json
 
 from vitrail.core.console import print_table
 from vitrail.recipes.registry import Entry, find, recipes
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="a recipe to show; without one, all are listed")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="show it with this changed")
-    parser.add_argument("--json", action="store_true", help="the resolved config as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

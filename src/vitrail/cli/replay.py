@@ -1,11 +1,7 @@
-"""Run one step of a training again, with its newest weights: which pictures it had, and what each of them did.
-
-A run that stopped because its loss was not finite names the step; this shows the batch.
-"""
+"""What `vitrail replay` does."""
 
 import argparse
 import math
-from pathlib import Path
 
 from PIL import Image
 
@@ -18,12 +14,6 @@ from vitrail.train.resume import run_in
 
 SHOWN = 20
 SHEET = 64
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
-    parser.add_argument("--step", type=int, required=True, help="the step, counted from 0")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
 
 
 def run(args: argparse.Namespace) -> int:

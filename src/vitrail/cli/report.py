@@ -1,13 +1,8 @@
-"""Tell what became of a run: how far it came, what happened to it, and what to type next."""
+"""What `vitrail report` does."""
 
 import argparse
-from pathlib import Path
 
 from vitrail.train.folder.story import describe
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
 
 
 def run(args: argparse.Namespace) -> int:

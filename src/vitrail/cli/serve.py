@@ -1,7 +1,4 @@
-"""Serve a model over HTTP, with a page to try it: /predict, /attention and /embed take pictures, /docs says how.
-
-Without WEIGHTS it is the small network that comes with vitrail. SIGTERM or Ctrl-C answers what is in flight and stops;
-a second one stops at once."""
+"""What `vitrail serve` does."""
 
 import argparse
 import importlib.util
@@ -11,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.cli.options.serve import TOKEN
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import times
@@ -20,50 +18,6 @@ if TYPE_CHECKING:
 
     from vitrail.serve.model import Served
     from vitrail.serve.settings import Settings
-
-TOKEN = "VITRAIL_TOKEN"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "weights",
-        metavar="WEIGHTS",
-        nargs="?",
-        help="a file, a folder or a name (default: the network that comes along)",
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
-    )
-    parser.add_argument("--port", type=int, default=8000, metavar="N", help="0 takes one that is free (default: 8000)")
-    parser.add_argument(
-        "--token", metavar="T", help=f"that requests have to carry (default: ${TOKEN}, where it is set)"
-    )
-    parser.add_argument("--origin", action="append", default=[], metavar="URL", help="a site whose pages may ask, too")
-    parser.add_argument("--queue", type=int, default=256, metavar="N", help="pictures that may wait (default: 256)")
-    parser.add_argument(
-        "--batch", type=int, metavar="N", help="pictures in one call of the network (default: 16, on a GPU 64)"
-    )
-    parser.add_argument(
-        "--wait-ms", type=float, default=2.0, metavar="MS", help="that a batch waits to be filled (default: 2)"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="seconds that a request waits at most (default: 30)"
-    )
-    parser.add_argument(
-        "--read-timeout", type=float, default=20.0, metavar="S", help="seconds for a body to come (default: 20)"
-    )
-    parser.add_argument(
-        "--max-bytes", type=int, default=20 * 2**20, metavar="N", help="of a request's body (default: 20 MiB)"
-    )
-    parser.add_argument(
-        "--max-pixels", type=int, default=40_000_000, metavar="N", help="of one picture (default: 40 million)"
-    )
-    parser.add_argument("--image-size", type=int, metavar="N", help="pixels a side; positions are resized")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="of the network on a CPU (default: one less than there are cores)"
-    )
-    parser.add_argument("--access-log", action="store_true", help="a line for each request, on stderr")
 
 
 def run(args: argparse.Namespace) -> int:

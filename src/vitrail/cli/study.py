@@ -1,12 +1,4 @@
-"""Run one of the paper's studies: a grid of trainings to its end, a table, a figure and one sentence of result.
-
-The same command again goes on where it stopped: finished cells stay, one that was interrupted goes on from its
-checkpoint, one that failed is tried again. --list says what all of it costs before anything starts; without a name it
-lists the studies.
-
-Scales: tiny takes two cores a minute or two and shows that everything works; small is for one GPU and some minutes;
-paper is the paper's own grid with its recipes, for those who have its pictures and the time.
-"""
+"""What `vitrail study` does."""
 
 import argparse
 import os
@@ -25,28 +17,6 @@ if TYPE_CHECKING:
     from vitrail.studies.engine import Plan, Report
 
 RUNS = Path("runs")
-SCALES = ("tiny", "small", "paper")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("name", nargs="?", default="", help="which study; `vitrail study --list` lists them")
-    add(
-        "--data", metavar="SOURCE", default="", help="a folder, a file, or the name of a set (default: the scale's own)"
-    )
-    add("--scale", choices=SCALES, default="tiny", help="how large a grid of how large networks (default: tiny)")
-    add("--out", type=Path, metavar="DIR", help="a run folder a cell, and the results (default: runs/study-NAME-SCALE)")
-    add("--list", action="store_true", help="say what every cell is and costs, and stop; without a name, list studies")
-    add(
-        "--jobs",
-        type=int,
-        default=0,
-        metavar="N",
-        help="processes at once (default: 4 a GPU; on a CPU, half its cores)",
-    )
-    add("--seeds", type=int, default=0, metavar="N", help="seeds of each point of the grid (default: the study's own)")
-    add("--force", action="store_true", help="train cells anew whose run has changed")
-    add("--device", default="auto", help="auto, cpu or cuda (default: auto)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,13 +6,12 @@ import os
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.pretrained import find_weights
-from vitrail.checkpoint.shipped import DEFAULT
 from vitrail.checkpoint.weights import network as network_of
 from vitrail.checkpoint.weights import operate
 from vitrail.cli.progress import bars
@@ -28,55 +27,6 @@ from vitrail.distributed.world import joined
 from vitrail.evaluation.rest import Precision
 from vitrail.evaluation.result import data_facts, deduplicated, weights_facts
 from vitrail.models.build import Model
-
-
-def add_weights(parser: argparse.ArgumentParser, *, sizes: bool = False, optional: bool = False) -> None:
-    """WEIGHTS, --image-size (with `sizes` several of them, as a list) and --device. Where WEIGHTS are `optional`, those
-    that come with the package stand in."""
-    parser.add_argument(
-        "weights",
-        metavar="WEIGHTS",
-        nargs="?" if optional else None,
-        default=DEFAULT,
-        help="a file, a folder, a run or NAME:TAG, in any format that vitrail reads"
-        + (f" (default: {DEFAULT}, which comes with it)" if optional else ""),
-    )
-    parser.add_argument(
-        "--image-size",
-        type=int,
-        nargs="+" if sizes else None,
-        default=None,
-        metavar="N",
-        help=f"pixels a side; positions are resized{'. Of several, each is scored' if sizes else ''}",
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-
-
-def add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="SOURCE[@SPLIT]", required=True, help="a folder, a file, or a set by name")
-    add_loading(parser)
-
-
-def add_loading(parser: argparse.ArgumentParser) -> None:
-    """--batch, --workers and --download: how pictures are come by, not what comes out."""
-    parser.add_argument("--batch", type=int, default=0, metavar="N", help="pictures at once (default: by the device)")
-    parser.add_argument("--workers", type=int, default=-1, metavar="N", help="loader processes (default: by the cores)")
-    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
-
-
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--precision", choices=get_args(Precision), default="float32", help="to compute in (default: float32)"
-    )
-
-
-def add_deduplicated(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--deduplicated-by",
-        type=Path,
-        metavar="FILE",
-        help="the drop.json of `vitrail data dedup` that was left out when these weights were trained",
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

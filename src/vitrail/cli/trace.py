@@ -1,18 +1,10 @@
-"""Follow one image through a network: every step with the shape that comes out, its parameters and its MACs."""
+"""What `vitrail trace` does."""
 
 import argparse
 
 from vitrail.core.console import print_table
-from vitrail.core.shapes import Pair
 from vitrail.models.walk import Step, summed, walk
 from vitrail.models.zoo import model_config, resolve
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a network, as in ViT-L/32 or vit_l_32")
-    parser.add_argument("--image-size", type=image_size, default=None, help="pixels a side, or HEIGHTxWIDTH")
-    parser.add_argument("--classes", type=int, default=None, help="classes of the head (default: 1000)")
-    parser.add_argument("--all", action="store_true", help="every block; by default blocks that repeat are folded")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,13 +17,6 @@ def run(args: argparse.Namespace) -> int:
         ["step", "shape", "parameters", "MACs"], rows, title=f"{resolve(args.model)} at {height}x{width}", left=2
     )
     return 0
-
-
-def image_size(text: str) -> int | Pair:
-    parts = [int(part) for part in text.lower().split("x")]
-    if len(parts) > 2:
-        raise ValueError(text)
-    return parts[0] if len(parts) == 1 else (parts[0], parts[1])
 
 
 def line(step: Step) -> list[str]:

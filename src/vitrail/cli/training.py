@@ -30,38 +30,6 @@ from vitrail.train.search import Found, is_over, on_everything, points_of, runs_
 RUNS = Path("runs")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="SOURCE", default="", help="a folder, a file, or the name of a set")
-    parser.add_argument(
-        "--image-size", type=int, default=0, metavar="N", help="pixels a side that the network is to take"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        dest="settings",
-        help="change a field of the recipe",
-    )
-    parser.add_argument("--seed", type=int, default=None, help="of everything that is random (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="RUN", help="the run's folder; one that is there is gone on with")
-    parser.add_argument(
-        "--resume", nargs="?", const="", default=None, metavar="RUN", help="go on with a run, as its folder says"
-    )
-    parser.add_argument("--force", action="store_true", help="go on although the config has changed")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="read, build, time a few steps, say what to expect, stop"
-    )
-    parser.add_argument(
-        "--sweep",
-        nargs="*",
-        metavar="FIELD=V,V",
-        help="try every point of a grid on a dev split, then train the best on all (default: the recipe's grid)",
-    )
-    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
-
-
 def asked_by(args: argparse.Namespace, verb: str, weights: str = "") -> Asked:
     """What was typed, of the options above and of the two that the commands add."""
     return Asked(

@@ -75,9 +75,10 @@ class Preprocessing:
 
     def normalise(self, pixels: "Tensor") -> "Tensor":
         """uint8 [..., 3, H, W], on whatever device, to the floats that the network takes."""
-        from torchvision.transforms.v2 import functional as F
+        import torch
 
-        return F.normalize(pixels.float() / 255, list(self.mean), list(self.std))
+        mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (self.mean, self.std))
+        return (pixels.float() / 255).sub_(mean).div_(std)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

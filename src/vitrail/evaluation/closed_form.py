@@ -29,9 +29,9 @@ from torch import Tensor
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.labels import Labels
 from vitrail.data.splits import stratified
+from vitrail.evaluation.defaults import SHARE
 from vitrail.evaluation.fewshot import CONSTANT, PENALTIES, PENALTY, ROWS, Classifier, decompose
 
-SHARE: Final = 0.1  # of every class that is held out, as the paper does on small sets (4.1)
 HELD: Final = 200  # answers to choose by, for which small sets are drawn from several times
 DRAWS: Final = 8  # at most
 MOST: Final = 5000  # pictures held out of a large set

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, get_args
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Concat, Relabelled, Source, Subset
 from vitrail.distributed.world import World
 from vitrail.evaluation.cache import contents
+from vitrail.evaluation.defaults import Stored
 from vitrail.evaluation.embedding_file import FORMATS, Part, about_in, join, readable
 from vitrail.evaluation.features import last_read
 from vitrail.evaluation.identity import network_hash
@@ -46,7 +47,6 @@ KIND: Final = "vitrail embeddings 1"
 ROWS: Final = 4096  # samples in a part, at most: some megabytes
 PARTS: Final = 16  # that a small set is cut into, so that several processes have something to do
 
-Stored: TypeAlias = Literal["float32", "float16"]
 TYPES: Final[dict[str, torch.dtype]] = {"float32": torch.float32, "float16": torch.float16}
 
 

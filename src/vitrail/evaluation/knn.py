@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
+from vitrail.evaluation.defaults import TEMPERATURE
 
-TEMPERATURE: Final = 0.07
 TESTED: Final = 1024  # test samples at a time ...
 COMPARED: Final = 8192  # ... with training samples at a time: 64 MiB of similarities
 

@@ -20,13 +20,13 @@ from torch.nn import functional as F
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.labels import Labels
 from vitrail.data.splits import stratified
+from vitrail.evaluation.defaults import ITERATIONS
 from vitrail.evaluation.fewshot import whitened
 from vitrail.evaluation.labelled import tally
 
 PENALTIES: Final = tuple(10.0**power for power in range(1, -7, -1))  # strong to weak: each starts from the one before
 TOLERANCE: Final = 1e-6  # of the largest entry of the gradient
 ROUGH: Final = 1e-4  # the same while a penalty is looked for
-ITERATIONS: Final = 1000
 HISTORY: Final = 20
 ROWS: Final = 8192  # samples whose probabilities are there at a time
 DEV: Final = 0.1

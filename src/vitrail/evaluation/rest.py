@@ -2,17 +2,15 @@
 
 import contextlib
 from collections.abc import Callable, Generator
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import unknown
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.evaluation.defaults import Precision
 from vitrail.models.resting import resting
-
-# float32 throughout; float32 weights under bfloat16 autocast; or weights that are bfloat16 themselves.
-Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
 
 
 @contextlib.contextmanager

@@ -52,7 +52,6 @@ def attends(z: Tensor, layer: nn.Linear, heads: int) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result
 def shared_memory(device: int | None) -> int:
     """Bytes that a program can have to itself on a GPU."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin

@@ -14,7 +14,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.ops import StochasticDepth
 
 from vitrail.core.errors import ImageSizeError
 from vitrail.core.shapes import Pair, times
@@ -26,6 +25,7 @@ from vitrail.models.fused import gelu_linear, suits
 from vitrail.models.heads import ClassificationHead, pool_named, pooled
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.position import Positions
+from vitrail.models.stochastic_depth import StochasticDepth
 
 
 class PatchEmbedding(nn.Module):
@@ -84,7 +84,7 @@ class Block(nn.Module):
         self.norm_mlp = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.skip = StochasticDepth(config.stochastic_depth * layer / max(config.depth - 1, 1), mode="row")
+        self.skip = StochasticDepth(config.stochastic_depth * layer / max(config.depth - 1, 1))
 
     def forward(self, z: Tensor, offsets: Tensor | None = None, queries: int | None = None) -> Tensor:
         z = z[:, :queries] + self.skip(self.dropout(self.mix(self.norm_attention(z), offsets, queries)))  # Eq. 2

@@ -1,0 +1,12 @@
+"""Print a script that completes commands, options, recipes, networks, data sets and files as you type.
+
+The script is complete in itself: nothing of vitrail is run while you type. Print it again after an update. Open a new
+shell afterwards; for zsh the folder has to be in fpath before compinit is called."""
+
+import argparse
+
+from vitrail.cli.completion_scripts import SCRIPTS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=tuple(SCRIPTS), help="whose script to print")

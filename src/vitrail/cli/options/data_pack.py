@@ -1,0 +1,26 @@
+"""Write a set of pictures as tar shards: any source, in parallel, verified; a pack that was stopped goes on."""
+
+import argparse
+import re
+
+from vitrail.core.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="a path or a name, perhaps @SPLIT, as for `vitrail data`")
+    parser.add_argument("out", help="the folder to write")
+    parser.add_argument("--shard-size", type=size, default=size("256MB"), help="of a tar file (default: 256MB)")
+    parser.add_argument("--max-side", type=int, help="bring pictures with a longer side down to it")
+    parser.add_argument("--quality", type=int, default=92, help="of JPEGs that are made smaller (default: 92)")
+    parser.add_argument("--workers", type=int, help="processes (default: one a core)")
+    parser.add_argument("--strict", action="store_true", help="stop at the first file that cannot be read")
+    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
+
+
+def size(text: str) -> int:
+    """256MB -> 256000000; KiB, MiB and GiB are powers of two."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text, re.IGNORECASE)
+    if not found:
+        raise ConfigError(f"{text!r} is no size; write 256MB, 1GiB or a number of bytes")
+    base = 1024 if found[3] else 1000
+    return round(float(found[1]) * base ** " kmgt".index(found[2].lower() or " "))

@@ -1,0 +1,24 @@
+"""Write the features of a whole collection to one file: a row a picture, with its name and its label.
+
+A feature is what the last layer of the network reads. The work is done in parts, so that the same command goes on where
+it was stopped, however it was; under torchrun the processes share the parts. The file is the same to the byte."""
+
+import argparse
+from pathlib import Path
+from typing import get_args
+
+from vitrail.cli.options.groups import add_loading, add_precision, add_weights
+from vitrail.evaluation.defaults import Stored
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_weights(parser)
+    parser.add_argument("data", metavar="SOURCE[@SPLIT]", help="a folder, a file, or a set by name; all of its splits")
+    parser.add_argument("out", type=Path, metavar="OUT", help="OUT.parquet, or OUT.npz for a small collection")
+    parser.add_argument("--split", metavar="NAME", help="one split only; the same as SOURCE@NAME")
+    parser.add_argument(
+        "--type", choices=get_args(Stored), default="float32", help="of the numbers in the file (default: float32)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file of other weights, pictures or settings")
+    add_precision(parser)
+    add_loading(parser)

@@ -1,0 +1,24 @@
+"""Score weights on labelled pictures: top-1 and top-5 accuracy, the mean over classes, calibration and loss, each with
+its 95% interval, and what is taken for what.
+
+With --real, ImageNet's validation pictures are scored on their ReaL labels, too. Every picture counts once; under
+torchrun the processes share them and get the same numbers. Several image sizes give a row each."""
+
+import argparse
+from pathlib import Path
+
+from vitrail.cli.options.groups import add_data, add_deduplicated, add_precision, add_weights
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_weights(parser, sizes=True)
+    add_data(parser)
+    parser.add_argument("--real", type=Path, metavar="FILE", help="real.json: ReaL labels of ImageNet's val")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the network's classes, one a line")
+    parser.add_argument("--by-number", action="store_true", help="class 7 is output 7, whatever they are called")
+    add_precision(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write a page of HTML with pictures")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="write what was said to each picture, as CSV")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
+    add_deduplicated(parser)

@@ -1,0 +1,37 @@
+"""Write a network for other runtimes and libraries, and run what was written beside it before it gets its name.
+
+onnx is a file for ONNX Runtime and others, with preprocessing and class names in its metadata; --int8 makes it about a
+quarter of the size. torch-export is a graph that needs torch alone. hf, timm, npz and torchvision are other libraries'
+weights, loaded there where they are installed."""
+
+import argparse
+from pathlib import Path
+
+FORMS = ("onnx", "torch-export", "hf", "timm", "npz", "torchvision")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("weights", metavar="WEIGHTS", help="a file, a run's folder or a name, in any format")
+    parser.add_argument("--to", choices=FORMS, required=True, help="what to write")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="where (default: here, named after the weights)")
+    parser.add_argument("--image-size", type=int, metavar="N", help="pixels a side; positions are resized")
+    parser.add_argument(
+        "--fixed-size", action="store_true", help="onnx, torch-export: this image size only, where others were possible"
+    )
+    onnx = parser.add_argument_group("onnx")
+    onnx.add_argument("--int8", action="store_true", help="matrix products and convolutions in eight bits")
+    onnx.add_argument(
+        "--with-preprocessing", action="store_true", help="take bytes of 0 to 255 and normalise them in the graph"
+    )
+    onnx.add_argument("--opset", type=int, default=20, metavar="N", help="of ONNX's operators, 18 to 23 (default: 20)")
+    onnx.add_argument("--data", metavar="SOURCE[@SPLIT]", help="pictures to score both on, and to calibrate int8 with")
+    onnx.add_argument("--by-number", action="store_true", help="class 7 is output 7, whatever they are called")
+    onnx.add_argument(
+        "--agreement",
+        type=float,
+        default=0.95,
+        metavar="SHARE",
+        help="of the pictures, that int8 must answer as the network does (default: 0.95)",
+    )
+    onnx.add_argument("--workers", type=int, default=-1, metavar="N", help="loader processes (default: by the cores)")
+    onnx.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")

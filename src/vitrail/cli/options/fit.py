@@ -1,0 +1,35 @@
+"""Make a classifier of your pictures in seconds: no training, a CPU will do.
+
+The features that the network has learnt stay as they are; a linear classifier on top of them is computed in closed form
+(least squares, Section 4.1), with its l2 chosen on a part of the pictures that is held out, and put into the network as
+its last layer. The file is a network like any other, for predict, serve, evaluate or as a start for finetune. Features
+are kept, so that another --l2 or --shots takes a moment."""
+
+import argparse
+from pathlib import Path
+
+from vitrail.cli.options.groups import add_loading, add_weights
+from vitrail.evaluation.defaults import SHARE
+
+SUFFIX = ".safetensors"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_weights(parser)
+    parser.add_argument(
+        "data", metavar="SOURCE", help="a folder with a folder a class, a file, or a set by name; its train is learnt"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=f"the network to write, {SUFFIX}")
+    parser.add_argument("--test", metavar="SOURCE", help="pictures to score, if they are not the test or val of SOURCE")
+    parser.add_argument("--l2", type=float, metavar="L2", help="penalty of the weights (default: the best on dev)")
+    parser.add_argument(
+        "--dev",
+        type=float,
+        default=SHARE,
+        metavar="SHARE",
+        help=f"of every class, held out to choose l2 and the scale of the logits; all count afterwards "
+        f"(default: {SHARE:g})",
+    )
+    parser.add_argument("--shots", type=int, metavar="N", help="learn from at most N pictures of each class")
+    parser.add_argument("--no-cache", action="store_true", help="extract the features anew, and do not keep them")
+    add_loading(parser)

@@ -1,0 +1,128 @@
+"""Options that several commands share."""
+
+import argparse
+from pathlib import Path
+from typing import Any, get_args
+
+from vitrail.checkpoint.shipped import DEFAULT
+from vitrail.evaluation.defaults import Precision
+
+
+def add_weights(parser: argparse.ArgumentParser, *, sizes: bool = False, optional: bool = False) -> None:
+    """WEIGHTS, --image-size (with `sizes` several of them, as a list) and --device. Where WEIGHTS are `optional`, those
+    that come with the package stand in."""
+    parser.add_argument(
+        "weights",
+        metavar="WEIGHTS",
+        nargs="?" if optional else None,
+        default=DEFAULT,
+        help="a file, a folder, a run or NAME:TAG, in any format that vitrail reads"
+        + (f" (default: {DEFAULT}, which comes with it)" if optional else ""),
+    )
+    parser.add_argument(
+        "--image-size",
+        type=int,
+        nargs="+" if sizes else None,
+        default=None,
+        metavar="N",
+        help=f"pixels a side; positions are resized{'. Of several, each is scored' if sizes else ''}",
+    )
+    add_device(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+
+
+def add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", metavar="SOURCE[@SPLIT]", required=True, help="a folder, a file, or a set by name")
+    add_loading(parser)
+
+
+def add_loading(parser: argparse.ArgumentParser) -> None:
+    """--batch, --workers and --download: how pictures are come by, not what comes out."""
+    parser.add_argument("--batch", type=int, default=0, metavar="N", help="pictures at once (default: by the device)")
+    parser.add_argument("--workers", type=int, default=-1, metavar="N", help="loader processes (default: by the cores)")
+    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision", choices=get_args(Precision), default="float32", help="to compute in (default: float32)"
+    )
+
+
+def add_deduplicated(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--deduplicated-by",
+        type=Path,
+        metavar="FILE",
+        help="the drop.json of `vitrail data dedup` that was left out when these weights were trained",
+    )
+
+
+def add_frozen(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """WEIGHTS, --data and the rest; with `several` --data and --test may be given more than once, and are lists."""
+    add_weights(parser)
+    more = " Give it again for another set." if several else ""
+    action: Any = "append" if several else "store"
+    parser.add_argument(
+        "--data",
+        metavar="SOURCE",
+        required=True,
+        action=action,
+        help=f"a folder, a file, or a set by name; its train is learnt from, its test (or val) is scored.{more}",
+    )
+    parser.add_argument(
+        "--test", metavar="SOURCE", action=action, help="where the pictures to score are, if they are not in --data"
+    )
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        metavar="SHARE",
+        help="score on this share of every class of train, and learn from the rest",
+    )
+    parser.add_argument(
+        "--reference",
+        action="store_true",
+        help="cut pictures as the reference's evaluator does (to a square of 8/7 the size, then its centre: 256 and "
+        "224), not as the weights say",
+    )
+    add_precision(parser)
+    parser.add_argument("--no-cache", action="store_true", help="extract the features anew, and do not keep them")
+    add_loading(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
+    add_deduplicated(parser)
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """What `pretrain` and `finetune` have in common."""
+    parser.add_argument("--data", metavar="SOURCE", default="", help="a folder, a file, or the name of a set")
+    parser.add_argument(
+        "--image-size", type=int, default=0, metavar="N", help="pixels a side that the network is to take"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="settings",
+        help="change a field of the recipe",
+    )
+    parser.add_argument("--seed", type=int, default=None, help="of everything that is random (default: 0)")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="the run's folder; one that is there is gone on with")
+    parser.add_argument(
+        "--resume", nargs="?", const="", default=None, metavar="RUN", help="go on with a run, as its folder says"
+    )
+    parser.add_argument("--force", action="store_true", help="go on although the config has changed")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="read, build, time a few steps, say what to expect, stop"
+    )
+    parser.add_argument(
+        "--sweep",
+        nargs="*",
+        metavar="FIELD=V,V",
+        help="try every point of a grid on a dev split, then train the best on all (default: the recipe's grid)",
+    )
+    parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
+    add_device(parser)

@@ -1,0 +1,25 @@
+"""Nearest neighbours of frozen features: every picture is given the class that its most similar pictures vote for.
+
+Similar is what has a large cosine. A neighbour's vote weighs exp(cosine / temperature), or as much as any other's;
+both are shown. Every pair is compared. Features are extracted once and kept for later, for `vitrail fewshot` and
+`vitrail probe`, too."""
+
+import argparse
+
+from vitrail.cli.options.groups import add_frozen
+from vitrail.evaluation.defaults import TEMPERATURE
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_frozen(parser)
+    parser.add_argument(
+        "-k",
+        type=int,
+        nargs="+",
+        metavar="N",
+        dest="neighbours",
+        help="that vote (default: 1 5 10 20 50, where there are)",
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=TEMPERATURE, metavar="T", help=f"of the weights (default: {TEMPERATURE})"
+    )

@@ -1,0 +1,34 @@
+"""Say what is on pictures: the likeliest classes of each, in the order they were given.
+
+WEIGHTS may be left out: the first word is taken for weights unless it is a picture, a folder without weights in it, or
+-, and then a small network that comes with vitrail answers (CIFAR-10's ten classes). Folders are walked through in the
+order of names; - reads names from stdin, one a line. A picture that cannot be read is named on stderr and passed over,
+and the exit status is then 1."""
+
+import argparse
+from pathlib import Path
+
+from vitrail.cli.options.groups import add_device
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [WEIGHTS] IMAGE|FOLDER|-... [options]"
+    parser.add_argument("words", nargs="+", metavar="[WEIGHTS] IMAGE|FOLDER|-", help="weights, then pictures")
+    parser.add_argument("--topk", type=int, default=5, metavar="N", help="classes for each picture (default: 5)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--json", action="store_true", help="a JSON object a line, also for what could not be read")
+    kind.add_argument("--csv", action="store_true", help="a row for each answer, under a header")
+    parser.add_argument(
+        "--attention",
+        type=Path,
+        metavar="OUT",
+        help="a folder for each picture lit by where the network looked (attention rollout), as PNG",
+    )
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the network's classes, one a line")
+    parser.add_argument("--image-size", type=int, metavar="N", help="pixels a side; positions are resized")
+    add_device(parser)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="(default: float32)")
+    parser.add_argument("--batch", type=int, metavar="N", help="pictures at once (default: by the device)")
+    parser.add_argument(
+        "--workers", type=int, default=-1, metavar="N", help="threads that read pictures (default: by the cores)"
+    )

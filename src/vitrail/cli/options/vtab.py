@@ -1,0 +1,33 @@
+"""Fine-tune weights on the 19 tasks of VTAB-1k, a thousand pictures each, and set the results beside the paper's.
+
+One recipe for all tasks, the paper's: 2,500 steps of 512 pictures at a rate of 0.01, 384 px (Table 4). The same command
+again goes on where it stopped, task by task; data sets that are not there are passed over, and named.
+"""
+
+import argparse
+from pathlib import Path
+
+from vitrail.cli.options.groups import add_device
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("weights", metavar="WEIGHTS", help="a file, a folder or NAME:TAG, in any format that vitrail reads")
+    add(
+        "--tasks", nargs="+", default=[], metavar="TASK", help="some of the 19, or a group: natural, ... (default: all)"
+    )
+    add("--root", type=Path, metavar="DIR", help="holds a folder for each data set (default: $VITRAIL_DATA)")
+    add("--out", type=Path, metavar="DIR", help="a run folder a task, and the results (default: runs/vtab-WEIGHTS)")
+    add("--image-size", type=int, default=0, metavar="N", help="pixels a side (default: 384, as the paper)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="settings",
+        help="change a field of the recipe",
+    )
+    add("--seed", type=int, default=None, help="of everything that is random (default: 0)")
+    add("--download", action="store_true", help="fetch the files of the sets that may be fetched")
+    add("--dry-run", action="store_true", help="say which sets are there and what it will take, and stop")
+    add_device(parser)
