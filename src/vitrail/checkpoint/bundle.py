@@ -37,6 +37,9 @@ class Bundle:
     tensors: Tensors
     card: Card
 
+    def __post_init__(self) -> None:
+        self.card.preprocessing.check_fit(self.config.image)
+
 
 def describe(config: ModelConfig, card: Card) -> dict[str, Any]:
     """Config and card as plain data: the header of our own files, and the sidecar of others'."""
@@ -60,7 +63,7 @@ def described(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"incomplete description: {error!r}") from None
+        raise ConfigError("incomplete description: config, preprocessing, labels and provenance are needed") from None
     if card.labels is not None and len(card.labels) != config.classes:
         raise ConfigError(f"{len(card.labels)} labels for {config.classes} classes")
     return config, card

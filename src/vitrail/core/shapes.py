@@ -6,11 +6,12 @@ D width   M MLP width   k heads   L depth   K classes   G grid (rows, columns)
 A size is always (height, width); `pair` makes one from an int.
 """
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from vitrail.core.errors import ConfigError
 
 Pair: TypeAlias = tuple[int, int]
+LARGEST_SIDE: Final = 4096  # pixels of an image for a network; one of 20000 x 20000 fills the memory of any machine
 
 
 def pair(size: int | Pair | list[int]) -> Pair:

@@ -1,10 +1,10 @@
 """The preprocessing that travels with the weights: from a picture to the pixels a network was trained on."""
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.core.shapes import Pair, pair
+from vitrail.core.shapes import LARGEST_SIDE, Pair, times
 from vitrail.data.decode.picture import upright_rgb
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ HALF: Triple = (0.5, 0.5, 0.5)  # pixels to [-1, 1]: all of Google's weights
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 
+ALLOWED: Final = 1024  # pixels a side that any network's pictures may have; beyond them ...
+STRETCH: Final = 8  # ... at most this many times the network's own side, and before a crop this many times the crop's
+EXTREME: Final = 1e6  # means and deviations lie within this and, for deviations, its inverse
 LARGEST: Final = 1 << 26  # pixels that a resized picture may have before the crop; a strip of 1 x 5000 has more
 
 
@@ -36,12 +39,35 @@ class Preprocessing:
     antialias: bool = True
 
     def __post_init__(self) -> None:
+        self._check_sizes()
         if self.interpolation not in get_args(Interpolation):
-            raise unknown("interpolation", str(self.interpolation), get_args(Interpolation))
-        if self.resize is not None and self.resize < min(self.image):
-            raise ConfigError(f"resize={self.resize} is smaller than the crop {self.image}")
-        if not all(value > 0 for value in self.std):
-            raise ConfigError(f"std={self.std} must be above 0")
+            raise unknown("interpolation", str(self.interpolation)[:60], get_args(Interpolation))
+        for name, values, least in (("mean", self.mean, -EXTREME), ("std", self.std, 1 / EXTREME)):
+            if len(values) != 3 or not all(is_number(value) and least <= value <= EXTREME for value in values):
+                raise ConfigError(f"{name}={shortened(values)} must be three numbers from {least:g} to {EXTREME:g}")
+        if type(self.antialias) is not bool:
+            raise ConfigError(f"antialias={shortened(self.antialias)} must be true or false")
+
+    def _check_sizes(self) -> None:
+        if len(self.image) != 2 or not all(is_whole(side) and 1 <= side <= LARGEST_SIDE for side in self.image):
+            raise ConfigError(f"image={shortened(self.image)} must be two whole numbers from 1 to {LARGEST_SIDE}")
+        if self.resize is None:
+            return
+        most = max(ALLOWED, STRETCH * min(self.image))
+        if not is_whole(self.resize) or not min(self.image) <= self.resize <= most:
+            raise ConfigError(
+                f"resize={shortened(self.resize)} must be a whole number from {min(self.image)}, the crop's shorter "
+                f"side, to {most}"
+            )
+
+    def check_fit(self, image: Pair) -> None:
+        """ConfigError where pictures would come out absurdly large for a network made for `image`."""
+        for ours, theirs in zip(self.image, image, strict=True):
+            if ours > max(ALLOWED, STRETCH * theirs):
+                raise ConfigError(
+                    f"preprocessing makes pictures of {times(self.image)} for a network of {times(image)}; at most "
+                    f"{STRETCH} times its side, or {ALLOWED}, is allowed"
+                )
 
     def __call__(self, picture: "Image") -> "Tensor":
         """One picture to normalised pixels [3, H, W]."""
@@ -87,20 +113,18 @@ class Preprocessing:
     def from_dict(data: dict[str, Any]) -> "Preprocessing":
         """What `to_dict` wrote, checked."""
         try:
-            resize = data["resize"]
-            antialias = data.get("antialias", True)  # older files know no other
-            if not isinstance(antialias, bool):
-                raise TypeError(f"antialias={antialias!r}")
             return Preprocessing(
-                image=pair(data["image"]),
-                resize=None if resize is None else int(resize),
+                image=read_pair(data["image"]),
+                resize=None if data["resize"] is None else whole(data["resize"]),
                 interpolation=data["interpolation"],
                 mean=triple(data["mean"]),
                 std=triple(data["std"]),
-                antialias=antialias,
+                antialias=data.get("antialias", True),  # older files know no other
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"incomplete preprocessing: {error!r}") from None
+        except KeyError as error:
+            raise ConfigError(f"incomplete preprocessing: {error.args[0]} is missing") from None
+        except ConfigError as error:
+            raise ConfigError(f"preprocessing: {error}") from None
 
 
 def pillow(interpolation: Interpolation) -> Any:
@@ -109,6 +133,47 @@ def pillow(interpolation: Interpolation) -> Any:
     return Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
 
 
+def read_pair(value: Any) -> Pair:
+    """(height, width) from one whole number or a list of two."""
+    items = cast("list[Any]", value) if isinstance(value, list | tuple) else [value, value]
+    if len(items) != 2:
+        raise ConfigError(f"image={shortened(value)} must be one whole number or two")
+    return (whole(items[0]), whole(items[1]))
+
+
+def whole(value: Any) -> int:
+    """A whole number; a file may write 224 as 224.0."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ConfigError(f"{shortened(value)} must be a whole number")
+
+
 def triple(values: Any) -> Triple:
-    red, green, blue = (float(value) for value in values)
+    """Three numbers, one for each channel."""
+    if not isinstance(values, list | tuple) or len(cast("list[Any]", values)) != 3:
+        raise ConfigError(f"{shortened(values)} must be three numbers")
+    numbers = cast("list[Any]", values)
+    if not all(is_number(value) for value in numbers):
+        raise ConfigError(f"{shortened(numbers)} must be three finite numbers")
+    red, green, blue = (float(value) for value in numbers)
     return (red, green, blue)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """A finite int or float, neither True nor False."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+
+
+def shortened(value: object) -> str:
+    """A value out of a file, fit to be quoted in one line."""
+    try:
+        text = repr(value)
+    except ValueError:  # an int of more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."

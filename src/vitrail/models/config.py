@@ -6,10 +6,10 @@ weights were trained with.
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from vitrail.core.errors import ConfigError, ImageSizeError, unknown
-from vitrail.core.shapes import Pair, pair, times
+from vitrail.core.shapes import LARGEST_SIDE, Pair, pair, times
 
 Gelu: TypeAlias = Literal["tanh", "erf"]
 Position: TypeAlias = Literal["none", "learned", "learned2d", "learned2d-sum", "relative", "sincos2d"]
@@ -23,6 +23,21 @@ Standardisation: TypeAlias = Literal["std+eps", "sqrt(var+eps)"]
 Padding: TypeAlias = Literal["same", "symmetric"]
 PoolPadding: TypeAlias = Literal["zero", "infinity"]
 Mixing: TypeAlias = Literal["convolution", "axial"]
+
+# Beyond these no machine computes, and merely naming all the tensors would take minutes.
+MOST: Final = {
+    "depth": 1024,
+    "width": 1 << 16,
+    "mlp_width": 1 << 18,
+    "heads": 1 << 12,
+    "channels": 1 << 12,
+    "classes": 1 << 24,
+    "registers": 1 << 12,
+    "groups": 1 << 16,
+    "axial_heads": 1 << 12,
+}
+MOST_BLOCKS: Final = 1024  # of one stage of a ResNet
+MOST_PATCHES: Final = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +71,10 @@ class ResNetConfig:
         check_choices(self)
         check_positive(self, "channels", "groups", "norm_eps", "standardisation_eps", "factor", "axial_heads")
         check_positive_pairs(self, "image")
+        check_most(self)
         fewest = 0 if self.unit == "postactivation" else 1
-        if min(self.blocks, default=1) < 1 or not fewest <= len(self.blocks) <= 8:
-            raise ConfigError(f"blocks={self.blocks}: one to eight stages, each of at least one block")
+        if not fewest <= len(self.blocks) <= 8 or not all(1 <= count <= MOST_BLOCKS for count in self.blocks):
+            raise ConfigError(f"blocks={self.blocks}: one to eight stages, each of 1 to {MOST_BLOCKS} blocks")
         if not 1 / 64 <= self.factor <= 64:
             raise ConfigError(f"factor={self.factor} must lie between 1/64 and 64")
         if self.classes < 0:
@@ -150,6 +166,7 @@ class ViTConfig:
         check_choices(self)
         check_positive(self, "width", "depth", "mlp_width", "heads", "channels", "norm_eps")
         check_positive_pairs(self, "image", "patch")
+        check_most(self)
         if self.width % self.heads:
             raise ConfigError(f"heads={self.heads} does not divide width={self.width}")
         for name in ("dropout", "attention_dropout", "stochastic_depth"):
@@ -200,6 +217,11 @@ class ViTConfig:
                 raise ImageSizeError(
                     f"{what} {times(ground)} leaves {size % patch} pixels over at patch {times(self.patch)}; {near}"
                 )
+        if self.patches > MOST_PATCHES:
+            raise ImageSizeError(
+                f"image {times(self.image)} at patch {times(self.patch)} has {self.patches:,} patches, more than "
+                f"{MOST_PATCHES:,}; use a smaller image or a larger patch"
+            )
 
     @property
     def grid(self) -> Pair:
@@ -274,6 +296,15 @@ def check_positive(config: ModelConfig, *names: str) -> None:
         value = getattr(config, name)
         if not value > 0:
             raise ConfigError(f"{name}={value} must be above 0")
+
+
+def check_most(config: ModelConfig) -> None:
+    """Sizes that no machine could compute."""
+    for field in fields(config):
+        if field.name in MOST and getattr(config, field.name) > MOST[field.name]:
+            raise ConfigError(f"{field.name}={getattr(config, field.name)} is more than {MOST[field.name]:,}")
+    if max(config.image) > LARGEST_SIDE:
+        raise ImageSizeError(f"image={times(config.image)} is larger than {LARGEST_SIDE} pixels a side")
 
 
 def check_positive_pairs(config: ModelConfig, *names: str) -> None:

@@ -11,7 +11,7 @@ from vitrail.checkpoint.formats.plain import position_entry, require_plain
 from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, both, parted, same
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.shapes import Pair, pair
-from vitrail.data.preprocessing import Preprocessing, triple
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
 
 NAME = "huggingface"
@@ -262,20 +262,22 @@ def preprocessor(p: Preprocessing) -> dict[str, Any]:
 
 
 def read_preprocessor(values: dict[str, Any], image: Pair) -> Preprocessing | None:
-    """What a `preprocessor_config.json` says, where it says what we can do; None otherwise."""
+    """What a `preprocessor_config.json` says, where it says what we can do; None otherwise. ConfigError where it asks
+    for something absurd."""
     names = {number: name for name, number in RESAMPLE.items()}
     try:
         size, crop = values["size"], values.get("crop_size")
-        size = {"height": size, "width": size} if isinstance(size, int) else size
+        size = {"height": size, "width": size} if isinstance(size, int | float) else size
         box = crop if values.get("do_center_crop") and crop else size
-        return Preprocessing.from_dict(
-            {
-                "image": (box["height"], box["width"]) if isinstance(box, dict) and "height" in box else image,
-                "resize": size.get("shortest_edge"),
-                "interpolation": names[values.get("resample", 2)],
-                "mean": triple(values["image_mean"]),
-                "std": triple(values["image_std"]),
-            }
-        )
-    except (KeyError, TypeError, ValueError):
+        said: dict[str, Any] = {
+            "image": (box["height"], box["width"]) if isinstance(box, dict) and "height" in box else image,
+            "resize": size.get("shortest_edge"),
+            "interpolation": names[values.get("resample", 2)],
+            "mean": values["image_mean"],
+            "std": values["image_std"],
+        }
+        if said["resize"] is not None and said["resize"] < min(said["image"]):
+            return None  # the rest would be filled with black
+    except (KeyError, TypeError, AttributeError):
         return None
+    return Preprocessing.from_dict(said)

@@ -4,13 +4,13 @@ timm computes with the exact GELU, and standardises kernels by sqrt(var + 1e-8) 
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from vitrail.checkpoint.formats.infer import grid_of, heads_of
 from vitrail.checkpoint.formats.table import Entry, Shapes, both, pointwise, same
-from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights
+from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.shapes import Pair
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import Interpolation, Preprocessing
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
 
 NAME = "timm"
@@ -217,22 +217,18 @@ def settings(c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...] | No
 
 
 def preprocessing(settings: dict[str, Any], image: Pair) -> Preprocessing | None:
-    """What a timm folder's config.json says of pictures; None where it says nothing we can use."""
+    """What a timm folder's config.json says of pictures; None where it says nothing that we can do. ConfigError where
+    it asks for something absurd."""
     cfg = settings.get("pretrained_cfg", {})
     try:
         squash = cfg.get("crop_mode") == "squash"
         resize = None if squash else round(min(image) / float(cfg["crop_pct"]))
-        return Preprocessing.from_dict(
-            {
-                "image": image,
-                "resize": resize,
-                "interpolation": cfg["interpolation"],
-                "mean": cfg["mean"],
-                "std": cfg["std"],
-            }
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError, ConfigError):
+        said = {name: cfg[name] for name in ("interpolation", "mean", "std")}
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
+    if said["interpolation"] not in get_args(Interpolation) or (resize is not None and 0 < resize < min(image)):
+        return None
+    return Preprocessing.from_dict({"image": image, "resize": resize, **said})
 
 
 def labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | None:
