@@ -17,10 +17,11 @@ class Card:
     preprocessing: Preprocessing
     labels: tuple[str, ...] | None = None
     provenance: dict[str, Any] = field(default_factory=dict[str, Any])
+    multi_label: bool = False  # whether each class is a question of its own, answered by a sigmoid
 
     def without_labels(self) -> "Card":
         """The card of a network whose head was replaced."""
-        return replace(self, labels=None)
+        return replace(self, labels=None, multi_label=False)
 
     def resized(self, image: Pair) -> "Card":
         """The card for another image size; a shorter side before the crop grows in proportion."""
@@ -48,6 +49,7 @@ def describe(config: ModelConfig, card: Card) -> dict[str, Any]:
         "preprocessing": card.preprocessing.to_dict(),
         "labels": None if card.labels is None else list(card.labels),
         "provenance": card.provenance,
+        **({"multi_label": True} if card.multi_label else {}),  # as older versions wrote it where it is not
     }
 
 
@@ -59,6 +61,7 @@ def described(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
             preprocessing=Preprocessing.from_dict(data["preprocessing"]),
             labels=None if labels is None else tuple(str(label) for label in labels),
             provenance=dict(provenance),
+            multi_label=flag(data.get("multi_label", False)),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, ConfigError):
@@ -67,3 +70,9 @@ def described(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
     if card.labels is not None and len(card.labels) != config.classes:
         raise ConfigError(f"{len(card.labels)} labels for {config.classes} classes")
     return config, card
+
+
+def flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"multi_label is {value!r}, not true or false")
+    return value

@@ -172,7 +172,8 @@ def _dtype(bundle: Bundle) -> str:
 def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
     files: dict[str, Any] = {}
     if known.name == huggingface.NAME:
-        files["config.json"] = huggingface.settings(bundle.config, bundle.card.labels, _dtype(bundle))
+        card = bundle.card
+        files["config.json"] = huggingface.settings(bundle.config, card.labels, _dtype(bundle), card.multi_label)
         files["preprocessor_config.json"] = huggingface.preprocessor(bundle.card.preprocessing)
     else:
         files["config.json"] = timm.settings(bundle.config, bundle.card.preprocessing, bundle.card.labels)
@@ -191,5 +192,6 @@ def _unheld(bundle: Bundle, draft: Path) -> list[str]:
         theirs = seen.config
         out = [f.name for f in fields(mine) if f.name in told or getattr(mine, f.name) != getattr(theirs, f.name, None)]
         out += ["preprocessing"] if bundle.card.preprocessing != seen.card.preprocessing else []
+        out += ["multi_label"] if bundle.card.multi_label != seen.card.multi_label else []
         return out + (["labels"] if bundle.card.labels != seen.card.labels else [])
     return [f.name for f in fields(mine) if getattr(mine, f.name) != f.default]

@@ -34,6 +34,7 @@ def model_card(bundle: Bundle, *, name: str | None = None) -> str:
     config, card = bundle.config, bundle.card
     title = network_name(config)
     about = f"of {config.classes:,} classes" if config.classes else "without a head, for features"
+    about += ", several of which may apply to an image (sigmoid)" if card.multi_label else ""
     return rendered(
         blank=False,
         task="image-classification" if config.classes else "image-feature-extraction",

@@ -85,4 +85,5 @@ def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, f
     processor = folder / "preprocessor_config.json"
     if known.name == huggingface.NAME and processor.is_file():
         prepared = huggingface.read_preprocessor(read_json(processor), config.image)
-    return Card(preprocessing=prepared or card.preprocessing, labels=labels)
+    several = settings.get("problem_type") == huggingface.MULTI_LABEL and bool(config.classes)
+    return Card(preprocessing=prepared or card.preprocessing, labels=labels, multi_label=several)

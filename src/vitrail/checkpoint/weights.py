@@ -129,6 +129,7 @@ def bundle_of(
         preprocessing=preprocessing or old.preprocessing,
         labels=names,
         provenance=old.provenance if provenance is None else provenance,
+        multi_label=old.multi_label and (old.labels is None or names is not None),
     )
     tensors = {name: tensor.detach() for name, tensor in cast(Tensors, inner.state_dict()).items()}
     return Bundle(config=config, tensors=tensors, card=card)

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         asker = ready(args, weights, device)
         done = Session(
             asker=asker,
-            out=output(as_json=args.json, as_csv=args.csv),
+            out=output(as_json=args.json, as_csv=args.csv, multi_label=asker.multi_label),
             topk=args.topk,
             drawn=drawing(args.attention, asker),
         )
@@ -56,18 +56,31 @@ def run(args: argparse.Namespace) -> int:
 def ready(args: argparse.Namespace, weights: str, device: "torch.device") -> "Predictor":
     """The network that was asked for, if it has classes to name."""
     from vitrail.evaluation.matching import read_names
-    from vitrail.predict.predictor import Predictor, predictor
+    from vitrail.predict.predictor import THRESHOLD, Predictor, predictor
 
     batch = args.batch or (128 if device.type == "cuda" else 32)
-    asker = predictor(weights, device=device, image_size=args.image_size, precision=args.precision, batch=batch)
+    threshold = THRESHOLD if args.threshold is None else args.threshold
+    asker = predictor(
+        weights,
+        device=device,
+        image_size=args.image_size,
+        precision=args.precision,
+        batch=batch,
+        threshold=threshold,
+    )
     if not asker.labels:
         raise ConfigError(
             f"{weights} has no head, so it names no classes; give it one with `vitrail fit`, or fine-tune it"
         )
+    if args.threshold is not None and not asker.multi_label:
+        raise ConfigError(
+            f"--threshold {args.threshold:g} is for multi-label weights, and {weights} has one class for each image; "
+            "--topk N shows more classes"
+        )
     if args.labels is None:
         return asker
     names = read_names(args.labels, len(asker.labels))
-    return Predictor(asker.network, labels=names, device=device, batch=batch)
+    return Predictor(asker.network, labels=names, device=device, batch=batch, threshold=threshold)
 
 
 def headline(weights: str, asker: "Predictor") -> str:
@@ -77,7 +90,10 @@ def headline(weights: str, asker: "Predictor") -> str:
     network, image = asker.network, asker.preprocessing.image
     count = millions(sum(parameter.numel() for parameter in network.parameters()))
     named = f"{weights} (comes with vitrail)" if is_shipped(weights) else printable(weights)
-    return f"{named}: {type(network).__name__}, {count} parameters, {times(image)} px, {len(asker.labels):,} classes"
+    classes = f"{len(asker.labels):,} classes" + (
+        f", each by itself; chosen from {100 * asker.threshold:g} %" if asker.multi_label else ""
+    )
+    return f"{named}: {type(network).__name__}, {count} parameters, {times(image)} px, {classes}"
 
 
 def drawing(folder: Path | None, asker: "Predictor") -> "Drawn | None":

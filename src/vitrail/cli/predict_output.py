@@ -41,16 +41,21 @@ class Lines:
 class Table:
     """CSV: a row for every answer, and for a picture that could not be read one with the reason."""
 
-    def __init__(self, file: TextIO) -> None:
-        self.rows = csv.writer(file, lineterminator="\n")
-        self.rows.writerow(["path", "rank", "label", "index", "probability", "error"])
+    def __init__(self, file: TextIO, *, multi_label: bool = False) -> None:
+        self.rows, self.multi_label = csv.writer(file, lineterminator="\n"), multi_label
+        self.rows.writerow(
+            ["path", "rank", "label", "index", "probability", *(["chosen"] if multi_label else []), "error"]
+        )
 
     def answer(self, path: str, prediction: "Prediction", made: str | None) -> None:
-        for rank, answer in enumerate(prediction.top, start=1):
-            self.rows.writerow([path, rank, answer.label, answer.index, f"{answer.probability:.6g}", ""])
+        chosen = prediction.chosen or ()
+        shown = prediction.top if len(prediction.top) > len(chosen) else chosen
+        for rank, answer in enumerate(shown, start=1):
+            mark = [int(rank <= len(chosen))] if self.multi_label else []
+            self.rows.writerow([path, rank, answer.label, answer.index, f"{answer.probability:.6g}", *mark, ""])
 
     def failed(self, path: str, reason: str) -> None:
-        self.rows.writerow([path, "", "", "", "", reason])
+        self.rows.writerow([path, "", "", "", "", *([""] if self.multi_label else []), reason])
 
 
 class Plain:
@@ -81,21 +86,25 @@ class Terminal:
         if made is not None:
             block.append(f"  {printable(made)}", style="not bold dim")
         room = max(min(self.console.width - BAR - 12, 40), 8)
-        wide = min(max(len(answer.label) for answer in prediction.top), room)
-        for rank, answer in enumerate(prediction.top):
+        chosen = len(prediction.labels)
+        shown = prediction.top if prediction.chosen is None or len(prediction.top) > chosen else prediction.chosen
+        wide = min(max(len(answer.label) for answer in shown), room)
+        for rank, answer in enumerate(shown):
             label, *more = wrap(printable(answer.label), wide) or [""]
-            block.append(f"\n  {label:<{wide}}  ", style="not bold" if rank else "bold")
-            block.append(f"{bar(answer.probability):<{BAR}}", style="not bold green" if not rank else "not bold dim")
+            strong = "bold" if rank < chosen else "not bold"
+            block.append(f"\n  {label:<{wide}}  ", style=strong)
+            colour = "not bold green" if rank < chosen else "not bold dim"
+            block.append(f"{bar(answer.probability):<{BAR}}", style=colour)
             block.append(f" {100 * answer.probability:5.1f} %", style="not bold")
             for line in more:
-                block.append(f"\n    {line}", style="not bold" if rank else "bold")
+                block.append(f"\n    {line}", style=strong)
         self.console.print(block, soft_wrap=True)
 
     def failed(self, path: str, reason: str) -> None:
         """Said on stderr."""
 
 
-def output(*, as_json: bool, as_csv: bool) -> Output:
+def output(*, as_json: bool, as_csv: bool, multi_label: bool = False) -> Output:
     """To stdout, in which names that it cannot write are spelt out."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
@@ -103,7 +112,7 @@ def output(*, as_json: bool, as_csv: bool) -> Output:
     if as_json:
         return Lines(sys.stdout)
     if as_csv:
-        return Table(sys.stdout)
+        return Table(sys.stdout, multi_label=multi_label)
     return Terminal(sys.stdout) if sys.stdout.isatty() else Plain(sys.stdout)
 
 

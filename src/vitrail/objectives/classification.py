@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, unknown
+from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
@@ -37,6 +38,10 @@ class Classification:
         if not 0 <= self.smoothing < 1:
             raise ConfigError(f"objective.smoothing={self.smoothing} must be at least 0 and below 1")
 
+    def is_multi_label(self, labels: Labels) -> bool:
+        """Whether a network learns each class by itself: samples may have several labels, and the loss takes them."""
+        return self.loss == "sigmoid" and labels.multiple
+
     def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
         return (augmentation,)
 
@@ -59,6 +64,8 @@ class Classify(Objective):
         targets = one_hot(batch.label, self.classes, self.config.smoothing)
         label = batch.label if batch.label.ndim == 1 else batch.label[:, 0]
         counted = batch.valid & (label >= 0)
+        if batch.label.ndim == 2 and self.config.loss == "sigmoid":
+            counted = batch.valid  # no label of several is an answer, too: none applies
         pixels, targets = self.mix(batch.pixels, targets, seed=seed, step=step, valid=batch.valid)
         return pixels, targets, targets.argmax(-1), counted  # a mixed picture is scored as what most of it is
 

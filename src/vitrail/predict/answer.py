@@ -12,12 +12,17 @@ class Answer:
     index: int
     probability: float
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"label": self.label, "index": self.index, "probability": self.probability}
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The likeliest classes of one picture, the likeliest first."""
+    """The likeliest classes of one picture, the likeliest first. A multi-label network answers each class by itself:
+    then `chosen` are those at or above its threshold, perhaps none."""
 
     top: tuple[Answer, ...]
+    chosen: tuple[Answer, ...] | None = None
 
     @property
     def label(self) -> str:
@@ -32,13 +37,21 @@ class Prediction:
     def probability(self) -> float:
         return self.top[0].probability
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All that the picture shows: the likeliest class, or of a multi-label network those that it chose."""
+        return (self.label,) if self.chosen is None else tuple(answer.label for answer in self.chosen)
+
     def to_dict(self) -> dict[str, Any]:
-        """As plain data: {"top": [{"label", "index", "probability"}, ...]}."""
-        return {
-            "top": [
-                {"label": answer.label, "index": answer.index, "probability": answer.probability} for answer in self.top
-            ]
-        }
+        """As plain data: {"top": [{"label", "index", "probability"}, ...]}, and "chosen" of a multi-label network."""
+        rows = {"top": [answer.to_dict() for answer in self.top]}
+        return rows if self.chosen is None else {**rows, "chosen": [answer.to_dict() for answer in self.chosen]}
 
     def __str__(self) -> str:
-        return ", ".join(f"{answer.label} {100 * answer.probability:.1f} %" for answer in self.top)
+        if self.chosen is None:
+            return listed(self.top)
+        return listed(self.chosen) or f"none; nearest: {listed(self.top[:1])}"
+
+
+def listed(answers: tuple[Answer, ...]) -> str:
+    return ", ".join(f"{answer.label} {100 * answer.probability:.1f} %" for answer in answers)

@@ -12,7 +12,7 @@ A predictor holds nothing that changes, so threads may share one.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, TypeAlias, cast, get_args, overload
+from typing import Final, Literal, TypeAlias, cast, get_args, overload
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from vitrail.predict.picture import Given, image_from, is_one, named
 from vitrail.predict.remote import fetch
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
+THRESHOLD: Final = 0.5  # from which a class of a multi-label network is chosen
 
 
 def predictor(
@@ -45,17 +46,18 @@ def predictor(
     precision: Precision = "float32",
     batch: int = 32,
     urls: bool = False,
+    threshold: float = THRESHOLD,
 ) -> "Predictor":
     """Any weights that vitrail reads, ready for pictures: a file, a folder, a run's folder, public ones as NAME:TAG, or
     the name of weights that come with the package. `image_size` resizes positions; `labels` name the classes where
     the weights do not, or otherwise; the network is given `batch` pictures at a time; with `urls` a string that is an
-    http(s) address is fetched."""
+    http(s) address is fetched. Of a multi-label network the classes at or above the `threshold` are chosen."""
     if precision not in get_args(Precision):
         raise unknown("precision", str(precision), get_args(Precision))
     place = find_device(str(device))
     kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
     model = network(operate(find_weights(path), image_size=image_size), kind)
-    return Predictor(model, labels=labels, device=place, batch=batch, urls=urls)
+    return Predictor(model, labels=labels, device=place, batch=batch, urls=urls, threshold=threshold)
 
 
 class Predictor:
@@ -71,12 +73,15 @@ class Predictor:
         device: str | torch.device = "auto",
         batch: int = 32,
         urls: bool = False,
+        threshold: float = THRESHOLD,
     ) -> None:
         config, card = network.config, network.card
         if config.channels != 3:
             raise ConfigError(f"this network takes {config.channels} channels; pictures are prepared in 3")
         if batch < 1:
             raise ConfigError(f"batch={batch} must be at least 1")
+        if not 0 <= threshold <= 1:
+            raise ConfigError(f"threshold={threshold} must be between 0 and 1")
         known = card if isinstance(card, Card) else Card(preprocessing=Preprocessing(image=config.image))
         names = known.labels if labels is None else tuple(labels)
         if names is not None and len(names) != config.classes:
@@ -86,6 +91,7 @@ class Predictor:
         self.preprocessing = preprocessing or known.preprocessing
         self.labels: tuple[str, ...] = names or tuple(f"class {index}" for index in range(config.classes))
         self.batch, self.urls = batch, urls
+        self.multi_label, self.threshold = known.multi_label, threshold
         like = next(network.parameters())
         self._mean = torch.tensor(self.preprocessing.mean, device=self.device).view(3, 1, 1)
         self._std = torch.tensor(self.preprocessing.std, device=self.device).view(3, 1, 1)
@@ -149,10 +155,10 @@ class Predictor:
         return self._read(batch, self.network)
 
     def probabilities(self, batch: Tensor) -> Tensor:
-        """Prepared pictures to the share of each class: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU, rows that sum
-        to 1. That is softmax, whatever the network was trained with: weights do not tell. For one trained with the
-        sigmoid loss the order is the same, and `logits(batch).sigmoid()` is each class by itself."""
-        return self.logits(batch).softmax(-1)
+        """Prepared pictures to the probability of each class: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU. Rows sum
+        to 1 (softmax), unless the weights are multi-label: then each class is by itself (sigmoid)."""
+        logits = self.logits(batch)
+        return logits.sigmoid() if self.multi_label else logits.softmax(-1)
 
     def embedded(self, batch: Tensor) -> Tensor:
         """Prepared pictures to features: uint8 [N, 3, H, W] -> float32 [N, D] on the CPU."""
@@ -167,15 +173,19 @@ class Predictor:
         prefix, grid = network.config.prefix, network.config.grid
         return self._read(batch, lambda x: network.norm(network.encode(x)[:, prefix:]).unflatten(1, grid))
 
-    def ranked(self, probabilities: Tensor, topk: int = 5) -> list[Prediction]:
-        """Rows [N, K] as predictions; of equally likely classes the one with the smaller number comes first."""
+    def ranked(self, probabilities: Tensor, topk: int = 5, threshold: float | None = None) -> list[Prediction]:
+        """Rows [N, K] as predictions; of equally likely classes the one with the smaller number comes first. Of a
+        multi-label network all classes at or above the threshold are chosen, however many that are."""
         self._check(topk)
+        least = self.threshold if threshold is None else threshold
         rows = probabilities.numpy(force=True)
-        order = np.argsort(-rows, axis=1, kind="stable")[:, :topk]
-        return [
-            Prediction(tuple(Answer(self.labels[at], int(at), float(row[at])) for at in best))
-            for row, best in zip(rows, order, strict=True)
-        ]
+        found: list[Prediction] = []
+        for row, order in zip(rows, np.argsort(-rows, axis=1, kind="stable"), strict=True):
+            top = tuple(Answer(self.labels[at], int(at), float(row[at])) for at in order[:topk])
+            reached = order[: int((row >= least).sum())] if self.multi_label else order[:0]
+            chosen = tuple(Answer(self.labels[at], int(at), float(row[at])) for at in reached)
+            found.append(Prediction(top, chosen if self.multi_label else None))
+        return found
 
     def __repr__(self) -> str:
         kind = type(self.network).__name__

@@ -92,6 +92,7 @@ def fitted(asked: Asked) -> Planned:
             picture=picture,
             image_size=asked.image_size or None,
             has_val=has_val,
+            multi_label=whole.labels.multiple,
         )
 
     train, _ = available(collection, finished(chosen(len(whole)).run, asked).data)

@@ -13,6 +13,7 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.models.config import ModelConfig
 from vitrail.models.zoo import adapted
+from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes.change import started_from
 from vitrail.train.config import Data, Run
@@ -48,6 +49,7 @@ def for_data(
     picture: Pair | None = None,
     image_size: int | Pair | None = None,
     has_val: bool = False,
+    multi_label: bool = False,
 ) -> Chosen:
     """The run for weights of a config and preprocessing, and a training split of so many samples and classes.
 
@@ -62,6 +64,7 @@ def for_data(
       learning rate that is in every grid of Table 4. A tenth of the run is warm-up, at most 500 steps.
     - Augmentation: Inception crop and flip; on fewer than 20,000 pictures at least a quarter of each is seen, since
       5 % of a picture seldom shows what it is of and small sets do not average that out.
+    - Loss: softmax, or, where pictures may have several labels, sigmoid: each class is a question of its own.
     - Pixels: normalised and scored as the weights were."""
     if samples < 2 or classes < 2:
         raise ConfigError(f"{samples} pictures of {classes} classes: there must be two of each at least to train on")
@@ -77,6 +80,7 @@ def for_data(
     run = Run(
         name="finetune",
         augmentation=Augmentation(crop=crop),
+        objective=Classification(loss="sigmoid" if multi_label else "softmax"),
         data=Data(source=source, dev=dev),
         optim=OPTIM,
         schedule=Schedule(decay="cosine", warmup=warmup_for(steps)),
@@ -127,4 +131,9 @@ def reasons(
         f"{steps:,} steps: {steps * run.batch / count:,.1f} epochs, {run.schedule.warmup} steps of warm-up",
         rule,
         f"{cut}{flip}",
+        *(["several labels a picture: each class is scored by itself (sigmoid)"] if is_sigmoid(run) else []),
     )
+
+
+def is_sigmoid(run: Run) -> bool:
+    return isinstance(run.objective, Classification) and run.objective.loss == "sigmoid"

@@ -91,13 +91,14 @@ class Routes:
 
     async def predict(self, request: Request) -> Response:
         predictor = self.served.predictor
-        topk = whole(request.query_params, "topk", TOPK)
+        known(request.query_params, "topk", *(["threshold"] if predictor.multi_label else []))
+        topk, threshold = whole(request.query_params, "topk", TOPK), share(request.query_params, predictor.threshold)
         if topk < 1:
             raise Refused(400, "bad parameter", f"topk={topk} has to be at least 1")
         if not predictor.labels:
             raise Refused(409, "no classes", "this network has no head, so it names nothing; /embed gives its features")
         found, _, rows = await self.service.put_through(request, "predict")
-        ranked = predictor.ranked(torch.stack(rows), topk)
+        ranked = predictor.ranked(torch.stack(rows), topk, threshold)
         told = [{"name": upload.name, **best.to_dict()} for upload, best in zip(found, ranked, strict=True)]
         return answered({"model": self.served.name, "predictions": told})
 
@@ -107,10 +108,10 @@ class Routes:
         return answered({"model": self.served.name, "features": [row.tolist() for row in rows]})
 
     async def attention(self, request: Request) -> Response:
+        known(request.query_params, "layer")
         layer = None
         if "layer" in request.query_params:
             layer = whole(request.query_params, "layer", 0)
-        known(request.query_params, "layer")
         attention.check(self.served.predictor.network, layer, self.service.settings.attention_bytes)
         _, (ticket,), (looked,) = await self.service.put_through(request, "attention", most=1, layer=layer)
         about = {"crop": [round(side, 3) for side in ticket.facts.crop], "size": list(ticket.facts.size)}
@@ -154,8 +155,7 @@ def html(text: str, policy: str) -> Response:
 
 
 def whole(query: QueryParams, name: str, default: int) -> int:
-    """A whole number of the query, the only parameter there is."""
-    known(query, name)
+    """A whole number of the query."""
     text = query.get(name, str(default))
     try:
         return int(text) if len(text) < 10 else int("")
@@ -163,8 +163,20 @@ def whole(query: QueryParams, name: str, default: int) -> int:
         raise Refused(400, "bad parameter", f"{name}={text[:40]!r} is no whole number") from None
 
 
+def share(query: QueryParams, default: float) -> float:
+    """The threshold of the query, from which a class of a multi-label network is chosen."""
+    text = query.get("threshold", str(default))
+    try:
+        value = float(text[:40])
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise Refused(400, "bad parameter", f"threshold={text[:40]!r} has to be between 0 and 1")
+    return value
+
+
 def known(query: QueryParams, *names: str) -> None:
     for name in query:
         if name not in names:
-            which = f"{' and '.join(names)} is" if names else "none is"
+            which = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}" if names else "none is"
             raise Refused(400, "unknown parameter", f"{name[:40]!r} is none; here {which} read")

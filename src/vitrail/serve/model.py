@@ -76,6 +76,8 @@ class Served:
             "image_size": list(predictor.preprocessing.image),
             "device": str(predictor.device),
             "labels": list(predictor.labels),
+            "multi_label": predictor.multi_label,
+            **({"threshold": predictor.threshold} if predictor.multi_label else {}),
             "attention": bool(shown),
             **shown,
             "limits": {

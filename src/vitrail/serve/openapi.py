@@ -48,7 +48,14 @@ def document(served: Served) -> dict[str, Any]:
             "description": f"{served.name}: what is on a picture, and where the network looks.",
         },
         "paths": {
-            "/predict": asked("The likeliest classes of each picture", "Predictions", limits, parameters=[TOPK]),
+            "/predict": asked(
+                "The classes that each image shows"
+                if served.predictor.multi_label
+                else "The likeliest classes of each picture",
+                "Predictions",
+                limits,
+                parameters=[TOPK, THRESHOLD] if served.predictor.multi_label else [TOPK],
+            ),
             "/attention": asked("Where the network looks, for one picture", "Attention", limits, parameters=[LAYER]),
             "/embed": asked("Features of each picture", "Features", limits),
             "/model": told("What is served, and its limits"),
@@ -120,6 +127,12 @@ def record(**properties: Any) -> dict[str, Any]:
 NUMBER: Final = {"type": "number"}
 WHOLE: Final = {"type": "integer"}
 TEXT: Final = {"type": "string"}
+THRESHOLD: Final = {
+    "name": "threshold",
+    "in": "query",
+    "description": "the probability from which a class is chosen; each class is scored by itself",
+    "schema": {"type": "number", "minimum": 0, "maximum": 1},
+}
 TOPK: Final = {"name": "topk", "in": "query", "schema": {"type": "integer", "minimum": 1, "default": 5}}
 LAYER: Final = {
     "name": "layer",
@@ -127,13 +140,24 @@ LAYER: Final = {
     "description": "from 0; left out, there is rollout alone",
     "schema": {"type": "integer", "minimum": 0},
 }
+ANSWER: Final = record(label=TEXT, index=WHOLE, probability=NUMBER)
 BYTES: Final = {"type": ["string", "null"], "contentEncoding": "base64"}
 SCHEMAS: Final = {
     "Error": record(error=TEXT, reason=TEXT),
     "Images": record(images=listed({"type": "string", "contentEncoding": "base64"}, minItems=1)),
     "Predictions": record(
         model=TEXT,
-        predictions=listed(record(name=TEXT, top=listed(record(label=TEXT, index=WHOLE, probability=NUMBER)))),
+        predictions=listed(
+            {
+                "type": "object",
+                "required": ["name", "top"],
+                "properties": {
+                    "name": TEXT,
+                    "top": listed(ANSWER),
+                    "chosen": {**listed(ANSWER), "description": "of a multi-label network: at or above the threshold"},
+                },
+            }
+        ),
     ),
     "Features": record(model=TEXT, features=listed(listed(NUMBER))),
     "Attention": record(

@@ -14,6 +14,7 @@ from vitrail.distributed.parallel import Parallel, Precision, Sharding, parallel
 from vitrail.distributed.world import World
 from vitrail.models.build import Model
 from vitrail.objectives.build import build_objective
+from vitrail.objectives.classification import Classification
 from vitrail.objectives.objective import Objective
 from vitrail.optim.averaging import Average
 from vitrail.optim.groups import freeze, groups
@@ -97,9 +98,11 @@ def network_of(
 ) -> tuple[Model, Values | None]:
     """The network of the start; or one without storage where it will be sharded, and what gives it values then."""
     labels = pictures.classes if run.objective.labelled else ()
+    several = isinstance(run.objective, Classification) and run.objective.is_multi_label(pictures.train.labels)
     if run.sharding in ("fsdp", "hsdp") and world.size > 1 and not (run.weights and saved is None):
-        return bare_network(run, labels), tables_only if saved is not None else partial(drawn, run=run)
-    network = starting_network(run, labels, fresh=saved is not None)
+        network = bare_network(run, labels, multi_label=several)
+        return network, tables_only if saved is not None else partial(drawn, run=run)
+    network = starting_network(run, labels, fresh=saved is not None, multi_label=several)
     if head is not None:
         put_head(network, head)
     return network, None

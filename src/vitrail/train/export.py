@@ -25,7 +25,7 @@ def write_weights(path: Path, network: nn.Module, world: World, provenance: dict
         bundle = Bundle(
             config=network.config,
             tensors=tensors,
-            card=Card(preprocessing=card.preprocessing, labels=card.labels, provenance=told),
+            card=replace(card, provenance=told),
         )
         write_bundle(bundle, path)
 

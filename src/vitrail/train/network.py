@@ -29,9 +29,9 @@ def wanted_otherwise(config: ModelConfig, run: Run) -> dict[str, Any]:
     return {name: getattr(run.model, name) for name in REGULARISERS}
 
 
-def starting_network(run: Run, labels: tuple[str, ...], *, fresh: bool = False) -> Model:
+def starting_network(run: Run, labels: tuple[str, ...], *, fresh: bool = False, multi_label: bool = False) -> Model:
     """In training mode, on the CPU; without labels it has no head. With `fresh` the weights are not looked at: a
-    checkpoint will bring others."""
+    checkpoint will bring others. `multi_label` is what the card will say."""
     assert run.model is not None
     provenance: dict[str, Any] = {}
     if run.weights and not fresh:
@@ -46,20 +46,23 @@ def starting_network(run: Run, labels: tuple[str, ...], *, fresh: bool = False) 
     else:
         model = fresh_network(run.model, run.seed)
         bias_in_place(model, run)
-    return described(model, run, labels, provenance)
+    return described(model, run, labels, provenance, multi_label)
 
 
-def described(model: Model, run: Run, labels: tuple[str, ...], provenance: dict[str, Any]) -> Model:
+def described(model: Model, run: Run, labels: tuple[str, ...], provenance: dict[str, Any], multi_label: bool) -> Model:
     """With the card that its weights will carry, and in training mode."""
     assert run.preprocessing is not None
-    model.card = Card(preprocessing=run.preprocessing, labels=labels or None, provenance=provenance)
+    model.card = Card(
+        preprocessing=run.preprocessing, labels=labels or None, provenance=provenance, multi_label=multi_label
+    )
     return model.train()
 
 
-def bare_network(run: Run, labels: tuple[str, ...]) -> Model:
+def bare_network(run: Run, labels: tuple[str, ...], *, multi_label: bool = False) -> Model:
     """Without storage: where a network is sharded no process need ever hold it whole."""
     assert run.model is not None
-    return described(bare(run.model), run, labels, {"from": {"weights": run.weights}} if run.weights else {})
+    provenance = {"from": {"weights": run.weights}} if run.weights else {}
+    return described(bare(run.model), run, labels, provenance, multi_label)
 
 
 def drawn(module: nn.Module, run: Run) -> None:

@@ -15,6 +15,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
 
 NAME = "huggingface"
+MULTI_LABEL = "multi_label_classification"  # what its config.json calls a problem of several labels
 GELU = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
 FIVE = {
     r"attention\.q_proj\.": "attention.attention.query.",
@@ -185,7 +186,9 @@ def _bit_table(c: ResNetConfig) -> list[Entry]:
     return rows + (both("head", "classifier.1") if c.classes else [])
 
 
-def settings(c: ModelConfig, class_names: tuple[str, ...] | None, dtype: str) -> dict[str, Any]:
+def settings(
+    c: ModelConfig, class_names: tuple[str, ...] | None, dtype: str, multi_label: bool = False
+) -> dict[str, Any]:
     """The folder's `config.json`."""
     names = class_names or [f"LABEL_{i}" for i in range(c.classes)]
     common: dict[str, Any] = {
@@ -193,6 +196,7 @@ def settings(c: ModelConfig, class_names: tuple[str, ...] | None, dtype: str) ->
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
         "torch_dtype": dtype,
+        **({"problem_type": MULTI_LABEL} if multi_label else {}),
     }
     if isinstance(c, ResNetConfig):
         bit: dict[str, Any] = {

@@ -15,6 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [WEIGHTS] IMAGE|FOLDER|-... [options]"
     parser.add_argument("words", nargs="+", metavar="[WEIGHTS] IMAGE|FOLDER|-", help="weights, then pictures")
     parser.add_argument("--topk", type=int, default=5, metavar="N", help="classes for each picture (default: 5)")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        metavar="P",
+        help="of a multi-label network: choose the classes of this probability or more (default: 0.5)",
+    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--json", action="store_true", help="a JSON object a line, also for what could not be read")
     kind.add_argument("--csv", action="store_true", help="a row for each answer, under a header")
