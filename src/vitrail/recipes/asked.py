@@ -1,6 +1,6 @@
 """From what a person typed to a run: the recipe or what fits the data, the weights, the size, the settings."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -71,7 +71,9 @@ def planned(asked: Asked) -> Planned:
         raise ConfigError(
             f"{asked.recipe} is a fine-tuning recipe: vitrail finetune --from WEIGHTS --recipe {asked.recipe}"
         )
-    return Planned(run=finished(run, asked), base=base)
+    run = finished(run, asked)
+    check_classes(run, asked.settings)
+    return Planned(run=run, base=base)
 
 
 def fitted(asked: Asked) -> Planned:
@@ -102,6 +104,7 @@ def fitted(asked: Asked) -> Planned:
     if not any(text.partition("=")[0].strip() == "schedule.warmup" for text in asked.settings):
         steps = run.steps or max(round(run.epochs * count / run.batch), 1)
         run = replace(run, schedule=replace(run.schedule, warmup=warmup_for(steps)))
+    check_classes(run, asked.settings)
     why = reasons(run, bundle.config, count, picture, given=asked.image_size > 0, has_val=has_val)
     return Planned(run=run, base=base, why=why)
 
@@ -110,6 +113,23 @@ def finished(run: Run, asked: Asked) -> Run:
     if asked.seed is not None:
         run = replace(run, seed=asked.seed)
     return with_changes(run, asked.settings)
+
+
+def check_classes(run: Run, settings: Iterable[str]) -> None:
+    """Refuses a number of classes that was typed where the data have another: the head has one output for each of
+    theirs."""
+    typed = [text for text in settings if text.partition("=")[0].strip() == "model.classes"]
+    if not typed or run.model is None or not run.data.source:
+        return
+    asked = f"model.classes={run.model.classes}"
+    if not run.objective.labelled:
+        raise ConfigError(f"{asked}, but objective={type(run.objective).__name__} trains no classifier; leave it out")
+    classes = len(open_collection(run.data.source).classes)
+    if classes and run.model.classes != classes:
+        raise ConfigError(
+            f"{asked}, but {run.data.source} has {classes:,} classes, and the network gets an output for each of them; "
+            "leave model.classes out, or give data with other classes"
+        )
 
 
 def usual_size(source: Source) -> Pair | None:
@@ -137,6 +157,7 @@ def grid_of(asked: Asked, plan: Planned) -> dict[str, tuple[Any, ...]]:
             typed[name] = tuple(values.split(","))
         for name, values in typed.items():
             for value in values:
-                with_changes(plan.run, [f"{name}={value}"])  # a misspelt field is refused before the first run
+                setting = [f"{name}={value}"]
+                check_classes(with_changes(plan.run, setting), setting)  # mistakes are refused before the first run
         return typed
     return dict(grid(asked.recipe) if asked.recipe else RATES)

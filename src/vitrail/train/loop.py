@@ -103,10 +103,11 @@ def train(
             if training is not None:
                 training.close()  # a checkpoint that is being written: the folder is given free behind it
             message = messages.failed(cause, world.size)
-            folder.status("failed", message=message)
-            if training is not None and not isinstance(cause, TrainingError):  # those have told it all
-                training.report("failed", message)
-            folder.log(f"failed: {message}")
+            if folder.is_there():
+                folder.status("failed", message=message)
+                if training is not None and not isinstance(cause, TrainingError):  # those have told it all
+                    training.report("failed", message)
+                folder.log(f"failed: {message}")
             if type(cause) is TrainingError:
                 world.barrier()
             if cause is not error:
@@ -162,6 +163,7 @@ class Training:
         self.step, self.best = saved.step, Best(**facts["best"])
         self.micro = int(facts["micro"]) if micro in (0, facts["chosen"]) else micro
         self.parts.cost.restore(facts["cost"])
+        self.meter.restore(facts.get("meter", {}))  # checkpoints of 0.1.0 have none
         self.folder.rewind(saved.step)
         scores = [row for row in read_metrics(self.folder.path / METRICS)[0] if row["kind"] in ("watch", "fewshot")]
         self.rows = self.world.agree({row["kind"]: row for row in scores})
@@ -270,6 +272,7 @@ class Training:
 
     def evaluate(self) -> None:
         """Scores the watched split, keeps the best weights, and takes the few-shot accuracy."""
+        self.check_folder()
         rows: list[dict[str, Any]] = []
         with self.pace.paused():
             if self.pictures.watch is not None:
@@ -308,6 +311,9 @@ class Training:
 
     def save(self) -> None:
         """Hands a copy of everything to the writer, which goes to disk while the run goes on."""
+        self.check_folder()
+        if (reading := self.meter.read()) is not None:
+            self.show(reading)  # a row that is on its way would be lost to a kill
         state = state_of(self.parts.objective, self.parts.optimiser, self.parts.average)
         facts = {
             "micro": self.micro,
@@ -315,6 +321,7 @@ class Training:
             "provenance": provenance_of(self.parts.objective.learnt),
             "best": asdict(self.best),
             "cost": self.pace.so_far().state(),
+            "meter": self.meter.state(),
         }
         self.store.save(self.step, pieces(state, self.world), facts)
         self.saved_at = time.monotonic()
@@ -355,13 +362,19 @@ class Training:
 
     def fail(self, written: bool) -> None:
         """At the end nothing may be lost in silence. What cannot be written is the disk's fault or the weights' own."""
-        kept = self.world.agree(self.store.last)
+        self.check_folder()
+        kept = self.world.agree(self.store.newest())
         faults = self.world.gather(fault_in(state_of(self.parts.objective, self.parts.optimiser, self.parts.average)))
         if fault := next(filter(None, faults), ""):
             self.blow_up(messages.overflowed(self.step, self.run.steps, fault, kept))
         message = messages.unwritten(self.step, self.run.steps, kept, weights=written)
         self.report("failed", message)
         raise TrainingError(message)
+
+    def check_folder(self) -> None:
+        """Ends the run where its folder was removed or moved: nothing could be kept any more."""
+        if self.world.agree(not self.folder.is_there()):
+            raise TrainingError(messages.folder_gone(self.folder.path, self.step, self.run.steps))
 
     def write(self, name: str, row: dict[str, Any] | None) -> bool:
         """A weight file that describes itself, with what the run has cost so far; whether it could be written."""

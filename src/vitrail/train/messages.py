@@ -60,6 +60,13 @@ def unwritten(step: int, steps: int, kept: int | None, *, weights: bool) -> str:
     )
 
 
+def folder_gone(folder: Path, step: int, steps: int) -> str:
+    return (
+        f"the run folder {folder} was removed or moved while the run was at step {step:,} of {steps:,}: nothing of the "
+        "run is left there, no checkpoint and no weights; start again with the same command"
+    )
+
+
 def _intact(kept: int | None) -> str:
     return "there is no checkpoint before it" if kept is None else f"the checkpoint of step {kept:,} is intact"
 

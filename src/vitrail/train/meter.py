@@ -5,6 +5,7 @@ a reading is decided alike everywhere: that too many updates were left out.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ class Reading:
     """The sums of the steps up to `step`, since the reading before."""
 
     step: int
-    steps: int  # how many
+    steps: int  # how many of them since the run was started or resumed
     values: dict[str, float]
     norm: float  # of the last step's gradient
     skipped: int  # updates left out since the run began here
@@ -46,7 +47,7 @@ class Meter:
     def add(self, step: int, names: tuple[str, ...], sums: Tensor, norm: Tensor, ok: Tensor) -> None:
         """One step's global sums [len(names)], its gradient norm, and whether its update was done."""
         if names != self.names:
-            assert not self.names
+            assert not self.steps
             self.names = names
             self.sums = torch.zeros(len(names), device=self.device, dtype=torch.float64)
         # A step that was left out has a loss that is no number; the sums shall stay numbers.
@@ -56,6 +57,16 @@ class Meter:
         self.skipped += bad
         self.norm = norm
         self.steps += 1
+
+    def state(self) -> dict[str, float]:
+        """The sums that have not been sent, for a checkpoint: the next reading is of these steps too."""
+        return dict(zip(self.names, self.sums.tolist(), strict=True))
+
+    def restore(self, sums: Mapping[str, float]) -> None:
+        """Puts the sums of an earlier start in place, where it saved some."""
+        if sums:
+            self.names = tuple(sums)
+            self.sums = torch.tensor(list(sums.values()), device=self.device, dtype=torch.float64)
 
     def send(self, step: int) -> None:
         """Puts what has been summed on its way to the host, and starts anew."""

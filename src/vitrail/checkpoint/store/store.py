@@ -78,6 +78,10 @@ class Store:
                 tell(f"what an earlier crash left in {folder} could not be cleared ({cause_of(error)})")
             self.last = next(iter(places(folder)), None)
 
+    def newest(self) -> int | None:
+        """The newest step that is safe, and whose checkpoint has not been removed since."""
+        return self.last if self.last in places(self.folder) else next(iter(places(self.folder)), None)
+
     @property
     def failing(self) -> bool:
         """Whether the last save that ended did not succeed."""
@@ -136,6 +140,7 @@ class Store:
 
     def _write(self, place: Path, step: int, snapshot: Snapshot, facts: str) -> None:
         at("saving")("before make")
+        self.folder.mkdir(exist_ok=True)  # someone may have cleared it to make room
         place.mkdir(exist_ok=True)
         at("saving")("after make")
         note = self._write_shard(place, step, snapshot)
@@ -217,7 +222,8 @@ class Store:
         if self.rank:
             self.tell(f"{what} (process {self.rank})")
         else:
-            kept = "there is none before it" if self.last is None else f"the last good one, step {self.last}, is intact"
+            newest = self.newest()
+            kept = "there is none before it" if newest is None else f"the last good one, step {newest}, is intact"
             self.tell(f"{what}; {kept}; the next try is in {pause:.0f} s")
         self._failures, self._retry = self._failures + 1, self.clock() + pause
 

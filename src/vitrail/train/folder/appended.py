@@ -131,7 +131,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def rewind_rows(path: Path, step: int) -> None:
-    """Drop the rows of later steps, and lines that are no rows; the file is replaced whole, if it has to be."""
+    """Drop the rows of later steps, the one of the end, which comes again, and lines that are no rows; the file is
+    replaced whole, if it has to be."""
     if not path.exists():
         return
     kept = b"".join(as_line(row) for row in read_rows(path) if not _later(row, step))
@@ -142,7 +143,7 @@ def rewind_rows(path: Path, step: int) -> None:
 
 def _later(row: Mapping[str, Any], step: int) -> bool:
     found = row.get("step")
-    return isinstance(found, int | float) and found > step
+    return row.get("kind") == "test" or (isinstance(found, int | float) and found > step)
 
 
 def _scalar(value: Any) -> Any:

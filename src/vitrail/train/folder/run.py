@@ -64,6 +64,7 @@ class RunFolder:
         self._metrics.mend()
         self._log.mend()
         self._reserve.hold()
+        self._identity = _identity(path)
 
     @staticmethod
     def open(
@@ -115,6 +116,15 @@ class RunFolder:
     ) -> None:
         self.close()
 
+    def is_there(self) -> bool:
+        """Whether the path still leads to this folder; one of the same name may be another run's."""
+        try:
+            return _identity(self.path) == self._identity
+        except FileNotFoundError:
+            return False
+        except OSError:  # a file system that does not answer may do so again
+            return True
+
     def taken_up(self) -> None:
         """What lies here fits the new config: it takes the old one's place, which until now stood as it was."""
         try:
@@ -133,7 +143,7 @@ class RunFolder:
                 board.add(row)
 
     def rewind(self, step: int) -> None:
-        """Forget the metrics after a step, from which the run goes on."""
+        """Forget the metrics after a step, from which the run resumes, and the score of an end that is yet to come."""
         with self._writing:
             self._metrics.close()
             try:
@@ -223,6 +233,9 @@ class QuietFolder(RunFolder):
     def __init__(self, path: Path) -> None:
         self.path, self.next, self.warnings = path, "", []
 
+    def is_there(self) -> bool:
+        return True
+
     def taken_up(self) -> None: ...
     def record(self, row: Mapping[str, Any]) -> None: ...
     def rewind(self, step: int) -> None: ...
@@ -272,6 +285,11 @@ def completed(old: Mapping[str, Any], config: Mapping[str, Any], later: Mapping[
         elif name in config and name not in old and not isinstance(value, Mapping):
             found[name] = value
     return found
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
