@@ -120,6 +120,38 @@ def expected(run: Run) -> dict[str, float]:
     return found
 
 
+class Counting(Watching):
+    def __init__(self, stop: str = "") -> None:
+        super().__init__()
+        self.moves: list[tuple[str, int, int | None]] = []
+        self.stop = stop
+
+    def advance(self, what: str, done: int, total: int | None) -> None:
+        self.moves.append((what, done, total))
+        if what == self.stop:
+            raise KeyboardInterrupt
+
+
+def test_it_says_how_far_it_is(tmp_path: Path, weights: str) -> None:
+    watching = Counting()
+    go(tuning(weights, steps=3), tmp_path / "run", watching)
+    moves = [(done, total) for what, done, total in watching.moves if what == "closed form"]
+    assert len(moves) > 10  # batches, not splits
+    assert all(total and 0 <= done <= total for done, total in moves)
+    assert {total for done, total in moves if done == total} == {total for _, total in moves}
+
+
+def test_an_interrupt_meanwhile_leaves_a_run_that_can_be_resumed(tmp_path: Path, weights: str) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        go(tuning(weights, steps=3), out, Counting(stop="closed form"))
+    status = json.loads((out / "status.json").read_text())
+    assert status["state"] == "interrupted"
+    assert "second" not in status["message"]
+    assert not list(out.glob("*.safetensors"))
+    assert go(tuning(weights, steps=3), out).state == "done"
+
+
 def test_a_run_shows_it_everywhere(tmp_path: Path, weights: str) -> None:
     watching = Watching()
     result = go(tuning(weights), tmp_path / "run", watching)

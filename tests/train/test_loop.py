@@ -34,6 +34,7 @@ from vitrail.objectives.objective import Outcome
 from vitrail.optim.config import Optim
 from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.loop import Result, train
+from vitrail.train.observer import STEP
 from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import preflight
 from vitrail.train.replay import replay
@@ -95,6 +96,37 @@ def test_a_run_leaves_a_folder_that_tells_everything(tmp_path: Path) -> None:
     assert network.card.labels == find_pictures(Data(source="digits")).classes  # type: ignore[union-attr]
     assert result.test is not None
     assert result.test["count"] == 360
+
+
+class Counting(Watching):
+    """Also hears of every step, and of what comes between steps."""
+
+    def __init__(self, stop: int = -1) -> None:
+        super().__init__()
+        self.moves: list[tuple[str, int, int | None]] = []
+        self.stop = stop
+
+    def advance(self, what: str, done: int, total: int | None) -> None:
+        self.moves.append((what, done, total))
+        if what == STEP and done == self.stop:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_every_step_and_every_scored_batch_is_heard_of(tmp_path: Path) -> None:
+    watching = Counting()
+    go(tiny_run(log=10, steps=12, evaluation=Evaluation(every=6)), tmp_path / "run", watching)
+    assert [done for what, done, _ in watching.moves if what == STEP] == list(range(13))
+    scored = [(done, total) for what, done, total in watching.moves if what == "scoring dev"]
+    pictures = find_pictures(tiny_run().data)
+    assert pictures.watch is not None
+    assert scored == [(0, len(pictures.watch)), (len(pictures.watch), len(pictures.watch))] * 2
+
+
+def test_an_interrupt_at_a_step_saves_that_step(tmp_path: Path) -> None:
+    result = go(tiny_run(), tmp_path / "run", Counting(stop=7))
+    assert (result.state, result.step) == ("interrupted", 7)
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["step"] == 7
+    assert (tmp_path / "run" / "last.safetensors").exists()
 
 
 def test_the_written_weights_are_the_averaged_ones_and_score_as_the_run_said(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from vitrail.core.storage import NotOnDisk
 from vitrail.report import page as page_module
 from vitrail.report.charts import Charts, Lines
 from vitrail.report.panels import Status, Tiles
+from vitrail.train.messages import ended
 from vitrail.train.report import (
     RunFacts,
     cost_rows,
@@ -202,6 +203,16 @@ def test_a_running_run_shows_how_far_it_is() -> None:
     assert status.filled == 25.0
     assert charts_of(rows, full_facts())["Loss"].across.high == 1000
     assert charts_of(rows, full_facts(status="done"))["Loss"].across.high == 250
+
+
+def test_an_interrupted_run_names_one_step() -> None:
+    """The metrics may be some steps behind the step that was saved."""
+    rows = [train_row(step) for step in range(10, 260, 10)]
+    message = ended("interrupted", 257, 1000, 0)
+    status = sections(rows, 0, full_facts(status="interrupted", message=message, step=257))[0]
+    assert isinstance(status, Status)
+    assert set(re.findall(r"step (\d+)", status.text)) == {"257"}
+    assert status.filled == 25.7
 
 
 def test_a_resumed_run_is_told_once(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from vitrail.core.storage import write_file
 from vitrail.distributed.world import joined
 from vitrail.recipes.asked import Asked, planned
 from vitrail.train.folder.run import is_done
-from vitrail.train.loop import Observer, train
+from vitrail.train.loop import train
+from vitrail.train.observer import Observer
 from vitrail.train.result import Result
 
 BAR: Final = 0.95
@@ -82,6 +83,9 @@ class Brief:
         elif self.steps and (row["step"] >= self.next or row["step"] == self.steps):
             self.inner.progress(row)
             self.next = row["step"] + self.steps / SCORES
+
+    def advance(self, what: str, done: int, total: int | None) -> None:
+        self.inner.advance(what, done, total)
 
 
 def step(asked: Asked, out: Path, device: str, watching: Observer) -> Result:

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from vitrail.cli.app import silence
+from vitrail.cli.progress import PLAIN_S as WAIT_S
+from vitrail.cli.progress import SPINNER, amount
+from vitrail.train.observer import STEP
 from vitrail.train.rows import TALLIES, called
 
-PLAIN_S = 5.0  # between two plain lines of progress; scores and notes always come
+PLAIN_S = 5.0  # between two plain lines of metrics; scores and notes always come
 
 
 def duration(seconds: float) -> str:
@@ -82,9 +85,9 @@ def briefly(row: dict[str, Any]) -> str:
 class Plain:
     """Lines on stdout; those of progress not too many."""
 
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self.write = write
-        self.last = -PLAIN_S
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.write, self.clock = write, clock
+        self.last, self.spoke = -PLAIN_S, clock()
 
     def __enter__(self) -> "Plain":
         return self
@@ -92,6 +95,7 @@ class Plain:
     def __exit__(self, *error: object) -> None: ...
 
     def told(self, text: str) -> None:
+        self.spoke = self.clock()
         try:
             self.write(text)
         except BrokenPipeError:  # whoever read has left; the run goes on
@@ -99,12 +103,17 @@ class Plain:
             self.write = lambda text: None
 
     def progress(self, row: dict[str, Any]) -> None:
-        now = time.monotonic()
+        now = self.clock()
         if row["kind"] == "train" and now - self.last < PLAIN_S and row["step"] != row["steps"]:
             return
         if row["kind"] == "train":
             self.last = now
         self.told(line(row))
+
+    def advance(self, what: str, done: int, total: int | None) -> None:
+        """Says so where nothing was said for a while: steps may be slow, and much comes between them."""
+        if self.clock() - self.spoke >= WAIT_S:
+            self.told(amount(what, done, total))
 
 
 class Quiet:
@@ -116,18 +125,26 @@ class Quiet:
     def __exit__(self, *error: object) -> None: ...
     def told(self, text: str) -> None: ...
     def progress(self, row: dict[str, Any]) -> None: ...
+    def advance(self, what: str, done: int, total: int | None) -> None: ...
 
 
 class Panel:
-    """One line of progress and one of numbers, redrawn in place; what is told scrolls past above it."""
+    """How far the run is, the latest numbers with their step, and what else is being done, redrawn in place; what is
+    told scrolls past above it. A thread of rich's draws what the fields say, so that a step costs next to nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
         from rich.live import Live
+        from rich.spinner import Spinner
 
-        self.console = Console()
-        self.live = Live(console=self.console, refresh_per_second=4, transient=True)
+        self.console, self.clock = console or Console(), clock
+        self.spinner = Spinner(SPINNER)
+        self.row: dict[str, Any] | None = None  # the latest of training
         self.score = ""
+        self.step, self.steps = 0, 0
+        self.doing, self.since = ("preparing", 0, None), clock()
+        self.first: tuple[int, float] | None = None  # a step, and when it was done
+        self.live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.drawn)
 
     def __enter__(self) -> "Panel":
         self.live.start()
@@ -140,15 +157,57 @@ class Panel:
         self.console.print(text, highlight=False, markup=False)
 
     def progress(self, row: dict[str, Any]) -> None:
-        if row["kind"] != "train":
-            if row["kind"] not in ("fewshot", "baseline"):
-                self.score = briefly(row)
-            self.told(line(row))
+        if row["kind"] == "train":
+            self.row = row
             return
-        self.live.update(self.drawn(row))
+        if row["kind"] not in ("fewshot", "baseline"):
+            self.score = f"{briefly(row)} at step {row['step']:,}"
+        self.told(line(row))
 
-    def drawn(self, row: dict[str, Any]) -> Any:
+    def advance(self, what: str, done: int, total: int | None) -> None:
+        if what != self.doing[0]:
+            self.since = self.clock()
+        self.doing = (what, done, total)
+        if what != STEP:
+            return
+        if self.first is None or done < self.step or total != self.steps:  # another run of a search starts anew
+            self.first, self.row, self.score = (done, self.clock()), None, ""
+        self.step, self.steps = done, total or 0
+
+    @property
+    def left_s(self) -> float:
+        """By the pace of the latest numbers; before there are any, by that of the steps so far."""
+        row, to_do = self.row, self.steps - self.step
+        if row is not None and row["step"] < row["steps"]:
+            return row["left_s"] * to_do / (row["steps"] - row["step"])
+        if self.first is None or self.step <= self.first[0]:
+            return float("nan") if to_do else 0.0
+        return (self.clock() - self.first[1]) / (self.step - self.first[0]) * to_do
+
+    def drawn(self) -> Any:
         from rich.console import Group
+        from rich.text import Text
+
+        lines = [self.head()] if self.steps else []
+        if self.row is not None:
+            lines.append(self.numbers(self.row))
+        if self.score:
+            lines.append(Text(self.score, style="bold green"))
+        what, done, total = self.doing
+        waited = self.clock() - self.since
+        if what != STEP:
+            lines.append(self.spinning(amount(what, done, total), waited))
+        elif done == (self.first or (0,))[0] and done < self.steps:
+            lines.append(self.spinning("the first step", waited))
+        return Group(*lines)
+
+    def spinning(self, what: str, waited: float) -> Any:
+        from rich.text import Text
+
+        self.spinner.update(text=Text(f"{what}, {duration(waited)}"))
+        return self.spinner.render(self.clock())
+
+    def head(self) -> Any:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -158,11 +217,18 @@ class Panel:
         head.add_column(ratio=1)
         head.add_column(no_wrap=True)
         head.add_row(
-            Text(f"step {row['step']:,}/{row['steps']:,}", style="bold"),
-            ProgressBar(total=row["steps"], completed=row["step"]),
-            Text(f"{row['step'] / row['steps']:.0%}, {duration(row['left_s'])} left"),
+            Text(f"step {self.step:,}/{self.steps:,}", style="bold"),
+            ProgressBar(total=self.steps, completed=self.step),
+            Text(f"{self.step / self.steps:.0%}, {duration(self.left_s)} left"),
         )
+        return head
+
+    def numbers(self, row: dict[str, Any]) -> Any:
+        """The latest row, which may be some steps old."""
+        from rich.text import Text
+
         numbers = {
+            "at step": f"{row['step']:,}",
             "epoch": f"{row['epoch']:.2f}",
             "loss": f"{row['loss']:.4f}",
             **tallies(row),
@@ -174,9 +240,7 @@ class Panel:
         text = Text()
         for name, value in numbers.items():
             text.append(f"{name} ", style="dim").append(f"{value}   ")
-        if self.score:
-            text.append(self.score, style="bold green")
-        return Group(head, text)
+        return text
 
 
 def observer(rank: int) -> Plain | Panel | Quiet:

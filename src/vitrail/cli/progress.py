@@ -1,28 +1,128 @@
-"""Progress bars on stderr, where it is a terminal; elsewhere nothing is said."""
+"""A sign of life on stderr for every wait: bars and spinners on a terminal, elsewhere a plain line now and then.
+
+    with bars() as advance:
+        advance("features", done, total)
+    with waiting("reading the weights"):
+        ...
+
+A wait inside another one adds a line to the display that is there. What ends within a moment shows nothing.
+"""
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Generator
+from typing import Any, Final, Protocol
+
+Advance = Callable[[str, int, int | None], None]  # what is being done, how much of it is done, how much there is
+
+PATIENCE_S: Final = 1.0  # a wait this short is not shown
+PLAIN_S: Final = 10.0  # between two plain lines
+SPINNER: Final = "line"  # of rich's; any encoding has its characters
+
+
+class Display(Protocol):
+    """Shows how far several things are."""
+
+    def advance(self, what: str, done: int, total: int | None) -> None: ...
+    def remove(self, what: str) -> None: ...
+
+
+class Bars:
+    """A line a thing on a terminal, redrawn by a thread of rich's; it shows after a moment, and leaves nothing."""
+
+    def __init__(self, *, bytes_: bool, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+        from rich.progress import TimeElapsedColumn as Elapsed
+        from rich.progress import TimeRemainingColumn as Remaining
+        from rich.text import Text
+
+        begun = clock()
+
+        class Late(Progress):
+            def get_renderable(self) -> Any:
+                return super().get_renderable() if clock() - begun >= PATIENCE_S else Text()
+
+        self.tasks: dict[str, Any] = {}
+        self.progress = Late(
+            SpinnerColumn(SPINNER),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn() if bytes_ else MofNCompleteColumn(),
+            Elapsed(),
+            Remaining(),
+            console=console or Console(stderr=True),
+            transient=True,
+        )
+
+    def advance(self, what: str, done: int, total: int | None) -> None:
+        if what not in self.tasks:
+            self.tasks[what] = self.progress.add_task(what, total=total)
+        self.progress.update(self.tasks[what], completed=done, total=total)
+
+    def remove(self, what: str) -> None:
+        if what in self.tasks:
+            self.progress.remove_task(self.tasks.pop(what))
+
+
+class Lines:
+    """A plain line where nothing was said for a while."""
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.write, self.clock = write, clock
+        self.last = clock()
+
+    def advance(self, what: str, done: int, total: int | None) -> None:
+        now = self.clock()
+        if now - self.last < PLAIN_S:
+            return
+        self.last = now
+        self.write(amount(what, done, total))
+
+    def remove(self, what: str) -> None: ...
+
+
+def amount(what: str, done: int, total: int | None) -> str:
+    """ "features: 128 of 1,000"."""
+    return f"{what}: {done:,} of {total:,}" if total else f"{what}: {done:,}" if done else what
+
+
+_shown: list[Display] = []  # the one display of this process, while there is one
 
 
 @contextlib.contextmanager
-def bars(*, bytes_: bool = False) -> "Generator[Callable[[str, int, int | None], None]]":
+def bars(*, bytes_: bool = False) -> Generator[Advance]:
     """A function of (what, done, of how much) that draws a bar for each thing that is being done."""
-    if not sys.stderr.isatty():
-        yield lambda what, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-
-    count = DownloadColumn() if bytes_ else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), count, Remaining())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    if _shown:
+        names: set[str] = set()
 
         def advance(what: str, done: int, total: int | None) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
+            names.add(what)
+            _shown[0].advance(what, done, total)
 
-        yield advance
+        try:
+            yield advance
+        finally:
+            for name in names:
+                _shown[0].remove(name)
+        return
+    with contextlib.ExitStack() as stack:
+        if sys.stderr.isatty():
+            made = Bars(bytes_=bytes_)
+            stack.enter_context(made.progress)
+        else:
+            made = Lines(lambda text: print(text, file=sys.stderr, flush=True))
+        _shown.append(made)
+        try:
+            yield made.advance
+        finally:
+            _shown.clear()
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Generator[None]:
+    """A spinner with the time that has passed, for a wait whose length is not known."""
+    with bars() as advance:
+        advance(what, 0, None)
+        yield

@@ -18,9 +18,10 @@ from vitrail.recipes.asked import Asked, Planned, asked_of, grid_of, planned
 from vitrail.recipes.change import with_changes
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
-from vitrail.train.folder.layout import BEST, LAST, command_in, is_done
+from vitrail.train.folder.layout import BEST, COMMAND, LAST, command_in, is_done
 from vitrail.train.folder.story import describe
-from vitrail.train.loop import Observer, train
+from vitrail.train.loop import train
+from vitrail.train.observer import Observer
 from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import preflight
 from vitrail.train.result import Result
@@ -88,7 +89,13 @@ def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: 
                 watching.told(text)
             return forecast(plan, asked, world)
         out = out or world.agree(free_folder(plan.run))
-        return start(plan, asked, out, world, force=args.force, observer=watching)
+        try:
+            return start(plan, asked, out, world, force=args.force, observer=watching)
+        except KeyboardInterrupt:
+            watching.told(
+                f"resume with: {go_on(asked, out)}" if (out / COMMAND).exists() else "nothing was written yet"
+            )
+            raise
 
 
 def fetch(source: str) -> None:

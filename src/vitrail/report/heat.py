@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError
+from vitrail.report.contrast import Colour, Scheme, blend, palette, reads_white
 
 DRAWN: Final = 100  # classes up to which the matrix is drawn
 NAMED: Final = 40  # up to which the rows have names
 COUNTED: Final = 16  # up to which a cell has its number
 LEVELS: Final = 12  # shades
 LONGEST: Final = 18  # letters of a name
+WIDEST: Final = 900  # pixels up to which the style tells drawings apart that must be scrolled
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class Letter:
     x: float
     y: float
     text: str
-    light: bool = False
+    light: bool = False  # white in the light look of the page
+    dark: bool = False  # white in its dark look
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,17 @@ class Class:
     @property
     def share(self) -> float:
         return self.right / self.count
+
+
+def strength(level: int) -> float:
+    """How opaque a shade is."""
+    return round(0.08 + 0.92 * level / LEVELS, 2)
+
+
+def ground(scheme: Scheme, right: bool, level: int) -> Colour:
+    """The colour of a cell as it is seen."""
+    colours = palette(scheme)
+    return blend(colours["cobalt" if right else "ruby"], colours["paper"], strength(level))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,6 +129,16 @@ class Heat:
         return 44 if self.upright or not self.named else 34 + round(0.79 * self.length)
 
     @property
+    def width(self) -> int:
+        """Of the whole drawing, in pixels."""
+        return self.margin + self.side + self.right
+
+    @property
+    def least(self) -> int:
+        """The width in hundreds: on anything narrower the drawing must be scrolled."""
+        return min(self.width // 100 * 100, WIDEST)
+
+    @property
     def side(self) -> int:
         return self.cell * len(self.classes)
 
@@ -129,14 +153,18 @@ class Heat:
         every = np.argwhere(np.ones(self.counts.shape, np.bool_)) if self.named else np.zeros((0, 2), np.int64)
         return self.squares(every)
 
+    @cached_property
+    def levels(self) -> NDArray[np.int64]:
+        """The shade of each cell, from 0 for an empty one."""
+        return np.ceil(np.sqrt(self.shares) * LEVELS).astype(np.int64)
+
     @property
     def shades(self) -> list[Shade]:
-        levels = np.ceil(np.sqrt(self.shares) * LEVELS).astype(np.int64)
         diagonal = np.eye(len(self.classes), dtype=np.bool_)
         return [
-            Shade(right, round(0.08 + 0.92 * level / LEVELS, 2), self.squares(np.argwhere(mine == level)))
+            Shade(right, strength(level), self.squares(np.argwhere(mine == level)))
             for right in (True, False)
-            for mine in [np.where(diagonal == right, levels, 0)]
+            for mine in [np.where(diagonal == right, self.levels, 0)]
             for level in np.unique(mine[mine > 0]).tolist()
         ]
 
@@ -159,7 +187,8 @@ class Heat:
                 column * self.cell + middle,
                 row * self.cell + middle,
                 f"{self.counts[row, column]:,}",
-                bool(self.shares[row, column] > 0.25),
+                light=reads_white(ground("light", row == column, int(self.levels[row, column]))),
+                dark=reads_white(ground("dark", row == column, int(self.levels[row, column]))),
             )
             for row, column in np.argwhere(self.counts > 0).tolist()
         ]

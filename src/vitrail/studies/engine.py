@@ -23,6 +23,7 @@ from vitrail.studies.pool import Pool
 from vitrail.studies.study import Study
 from vitrail.studies.worker import Ended, Moved, Place, Task, cores, run_cell, tidy
 from vitrail.train.folder.lock import Lock
+from vitrail.train.observer import STEP
 from vitrail.train.signals import Stop, heard
 
 ON_A_GPU: Final = 4  # processes: a small network does not fill the card
@@ -269,7 +270,8 @@ class Listener:
         self.board, self.cell = board, cell
 
     def told(self, text: str) -> None: ...
+    def progress(self, row: dict[str, Any]) -> None: ...
 
-    def progress(self, row: dict[str, Any]) -> None:
-        if row["kind"] == "train":
-            self.board.moved(Moved(cell=self.cell, share=row["step"] / row["steps"]))
+    def advance(self, what: str, done: int, total: int | None) -> None:
+        if what == STEP and total:
+            self.board.moved(Moved(cell=self.cell, share=done / total))

@@ -28,7 +28,8 @@ from vitrail.recipes.change import on_data, resized, started_from, with_changes
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
 from vitrail.train.folder.layout import CONFIG, METRICS, is_done, read_json
-from vitrail.train.loop import Observer, Silent, train
+from vitrail.train.loop import train
+from vitrail.train.observer import Observer, Silent
 from vitrail.train.pictures import Pictures, cut
 from vitrail.train.report import read_metrics
 from vitrail.train.resume import FREE

@@ -33,7 +33,8 @@ from vitrail.studies.cell import Cell
 from vitrail.studies.outcomes import ASKED, folder_of, keep
 from vitrail.train.config import Run
 from vitrail.train.folder.layout import LAST
-from vitrail.train.loop import Observer, Silent, train
+from vitrail.train.loop import train
+from vitrail.train.observer import STEP, Observer, Silent
 from vitrail.train.pictures import Pictures, cut
 from vitrail.train.signals import heard
 
@@ -180,12 +181,13 @@ class Teller:
         self.cell, self.pipe, self.last = cell, pipe, 0.0
 
     def told(self, text: str) -> None: ...
+    def progress(self, row: dict[str, Any]) -> None: ...
 
-    def progress(self, row: dict[str, Any]) -> None:
-        if row["kind"] == "train" and time.monotonic() - self.last > TELL_S:
+    def advance(self, what: str, done: int, total: int | None) -> None:
+        if what == STEP and total and time.monotonic() - self.last > TELL_S:
             self.last = time.monotonic()
             with contextlib.suppress(BrokenPipeError):  # whoever asked is gone: the cell ends behind its step
-                self.pipe.send(Moved(cell=self.cell, share=row["step"] / row["steps"]))
+                self.pipe.send(Moved(cell=self.cell, share=done / total))
 
 
 def serve(pipe: "Connection[Any, Any]", place: Place) -> None:

@@ -36,6 +36,7 @@ from vitrail.train.config import Run
 from vitrail.train.feed import worker_count
 from vitrail.train.folder.layout import METRICS
 from vitrail.train.folder.run import RunFolder
+from vitrail.train.observer import Advance, advance_of, count_batches, ignore
 from vitrail.train.pictures import Pictures
 from vitrail.train.report import read_metrics
 
@@ -129,7 +130,7 @@ def made(run: Run, pictures: Pictures, world: World, folder: Path, observer: Any
         f"first the closed form on the frozen features: {counted(len(learnt), len(pictures.train))} pictures to learn "
         f"from, {counted(count, all_of_them)} to score; baseline=off leaves it out"
     )
-    taking = Taking(run=run, model=model.to(world.device), world=world)
+    taking = Taking(run=run, model=model.to(world.device), world=world, advance=advance_of(observer))
     features, labels = taking.features(learnt)
     labels = single(labels)
     usable = labels >= 0
@@ -202,6 +203,7 @@ class Taking:
     run: Run
     model: Model
     world: World
+    advance: Advance = ignore
     wholes: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor, Tensor]])
 
     def features(self, source: Source) -> tuple[Tensor, Tensor]:
@@ -227,7 +229,8 @@ class Taking:
         size = min(256 if cuda else 64, len(source))
         resident = self.run.data.resident == "on"  # a set so small that processes would take longer
         workers = 0 if resident else worker_count(self.run.data, self.world)
-        return sweep(source, preprocessing_of(self.run), batch=size, workers=workers, pin=cuda)
+        found = sweep(source, preprocessing_of(self.run), batch=size, workers=workers, pin=cuda)
+        return count_batches(found, "closed form", len(source), self.advance)
 
 
 def kept_head(folder: Path) -> tuple[Tensor, Tensor]:

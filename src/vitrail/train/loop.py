@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from vitrail.train.folder.appended import plain
 from vitrail.train.folder.layout import BEST, LAST
 from vitrail.train.folder.run import RunFolder
 from vitrail.train.meter import Meter, Reading
+from vitrail.train.observer import STEP, Observer, Silent, advance_of
 from vitrail.train.pace import Pace
 from vitrail.train.pictures import Pictures, find_pictures
 from vitrail.train.presentation import present
@@ -49,18 +50,6 @@ EVALUATIONS = 20  # a run, where nothing else is said
 FIRST_STEPS = 3  # in which running out of memory is answered by smaller micro-batches
 SCORE = ("split", "measure", "accuracy", "loss", "count")  # what weights tell of how they did
 REPORT_S = 60.0  # between two reports while nothing is scored
-
-
-class Observer(Protocol):
-    """Who is told how a run goes: a terminal, or nobody."""
-
-    def told(self, text: str) -> None: ...
-    def progress(self, row: dict[str, Any]) -> None: ...
-
-
-class Silent:
-    def told(self, text: str) -> None: ...
-    def progress(self, row: dict[str, Any]) -> None: ...
 
 
 def train(
@@ -96,7 +85,9 @@ def train(
             world.barrier()  # all of them raise this; a process that left would end the one that still writes
             raise
         except KeyboardInterrupt:  # a checkpoint that is being written is not waited for: it is whole or not there
-            folder.status("interrupted", message="stopped at once by a second signal, without saving")
+            early = "stopped before the first step"
+            late = "stopped at once by a second signal, without saving"
+            folder.status("interrupted", message=early if training is None else late)
             raise
         except BaseException as error:
             cause = blamed(error)
@@ -123,6 +114,7 @@ class Training:
     ) -> None:
         """`micro` is as asked for, 0 for whatever fits: a resume keeps what it had unless another is asked for."""
         self.run, self.pictures, self.world, self.folder, self.observer = run, pictures, world, folder, observer
+        self.advance = advance_of(observer)
         self.ledger = Ledger(folder.path if world.rank == 0 else None, strict=run.data.strict, tell=self.unreadable)
         self.store = Store(
             folder.path / "checkpoints",
@@ -143,6 +135,7 @@ class Training:
             pictures=pictures,
             world=world,
             ledger=self.ledger,
+            advance=self.advance,
         )
         self.accord = Accord(world)
         self.rows: dict[str, dict[str, Any]] = {}  # the last scores, by kind
@@ -174,6 +167,7 @@ class Training:
         ending = "early" if self.out_of_patience else ""  # a start that was killed then had nothing left to train
         self.folder.status("running", step=self.step, total=self.run.steps)
         with signals.heard() as stop:
+            self.advance(STEP, self.step, self.run.steps)
             self.pace.start()
             for batch in () if ending else self.batches():
                 self.update(batch)
@@ -226,6 +220,7 @@ class Training:
         self.meter.add(batch.step, done.names, done.sums, done.norm, done.ok)
         self.step = batch.step + 1
         self.pace.stepped()
+        self.advance(STEP, self.step, self.run.steps)
 
     def draw(self) -> None:
         """Every `log` steps: sends off the sums and takes those sent the time before. On a CPU nothing need wait."""
@@ -410,6 +405,7 @@ class Training:
                 self.pace.so_far(),
                 state,
                 message,
+                step=self.step,
                 chosen=chosen,
             )
         except OSError as error:

@@ -29,6 +29,7 @@ def present(
     state: State,
     message: str,
     *,
+    step: int,
     chosen: int,
 ) -> None:
     """Writes report.html anew. `chosen` is the step of the best weights, below 0 where the last ones count."""
@@ -43,6 +44,7 @@ def present(
         message=message,
         notes=[note for note in folder.warnings if note != message],
         command=folder.next if state != "done" else "",
+        step=step,
         steps=run.steps,
         config=plain(run),
         environment=environment(folder),

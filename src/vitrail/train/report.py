@@ -51,8 +51,9 @@ Shown = tuple[Picture | None, str, Mood]  # a picture, its caption (a second lin
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunFacts:
     """What the page says beside the metrics. `command` goes on with the run, or does what `asks` says; `notes` is what
-    went wrong on the way and was dealt with; `steps` is the length of the whole run, 0 where that is not known.
-    `panels` are sections of the objective's own, after the curves; one that is not `labelled` has no accuracy."""
+    went wrong on the way and was dealt with; `steps` is the length of the whole run, 0 where that is not known, and
+    `step` how far it is, by default as far as the metrics. `panels` are sections of the objective's own, after the
+    curves; one that is not `labelled` has no accuracy."""
 
     title: str
     lead: str = ""
@@ -61,6 +62,7 @@ class RunFacts:
     notes: Sequence[str] = ()
     command: str = ""
     asks: str = ""
+    step: int | None = None
     steps: int = 0
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -147,9 +149,10 @@ def sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
 
 
 def status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
-    step = int(train[-1]["step"]) if train else 0
+    step = facts.step if facts.step is not None else int(train[-1]["step"]) if train else 0
     far = f"step {step:,} of {facts.steps:,}" if facts.steps else f"step {step:,}"
     skipped = int(last(train, "skipped") or 0)
+    told = bool(facts.message) and (not train or facts.status == "interrupted")  # which says where it stopped
     lines = [*facts.notes]
     if skipped:
         lines.append(f"{skipped:,} updates were left out because loss or gradient was not finite.")
@@ -157,7 +160,7 @@ def status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
         lines.append(f"{lost:,} lines of {METRICS} could not be read and are not shown.")
     return Status(
         state=facts.status,
-        text=f"at {far}{'. ' if facts.message else ''}{facts.message}" if train else facts.message,
+        text=facts.message if told else f"at {far}{'. ' if facts.message else ''}{facts.message}",
         lines=lines,
         asks=facts.asks or ("If it is stopped, go on with" if facts.status == "running" else "Go on with"),
         command=facts.command,

@@ -3,6 +3,7 @@
 A run that learns from labels is scored by its answers, one without by its features (unlabelled.py).
 """
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from vitrail.core.errors import DataError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.ledger import Ledger
+from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
 from vitrail.distributed.parallel import Parallel
@@ -23,6 +25,7 @@ from vitrail.evaluation.fewshot import fewshot
 from vitrail.train.build import Parts
 from vitrail.train.config import Evaluation, Run
 from vitrail.train.feed import Sweep
+from vitrail.train.observer import Advance, count_batches, ignore
 from vitrail.train.pictures import Pictures
 from vitrail.train.unlabelled import Look, Seen
 
@@ -84,13 +87,19 @@ class Scorer:
     pictures: Pictures
     world: World
     ledger: Ledger
+    advance: Advance = ignore
     sweeps: dict[str, Sweep] = field(default_factory=dict[str, Sweep])
     latest: Scored | None = None
     looking: Look = field(init=False)
 
     def __post_init__(self) -> None:
         self.looking = Look(
-            run=self.run, parts=self.parts, pictures=self.pictures, world=self.world, ledger=self.ledger
+            run=self.run,
+            parts=self.parts,
+            pictures=self.pictures,
+            world=self.world,
+            ledger=self.ledger,
+            advance=self.advance,
         )
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -109,16 +118,18 @@ class Scorer:
         assert source is not None
         return name, source
 
-    def sweep(self, part: str) -> Sweep:
+    def sweep(self, part: str) -> Iterator[Batch]:
         """The batches of a split, made once."""
         assert self.run.preprocessing is not None
-        _, source = self.split(part)
+        split, source = self.split(part)
         if part not in self.sweeps:
             batch = min(EVALUATION_BATCH, max(len(source) // self.world.size, 1))
             self.sweeps[part] = Sweep(
                 source, self.run.preprocessing, self.run.data, batch=batch, world=self.world, ledger=self.ledger
             )
-        return self.sweeps[part]
+        return count_batches(
+            self.sweeps[part], f"scoring {split}", len(source), self.advance, processes=self.world.size
+        )
 
     def alone(self, source: Source) -> Sweep:
         """Batches that every process sees whole."""
@@ -169,9 +180,10 @@ class Scorer:
             key = f"fewshot {name}"
             if key not in self.sweeps:
                 self.sweeps[key] = self.alone(collection.split(name))
+            batches = count_batches(self.sweeps[key], f"few-shot, {name}", len(collection.split(name)), self.advance)
             with self.averaged():
                 found[name] = features(
-                    self.network, self.sweeps[key], preprocessing_of(self.run), self.world.device, read=self.read
+                    self.network, batches, preprocessing_of(self.run), self.world.device, read=self.read
                 )
         rows: list[dict[str, Any]] = []
         for count in shots:

@@ -14,7 +14,8 @@ from vitrail.core.storage import replacing
 from vitrail.distributed.world import World
 from vitrail.train.config import Data, Run
 from vitrail.train.folder.layout import COMMAND, CONFIG, POINTS, SWEEP, is_done, read_json
-from vitrail.train.loop import Observer, Silent, train
+from vitrail.train.loop import train
+from vitrail.train.observer import Observer, Silent
 from vitrail.train.pictures import Pictures, find_pictures, on_all
 from vitrail.train.resolve import resolved
 from vitrail.train.result import Result

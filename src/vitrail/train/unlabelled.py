@@ -8,7 +8,7 @@ the views of training, drawn alike in every scoring: where it rises while that o
 Every process reads a part of the pictures, and all have the same row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitrail.core.errors import DataError
 from vitrail.data.ledger import Ledger
-from vitrail.data.loader import Augmented, sweep
+from vitrail.data.loader import Augmented, Batch, sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source, Subset
 from vitrail.distributed.world import World
@@ -33,6 +33,7 @@ from vitrail.objectives.objective import Objective, Outcome
 from vitrail.train.build import Parts
 from vitrail.train.config import Run
 from vitrail.train.feed import Sweep
+from vitrail.train.observer import Advance, count_batches, ignore
 from vitrail.train.pictures import Pictures
 
 MOST: Final = 5_000  # training pictures that are neighbours; pictures of a split whose loss is taken
@@ -68,6 +69,7 @@ class Look:
     pictures: Pictures
     world: World
     ledger: Ledger
+    advance: Advance = ignore
     sweeps: dict[str, Sweep] = field(default_factory=dict[str, Sweep])
     some: Source | None = None
 
@@ -166,12 +168,16 @@ class Look:
         arrays = [one.permute(0, 2, 3, 1).cpu().numpy() for one in shown]
         return tuple(zip(*arrays, strict=True))
 
-    def sweep(self, name: str, source: Source, views: Preprocessing | Augmented, *, batch: int = BATCH) -> Sweep:
+    def sweep(
+        self, name: str, source: Source, views: Preprocessing | Augmented, *, batch: int = BATCH
+    ) -> Iterator[Batch]:
         """The batches of a source, made once."""
         if name not in self.sweeps:
             each = -(-min(batch, len(source)) // self.world.size)
             self.sweeps[name] = Sweep(source, views, self.run.data, batch=each, world=self.world, ledger=self.ledger)
-        return self.sweeps[name]
+        return count_batches(
+            self.sweeps[name], f"features, {name}", len(source), self.advance, processes=self.world.size
+        )
 
     @property
     def objective(self) -> Objective:

@@ -1,0 +1,53 @@
+"""The numbers in a confusion matrix can be read in both looks of the page."""
+
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+
+from vitrail.report.contrast import BLACK, WHITE, Colour, Scheme, colour, contrast, palette, reads_white
+from vitrail.report.heat import LEVELS, Heat, ground
+from vitrail.report.page import page
+
+ENOUGH = 4.5  # WCAG 2, 1.4.3
+SCHEMES: tuple[Scheme, Scheme] = ("light", "dark")
+
+
+def test_contrast_is_that_of_the_guidelines() -> None:
+    assert contrast(BLACK, WHITE) == pytest.approx(21)
+    assert contrast(WHITE, colour("#767676")) == pytest.approx(4.54, abs=0.01)
+
+
+def test_the_two_looks_have_the_same_colours_by_name() -> None:
+    light, dark = map(palette, SCHEMES)
+    assert set(light) == set(dark)
+    assert light["paper"] == colour("#faf9f6")
+    assert dark["paper"] == colour("#15171a")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_black_or_white_can_be_read_on_every_shade(scheme: Scheme) -> None:
+    for right, level in product((True, False), range(1, LEVELS + 1)):
+        seen = ground(scheme, right, level)
+        assert contrast(WHITE if reads_white(seen) else BLACK, seen) >= ENOUGH
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_number_of_a_page_has_enough_contrast(scheme: Scheme) -> None:
+    """As a browser would: the number's class, the style's colour for it, over the cell's shade."""
+    rng = np.random.default_rng(0)
+    counts = (np.diag(rng.integers(1, 60, 12)) + rng.integers(0, 30, (12, 12)) * (rng.random((12, 12)) < 0.5)).astype(
+        np.int64
+    )
+    heat = Heat(counts=counts, classes=[f"class {at}" for at in range(12)])
+    text = page("a", [heat])
+    fills: dict[str, Colour] = {
+        name: colour(value) for name, value in re.findall(r"\.cells \.([\w-]+) \{ fill: (#[0-9a-f]{6})", text)
+    }
+    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" dy="4" class="(\w+) ([\w-]+)">', text)
+    assert len(found) == np.count_nonzero(counts)
+    for x, y, light, dark in found:
+        row, column = (int(float(value) // heat.cell) for value in (y, x))
+        seen = ground(scheme, row == column, int(heat.levels[row, column]))
+        assert contrast(fills[light if scheme == "light" else dark], seen) >= ENOUGH
