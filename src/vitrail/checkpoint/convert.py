@@ -3,6 +3,7 @@
 import json
 import shutil
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from vitrail.checkpoint.certificate import Certificate
 from vitrail.checkpoint.formats import huggingface, timm
 from vitrail.checkpoint.formats.known import Format, find_format
 from vitrail.checkpoint.formats.table import Tensors, export_tensors
+from vitrail.checkpoint.naming import with_names
 from vitrail.checkpoint.sidecar import sidecar_of, write_sidecar
 from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import write_bundle
@@ -48,10 +50,12 @@ def convert(
     *,
     dtype: torch.dtype | None = None,
     unofficial: bool = False,
+    name: Callable[[Bundle], Sequence[str] | None] | None = None,
     **facts: Any,
 ) -> Conversion:
     """Read weights of any format and write them in another; `to` is needed where the target's name does not tell, and
-    `dtype` where the numbers shall be of another type: in float16 a file is half as long.
+    `dtype` where the numbers shall be of another type: in float16 a file is half as long. `name` gives other class
+    names, or none to keep those there are.
 
     A `.npz` is Google's layout, a `.safetensors` our own, a folder Hugging Face's; `to="timm"` or `"torchvision"` with
     `.safetensors` or `.pth` is a state dict of theirs, and `to="timm"` with a folder is one that timm's hub code reads.
@@ -60,6 +64,9 @@ def convert(
     bundle = read_bundle(source, **facts)
     if dtype is not None:
         bundle = replace(bundle, tensors={name: tensor.to(dtype) for name, tensor in bundle.tensors.items()})
+    names = None if name is None else name(bundle)
+    if names is not None:
+        bundle = with_names(bundle, names)
     return export(bundle, Path(target), to, source=Path(source), unofficial=unofficial)
 
 

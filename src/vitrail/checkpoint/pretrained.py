@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.checkpoint.bundle import Bundle, Card
+from vitrail.checkpoint.naming import name_imagenet
 from vitrail.checkpoint.public import hub, registry
 from vitrail.checkpoint.shipped import SHIPPED, is_shipped
 from vitrail.checkpoint.source import read_bundle
@@ -56,7 +57,7 @@ def public(name: str, tag: str, **facts: Any) -> Bundle:
     entry = registry.find(slug(resolve(name)), tag)
     bundle = read_bundle(hub.fetch(entry), **{**_trained_numerics(entry, name), **facts})
     card = Card(preprocessing=_preprocessing(entry), provenance={"weights": f"{entry.repo}", "tag": tag})
-    return replace(bundle, card=card)
+    return replace(bundle, card=name_imagenet(card, bundle.config.classes))
 
 
 def _trained_numerics(entry: registry.PublicWeights, name: str) -> dict[str, Any]:

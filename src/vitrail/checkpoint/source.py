@@ -9,6 +9,7 @@ from vitrail.checkpoint.files.read import RawWeights, read_weights
 from vitrail.checkpoint.formats import huggingface, timm
 from vitrail.checkpoint.formats.known import Format, recognise
 from vitrail.checkpoint.formats.table import Shapes, identity, import_tensors
+from vitrail.checkpoint.naming import name_imagenet
 from vitrail.checkpoint.shipped import is_shipped, shipped_file
 from vitrail.checkpoint.sidecar import read_json, read_sidecar
 from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, unknown
@@ -68,6 +69,7 @@ def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | No
     else:
         config = known.infer(Shapes(raw.path, tensors, settings=settings, facts=facts))
         card, inferred = _card(known, config, settings, folder), known.describe_inferred(config)
+        card = name_imagenet(card, config.classes)
     config = adapted(config, **facts)
     ours = import_tensors(raw.path, config, known.table(config), tensors)
     provenance = {**card.provenance, "imported_from": known.name, "file": raw.path.name}

@@ -2,6 +2,7 @@
 
 import argparse
 
+from vitrail.cli.labels import new_names
 from vitrail.core.console import print_table
 
 
@@ -14,7 +15,10 @@ def run(args: argparse.Namespace) -> int:
     given = {"heads": args.heads, "position": args.position, "image": args.image_size}
     facts = {name: value for name, value in given.items() if value is not None}
     dtype = None if args.type is None else getattr(torch, args.type)
-    done: Conversion = convert(args.source, args.target, args.to, dtype=dtype, unofficial=args.unofficial, **facts)
+    name = lambda bundle: new_names(args, bundle.card.labels, bundle.config.classes)  # noqa: E731
+    done: Conversion = convert(
+        args.source, args.target, args.to, dtype=dtype, unofficial=args.unofficial, name=name, **facts
+    )
     seal = done.certificate
     print(f"{done.source} -> {done.target} ({done.format}), {parameters(done.config):,} parameters")
     if done.inferred is not None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.checkpoint.naming import other_names
+from vitrail.cli.labels import read_labels
 from vitrail.cli.progress import bars
 from vitrail.cli.subject import (
     Subject,
@@ -27,7 +29,7 @@ from vitrail.data.readers.named.real import real_rows
 from vitrail.distributed.world import World, joined
 from vitrail.evaluation.answers import Answers, answers, judge
 from vitrail.evaluation.assessment import Assessment
-from vitrail.evaluation.matching import Matching, match, read_names
+from vitrail.evaluation.matching import Matching, match
 from vitrail.evaluation.result import Result, shown, spanned
 
 if TYPE_CHECKING:
@@ -87,8 +89,9 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
     """Everything of one image size; the answers are the same in all processes."""
     about = subject(argparse.Namespace(**{**vars(args), "image_size": size}), world.device)
     source, outputs = collection.splits[split], about.network.config.classes
-    names = about.labels if args.labels is None else read_names(args.labels, outputs)
-    labels, matching = labellings(args, names, outputs, collection, split)
+    names = about.labels if args.labels is None else read_labels(args.labels, outputs)
+    also = other_names(about.network.card) if args.labels is None else []
+    labels, matching = labellings(args, names, outputs, collection, split, also)
     data = data_of(args, about, collection, split)
     about.computing_in(args.precision)
     ledger = Ledger()
@@ -125,7 +128,12 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
 
 
 def labellings(
-    args: argparse.Namespace, names: Sequence[str] | None, outputs: int, collection: "Collection", split: str
+    args: argparse.Namespace,
+    names: Sequence[str] | None,
+    outputs: int,
+    collection: "Collection",
+    split: str,
+    also: Sequence[Sequence[str]],
 ) -> tuple[dict[str, Labels], Matching]:
     """The labels to score by, as numbers of the network's outputs: the data's own, where they have some, and ReaL's."""
     source = collection.splits[split]
@@ -133,7 +141,7 @@ def labellings(
         collection.need_labels()
         raise DataError(f"{collection.name}@{split} has no labels; choose another split")
     classes = source.classes or tuple(map(str, range(outputs)))
-    matching = match(outputs, names, classes, collection.name, by_number=args.by_number)
+    matching = match(outputs, names, classes, collection.name, by_number=args.by_number, also=also)
     labels: dict[str, Labels] = {}
     if source.classes:
         labels[ORIGINAL] = matching.relabelled(source.labels)

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitrail.cli.labels import new_names
 from vitrail.cli.progress import bars
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
@@ -26,6 +27,7 @@ NAMED = 3  # unreadable pictures that are named
 
 
 def run(args: argparse.Namespace) -> int:
+    from vitrail.checkpoint.naming import with_names
     from vitrail.checkpoint.pretrained import find_weights
     from vitrail.core.console import millions
     from vitrail.models.walk import parameters
@@ -36,6 +38,9 @@ def run(args: argparse.Namespace) -> int:
     if out.exists() and Path(args.weights).exists() and out.samefile(args.weights):
         raise ConfigError(f"{out} are the weights themselves; give another --out")
     bundle = find_weights(args.weights)
+    names = new_names(args, bundle.card.labels, bundle.config.classes)
+    if names is not None:
+        bundle = with_names(bundle, names)
     if args.image_size is not None:
         from vitrail.checkpoint.weights import operate
 
@@ -99,6 +104,7 @@ def pictures(
     """The pictures of --data: the test split is scored, int8 finds its ranges in the training split."""
     if args.data is None:
         return None
+    from vitrail.checkpoint.naming import other_names
     from vitrail.cli.subject import chosen, default_workers, opened
     from vitrail.evaluation.matching import match
     from vitrail.export import Pictures
@@ -107,7 +113,10 @@ def pictures(
     split, source = chosen(collection, "test", "val")
     labels, config = None, bundle.config
     if source.classes and config.classes:
-        matching = match(config.classes, bundle.card.labels, source.classes, args.data, by_number=args.by_number)
+        also = other_names(bundle.card)
+        matching = match(
+            config.classes, bundle.card.labels, source.classes, args.data, by_number=args.by_number, also=also
+        )
         labels = matching.relabelled(source.labels)
         for note in matching.notes:
             print(f"note: {note}")

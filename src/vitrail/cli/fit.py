@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitrail.checkpoint.weights import save
+from vitrail.checkpoint.naming import with_names
+from vitrail.checkpoint.weights import bundle_of, write_bundle
 from vitrail.cli.frozen import counted
+from vitrail.cli.labels import new_names
 from vitrail.cli.options.fit import SUFFIX
 from vitrail.cli.progress import bars
 from vitrail.cli.subject import Subject, alone, batches, headline, opened, subject
@@ -29,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     collection = opened(args)
     test = None if args.test is None else opened(argparse.Namespace(data=args.test, download=args.download))
     collection.need_labels()  # before the weights are read
+    names = new_names(args, collection.classes, len(collection.classes))
     with alone(args) as device:
         about = subject(args, device)
         print(headline(args.weights, about.facts, f"{times(about.preprocessing.image)} px"))
@@ -48,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
         )
         out: Path = args.out
         out.parent.mkdir(parents=True, exist_ok=True)
-        save(made.network, out)
+        bundle = bundle_of(made.network)
+        write_bundle(bundle if names is None else with_names(bundle, names), out)
     how = "kept from before" if made.found else "extracted and kept" if made.kept else "extracted anew"
     width = made.head.weight.shape[1]
     print(f"learnt from {made.pictures:,} pictures of {made.split}, {width:,} features each, {how}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitrail.cli.labels import read_labels
 from vitrail.cli.progress import bars
 from vitrail.core.console import millions, print_table
 from vitrail.core.errors import BadPicture, ConfigError, DataError, unknown
@@ -192,11 +193,11 @@ def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor
 
 def names_of(args: argparse.Namespace, about: "Subject", source: "Source | None") -> tuple[str, ...] | None:
     """What the classes are called: by a file, by the weights, or by the set where it has as many."""
-    from vitrail.evaluation.matching import numbered, read_names
+    from vitrail.evaluation.matching import numbered
 
     classes = about.network.config.classes
     if args.labels is not None:
-        return read_names(args.labels, classes)
+        return read_labels(args.labels, classes)
     if about.labels is not None:
         return about.labels
     told = () if source is None else source.classes

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitrail.cli.labels import renamed
 from vitrail.cli.predict_output import Output, output
 from vitrail.cli.progress import bars
 from vitrail.core.console import millions
 from vitrail.core.errors import BadPicture, ConfigError, DataError
 from vitrail.core.shapes import times
+from vitrail.data.class_names import bundled_names
 from vitrail.report.page import printable
 
 if TYPE_CHECKING:
@@ -55,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def ready(args: argparse.Namespace, weights: str, device: "torch.device") -> "Predictor":
     """The network that was asked for, if it has classes to name."""
-    from vitrail.evaluation.matching import read_names
-    from vitrail.predict.predictor import THRESHOLD, Predictor, predictor
+    from vitrail.predict.predictor import THRESHOLD, predictor
 
     batch = args.batch or (128 if device.type == "cuda" else 32)
     threshold = THRESHOLD if args.threshold is None else args.threshold
@@ -77,10 +78,7 @@ def ready(args: argparse.Namespace, weights: str, device: "torch.device") -> "Pr
             f"--threshold {args.threshold:g} is for multi-label weights, and {weights} has one class for each image; "
             "--topk N shows more classes"
         )
-    if args.labels is None:
-        return asker
-    names = read_names(args.labels, len(asker.labels))
-    return Predictor(asker.network, labels=names, device=device, batch=batch, threshold=threshold)
+    return renamed(asker, args)
 
 
 def headline(weights: str, asker: "Predictor") -> str:
@@ -93,6 +91,7 @@ def headline(weights: str, asker: "Predictor") -> str:
     classes = f"{len(asker.labels):,} classes" + (
         f", each by itself; chosen from {100 * asker.threshold:g} %" if asker.multi_label else ""
     )
+    classes += ", named as ImageNet's" if asker.labels == bundled_names("imagenet") else ""
     return f"{named}: {type(network).__name__}, {count} parameters, {times(image)} px, {classes}"
 
 

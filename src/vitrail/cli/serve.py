@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.cli.labels import renamed
 from vitrail.cli.options.serve import TOKEN
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError
@@ -72,7 +73,7 @@ def loaded(args: argparse.Namespace, local: bool, token: str | None) -> "Served"
         hosts_for(args.host, loopback=local, origins=origins),
         16 if args.batch is None else args.batch,
     )
-    found = predictor(weights, device=args.device, image_size=args.image_size)
+    found = renamed(predictor(weights, device=args.device, image_size=args.image_size), args)
     if args.batch is None and found.device.type == "cuda":
         known = settings_of(args, token, origins, known.hosts, 64)
     return Served(found, Path(weights).name or weights, known)

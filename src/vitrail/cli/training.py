@@ -1,13 +1,16 @@
 """What `pretrain` and `finetune` have in common: their options, and how a run is started and gone on with."""
 
 import argparse
+import csv
+import io
 import os
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from vitrail.cli.labels import new_names
 from vitrail.cli.live import duration, observer
 from vitrail.cli.progress import bars
 from vitrail.core.console import print_table
@@ -51,6 +54,7 @@ def run(args: argparse.Namespace, asked: Asked | None) -> int:
     if args.resume is not None and out is None:
         raise ConfigError("--resume wants a folder: --resume RUN, or --out RUN --resume")
     changes = (args.settings, args.data, args.image_size, args.seed is not None, args.sweep is not None)
+    changes = (*changes, args.labels, args.rename)
     if asked is None and any(changes):
         raise ConfigError("--resume alone goes on as the folder says; give the whole command to change something")
     going_on = asked is None
@@ -80,6 +84,7 @@ def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: 
         if args.download and world.first:
             fetch(asked.data or recipe(asked.recipe).data.source)
         world.barrier()
+        asked = with_class_names(asked, args)
         if going_on and asked.sweep is None and out:  # as its folder says, whatever has become of the recipe
             plan = Planned(run=elsewhere(run_in(out), asked.settings, world.size), base=None)
         else:
@@ -96,6 +101,17 @@ def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: 
                 f"resume with: {go_on(asked, out)}" if (out / COMMAND).exists() else "nothing was written yet"
             )
             raise
+
+
+def with_class_names(asked: Asked, args: argparse.Namespace) -> Asked:
+    """--labels and --rename as a setting, so that the run's folder has the names themselves."""
+    if args.labels is None and not args.rename:
+        return asked
+    collection = open_collection(asked.data or recipe(asked.recipe).data.source)
+    names = new_names(args, collection.classes, len(collection.classes))
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(names or ())
+    return replace(asked, settings=(*asked.settings, f"data.names={line.getvalue()}"))
 
 
 def fetch(source: str) -> None:

@@ -5,13 +5,14 @@ A silent mistake here would give a number that looks like a bad network, so what
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, DataError
+from vitrail.data.class_names import bundled_names
 from vitrail.data.labels import NONE, Labels
 
 
@@ -50,9 +51,11 @@ def match(
     where: str,
     *,
     by_number: bool = False,
+    also: Sequence[Sequence[str]] = (),
 ) -> Matching:
-    """The classes of the data in `where` among a network's outputs, which the card's `labels` name. Names that are
-    numbers are none. With `by_number` class 7 is output 7, whatever the two are called."""
+    """The classes of the data in `where` among a network's outputs, which the card's `labels` name; `also` are other
+    names of all outputs that the data may use. Names that are numbers are none. With `by_number` class 7 is output 7,
+    whatever the two are called."""
     if not outputs:
         raise DataError(
             "the network has no classifier, so it gives no classes; score its features with vitrail fewshot, probe or "
@@ -66,6 +69,15 @@ def match(
         return counted(outputs, theirs, classes, where, by_number=by_number)
     strange = [name for name in classes if name not in set(theirs)]
     if strange:
+        for names in also:
+            if set(classes) <= set(names):
+                return replace(named(tuple(names), classes, outputs), names=theirs)
+        if len(classes) == outputs and theirs == bundled_names("imagenet"):
+            note = (
+                f"{where} has other names than ImageNet's ({brief(strange)}), so its classes are taken in their order"
+            )
+            found = counted(outputs, theirs, classes, where, by_number=False)
+            return replace(found, notes=(*found.notes, note))
         raise BadLabels(
             f"{where} has {brief(strange)}, which {'is no class' if len(strange) == 1 else 'are no classes'} of the "
             f"network ({brief(theirs)}); fine-tune it on these classes, or give its names as the data have them with "

@@ -97,6 +97,18 @@ class Predictor:
         self._std = torch.tensor(self.preprocessing.std, device=self.device).view(3, 1, 1)
         self._type = like.dtype
 
+    def called(self, names: Iterable[str]) -> "Predictor":
+        """The same network with other class names."""
+        return Predictor(
+            self.network,
+            preprocessing=self.preprocessing,
+            labels=names,
+            device=self.device,
+            batch=self.batch,
+            urls=self.urls,
+            threshold=self.threshold,
+        )
+
     # Pictures in, answers out.
 
     @overload

@@ -1,5 +1,6 @@
 """Changes of a run that reach more than one field: its source, image size, network, the weights it starts from."""
 
+import csv
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -28,7 +29,8 @@ def with_changes(run: Run, settings: Iterable[str]) -> Run:
     for one, other in (("steps", "epochs"), ("epochs", "steps")):
         if one in named and other not in named:
             texts.append(f"{other}=0")
-    return with_settings(run, texts, {"model": named_model, "objective": named_objective})
+    makers = {"model": named_model, "objective": named_objective, "data.names": class_names}
+    return with_settings(run, texts, makers)
 
 
 def on_data(run: Run, source: str) -> Run:
@@ -58,6 +60,12 @@ def named_model(old: ModelConfig | None, text: str) -> Any:
     if config.backbone is not None:
         shape["backbone"] = replace(config.backbone, image=old.image, channels=old.channels)
     return replace(old, **shape)
+
+
+def class_names(old: tuple[str, ...], text: str) -> tuple[str, ...]:
+    """Names as a line of CSV, so that one with a comma in it can be given in quotes."""
+    del old
+    return tuple(next(csv.reader([text], skipinitialspace=True), ()))
 
 
 def named_objective(old: ObjectiveConfig, text: str) -> Any:

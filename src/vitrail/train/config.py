@@ -38,6 +38,7 @@ class Data:
     dev: float = 0.0
     watch: str = "auto"
     test: str = "auto"
+    names: tuple[str, ...] = ()  # of the classes, in their order; empty for the data's own
     resident: Switch = "auto"  # the whole set on the device, augmented there
     workers: int = -1  # loader processes; -1 for as many as make sense
     repeats: int = 1  # repeated augmentation

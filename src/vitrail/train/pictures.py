@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vitrail.checkpoint.naming import renaming
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.selection import Selection
@@ -28,6 +29,7 @@ class Pictures:
     notes: tuple[str, ...] = ()
     others: dict[str, Source] = field(default_factory=dict[str, Source])  # all splits but the one to train on
     without: Selection | None = None
+    renamed: dict[str, Any] = field(default_factory=dict[str, Any])  # what the data call the classes, if otherwise
 
     @property
     def chooses(self) -> bool:
@@ -41,10 +43,14 @@ class Pictures:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What weights tell of these pictures: against which sets, by name and fingerprint, copies were left out."""
+        """What weights tell of these pictures: against which sets, by name and fingerprint, copies were left out; and
+        the names of the classes in the data, if they are others."""
         if self.without is None or self.without.rule.get("name") != "dedup":
-            return {}
-        return {"deduplicated": {"selection": self.without.hash, "against": self.without.rule.get("against", {})}}
+            return self.renamed
+        return {
+            **self.renamed,
+            "deduplicated": {"selection": self.without.hash, "against": self.without.rule.get("against", {})},
+        }
 
 
 def find_pictures(data: Data, *, labelled: bool = True) -> Pictures:
@@ -73,9 +79,11 @@ def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Picture
     else:
         watched = chosen(data.watch, parts, usual, "data.watch")
     tested = chosen(data.test, parts, ("test",), "data.test")
+    names = class_names(collection, data)
     return Pictures(
         title=collection.title,
-        classes=collection.classes,
+        classes=names,
+        renamed=renaming(collection.classes, names),
         train=train,
         watch=parts[watched] if watched else None,
         test=parts[tested] if tested else None,
@@ -85,6 +93,14 @@ def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Picture
         others={name: part for name, part in parts.items() if part is not whole},
         without=without,
     )
+
+
+def class_names(collection: Collection, data: Data) -> tuple[str, ...]:
+    if data.names and len(data.names) != len(collection.classes):
+        raise ConfigError(
+            f"data.names has {len(data.names):,} names, but {collection.name} has {len(collection.classes):,} classes"
+        )
+    return data.names or collection.classes
 
 
 def available(collection: Collection, data: Data) -> tuple[Source, Selection | None]:

@@ -20,7 +20,7 @@ FINGERPRINT = "fingerprint"
 # What may change between two starts of a run without changing what it learns.
 FREE = frozenset(
     {"name", "micro", "log", "keep", "evaluation", "bad_steps", "compile", "sharding", "recompute", "data.workers"}
-    | {"baseline", "data.strict", "data.watch", "data.test", "data.source", "data.without"}
+    | {"baseline", "data.strict", "data.watch", "data.test", "data.source", "data.without", "data.names"}
 )
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 
+from vitrail.cli.options.groups import add_labels
 from vitrail.cli.options.trace import image_size
 from vitrail.models.config import CHOICES
 
@@ -32,3 +33,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unofficial", action="store_true", help="write a .npz even if Google's code reads it as another network"
     )
+    add_labels(parser)

@@ -7,14 +7,14 @@ torchrun the processes share them and get the same numbers. Several image sizes 
 import argparse
 from pathlib import Path
 
-from vitrail.cli.options.groups import add_data, add_deduplicated, add_precision, add_weights
+from vitrail.cli.options.groups import add_data, add_deduplicated, add_labels, add_precision, add_weights
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_weights(parser, sizes=True)
     add_data(parser)
     parser.add_argument("--real", type=Path, metavar="FILE", help="real.json: ReaL labels of ImageNet's val")
-    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the network's classes, one a line")
+    add_labels(parser, rename=False)
     parser.add_argument("--by-number", action="store_true", help="class 7 is output 7, whatever they are called")
     add_precision(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")

@@ -7,6 +7,8 @@ weights, loaded there where they are installed."""
 import argparse
 from pathlib import Path
 
+from vitrail.cli.options.groups import add_labels
+
 FORMS = ("onnx", "torch-export", "hf", "timm", "npz", "torchvision")
 
 
@@ -14,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("weights", metavar="WEIGHTS", help="a file, a run's folder or a name, in any format")
     parser.add_argument("--to", choices=FORMS, required=True, help="what to write")
     parser.add_argument("--out", type=Path, metavar="PATH", help="where (default: here, named after the weights)")
+    add_labels(parser)
     parser.add_argument("--image-size", type=int, metavar="N", help="pixels a side; positions are resized")
     parser.add_argument(
         "--fixed-size", action="store_true", help="onnx, torch-export: this image size only, where others were possible"

@@ -8,7 +8,7 @@ are kept, so that another --l2 or --shots takes a moment."""
 import argparse
 from pathlib import Path
 
-from vitrail.cli.options.groups import add_loading, add_weights
+from vitrail.cli.options.groups import add_labels, add_loading, add_weights
 from vitrail.evaluation.defaults import SHARE
 
 SUFFIX = ".safetensors"
@@ -31,5 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: {SHARE:g})",
     )
     parser.add_argument("--shots", type=int, metavar="N", help="learn from at most N pictures of each class")
+    add_labels(parser)
     parser.add_argument("--no-cache", action="store_true", help="extract the features anew, and do not keep them")
     add_loading(parser)

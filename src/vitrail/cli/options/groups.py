@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from vitrail.checkpoint.shipped import DEFAULT
+from vitrail.data.class_names import BUNDLED
 from vitrail.evaluation.defaults import Precision
 
 
@@ -61,6 +62,23 @@ def add_deduplicated(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_labels(parser: argparse.ArgumentParser, *, rename: bool = True) -> None:
+    """--labels and, with `rename`, --rename."""
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        help=f"class names, one per line in the order of the classes; or {', '.join(BUNDLED)} for the bundled names",
+    )
+    if rename:
+        parser.add_argument(
+            "--rename",
+            action="append",
+            default=[],
+            metavar="OLD=NEW|FILE",
+            help="rename a class, as in n01440764=tench, or several: a CSV file with lines old,new. Can be repeated",
+        )
+
+
 def add_frozen(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """WEIGHTS, --data and the rest; with `several` --data and --test may be given more than once, and are lists."""
     add_weights(parser)
@@ -109,6 +127,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         help="change a field of the recipe",
     )
+    add_labels(parser)
     parser.add_argument("--seed", type=int, default=None, help="of everything that is random (default: 0)")
     parser.add_argument("--out", type=Path, metavar="RUN", help="the run's folder; one that is there is gone on with")
     parser.add_argument(

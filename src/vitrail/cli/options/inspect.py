@@ -6,7 +6,7 @@ figure as PNG and SVG. A run's folder stands for its best weights so far, also w
 import argparse
 from pathlib import Path
 
-from vitrail.cli.options.groups import add_loading, add_weights
+from vitrail.cli.options.groups import add_labels, add_loading, add_weights
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,5 +30,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[], metavar="N", help="layers to show, from 1")
     parser.add_argument("--class", dest="asked", metavar="CLASS", help="the class to explain: its name or number")
     parser.add_argument("--patch", metavar="ROW,COLUMN", help="the patch to compare with the others, from 1")
-    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the network's classes, one a line")
+    add_labels(parser, rename=False)
     add_loading(parser)

@@ -8,7 +8,7 @@ and the exit status is then 1."""
 import argparse
 from pathlib import Path
 
-from vitrail.cli.options.groups import add_device
+from vitrail.cli.options.groups import add_device, add_labels
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="a folder for each picture lit by where the network looked (attention rollout), as PNG",
     )
-    parser.add_argument("--labels", type=Path, metavar="FILE", help="names of the network's classes, one a line")
+    add_labels(parser)
     parser.add_argument("--image-size", type=int, metavar="N", help="pixels a side; positions are resized")
     add_device(parser)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="(default: float32)")

@@ -5,7 +5,7 @@ a second one stops at once."""
 
 import argparse
 
-from vitrail.cli.options.groups import add_device
+from vitrail.cli.options.groups import add_device, add_labels
 
 TOKEN = "VITRAIL_TOKEN"
 
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-pixels", type=int, default=40_000_000, metavar="N", help="of one picture (default: 40 million)"
     )
+    add_labels(parser)
     parser.add_argument("--image-size", type=int, metavar="N", help="pixels a side; positions are resized")
     add_device(parser)
     parser.add_argument(

@@ -1,0 +1,28 @@
+"""Class names that come with the package, in the order of the class numbers: ImageNet-1k, CIFAR-10 and CIFAR-100.
+
+ImageNet's order is that of the sorted WordNet ids, which timm, torchvision, Hugging Face and Google's npz files share.
+"""
+
+from functools import cache
+from importlib import resources
+from typing import Final
+
+BUNDLED: Final = ("imagenet", "cifar10", "cifar100")
+
+
+@cache
+def bundled_names(name: str) -> tuple[str, ...]:
+    """The names of a bundled set."""
+    lines = read_lines(name)
+    return tuple(line.split(maxsplit=1)[1] for line in lines) if name == "imagenet" else lines
+
+
+@cache
+def imagenet_ids() -> tuple[str, ...]:
+    """The WordNet ids of ImageNet-1k, sorted: the names of its folders."""
+    return tuple(line.split()[0] for line in read_lines("imagenet"))
+
+
+def read_lines(name: str) -> tuple[str, ...]:
+    text = resources.files("vitrail").joinpath("assets", "classes", f"{name}.txt").read_text("utf-8")
+    return tuple(text.splitlines())
