@@ -32,6 +32,7 @@ MEANINGS = {
     "data.dev": "share of that which is held out, by class, for choosing",
     "data.watch": "the split scored along the way; auto: dev, else val; any: else test",
     "data.test": "the split scored at the end; auto: test",
+    "data.names": "names of the classes, in their order; `--labels` and `--rename` set them",
     "data.resident": "the whole set on the device and augmented there; auto: where it can and is quicker",
     "data.workers": "loader processes; -1: as many as make sense",
     "data.repeats": "repeated augmentation: so many views of a sample in a batch",
