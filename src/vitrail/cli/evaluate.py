@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.checkpoint.naming import other_names
+from vitrail.cli.evaluate_multi_label import show_classes, write_scores
 from vitrail.cli.labels import read_labels
 from vitrail.cli.progress import bars
 from vitrail.cli.subject import (
@@ -26,19 +27,22 @@ from vitrail.core.storage import check_writable, write_file
 from vitrail.data.labels import Labels
 from vitrail.data.ledger import Ledger
 from vitrail.data.readers.named.real import real_rows
+from vitrail.data.source import Source
 from vitrail.distributed.world import World, joined
 from vitrail.evaluation.answers import Answers, answers, judge
 from vitrail.evaluation.assessment import Assessment
 from vitrail.evaluation.matching import Matching, match
+from vitrail.evaluation.multi_label import STATISTICS, MultiLabel, assess
 from vitrail.evaluation.result import Result, shown, spanned
 
 if TYPE_CHECKING:
     from vitrail.data.collection import Collection
 
+THRESHOLD = 0.5
 LISTED = 5  # confusions and classes that are printed
 NAMED = 3  # unreadable pictures that are named
 ORIGINAL, REAL = "original", "ReaL"
-SHARES = ("top-1", "top-5", "ReaL")  # which count pictures
+SHARES = ("top-1", "top-5", "ReaL", "exact match")  # which count pictures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +52,7 @@ class Scored:
     about: Subject
     matching: Matching
     said: Answers
-    found: Assessment
+    found: Assessment | MultiLabel
     result: Result
     notes: tuple[str, ...]
 
@@ -59,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--image-size {' '.join(map(str, sizes))} names a size twice")
     if args.seed < 0:
         raise ConfigError(f"--seed {args.seed} must be at least 0")
+    if args.threshold is not None and not 0 <= args.threshold <= 1:
+        raise ConfigError(f"--threshold {args.threshold:g} must be between 0 and 1")
     check_distinct({"--out": args.out, "--page": args.page, "--answers": args.answers})
     with joined(args.device) as world:
         for path in (args.out, args.page, args.answers) if world.first else ():
@@ -89,6 +95,8 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
     """Everything of one image size; the answers are the same in all processes."""
     about = subject(argparse.Namespace(**{**vars(args), "image_size": size}), world.device)
     source, outputs = collection.splits[split], about.network.config.classes
+    if args.threshold is not None and not about.multi_label:
+        raise ConfigError(f"--threshold {args.threshold:g} is for multi-label weights, which {about.name} is not")
     names = about.labels if args.labels is None else read_labels(args.labels, outputs)
     also = other_names(about.network.card) if args.labels is None else []
     labels, matching = labellings(args, names, outputs, collection, split, also)
@@ -108,15 +116,11 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
             world=world,
             precision=args.precision,
             progress=tell if world.first else None,
+            multi_label=about.multi_label,
         )
     unreadable = sorted(str(entry) for part in world.gather(list(ledger.known.values())) for entry in part)
     main = next(iter(labels))
-    found = Assessment(
-        judged=judge(said, labels[main], main),
-        names=matching.names,
-        real=judge(said, labels[REAL], REAL) if REAL in labels and main != REAL else None,
-        seed=args.seed,
-    )
+    found = assessed(args, said, labels, matching)
     return Scored(
         about=about,
         matching=matching,
@@ -124,6 +128,22 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
         found=found,
         result=result_of(args, about, data, matching, found, unreadable, main),
         notes=(*matching.notes, *remarks(said, labels, found, unreadable)),
+    )
+
+
+def assessed(
+    args: argparse.Namespace, said: Answers, labels: dict[str, Labels], matching: Matching
+) -> Assessment | MultiLabel:
+    """One class for each image, or each class by itself where the weights are multi-label."""
+    main = next(iter(labels))
+    if said.scores is not None:
+        threshold = THRESHOLD if args.threshold is None else args.threshold
+        return assess(said.scores, said.seen, labels[main], matching.names, threshold=threshold, seed=args.seed)
+    return Assessment(
+        judged=judge(said, labels[main], main),
+        names=matching.names,
+        real=judge(said, labels[REAL], REAL) if REAL in labels and main != REAL else None,
+        seed=args.seed,
     )
 
 
@@ -150,14 +170,21 @@ def labellings(
     return labels, matching
 
 
-def remarks(said: Answers, labels: dict[str, Labels], found: Assessment, unreadable: Sequence[str]) -> list[str]:
+def remarks(
+    said: Answers, labels: dict[str, Labels], found: Assessment | MultiLabel, unreadable: Sequence[str]
+) -> list[str]:
     """What a reader should know of the count."""
     notes: list[str] = []
     if unreadable:
         some = "; ".join(unreadable[:NAMED]) + ("; ..." if len(unreadable) > NAMED else "")
         are = "picture is unreadable and counts" if len(unreadable) == 1 else "pictures are unreadable and count"
         notes.append(f"{len(unreadable):,} {are} for nothing: {some}")
-    for name, judged in ((ORIGINAL, found.judged if ORIGINAL in labels else None), (REAL, found.real)):
+    judgements = (
+        [(ORIGINAL, found.judged if ORIGINAL in labels else None), (REAL, found.real)]
+        if (isinstance(found, Assessment))
+        else []
+    )
+    for name, judged in judgements:
         left = 0 if judged is None else int(said.seen.sum()) - len(judged)
         if left:
             word = "ReaL label" if name == REAL else "label"
@@ -172,7 +199,7 @@ def result_of(
     about: Subject,
     data: dict[str, Any],
     matching: Matching,
-    found: Assessment,
+    found: Assessment | MultiLabel,
     unreadable: Sequence[str],
     labels: str,
 ) -> Result:
@@ -184,6 +211,8 @@ def result_of(
         "classes": matching.how,
         "seed": args.seed,
     }
+    if isinstance(found, MultiLabel):
+        config["threshold"] = found.threshold
     details = {**found.details(), "unreadable": list(unreadable)}
     return Result(
         kind="evaluate",
@@ -205,17 +234,29 @@ def write(args: argparse.Namespace, one: Scored, collection: "Collection", size:
     if args.out is not None:
         one.result.write(sized(args.out, size))
     if args.answers is not None:
-        write_answers(sized(args.answers, size), one, [source.name(at) for at in range(len(source))])
+        names = [source.name(at) for at in range(len(source))]
+        if isinstance(one.found, MultiLabel):
+            write_scores(sized(args.answers, size), one.found, names)
+        else:
+            write_answers(sized(args.answers, size), one.found, one.matching.names, names)
     if args.page is not None:
-        from vitrail.evaluation.presentation import evaluation_page
-
-        write_file(sized(args.page, size), evaluation_page(one.result, one.found, source, one.notes).encode())
+        write_file(sized(args.page, size), page_of(one, source).encode())
 
 
-def write_answers(path: Path, one: Scored, names: Sequence[str]) -> None:
+def page_of(one: Scored, source: Source) -> str:
+    if isinstance(one.found, MultiLabel):
+        from vitrail.evaluation.multi_label_page import multi_label_page
+
+        return multi_label_page(one.result, one.found, one.notes)
+    from vitrail.evaluation.presentation import evaluation_page
+
+    return evaluation_page(one.result, one.found, source, one.notes)
+
+
+def write_answers(path: Path, found: Assessment, called: Sequence[str], names: Sequence[str]) -> None:
     """A row a picture: its name, what it shows, what was said, how sure, whether that is right; blanks where it could
     not be read or has no label."""
-    judged, called = one.found.judged, one.matching.names
+    judged = found.judged
     rows: list[list[str]] = [[name, "", "", "", "", ""] for name in names]
     for at in range(len(judged)):
         said, truth = int(judged.said[at]), int(judged.truth[at])
@@ -253,7 +294,7 @@ def show(args: argparse.Namespace, done: Sequence[Scored], collection: "Collecti
 
 def show_sizes(done: Sequence[Scored]) -> None:
     """A row a size. What would make it too wide for a terminal is in the results."""
-    heads = [measure.name for measure in done[0].result.measures if measure.name in (*SHARES, "ECE", "loss")]
+    heads = [m.name for m in done[0].result.measures if m.name in (*SHARES, *STATISTICS, "ECE", "loss")]
     rows: list[list[str]] = []
     for one in done:
         by_name = {measure.name: measure for measure in one.result.measures}
@@ -268,7 +309,7 @@ def show_sizes(done: Sequence[Scored]) -> None:
 
 
 def show_one(one: Scored) -> None:
-    """The numbers with their intervals, the most frequent mistakes and the hardest classes."""
+    """The numbers with their intervals, and what to look at."""
     rows = [
         (
             measure.name,
@@ -280,7 +321,15 @@ def show_one(one: Scored) -> None:
     ]
     print()
     print_table(["measure", "value", "95% interval", "pictures"], rows)
-    confused = [pair for pair in one.found.confused(LISTED) if pair.count > 1]
+    if isinstance(one.found, MultiLabel):
+        show_classes(one.found)
+    else:
+        show_mistakes(one.found)
+
+
+def show_mistakes(found: Assessment) -> None:
+    """The most frequent mistakes and the hardest classes."""
+    confused = [pair for pair in found.confused(LISTED) if pair.count > 1]
     if confused:
         print_table(
             ["true", "said", "times", "of its class"],
@@ -288,7 +337,7 @@ def show_one(one: Scored) -> None:
             title="Most often confused",
             left=2,
         )
-    mistaken = [each for each in one.found.classes if each.right < each.count and each.count > 1]
+    mistaken = [each for each in found.classes if each.right < each.count and each.count > 1]
     hardest = sorted(mistaken, key=lambda each: (each.right / each.count, -each.count))[:LISTED]
     if hardest:
         print_table(

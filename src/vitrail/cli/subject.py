@@ -49,6 +49,11 @@ class Subject:
         card: Any = self.network.card
         return card.labels if isinstance(card, Card) else None
 
+    @property
+    def multi_label(self) -> bool:
+        card: Any = self.network.card
+        return isinstance(card, Card) and card.multi_label
+
 
 @contextlib.contextmanager
 def alone(args: argparse.Namespace) -> Generator[torch.device]:

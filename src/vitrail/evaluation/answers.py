@@ -32,6 +32,7 @@ class Answers:
     top: NDArray[np.int64]  # [N, 5], the likeliest classes in their order; fewer columns where there are fewer classes
     confidence: NDArray[np.float32]  # [N], the probability of the first
     losses: Mapping[str, NDArray[np.float32]]  # [N] for each of the labellings
+    scores: NDArray[np.float32] | None = None  # [N, K], each class by itself, where they were asked for
 
     def __len__(self) -> int:
         return len(self.seen)
@@ -65,14 +66,17 @@ def answers(
     world: Together | None = None,
     precision: Precision = "float32",
     progress: Callable[[int], None] | None = None,
+    multi_label: bool = False,
 ) -> Answers:
     """The answers to all `count` samples of a source, from batches of its `sweep`. With a `world` each process brings
-    its part of them, and all get the whole. `progress` hears how many samples have gone by here."""
+    its part of them, and all get the whole. `progress` hears how many samples have gone by here. Of a
+    `multi_label` network the sigmoid of every class is kept."""
     device = torch.device(device)
     prepare, top = prepared(preprocessing, device, precision), min(TOP, classes)
     # A row more than there are samples: places without a picture go there.
     whole = torch.zeros(count + 1, top + 1, dtype=torch.int64, device=device)
-    parts = torch.zeros(count + 1, 1 + len(labels), dtype=torch.float32, device=device)
+    kept = classes if multi_label else 0
+    parts = torch.zeros(count + 1, 1 + len(labels) + kept, dtype=torch.float32, device=device)
     done = 0
     with at_rest(network, device, precision):
         for batch in batches:
@@ -88,7 +92,8 @@ def answers(
             best = torch.where(sound[:, None], logits.topk(top).indices, -1)
             sure = torch.where(sound, logs.max(-1).values.exp(), 0.0)
             whole[place] = torch.cat([torch.ones_like(best[:, :1]), best], 1)
-            parts[place] = torch.stack([sure, *(losses_of(logs, row, classes) for row in rows)], 1)
+            facts = torch.stack([sure, *(losses_of(logs, row, classes) for row in rows)], 1)
+            parts[place] = torch.cat([facts, logits.sigmoid().nan_to_num(0.0)[:, :kept]], 1)
             done += len(batch)
             if progress is not None:
                 progress(min(done, count))
@@ -103,6 +108,7 @@ def answers(
         top=numbers[:, 1:],
         confidence=values[:, 0],
         losses={name: values[:, 1 + at] for at, name in enumerate(labels)},
+        scores=values[:, 1 + len(labels) :] if multi_label else None,
     )
 
 

@@ -1,5 +1,5 @@
 """Score weights on labelled pictures: top-1 and top-5 accuracy, the mean over classes, calibration and loss, each with
-its 95% interval, and what is taken for what.
+its 95% interval, and what is taken for what. Multi-label weights are scored by mean average precision and F1.
 
 With --real, ImageNet's validation pictures are scored on their ReaL labels, too. Every picture counts once; under
 torchrun the processes share them and get the same numbers. Several image sizes give a row each."""
@@ -16,6 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--real", type=Path, metavar="FILE", help="real.json: ReaL labels of ImageNet's val")
     add_labels(parser, rename=False)
     parser.add_argument("--by-number", action="store_true", help="class 7 is output 7, whatever they are called")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        metavar="P",
+        help="of a multi-label network: F1 is of the classes of this probability or more (default: 0.5)",
+    )
     add_precision(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write a page of HTML with pictures")
