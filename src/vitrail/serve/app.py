@@ -144,6 +144,7 @@ class Routes:
             "vitrail_queue_pictures": ("Pictures that wait or are prepared.", float(len(service.line))),
             "vitrail_queue_limit": ("Places in the queue.", float(service.line.room)),
             "vitrail_body_bytes": ("Bytes of bodies in memory.", float(service.budget.held)),
+            "vitrail_decode_bytes": ("Bytes set aside for pictures being decoded.", float(service.served.room.held)),
             "vitrail_worker_restarts_total": ("Times that the network's thread was replaced.", service.watch.restarts),
         }
         model = {"name": about["name"], "network": about["network"], "device": about["device"]}

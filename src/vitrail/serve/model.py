@@ -14,6 +14,7 @@ from vitrail.models.vit import ViT
 from vitrail.predict.predictor import Predictor
 from vitrail.serve import attention
 from vitrail.serve.line import Ticket
+from vitrail.serve.room import Reservation, Room
 from vitrail.serve.settings import Settings
 
 
@@ -30,10 +31,20 @@ class Served:
 
     def __init__(self, predictor: Predictor, name: str, settings: Settings) -> None:
         self.predictor, self.name, self.settings = predictor, name, settings
+        self.room = Room(settings.decode_bytes, settings.timeout_s)
 
     def prepare(self, data: bytes) -> tuple[Tensor, Seen]:
-        """Bytes to prepared pixels; BadPicture where they are none, or too many by what their header says."""
-        image = Picture(data, max_pixels=self.settings.max_pixels).rgb()
+        """Bytes to prepared pixels; BadPicture where they are none, or too many by what their header says. Refused
+        where the pictures of others take the memory for decoding for too long."""
+        # Without antialiasing the whole picture becomes floats, 12 bytes a pixel, before it is resized.
+        times = 1 if self.predictor.preprocessing.antialias else 2
+        with Reservation(self.room) as reservation:
+            image = Picture(
+                data, max_pixels=self.settings.max_pixels, reserve=lambda size: reservation.take(times * size)
+            ).rgb()
+            return self._prepared(image)
+
+    def _prepared(self, image: Image.Image) -> tuple[Tensor, Seen]:
         preparation = self.predictor.preprocessing
         left, top, right, bottom = (
             (0.0, 0.0, float(image.width), float(image.height))

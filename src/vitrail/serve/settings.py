@@ -6,6 +6,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from vitrail.core.errors import ConfigError
+from vitrail.data.decode.cost import HEAVIEST
 
 LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
 POSITIVE: Final = ("queue", "batch", "max_bytes", "max_pixels", "max_images", "decoders", "connections")
@@ -59,6 +60,11 @@ class Settings:
     def memory(self) -> int:
         """Bytes of bodies that all requests together may hold."""
         return max(4 * self.max_bytes, 64 * 2**20)
+
+    @property
+    def decode_bytes(self) -> int:
+        """Bytes that all pictures together may take while they are decoded: as many as the largest that is let in."""
+        return HEAVIEST * self.max_pixels + 2 * self.max_bytes
 
     @property
     def most_images(self) -> int:

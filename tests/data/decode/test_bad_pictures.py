@@ -16,8 +16,9 @@ from PIL.PngImagePlugin import PngInfo
 from tests.data.decode import hostile
 from tests.data.decode.hostile import chunk, photo, pixels, png, saved, tiff_of
 from vitrail.core.errors import BadPicture
+from vitrail.data.decode.cost import SMALL
 from vitrail.data.decode.headers import FORMATS
-from vitrail.data.decode.picture import DECODERS, MAX_PIXELS, SMALL, Picture
+from vitrail.data.decode.picture import DECODERS, MAX_PIXELS, Picture
 
 PHOTO = photo()
 

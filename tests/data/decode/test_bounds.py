@@ -85,7 +85,7 @@ def files() -> dict[str, bytes]:
         "png behind its end": png + chunk(b"aaAa", b"") * MANY,
         "gif blocks": gif[:first] + b"\x21\xfe" + b"\1a" * MANY + b"\0" + gif[first:],
         "gif zeros": behind_start(gif, b"\0", first),
-        "webp chunks": webp + b"aaaa\0\0\0\0" * MANY,
+        "webp chunks": b"RIFF" + struct.pack("<I", len(webp) - 8 + 8 * MANY) + webp[8:] + b"aaaa\0\0\0\0" * MANY,
         "tiff strips": tiff({**strips, 273: (4, [8] * MANY), 278: (4, [1])}, b"\0" * 64),
         "bmp deltas": with_runs(b"\0\2\0\0" * 600_000),
         "bmp runs": hostile.bmp(4000, 4000, bits=4, packing=2, body=b"\xff\x12" * 70_000),

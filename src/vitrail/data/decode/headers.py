@@ -249,8 +249,8 @@ def gif(data: bytes) -> Header:
 
 def webp(data: bytes) -> Header:
     """The size of the canvas; libwebp refuses frames that do not fit it, and lists all chunks as it opens a file."""
-    walk, at = Walk("WEBP", data), 12
-    while at + 8 <= len(data):
+    walk, at, stop = Walk("WEBP", data), 12, min(8 + int.from_bytes(data[4:8], "little"), len(data))
+    while at + 8 <= stop:
         walk.step()
         at += 8 + int.from_bytes(data[at + 4 : at + 8], "little")
         at += at % 2

@@ -8,7 +8,7 @@ so weights of theirs see the pixels they were trained on. Of an animation the fi
 
 import io
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,12 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from vitrail.core.errors import BadPicture
 from vitrail.core.shapes import Pair
-from vitrail.data.decode.headers import check_png, read_header
+from vitrail.data.decode.cost import USUAL, decoding_bytes, refuse_bomb
+from vitrail.data.decode.headers import check_png, format_of, read_header
 from vitrail.data.decode.tiff import TURNING, UPRIGHT, orientation_of
 
 MAX_PIXELS: Final = 178_956_970  # where Pillow too speaks of a bomb: 0.7 GB decoded
-SMALL: Final = 1 << 24  # pixels that any file may have; beyond them ...
-DENSITY: Final = 2000  # ... no more than this many a byte: PNG packs greys up to 1032, JPEG about 340, WebP without end
+MAX_BYTES: Final = USUAL * MAX_PIXELS  # of memory that decoding one picture may take
 RUNS: Final = 1 << 22  # pixels of a run-length BMP, which Pillow unpacks in Python; ...
 RUN_BYTES: Final = 1 << 21  # ... and bytes of its file
 SAMPLE_FORMAT: Final = 339
@@ -56,18 +56,29 @@ TURNS: Final = {
 }
 
 
+Given = TypeVar("Given")
+Read = TypeVar("Read")
+
+
 class Picture:
     """A picture whose header is read: its size is known, its pixels are not decoded yet."""
 
     __slots__ = ("failed", "image", "orientation", "size")
 
-    def __init__(self, data: "bytes | NDArray[np.uint8]", *, max_pixels: int = MAX_PIXELS) -> None:
-        """BadPicture where this is no picture that we read, or one of more pixels than `max_pixels`."""
+    def __init__(
+        self,
+        data: "bytes | NDArray[np.uint8]",
+        *,
+        max_pixels: int = MAX_PIXELS,
+        reserve: Callable[[int], object] | None = None,
+    ) -> None:
+        """BadPicture where this is no picture that we read, or one of more pixels than `max_pixels`. `reserve` hears
+        how many bytes decoding will take, before any are taken; it may wait, or raise."""
         self.failed = ""
         if isinstance(data, np.ndarray):
             self.image, self.orientation = image_of(data), UPRIGHT
         else:
-            self.image, self.orientation = opened(data, max_pixels)
+            self.image, self.orientation = opened(data, max_pixels, reserve)
         width, height = self.image.size
         self.size: Pair = (width, height) if self.orientation >= 5 else (height, width)  # (H, W) as a person sees it
 
@@ -101,41 +112,51 @@ def upright_rgb(image: Image.Image) -> Image.Image:
         raise BadPicture(reason(error, image.format, "pixels")) from None
 
 
-def opened(data: bytes, max_pixels: int) -> tuple[ImageFile, int]:
+def opened(data: bytes, max_pixels: int, reserve: Callable[[int], object] | None = None) -> tuple[ImageFile, int]:
     """The decoder of a file, not run yet, and how the picture is turned."""
-    kind = None
+    kind, content, orientation, size = attempted(read_header, data, format_of(data))
+    if kind in ("GIF", "TIFF"):  # here Pillow's own limit warns on the way
+        max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
+    if size is not None:
+        admit(kind, size, len(data), max_pixels, reserve)
+    image = attempted(DECODERS[kind], io.BytesIO(content), kind)
+    if is_run_length(image):
+        max_pixels = min(max_pixels, RUNS)
+        if len(data) > RUN_BYTES:
+            raise BadPicture(f"a run-length BMP of {len(data):,} bytes, of at most {RUN_BYTES:,}; save it again as PNG")
+    if size is None:
+        admit(kind, image.size, len(data), max_pixels, reserve)
+    else:
+        refuse_bomb(kind, image.size, len(data), max_pixels)
+    return image, orientation_of(image.info) if kind == "WEBP" else orientation
+
+
+def attempted(read: Callable[[Given], Read], given: Given, kind: str) -> Read:
+    """What `read` makes of a file's header; BadPicture, in our words, whatever goes wrong."""
     try:
-        kind, content, orientation, size = read_header(data)
-        if kind in ("GIF", "TIFF"):  # here Pillow's own limit warns on the way
-            max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
-        if size is not None:
-            refuse_bomb(size, len(data), max_pixels)
-        image = DECODERS[kind](io.BytesIO(content))
-        if is_run_length(image):
-            max_pixels = min(max_pixels, RUNS)
-            if len(data) > RUN_BYTES:
-                raise BadPicture(
-                    f"a run-length BMP of {len(data):,} bytes; {RUN_BYTES:,} are read: save it again as PNG"
-                )
-        refuse_bomb(image.size, len(data), max_pixels)
-        return image, orientation_of(image.info) if kind == "WEBP" else orientation
+        return read(given)
     except BadPicture:
         raise
     except Exception as error:
         raise BadPicture(reason(error, kind, "header")) from None
 
 
+def admit(
+    kind: str, size: tuple[int, int], length: int, max_pixels: int, reserve: Callable[[int], object] | None
+) -> None:
+    """Refuses what is too large, and says to `reserve` how much memory the rest will take."""
+    refuse_bomb(kind, size, length, max_pixels)
+    takes = decoding_bytes(kind, size, length)
+    if takes > MAX_BYTES:
+        most = f"at most {MAX_BYTES / 1e9:.1f} GB is allowed"
+        raise BadPicture(f"{kind} of {size[0]} x {size[1]} pixels, which takes {takes / 1e9:.1f} GB to decode; {most}")
+    if reserve is not None:
+        reserve(takes)
+
+
 def is_run_length(image: ImageFile) -> bool:
     """A packed BMP, which Pillow unpacks in Python, pixel by pixel."""
     return bool(image.tile) and image.tile[0][0] == "bmp_rle"
-
-
-def refuse_bomb(size: tuple[int, int], length: int, max_pixels: int) -> None:
-    width, height = size
-    if width * height > max_pixels:
-        raise BadPicture(f"{width} x {height} pixels are more than the limit of {max_pixels:,}")
-    if width * height > max(SMALL, DENSITY * length):
-        raise BadPicture(f"a decompression bomb: {width} x {height} pixels claimed by {length:,} bytes")
 
 
 def reason(error: Exception, kind: str | None, part: str) -> str:
