@@ -1,6 +1,7 @@
 """What the server answers: the same as the predictor, in the shapes that are promised, and errors that help."""
 
 import base64
+import html
 import io
 import json
 import re
@@ -19,6 +20,7 @@ from tests.serve.inside import LABELS, NETWORK, Inside, inside, picture, predict
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.rollout import rollout
 from vitrail.inspection.stream import stream
+from vitrail.serve import page
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
@@ -291,3 +293,28 @@ def test_pages_bring_everything_along(here: Inside) -> None:
         assert "unsafe" not in policy
         assert not re.findall(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//""", response.text)
     assert "/predict" in here.client.get("/docs").text
+
+
+def commands(text: str) -> list[str]:
+    return [html.unescape(one) for one in re.findall(r"curl [^<]*", text)]
+
+
+def test_the_docs_have_the_real_address_in_their_commands_and_look_like_the_page(here: Inside) -> None:
+    text = here.client.get("/docs").text
+    found = commands(text)
+    assert len(found) == 3
+    assert all(f"'http://127.0.0.1:{here.port}/" in one for one in found)
+    assert page.style() in text
+    text = here.client.get("/docs", headers={"host": f"localhost:{here.port}"}).text
+    assert all(f"'http://localhost:{here.port}/" in one for one in commands(text))
+
+
+def test_the_docs_repeat_no_name_that_is_none_and_say_where_the_token_goes() -> None:
+    with inside(hosts=(), token="s3cret") as open_to_all:
+        for name in ("a'b;echo", "<i>", "x" * 300):
+            headers = {"host": name, "authorization": "Bearer s3cret"}
+            text = open_to_all.client.get("/docs", headers=headers).text
+            assert name not in text
+            assert all(f"'http://127.0.0.1:{open_to_all.port}/" in one for one in commands(text))
+        assert all("-H 'Authorization: Bearer TOKEN'" in one for one in commands(text))
+        assert "s3cret" not in text

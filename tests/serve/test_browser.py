@@ -103,6 +103,39 @@ def test_a_picture_is_answered_as_the_predictor_answers(opened: Open, weights: P
     assert f"'{browsed.address}/predict?topk=5'" in browsed.text("#curl")
 
 
+SHOWN = """[...document.querySelectorAll('.samples button span')]
+  .filter((one) => one.checkVisibility()).map((one) => one.textContent)"""
+
+
+def test_the_classes_are_listed_and_can_be_searched(opened: Open) -> None:
+    browsed = opened()
+    assert browsed.page.inner_text("#class-names").split("\n") == list(LABELS)
+    assert browsed.page.evaluate(SHOWN) == ["a sailing boat"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "samples"),
+    [
+        (tuple(f"flower {at}" for at in range(30)), []),
+        (tuple("0123456789"), ["a handwritten 2"]),
+        (tuple(str(at) for at in range(30)), []),
+    ],
+)
+def test_samples_suit_the_model(opened: Open, tmp_path: Path, labels: tuple[str, ...], samples: list[str]) -> None:
+    model = awake(replace(VIT, classes=len(labels)), torch.float32)
+    model.card = Card(preprocessing=Preprocessing(image=VIT.image, resize=36), labels=labels)
+    path = tmp_path / "other.safetensors"
+    save(model, path)
+    for address in served(path):
+        browsed = opened(address)
+        assert browsed.page.evaluate(SHOWN) == samples
+        assert browsed.page.is_visible("#classes")
+        if len(labels) == 30 and labels[0].startswith("flower"):
+            browsed.page.click("#classes summary")
+            browsed.page.fill("#class-part", "FLOWER 2")
+            assert browsed.page.inner_text("#class-names").split("\n") == [one for one in labels if "flower 2" in one]
+
+
 def test_attention_is_drawn_as_the_network_has_it(opened: Open, weights: Path) -> None:
     image = picture()
     browsed = opened()

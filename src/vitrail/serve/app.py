@@ -1,5 +1,6 @@
 """The routes: what is asked for, and the shape of each answer."""
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
@@ -17,6 +18,7 @@ from vitrail.serve.refusal import Refused, encoded, unavailable
 from vitrail.serve.service import Service
 
 TOPK: Final = 5
+HOST: Final = re.compile(r"[A-Za-z0-9.-]{1,253}(:\d{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:\d{1,5})?")
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 PATHS: Final = {
@@ -121,7 +123,7 @@ class Routes:
         return html(page.page(), page.policy())
 
     async def docs(self, request: Request) -> Response:
-        return html(*reference(document(self.served)))
+        return html(*reference(document(self.served), address_of(request)))
 
     async def openapi(self, request: Request) -> Response:
         return answered(document(self.served))
@@ -149,6 +151,15 @@ class Routes:
         }
         model = {"name": about["name"], "network": about["network"], "device": about["device"]}
         return Response(service.metrics.text(gauges, model), media_type=PROMETHEUS)
+
+
+def address_of(request: Request) -> str:
+    """How this server is reached: by the name that the request has for it, or else where it listens."""
+    host = request.headers.get("host", "")
+    if not HOST.fullmatch(host):
+        name, port = request.scope.get("server") or ("127.0.0.1", 8000)
+        host = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    return f"{request.url.scheme}://{host}"
 
 
 def html(text: str, policy: str) -> Response:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from vitrail import __version__
 from vitrail.report.page import digest
 from vitrail.serve.model import Served
+from vitrail.serve.page import docs_style
 from vitrail.serve.uploads import FIELD, FORM, JSON
 
 ERROR: Final = {"$ref": "#/components/schemas/Error"}
@@ -20,20 +21,10 @@ PROBLEMS: Final = {
     "429": "the queue is full; Retry-After says when to ask again",
     "503": "no answer in time, or the server stops or is not ready; Retry-After says when to ask again",
 }
-STYLE: Final = """
-:root{color-scheme:light dark}
-body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
-h2{margin:2rem 0 .5rem;font-size:1.1rem}
-code,pre{font-family:ui-monospace,monospace;font-size:.9em}
-pre{overflow-x:auto;padding:.7rem 1rem;border:1px solid #8886;border-radius:6px}
-.verb{display:inline-block;min-width:3.5em;font-weight:700;color:#2c5aa0}
-@media (prefers-color-scheme:dark){.verb{color:#8fb4ea}a{color:#8fb4ea}}
-dt{font-family:ui-monospace,monospace;font-size:.9em}dd{margin:0 0 .3rem 1.5rem}
-"""
 EXAMPLES: Final = {
-    "/predict": f"curl -F {FIELD}=@cat.jpg 'http://127.0.0.1:8000/predict?topk=3'",
-    "/attention": f"curl -F {FIELD}=@cat.jpg 'http://127.0.0.1:8000/attention?layer=0'",
-    "/embed": f"curl -F {FIELD}=@cat.jpg -F {FIELD}=@dog.jpg http://127.0.0.1:8000/embed",
+    "/predict": (f"-F {FIELD}=@photo.jpg", "/predict?topk=3"),
+    "/attention": (f"-F {FIELD}=@photo.jpg", "/attention?layer=0"),
+    "/embed": (f"-F {FIELD}=@first.jpg -F {FIELD}=@second.jpg", "/embed"),
 }
 
 
@@ -180,31 +171,38 @@ SCHEMAS: Final = {
 }
 
 
-def reference(described: dict[str, Any]) -> tuple[str, str]:
-    """The page of a description, and the policy to send with it."""
+def reference(described: dict[str, Any], address: str) -> tuple[str, str]:
+    """The page of a description, and the policy to send with it. `address` is where this server is reached; the
+    commands on the page can be pasted as they are."""
+    header = "-H 'Authorization: Bearer TOKEN' " if "security" in described else ""
     parts = [
-        f"<h1>{html.escape(described['info']['title'])}</h1><p>{html.escape(described['info']['description'])}</p>"
+        section(verb, path, about, f"curl {header}{{}} '{address}{{}}'")
+        for path, verbs in described["paths"].items()
+        for verb, about in verbs.items()
     ]
-    parts.append('<p><a href="/">Try it</a> &middot; <a href="/openapi.json">openapi.json</a></p>')
-    for path, verbs in described["paths"].items():
-        for verb, about in verbs.items():
-            parts.append(section(verb, path, about))
     parts.append("<h2>Shapes</h2>")
     for name, schema in described["components"]["schemas"].items():
-        parts.append(f"<h3>{name}</h3><pre>{html.escape(json.dumps(schema, indent=1))}</pre>")
+        parts.append(f"<h3>{name}</h3>{code(json.dumps(schema, indent=1))}")
     policy = (
-        f"default-src 'none'; style-src 'sha256-{digest(STYLE)}'; base-uri 'none'; form-action 'none'; "
+        f"default-src 'none'; style-src 'sha256-{digest(docs_style())}'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
     )
+    info = described["info"]
     text = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>vitrail: HTTP interface</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>"
+        '<meta name="color-scheme" content="light dark">'
+        f'<style>{docs_style()}</style></head><body><div class="glass" aria-hidden="true"></div>'
+        f'<header class="top"><div><h1>{html.escape(info["title"])}</h1>'
+        f'<p class="lead">{html.escape(info["description"])} The interface at <b>{html.escape(address)}</b>.</p></div>'
+        '<nav aria-label="Server"><a href="/">Try it</a><a href="/openapi.json">openapi.json</a></nav></header>'
+        f'<main><div class="docs">{"".join(parts)}</div></main>'
+        f"<footer>vitrail {html.escape(info['version'])}</footer></body></html>"
     )
     return text, policy
 
 
-def section(verb: str, path: str, about: dict[str, Any]) -> str:
+def section(verb: str, path: str, about: dict[str, Any], command: str) -> str:
     rows = [
         f"<dt>{html.escape(each['name'])}</dt><dd>{html.escape(each.get('description', 'query'))}</dd>"
         for each in about.get("parameters", [])
@@ -212,9 +210,13 @@ def section(verb: str, path: str, about: dict[str, Any]) -> str:
     rows += [
         f"<dt>{status}</dt><dd>{html.escape(each['description'])}</dd>" for status, each in about["responses"].items()
     ]
-    example = f"<pre>{html.escape(EXAMPLES[path])}</pre>" if path in EXAMPLES else ""
+    example = code(command.format(*EXAMPLES[path])) if path in EXAMPLES else ""
     said = f"{about['summary']}. {about.get('description', '')}"
     return (
         f'<h2><span class="verb">{verb.upper()}</span> <code>{html.escape(path)}</code></h2>'
         f"<p>{html.escape(said)}</p>{example}<dl>{''.join(rows)}</dl>"
     )
+
+
+def code(text: str) -> str:
+    return f'<div class="code"><pre tabindex="0">{html.escape(text)}</pre></div>'

@@ -46,6 +46,12 @@ def style() -> str:
 
 
 @lru_cache(maxsize=1)
+def docs_style() -> str:
+    """Of the description of the interface: the page's, and a little more."""
+    return "\n".join([style(), part("docs.css")])
+
+
+@lru_cache(maxsize=1)
 def script() -> str:
     return "\n".join(map(part, SCRIPTS))
 

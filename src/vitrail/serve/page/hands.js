@@ -198,13 +198,44 @@ for (const [group, shape, number] of [["fields", "field", 24], ["backs", "back",
     document.querySelector(".rose ." + group).append(pane);
   }
 }
-for (const sample of samples) {
-  const button = document.createElement("button"), name = document.createElement("span");
-  button.type = "button";
-  name.textContent = sample.said;
-  button.append(drawn(sample, 144), name);
-  button.addEventListener("click", async () => take([await fileOf(sample)]));
-  document.querySelector(".samples").append(button);
+function offer() {
+  const box = $("samples"), fitting = samples.filter((sample) => sample.suits(model.labels ?? []));
+  box.querySelectorAll("button").forEach((old) => old.remove());
+  for (const sample of fitting) {
+    const button = document.createElement("button"), name = document.createElement("span");
+    button.type = "button";
+    name.textContent = sample.said;
+    button.append(drawn(sample, 144), name);
+    button.addEventListener("click", async () => take([await fileOf(sample)]));
+    box.append(button);
+  }
+  box.hidden = !fitting.length;
+}
+
+// What it can say at all. Thousands of names are made into a list when somebody opens it.
+const FEW = 24; // classes that are shown at once
+function listClasses() {
+  const labels = model.labels ?? [], box = $("classes"), unnamed = labels.length > 10 && labels.every((one) => /^(class )?\d+$/.test(one));
+  box.hidden = !labels.length;
+  box.querySelector("summary").textContent = `The ${count(labels.length, "class", "classes")} that it knows`;
+  $("unnamed").hidden = !unnamed;
+  $("find-class").hidden = unnamed || labels.length <= FEW;
+  box.open = labels.length <= FEW && !unnamed;
+  box.ontoggle = () => box.open && !unnamed && nameClasses();
+  $("class-part").oninput = nameClasses;
+  if (box.open) nameClasses();
+}
+function nameClasses() {
+  const part = $("class-part").value.trim().toLowerCase();
+  const items = (model.labels ?? []).flatMap((one, at) => (one.toLowerCase().includes(part) ? [[one, at]] : []));
+  $("class-names").replaceChildren(
+    ...items.map(([one, at]) => {
+      const item = document.createElement("li");
+      item.textContent = one;
+      item.value = at;
+      return item;
+    }),
+  );
 }
 $("where").textContent = `Pictures go to the server at ${host} and nowhere else; it does not keep them.`;
 meet();

@@ -27,6 +27,8 @@ async function meet() {
     const about = await ask("/model");
     Object.assign(model, about, { known: true });
     introduce();
+    offer();
+    listClasses();
     $("gate").hidden = true;
   } catch (error) {
     if (error.status === 401) return gate();
