@@ -259,19 +259,52 @@ def test_the_start_is_replayed_with_its_head(tmp_path: Path, weights: str) -> No
     assert kept_head(out)[0].shape == (10, 16)
 
 
-def test_by_itself_it_is_there_where_it_costs_little(weights: str) -> None:
+def test_by_itself_it_is_there_however_short_the_run(weights: str) -> None:
     pictures = find_pictures(Data(source="digits", dev=0.1))
     auto = tuning(weights, baseline="auto")
-    assert not wanted(auto, pictures)  # 8 steps are over before it is
-    assert wanted(replace(auto, steps=400), pictures)
-    assert not wanted(replace(auto, steps=400, baseline="off"), pictures)
-    assert not wanted(replace(auto, steps=400, weights=""), pictures)
-    assert not wanted(replace(auto, steps=400), replace(pictures, watch=None, test=None))
+    assert wanted(replace(auto, steps=1), pictures)
+    assert not wanted(replace(auto, baseline="off"), pictures)
+    assert not wanted(replace(auto, weights=""), pictures)
+    assert not wanted(auto, replace(pictures, watch=None, test=None))
     assert wanted(replace(auto, start="closed-form"), pictures)
-    assert resolved(replace(auto, steps=400), pictures, ALONE).baseline == "on"
+    assert resolved(auto, pictures, ALONE).baseline == "on"
     for change in ({"baseline": "on"}, {"start": "closed-form"}):
         with pytest.raises(ConfigError, match="needs weights whose features"):
             wanted(replace(auto, weights="", **change), pictures)
+
+
+def test_a_run_without_it_says_why(tmp_path: Path, weights: str) -> None:
+    watching = Watching()
+    alone = Data(source="digits", test="none", workers=0)
+    go(tuning(weights, baseline="auto", data=alone, steps=2, schedule=Schedule()), tmp_path / "run", watching)
+    assert len([note for note in watching.notes if "no closed form" in note]) == 1
+    assert rows(tmp_path / "run", "baseline") == []
+
+
+def test_where_the_closed_form_is_better_the_run_says_so(tmp_path: Path, weights: str) -> None:
+    watching = Watching()
+    slow = Optim(kind="sgd", lr=1e-9)
+    result = go(tuning(weights, baseline="auto", steps=2, schedule=Schedule(), optim=slow), tmp_path / "run", watching)
+    assert result.test is not None
+    assert result.test["accuracy"] < result.baseline["test"]["accuracy"]
+    said = [note for note in watching.notes if f"{result.baseline['test']['accuracy']:.2%} against" in note]
+    assert len(said) == 1
+    assert said[0] in (tmp_path / "run/log.txt").read_text()
+    assert "closed form beats" in (tmp_path / "run/report.html").read_text()
+
+
+def test_a_start_at_the_closed_form_that_only_gets_worse_is_kept(tmp_path: Path, weights: str) -> None:
+    """The start is scored, so that the run stands for it where no later weights are better."""
+    harmful = Optim(kind="sgd", lr=30.0)
+    run = tuning(weights, start="closed-form", steps=4, schedule=Schedule(decay="constant"), optim=harmful)
+    result = go(replace(run, evaluation=Evaluation(every=2)), tmp_path / "run")
+    assert [row["step"] for row in rows(tmp_path / "run", "watch")] == [0, 2, 4]
+    assert result.best.step == 0
+    assert result.test is not None
+    assert (result.test["step"], result.test["accuracy"]) == (
+        0,
+        pytest.approx(result.baseline["test"]["accuracy"], abs=0.005),
+    )
 
 
 def test_large_sets_are_sampled(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ from torch's generators, so a run with it and one without end with the same bits
 resume takes the scores from the metrics. With start=closed-form it is also the head that the run starts with.
 """
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -44,7 +45,6 @@ FILE: Final = "baseline.safetensors"
 KIND: Final = "vitrail baseline 1"
 LEARNT: Final = 10_000  # pictures that it is made from, at most
 SCORED: Final = 5_000  # of a split, at most
-COST: Final = 0.1  # of the training's own forward and backward passes, at most, where nobody asked for it
 
 Row = dict[str, Any]
 
@@ -67,8 +67,8 @@ def scored_splits(pictures: Pictures) -> dict[str, Source]:
 
 
 def wanted(run: Run, pictures: Pictures) -> bool:
-    """Whether a run has a baseline: a fine-tuning to labels that is scored has, unless it was said otherwise or would
-    cost more than a tenth of the training. What cannot be is refused."""
+    """Whether a run has a baseline: every fine-tuning has, unless it was said otherwise or cannot be. What cannot be
+    and was asked for is refused."""
     if not run.objective.labelled:
         return False
     if not run.weights:
@@ -78,11 +78,32 @@ def wanted(run: Run, pictures: Pictures) -> bool:
         return False
     if run.baseline != "auto" or run.start == "closed-form":
         return run.baseline == "on" or run.start == "closed-form"
-    splits = scored_splits(pictures)
-    if not splits or pictures.train.labels.multiple or len(pictures.classes) < 2:
-        return False
-    seen = min(len(pictures.train), LEARNT) + sum(min(len(source), SCORED) for source in splits.values())
-    return seen <= COST * 3 * run.steps * run.batch  # a backward pass is two forward ones
+    return not find_obstacle(run, pictures)
+
+
+def find_obstacle(run: Run, pictures: Pictures) -> str:
+    """Why a fine-tuning cannot be compared with the closed form, in words; nothing where it can."""
+    if not run.objective.labelled:
+        return "the objective learns without labels"
+    if not scored_splits(pictures):
+        return "no split is scored; --set data.dev=0.1 holds out a part"
+    if pictures.train.labels.multiple:
+        return "images may have several labels"
+    return "" if len(pictures.classes) > 1 else "there is only one class"
+
+
+def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run: Run) -> str:
+    """A sentence where the closed form beats the fine-tuning on the first split that both are scored on, or nothing."""
+    for row in scores:
+        if row is not None and "accuracy" in row and (beaten := closed.get(row["split"])):
+            if row["accuracy"] >= beaten["accuracy"]:
+                return ""
+            fit = f"vitrail fit {shlex.quote(run.weights)} {shlex.quote(run.data.source)} --out fitted.safetensors"
+            return (
+                f"the closed form beats this fine-tuning on {row['split']}: {beaten['accuracy']:.2%} against "
+                f"{row['accuracy']:.2%} right. To have it: {fit}"
+            )
+    return ""
 
 
 def baseline(

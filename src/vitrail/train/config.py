@@ -120,7 +120,7 @@ class Run:
     sharding: Sharding = "auto"
     evaluation: Evaluation = field(default_factory=Evaluation)
     keep: Keep = field(default_factory=Keep)
-    baseline: Switch = "auto"  # closed form on the frozen features, to compare with; auto: where it costs little
+    baseline: Switch = "auto"  # closed form on the frozen features, to compare with; auto: wherever it can be
     log: int = 10  # steps between two lines of metrics
     bad_steps: int = 10  # updates left out for a loss or gradient that is not finite, before the run gives up
 

@@ -26,7 +26,7 @@ from vitrail.distributed.world import World
 from vitrail.optim.schedules import rate
 from vitrail.report.panels import State
 from vitrail.train import memory, messages, signals
-from vitrail.train.baseline import baseline
+from vitrail.train.baseline import baseline, compare_scores, find_obstacle
 from vitrail.train.build import Parts, assemble
 from vitrail.train.chosen import score_chosen
 from vitrail.train.config import Run
@@ -72,6 +72,8 @@ def train(
     with open_folder(out, run, pictures, world, command=command or {}, force=force, tell=observer.told) as folder:
         for text in (*why, *summary(run, pictures, world, out)):
             folder.note(text)
+        if asked.baseline == "auto" and run.weights and run.baseline == "off":
+            folder.note(f"no closed form to compare with: {find_obstacle(run, pictures)}")
         folder.warnings = []  # the report shows what comes up from here on
         training: Training | None = None
         try:
@@ -130,12 +132,7 @@ class Training:
         self.micro, self.best, self.step = run.micro, Best(), 0
         self.meter, self.pace = Meter(world.device), Pace(self.parts.cost, run.batch)
         self.scorer = Scorer(
-            run=run,
-            parts=self.parts,
-            pictures=pictures,
-            world=world,
-            ledger=self.ledger,
-            advance=self.advance,
+            run=run, parts=self.parts, pictures=pictures, world=world, ledger=self.ledger, advance=self.advance
         )
         self.accord = Accord(world)
         self.rows: dict[str, dict[str, Any]] = {}  # the last scores, by kind
@@ -168,6 +165,8 @@ class Training:
         self.folder.status("running", step=self.step, total=self.run.steps)
         with signals.heard() as stop:
             self.advance(STEP, self.step, self.run.steps)
+            if self.step == 0 and self.run.start == "closed-form":
+                self.evaluate()  # the start is a classifier already, and may be the best
             self.pace.start()
             for batch in () if ending else self.batches():
                 self.update(batch)
@@ -341,6 +340,9 @@ class Training:
                 if self.pictures.watched != self.pictures.tested:
                     self.observer.progress(row)
                 self.rows["test"] = row
+            best = watched and self.pictures.chooses and {**watched, "accuracy": self.best.accuracy}
+            if worse := compare_scores(self.baseline.by_split, (row, best or watched), self.run):
+                self.folder.note(worse)
         message = messages.ended(ending, self.step, self.run.steps, self.best.since)
         self.folder.status(state, step=self.step, total=self.run.steps, message=message)
         self.report(state, "" if ending == "done" else message)

@@ -131,8 +131,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def rewind_rows(path: Path, step: int) -> None:
-    """Drop the rows of later steps, the one of the end, which comes again, and lines that are no rows; the file is
-    replaced whole, if it has to be."""
+    """Drop the rows of later steps, the score of the end, which comes again, and lines that are no rows; at step 0 all
+    but the baseline. The file is replaced whole, if it has to be."""
     if not path.exists():
         return
     kept = b"".join(as_line(row) for row in read_rows(path) if not _later(row, step))
@@ -143,7 +143,8 @@ def rewind_rows(path: Path, step: int) -> None:
 
 def _later(row: Mapping[str, Any], step: int) -> bool:
     found = row.get("step")
-    return row.get("kind") == "test" or (isinstance(found, int | float) and found > step)
+    again = row.get("kind") == "test" or (step == 0 and row.get("kind") != "baseline")
+    return again or (isinstance(found, int | float) and found > step)
 
 
 def _scalar(value: Any) -> Any:
