@@ -32,13 +32,12 @@ from vitrail.distributed.world import World, joined
 from vitrail.evaluation.answers import Answers, answers, judge
 from vitrail.evaluation.assessment import Assessment
 from vitrail.evaluation.matching import Matching, match
-from vitrail.evaluation.multi_label import STATISTICS, MultiLabel, assess
+from vitrail.evaluation.multi_label import STATISTICS, THRESHOLD, MultiLabel, assess
 from vitrail.evaluation.result import Result, shown, spanned
 
 if TYPE_CHECKING:
     from vitrail.data.collection import Collection
 
-THRESHOLD = 0.5
 LISTED = 5  # confusions and classes that are printed
 NAMED = 3  # unreadable pictures that are named
 ORIGINAL, REAL = "original", "ReaL"

@@ -14,6 +14,7 @@ from vitrail.cli.labels import new_names
 from vitrail.cli.options.fit import SUFFIX
 from vitrail.cli.progress import bars
 from vitrail.cli.subject import Subject, alone, batches, headline, opened, subject
+from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import times
 from vitrail.core.storage import cache_folder, check_writable
@@ -21,7 +22,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.source import Source
 from vitrail.evaluation.closed_form import Head
 from vitrail.evaluation.fewshot import PENALTIES
-from vitrail.evaluation.instant import Instant, fit
+from vitrail.evaluation.instant import Instant, Several, fit
 from vitrail.evaluation.result import shown, spanned
 
 
@@ -56,8 +57,11 @@ def run(args: argparse.Namespace) -> int:
     how = "kept from before" if made.found else "extracted and kept" if made.kept else "extracted anew"
     width = made.head.weight.shape[1]
     print(f"learnt from {made.pictures:,} pictures of {made.split}, {width:,} features each, {how}")
-    print(choice(made.head, given=args.l2 is not None))
-    result(made)
+    if made.several is None:
+        print(choice(made.head, given=args.l2 is not None))
+        result(made)
+    else:
+        show_several(made.several)
     for note in made.notes:
         print(f"note: {note}")
     print(f"network: {out} ({size_of(out)}), in {time.monotonic() - begun:.1f} s")
@@ -105,6 +109,17 @@ def choice(head: Head, *, given: bool) -> str:
 def size_of(path: Path) -> str:
     count = path.stat().st_size
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
+
+
+def show_several(found: Several) -> None:
+    """mAP and F1 of images that may have several labels."""
+    for measures, of in ((found.held, "held out while it was made"), (found.scored, f"of {found.split}")):
+        if measures:
+            print(f"each class by itself, {measures[0].count:,} images {of}:")
+            rows = [(measure.name, shown(measure), spanned(measure)) for measure in measures]
+            print_table(["measure", "value", "95% interval"], rows)
+    if not found.scored:
+        print("scored: nothing else; a split test or val would be, or name one with --test SOURCE")
 
 
 def result(made: Instant) -> None:

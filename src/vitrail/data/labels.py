@@ -49,6 +49,11 @@ class Labels:
         """Whether a sample may have several."""
         return self.starts is not None
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether some sample has several, or none of them where it may: each class is then a question of its own."""
+        return self.starts is not None and bool((np.diff(self.starts) != 1).any())
+
     def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """What a batch carries: [B], or [B, most] filled up with -1 where samples may have several."""
         if self.starts is None:

@@ -116,7 +116,8 @@ def factor(upper: Tensor, penalty: float) -> Tensor:
 
 
 def decompose(features: Tensor, labels: Tensor, classes: int) -> Decomposed:
-    """Features [n, D] and labels [n]: whitened, set beside the constant, and taken apart for any penalty."""
+    """Features [n, D] and labels [n], or the truth [n, K] where samples may have several: whitened, set beside the
+    constant, and taken apart for any penalty."""
     mean, std, x = whitened(features, labels, classes)
     if x.shape[0] >= x.shape[1]:
         eigenvalues, q = torch.linalg.eigh(gram(x), UPLO="U")
@@ -131,12 +132,13 @@ def whitened(
     features: Tensor, labels: Tensor, classes: int, constant: float = CONSTANT
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and std [D] of the features, and X [n, D + 1]: whitened, beside the constant."""
-    if labels.ndim != 1 or len(labels) != len(features) or not len(labels):
+    several = labels.dtype == torch.bool and labels.shape == (len(features), classes)
+    if (labels.ndim != 1 and not several) or len(labels) != len(features) or not len(labels):
         raise BadLabels(
             f"a linear classifier needs one label a sample; {tuple(features.shape)} features came with "
             f"{tuple(labels.shape)} labels"
         )
-    if not (int(labels.min()) >= 0 and int(labels.max()) < classes):
+    if not several and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
         raise BadLabels(f"labels from {int(labels.min())} to {int(labels.max())} are not those of {classes} classes")
     x = features.new_full((len(features), features.shape[1] + 1), constant, dtype=torch.float64)
     white = x[:, :-1].copy_(features)  # the statistics and the whitening in place: this is most of the memory
@@ -158,11 +160,15 @@ def gram(x: Tensor) -> Tensor:
 
 def targets(labels: Tensor, classes: int) -> Tensor:
     """Y [n, K]."""
+    if labels.ndim == 2:
+        return 2.0 * labels.double() - 1.0
     return 2.0 * F.one_hot(labels.long(), classes).double() - 1.0
 
 
 def target_sums(x: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """XᵀY [d, K], without Y."""
+    """XᵀY [d, K], without Y where every sample has one class."""
+    if labels.ndim == 2:
+        return x.T @ targets(labels, classes)
     sums = x.new_zeros(classes, x.shape[1]).index_add_(0, labels.long(), x)
     return 2.0 * sums.T - sums.sum(0)[:, None]
 

@@ -7,7 +7,7 @@ Nothing is trained. What comes out is an ordinary network with another last laye
 word on how it was made.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -30,8 +30,10 @@ from vitrail.data.splits import stratified
 from vitrail.evaluation.cache import Kept, cached_features, missing
 from vitrail.evaluation.calibration import calibration_error
 from vitrail.evaluation.closed_form import SHARE, Head, fit_head
+from vitrail.evaluation.closed_form_labels import fit_label_head
 from vitrail.evaluation.identity import network_hash
 from vitrail.evaluation.labelled import single, tally
+from vitrail.evaluation.multi_label import THRESHOLD, MultiLabel
 from vitrail.evaluation.result import Measure, share
 from vitrail.models.build import Model
 from vitrail.models.config import ViTConfig
@@ -53,6 +55,16 @@ class Scored:
     error: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Several:
+    """How a multi-label classifier did, in mAP and F1: on the images held out while it was made, and on a split that it
+    was not made from, where there is one."""
+
+    held: tuple[Measure, ...]
+    scored: tuple[Measure, ...]
+    split: str  # that was scored, "" for none
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Instant:
     """A network in evaluation mode with its card, ready to be saved; it shares all but its head with the one it came
@@ -67,6 +79,7 @@ class Instant:
     kept: bool
     notes: tuple[str, ...]
     unreadable: tuple[str, ...]
+    several: Several | None = None  # of multi-label data
 
 
 def fit(
@@ -100,6 +113,8 @@ def fit(
     ]
     notes = [note for part in parts for note in notes_of(*part)]
     learnt = parts[0][2]
+    if source.labels.multi_label:
+        return fit_labels(network, collection, parts, notes, penalty=penalty, share=held_out, name=name)
     labels = single(learnt.labels)
     usable = labels >= 0
     if not usable.any():
@@ -125,6 +140,73 @@ def fit(
         notes=tuple(dict.fromkeys(notes)),
         unreadable=tuple(f"{one}: {part.name(at)}" for one, part, took in parts for at in missing(part, took.samples)),
     )
+
+
+def fit_labels(
+    network: Model,
+    collection: Collection,
+    parts: Sequence[tuple[str, Source, Kept]],
+    notes: Sequence[str],
+    *,
+    penalty: float | None,
+    share: float,
+    name: str,
+) -> Instant:
+    """The classifier of images that may have several labels, from the features of the split to learn from and, behind
+    it, of the one to score."""
+    classes, (split, source, learnt) = collection.classes, parts[0]
+    truth = truth_of(learnt.labels, len(classes))
+    made = fit_label_head(learnt.features, truth, penalty=penalty, share=share)
+    held = scored = ()
+    if made.truth.any():
+        held = measures_of(made.scores, made.truth, classes)
+    for _, _, took in parts[1:]:
+        held_back = truth_of(took.labels, len(classes)).numpy()
+        scored = measures_of(made.head.logits(took.features).sigmoid().numpy(), held_back, classes)
+    several = Several(held=held, scored=scored, split=parts[1][0] if len(parts) > 1 else "")
+    origin = {"weights": name, "hash": network_hash(network), **card_of(network).provenance}
+    told = {
+        "made_by": "vitrail fit",
+        "how": "closed-form least squares on frozen features (4.1) for each label, folded into the last layer",
+        "data": collection.name,
+        "split": split,
+        "pictures": len(source),
+        "fingerprint": source.fingerprint,
+        "l2": made.head.penalty,
+        "logit_scale": made.head.scale,
+        "held_out": {measure.name: measure.value for measure in held},
+        **({"score": {measure.name: measure.value for measure in scored}} if scored else {}),
+    }
+    empty = [classes[at] for at in (~truth.any(0)).nonzero()[:, 0].tolist()]
+    never = f"{len(empty)} of {len(classes)} classes are true of no image to learn from: {', '.join(empty[:NAMED])}"
+    return Instant(
+        network=with_head(network, made.head, classes, {**told, "from": origin}, multi_label=True),
+        head=made.head,
+        split=split,
+        pictures=len(truth),
+        scored=None,
+        found=all(took.found for _, _, took in parts),
+        kept=all(took.kept for _, _, took in parts),
+        notes=tuple(dict.fromkeys([*notes, *([never] if empty else [])])),
+        unreadable=tuple(f"{one}: {part.name(at)}" for one, part, took in parts for at in missing(part, took.samples)),
+        several=several,
+    )
+
+
+def truth_of(labels: Tensor, classes: int) -> Tensor:
+    """[N, K] as booleans, from labels [N] or [N, M] filled up with -1."""
+    rows = labels if labels.ndim == 2 else labels[:, None]
+    found = torch.zeros(len(rows), classes + 1, dtype=torch.bool)
+    found.scatter_(1, torch.where(rows >= 0, rows, classes), True)
+    return found[:, :-1]
+
+
+def measures_of(scores: NDArray[np.float32], truth: NDArray[np.bool_], names: tuple[str, ...]) -> tuple[Measure, ...]:
+    """mAP, F1 and exact match; none where nothing is true."""
+    if not truth.any():
+        return ()
+    places = np.arange(len(truth))
+    return MultiLabel(scores=scores, truth=truth, sample=places, names=names, threshold=THRESHOLD).measures
 
 
 def to_learn_from(collection: Collection) -> tuple[str, Source]:
@@ -210,7 +292,9 @@ def score(split: str, head: Head, took: Kept) -> Scored:
     return Scored(split=split, top1=share("top-1", right, count), error=error)
 
 
-def with_head(network: Model, head: Head, classes: tuple[str, ...], provenance: dict[str, Any]) -> Model:
+def with_head(
+    network: Model, head: Head, classes: tuple[str, ...], provenance: dict[str, Any], *, multi_label: bool = False
+) -> Model:
     """The network with another last layer; a hidden layer before it (the paper's pre-logits) stays."""
     bundle = bundle_of(network)
     if isinstance(bundle.config, ViTConfig):
@@ -220,7 +304,7 @@ def with_head(network: Model, head: Head, classes: tuple[str, ...], provenance: 
         config, place = adapted(bundle.config, classes=len(classes)), "head"
     like = next(iter(bundle.tensors.values()))
     layer = {f"{place}.weight": head.weight.to(like), f"{place}.bias": head.bias.to(like)}
-    card = Card(preprocessing=bundle.card.preprocessing, labels=classes, provenance=provenance)
+    card = Card(preprocessing=bundle.card.preprocessing, labels=classes, provenance=provenance, multi_label=multi_label)
     return built(Bundle(config=config, tensors={**bundle.tensors, **layer}, card=card), like.dtype)
 
 

@@ -22,6 +22,7 @@ from vitrail.evaluation.assessment import ROUNDED, measured
 from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, bootstrap
 from vitrail.evaluation.result import Measure, share
 
+THRESHOLD: Final = 0.5  # from which a class is chosen
 STATISTICS: Final = ("mAP", "micro F1", "macro F1")
 
 

@@ -40,7 +40,7 @@ class Classification:
 
     def is_multi_label(self, labels: Labels) -> bool:
         """Whether a network learns each class by itself: samples may have several labels, and the loss takes them."""
-        return self.loss == "sigmoid" and labels.multiple
+        return self.loss == "sigmoid" and labels.multi_label
 
     def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
         return (augmentation,)

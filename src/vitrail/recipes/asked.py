@@ -94,7 +94,7 @@ def fitted(asked: Asked) -> Planned:
             picture=picture,
             image_size=asked.image_size or None,
             has_val=has_val,
-            multi_label=whole.labels.multiple,
+            multi_label=whole.labels.multi_label,
         )
 
     train, _ = available(collection, finished(chosen(len(whole)).run, asked).data)
