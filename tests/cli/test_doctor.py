@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -87,9 +86,7 @@ def test_every_variable_that_is_read_is_known() -> None:
 
 
 def test_here_it_finds_what_is_installed() -> None:
-    begun = time.monotonic()
     done = run({"VITRAIL_TOKEN": "s3cret", "HF_TOKEN": "hf_s3cret"}, "--json")
-    taken = time.monotonic() - begun
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
     facts = json.loads(done.stdout)
@@ -103,7 +100,6 @@ def test_here_it_finds_what_is_installed() -> None:
     assert facts["processor"]["usable"] >= 1
     assert facts["environment"]["VITRAIL_TOKEN"] == facts["environment"]["HF_TOKEN"] == "(set)"
     assert "s3cret" not in done.stdout
-    assert taken < 60  # under three seconds where nothing else runs
 
 
 def test_the_command_itself_needs_no_library() -> None:

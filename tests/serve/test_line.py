@@ -90,17 +90,14 @@ def test_who_leaves_is_not_computed(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def test_it_waits_for_pictures_that_come_and_not_for_others(loop: asyncio.AbstractEventLoop) -> None:
-    line = Line(room=10, batch=3, wait_s=5)
+    line = Line(room=10, batch=3, wait_s=3600)  # in vain, and the test would not end
     alone = placed(line, tickets(loop, 1))
-    began = time.monotonic()
     assert line.take(always) == alone
-    assert time.monotonic() - began < 1
     some = tickets(loop, 2)
     line.admit(some)
     line.put(some[0], PIXELS, None)
     threading.Timer(0.1, lambda: line.put(some[1], PIXELS, None)).start()
     assert line.take(always) == some
-    assert time.monotonic() - began < 4
 
 
 def test_but_not_long(loop: asyncio.AbstractEventLoop) -> None:

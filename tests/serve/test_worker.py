@@ -3,7 +3,6 @@
 import io
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,11 +100,9 @@ def test_a_thread_that_hangs_is_replaced_and_its_late_answer_goes_nowhere(caplog
         troubled = Troubled(here)
         old = here.service.watch.worker
         troubled.trouble = "hang"
-        began = time.monotonic()
         response = here.post()
         assert response.status_code == 503
         assert "did not come back" in response.json()["reason"]
-        assert time.monotonic() - began < 5
         assert here.post().status_code == 200
         assert here.client.get("/ready").status_code == 200
         seen = here.service.metrics.batches.sum

@@ -1,0 +1,80 @@
+"""Some updates of a run in float64 throughout, where two ways of doing the same sums agree to many digits.
+
+In float32 they need not: the batch norms of MoCo's heads divide by deviations of almost nothing, and what was rounding
+before a few updates is visible after them. How much of it there is depends on the processor.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from vitrail.data.ledger import Ledger
+from vitrail.distributed import parallel
+from vitrail.distributed.pieces import local, whole
+from vitrail.distributed.world import World
+from vitrail.train.build import network_of, placed
+from vitrail.train.config import Run
+from vitrail.train.feed import Feed
+from vitrail.train.pictures import find_pictures
+from vitrail.train.resolve import resolved
+from vitrail.train.step import Step
+
+
+class PlainSGD:
+    """SGD with momentum in the parameters' own type; vitrail's optimisers know float32 alone."""
+
+    def __init__(self, module: nn.Module, momentum: float) -> None:
+        self.params = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.velocity = [torch.zeros_like(local(parameter)[0]) for parameter in self.params]
+        self.momentum = momentum
+
+    def gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.params if parameter.grad is not None]
+
+    @torch.no_grad()
+    def step(self, lr: float, *, divisor: Tensor, ok: Tensor) -> None:
+        assert ok
+        for parameter, velocity in zip(self.params, self.velocity, strict=True):
+            if parameter.grad is not None:
+                velocity.mul_(self.momentum).add_(local(parameter.grad)[0] / divisor)
+                local(parameter)[0].sub_(velocity, alpha=lr)
+
+    def zero_grad(self) -> None:
+        for parameter in self.params:
+            parameter.grad = None
+
+
+def learnt(world: World, run: Run, dtype: torch.dtype, nudge: float = 0.0) -> dict[str, Tensor]:
+    """All that the objective holds after the run's steps, teacher included, whole, in the first process. With a
+    `nudge` the parameters start that much off, each to one side."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(dtype)
+    policy: Any = lambda **kinds: MixedPrecisionPolicy(**{**kinds, "reduce_dtype": dtype})  # noqa: E731
+    parallel.MixedPrecisionPolicy = policy  # in this process, which ends with the call
+    pictures = find_pictures(run.data, labelled=run.objective.labelled)
+    run = resolved(run, pictures, world)
+    network, values = network_of(run, pictures, world, None, None)
+    objective, made = placed(run, pictures, world, network, values)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in objective.parameters() if nudge else ():
+            parameter += nudge * (2 * torch.randint(2, parameter.shape, generator=draw) - 1)
+    optimiser: Any = PlainSGD(objective, run.optim.momentum)
+    step = Step(objective, made, optimiser, None, world=world, seed=run.seed, clip=0.0)
+    feed = Feed(
+        pictures.train,
+        objective.views(run.augmentation),
+        replace(run.data, resident="off"),
+        batch=run.batch,
+        seed=run.seed,
+        world=world,
+        ledger=Ledger(),
+    )
+    for batch in feed.stream(0, run.steps):
+        step(batch, step=batch.step, rate=run.optim.lr, micro=run.micro)
+    return {
+        name: whole(tensor, world).detach().clone() for name, tensor in objective.state_dict(keep_vars=True).items()
+    }
