@@ -68,6 +68,7 @@ def inside(config: ModelConfig = NETWORK, given: Predictor | None = None, **sett
     """A server with these settings, on a port of its own."""
     known = given or predictor(config)
     settings.setdefault("hosts", hosts_for("127.0.0.1", loopback=True, origins=settings.get("origins", ())))
+    settings.setdefault("farewell_s", 0.02)
     chosen = Settings(**settings)
     service = Service(Served(known, "tiny", chosen), chosen)
     listener = bound("127.0.0.1", 0)

@@ -129,10 +129,31 @@ def test_more_than_announced_is_another_request_and_not_this_ones(here: Inside) 
         assert is_closed(wire)
 
 
-def test_a_head_without_end_is_400(here: Inside) -> None:
-    status, told = ask(here, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 40_000)
-    assert status == 400
-    assert b"head is too long" in told
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 40_000,
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 17_000 + b"\r\n\r\n",
+        b"GET /" + b"y" * 17_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("first", [b"", get("/health")])
+def test_a_head_that_is_too_large_is_431_however_it_comes(here: Inside, raw: bytes, first: bytes) -> None:
+    """Without an end, in one read, or on a connection that was used before."""
+    with here.connect() as wire:
+        if first:
+            wire.sendall(first)
+            assert answer_to(wire)[0] == 200
+        wire.sendall(raw)
+        status, told = answer_to(wire)
+        assert status == 431
+        assert b"connection: close" in told
+        assert closed_within(wire, 3)
+
+
+def test_a_head_just_within_the_limit_is_read(here: Inside) -> None:
+    assert ask(here, b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 16_000 + b"\r\n\r\n")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -165,7 +186,36 @@ def test_smuggling_by_both_lengths_is_one_request_or_none(here: Inside) -> None:
     )
     with here.connect() as wire:
         wire.sendall(raw + inner)
-        assert answer_to(wire)[0] == 400
+        status, told = answer_to(wire)
+        assert status == 400
+        assert told.count(b"HTTP/1.1 ") == 1
+        assert b"connection: close" in told
+        assert closed_within(wire, 3)
+
+
+def drained(here: Inside, wire: socket.socket, raw: bytes) -> tuple[int, bytes]:
+    wire.sendall(raw)
+    return answer_to(wire)
+
+
+@pytest.mark.parametrize("path", ["/predict", "/embed", "/model"])
+def test_who_asks_while_the_server_stops_is_told_503(path: str) -> None:
+    """On a connection that was open already and on a new one, with a body that is still on its way."""
+    with inside(farewell_s=20, drain_s=20) as there:
+        with there.connect() as old, there.connect() as watching:
+            old.sendall(get("/health"))
+            assert answer_to(old)[0] == 200
+            there.server.handle_exit(15, None)
+            raw = get(path) if path == "/model" else post(path, *form([("a.png", b"x" * 3_000_000)]))
+            with there.connect() as new:
+                for wire in (old, new):
+                    status, told = drained(there, wire, raw)
+                    assert status == 503
+                    assert b"connection: close" in told
+                    assert b"retry-after" in told
+                    assert closed_within(wire, 5)
+            assert drained(there, watching, get("/health"))[0] == 200
+        there.server.force_exit = True
 
 
 def test_keep_alive_and_pipelining_answer_in_order(here: Inside) -> None:

@@ -55,7 +55,7 @@ def application(service: Service) -> Guard:
         redirect_slashes=False,
         default=not_found,
     )
-    return Guard(inner, service.settings, service.metrics, frozenset(PATHS))
+    return Guard(inner, service.settings, service.metrics, frozenset(PATHS), lambda: service.draining)
 
 
 class Endpoint:

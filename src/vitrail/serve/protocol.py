@@ -5,15 +5,45 @@ that was refused before it was read, and for an answer that nobody fetches.
 """
 
 import asyncio
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitrail.serve.refusal import encoded
 from vitrail.serve.security import ALWAYS
-from vitrail.serve.settings import Settings
+from vitrail.serve.settings import HEAD_BYTES, Settings
+
+END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
+
+
+class Framed(h11.Connection):
+    """h11's parser, stricter in two ways: a head has a limit however it arrives (h11 has one only for heads that come
+    in parts), and a request with two lengths is none (RFC 9112, 6.3). `fault` says why a request was refused."""
+
+    fault: tuple[int, str, str] = (400, "not HTTP", "this is no request that HTTP/1.1 allows")
+
+    def __init__(self, most: int) -> None:
+        super().__init__(h11.SERVER, most)
+        self.most = most
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            waiting = self.trailing_data[0]
+            if len(waiting) > self.most and not END_OF_HEAD.search(waiting, 0, self.most):
+                self.refuse(431, "head too large", f"a request's head, headers included, may have {self.most:,} bytes")
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                self.refuse(400, "two lengths", "send Content-Length or Transfer-Encoding, not both")
+        return event
+
+    def refuse(self, status: int, error: str, reason: str) -> None:
+        self.fault = (status, error, reason)
+        raise h11.RemoteProtocolError(reason, error_status_hint=status)
 
 
 class Watched(H11Protocol):
@@ -23,9 +53,11 @@ class Watched(H11Protocol):
 
     def __init__(self, *args: Any, **more: Any) -> None:  # uvicorn's own business
         super().__init__(*args, **more)
+        self.conn = Framed(self.config.h11_max_incomplete_event_size or HEAD_BYTES)
         self._head: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._refused = False  # what still comes is thrown away
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -35,7 +67,7 @@ class Watched(H11Protocol):
             self._head = self._later(self._head, self.settings.head_s, self.head_is_late)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refused:
             return
         super().data_received(data)
         self._look()
@@ -50,6 +82,8 @@ class Watched(H11Protocol):
 
     def _look(self) -> None:
         """After each event: what is waited for now?"""
+        if self._refused:
+            return
         if self.conn.their_state is not h11.SEND_BODY:
             self._linger = self._stop(self._linger)
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
@@ -86,12 +120,15 @@ class Watched(H11Protocol):
         self._unset_keepalive_if_required()
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(400, "not HTTP", "this is no request that HTTP/1.1 allows, or its head is too long")
+        assert isinstance(self.conn, Framed)
+        self.refuse(*self.conn.fault, linger=True)
 
-    def refuse(self, status: int, error: str, reason: str) -> None:
-        """Answers where there is no request to answer yet, and closes."""
+    def refuse(self, status: int, error: str, reason: str, *, linger: bool = False) -> None:
+        """Answers where there is no request to answer yet, and closes; with `linger` only once the sender has, or after
+        a while: closing while bytes are on their way would reset the connection, and nobody would see the answer."""
         if self.transport.is_closing():
             return
+        self._refused = True
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = encoded({"error": error, "reason": reason})
             headers = [
@@ -104,7 +141,12 @@ class Watched(H11Protocol):
             response = h11.Response(status_code=status, headers=[*headers, *ALWAYS], reason=b"")
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        if linger and self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._head = self._stop(self._head)
+            self._linger = self._later(self._linger, self.settings.linger_s, self.transport.abort)
+        else:
+            self.transport.close()
 
     def _later(
         self, timer: asyncio.TimerHandle | None, seconds: float, call: Callable[[], object]

@@ -1,6 +1,6 @@
 """uvicorn around a service: binds first, says so when it is ready, and stops in order.
 
-SIGTERM or Ctrl-C: /ready says 503 and new work is refused at once, what is in flight is answered, then the server ends.
+SIGTERM or Ctrl-C: /ready and all new work get 503 at once, what is in flight is answered, then the server ends.
 A second one ends it without waiting.
 """
 
@@ -23,9 +23,9 @@ from vitrail.serve.app import application
 from vitrail.serve.guard import Guard
 from vitrail.serve.protocol import watched
 from vitrail.serve.service import Service
+from vitrail.serve.settings import HEAD_BYTES
 
 INTERRUPTED: Final = 130
-HEAD_BYTES: Final = 16 * 1024  # of a request's head
 SWITCH_S: Final = 0.001  # how long a thread may keep the others from Python; 5 ms by default, a hundred times a batch
 
 
@@ -84,9 +84,14 @@ class Server(uvicorn.Server):
         self.announce()
 
     async def main_loop(self) -> None:
+        """Until told to stop, then until what is in flight is answered; whoever asks meanwhile, or had just begun to,
+        is told 503 and not cut off."""
         await super().main_loop()
-        until = asyncio.get_running_loop().time() + self.service.settings.drain_s
-        while self.guard.active and not self.force_exit and asyncio.get_running_loop().time() < until:
+        settings, time = self.service.settings, asyncio.get_running_loop().time
+        told = time()
+        while not self.force_exit and time() < told + (
+            settings.drain_s if self.guard.active else min(settings.farewell_s, settings.drain_s)
+        ):
             await asyncio.sleep(0.02)
 
     def handle_exit(self, sig: int, frame: Any) -> None:

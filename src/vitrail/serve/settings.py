@@ -9,6 +9,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.decode.cost import HEAVIEST
 
 LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
+HEAD_BYTES: Final = 16 * 1024  # of a request's head
 POSITIVE: Final = ("queue", "batch", "max_bytes", "max_pixels", "max_images", "decoders", "connections")
 
 
@@ -35,6 +36,7 @@ class Settings:
     linger_s: float = 2.0  # that the rest of a refused body is read and thrown away
     stuck_s: float = 120.0  # after which a worker that does not come back is given up
     drain_s: float = 30.0  # to answer what is in flight when told to stop
+    farewell_s: float = 0.5  # at least, that requests get 503 when told to stop, before connections are closed
     connections: int = 512  # open at once
     access_log: bool = False
 
