@@ -1,10 +1,13 @@
 """`vitrail inspect` makes a page and figures of any network, says what it leaves out, and names what is wrong."""
 
+import contextlib
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from PIL import Image
 
 from tests.models.tiny import HYBRID, RESNET, VIT, awake
 from vitrail.checkpoint.weights import save
+from vitrail.cli import inspect
 from vitrail.cli.app import main
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection import figures, page, style
@@ -309,3 +313,45 @@ def test_without_weights_the_shipped_network_is_looked_at(
     assert capsys.readouterr().out.count("rollout") >= 2
     for name in ("a", "b"):
         assert json.loads((tmp_path / name / "inspect.json").read_text())["weights"]["name"] == "vitrail-cifar10"
+
+
+class Bars:
+    """Hears every sign of life."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[str, int, int | None]] = []
+
+    @contextlib.contextmanager
+    def __call__(self, **_: object) -> Iterator[Any]:
+        yield lambda what, done, total: self.moves.append((what, done, total))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_bar_moves_within_a_part(tmp_path: Path, pictures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = Bars()
+    monkeypatch.setattr(inspect, "bars", bars)
+    args = ["inspect", weights(tmp_path, VIT), "--images", *pictures, "--only", "rollout,distance", "--out"]
+    assert main([*args, str(tmp_path / "out")]) == 0
+    for kind in ("rollout", "distance"):
+        within = [done for what, done, _ in bars.moves if what.startswith(kind)]
+        assert len(within) >= VIT.depth
+        assert within == sorted(set(within))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_interrupt_leaves_the_figures_that_are_made(
+    tmp_path: Path, pictures: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(given: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(KINDS, "distance", replace(KINDS["distance"], make=interrupted))
+    args = ["inspect", weights(tmp_path, VIT), "--images", *pictures, "--out", str(tmp_path / "out"), "--only"]
+    assert main([*args, "rollout,distance,entropy,explorer"]) == 130
+    told = capsys.readouterr().err
+    assert "--only distance,entropy,explorer" in told
+    assert "Traceback" not in told
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert 'id="rollout"' in text
+    assert 'id="distance"' not in text
+    assert main([*args, "distance"]) == 130

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.overlay import lit, overlay
+from vitrail.inspection.overlay import brighten, lit, overlay
 
 
 def test_light_falls_where_the_map_is_large() -> None:
@@ -45,6 +45,24 @@ def test_a_map_that_says_nothing_leaves_the_picture() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), np.uint8)
     assert np.array_equal(overlay(pixels, torch.ones(3, 3)), pixels)
     assert np.array_equal(overlay(pixels, torch.zeros(3, 3)), pixels)
+
+
+@pytest.mark.parametrize("level", [0, 3, 12, 30])
+def test_dark_images_can_be_seen_where_they_are_lit(level: int) -> None:
+    """Today's photograph at night: without more light its overlay would be black."""
+    noise = np.random.default_rng(0).integers(0, 12, (64, 64, 3))
+    pixels = np.clip(level + noise - 6, 0, 255).astype(np.uint8)
+    marks = torch.zeros(4, 4)
+    marks[1, 1] = 1.0
+    shown = overlay(pixels, marks).astype(float)
+    there, elsewhere = shown[20:28, 20:28].mean(), shown[48:, 48:].mean()
+    assert there > 50
+    assert elsewhere < 0.2 * there
+
+
+def test_images_of_usual_brightness_are_not_changed() -> None:
+    pixels = np.random.default_rng(0).integers(40, 200, (16, 16, 3), np.uint8)
+    assert np.array_equal(brighten(pixels), pixels)
 
 
 def test_misfits_are_refused() -> None:

@@ -2,7 +2,8 @@
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from vitrail.cli.subject import Subject
     from vitrail.data.source import Source
     from vitrail.inspection.page import Part
-    from vitrail.inspection.parts.given import Given
+    from vitrail.inspection.parts.given import Given, Pixels
     from vitrail.report.panels import Tile
 
 SHOWN = 4  # pictures of a set that are shown where none are named
@@ -43,7 +44,10 @@ def run(args: argparse.Namespace) -> int:
     wanted = kinds(args.only)
     with alone(args) as device:
         looked = pictures(args, subject(args, device), wanted)
-        parts, left_out = made(looked.given, wanted, named=args.only is not None)
+        done = made(looked.given, wanted, named=args.only is not None)
+        parts, left_out = done.parts, done.left_out
+        if done.stopped:
+            return stop(args, looked, done)
         if not parts and not ("explorer" in wanted and looked.given.transformer):
             raise ConfigError(f"nothing can be drawn: {'; '.join(left_out)}")
         written = write(args, looked, parts, left_out, wanted)
@@ -58,6 +62,19 @@ def run(args: argparse.Namespace) -> int:
         print(f"note: {len(gone):,} of the set could not be read and {'is' if len(gone) == 1 else 'are'} out: {some}")
     print(f"page: {written}")
     return 0
+
+
+def stop(args: argparse.Namespace, looked: "Looked", done: "Made") -> int:
+    """What an interrupt leaves: a page of the figures that were ready, and how to make the others."""
+    rest = ",".join(done.stopped)
+    print(f"stopped; to make the rest, give the same command with --only {rest}", file=sys.stderr)
+    if not done.parts:
+        print("nothing was written", file=sys.stderr)
+        return 130
+    left_out = [*done.left_out, f"{', '.join(done.stopped)}: stopped before they were made"]
+    written = write(args, looked, done.parts, left_out, [part.kind for part in done.parts])
+    print(f"page with {', '.join(part.kind for part in done.parts)}: {written}", file=sys.stderr)
+    return 130
 
 
 def kinds(text: str | None) -> list[str]:
@@ -95,7 +112,7 @@ def pictures(args: argparse.Namespace, about: "Subject", wanted: list[str]) -> L
     from vitrail.inspection.parts.given import Given
 
     title, source, gone = crowd(args) if args.data else ("", None, ())
-    named = [(Path(name).name, opened_picture(Path(name), about)) for name in args.images]
+    named = [(Path(name).name, *opened_picture(Path(name), about)) for name in args.images]
     if not named and source is not None:
         named = sampled(source, about)
     if not named and any(kind == "explorer" or KINDS[kind].pictures for kind in wanted):
@@ -105,14 +122,14 @@ def pictures(args: argparse.Namespace, about: "Subject", wanted: list[str]) -> L
         )
     config = about.network.config
     shape = (0, 3, *config.image)
-    pixels = torch.stack([tensor for _, tensor in named]) if named else torch.zeros(shape, dtype=torch.uint8)
+    pixels = torch.stack([tensor for _, tensor, _ in named]) if named else torch.zeros(shape, dtype=torch.uint8)
     images = about.preprocessing.normalise(pixels).to(about.device)
     labels = names_of(args, about, source)
     given = Given(
         model=about.network,
         images=images,
-        pixels=[tensor.permute(1, 2, 0).contiguous().numpy() for tensor in pixels],
-        names=[name for name, _ in named],
+        pixels=[view for _, _, view in named],
+        names=[name for name, _, _ in named],
         crowd=(lambda: iter(images.split(4))) if source is None else (lambda: many(args, about, source)),
         count=len(images) if source is None else len(source),
         labels=labels,
@@ -165,30 +182,33 @@ def replaced(args: argparse.Namespace, *, batch: int) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(args), "batch": batch})
 
 
-def opened_picture(path: Path, about: "Subject") -> "torch.Tensor":
-    """Prepared bytes [3, H, W] of a file."""
+def opened_picture(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]":
+    """Prepared bytes [3, H, W] of a file, and the same to look at."""
     from vitrail.data.decode.picture import Picture
+    from vitrail.inspection.view import prepare
 
     if path.is_dir():
         raise DataError(f"{path} is a folder; name files of it, or give it as --data")
     try:
-        return about.preprocessing.pixels(Picture(path.read_bytes()).rgb())
+        return prepare(Picture(path.read_bytes()).rgb(), about.preprocessing)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     except BadPicture as error:
         raise BadPicture(f"{path}: {error}") from None
 
 
-def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor]]":
+def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor, Pixels]]":
     """A few pictures of the set to show, evenly spread over it; for one that cannot be read the next that can."""
-    found = dict[int, "torch.Tensor"]()
+    from vitrail.inspection.view import prepare
+
+    found = dict[int, "tuple[torch.Tensor, Pixels]"]()
     for start in sorted({round(index * (len(source) - 1) / max(SHOWN - 1, 1)) for index in range(SHOWN)}):
         for at in range(start, len(source)):
             if at not in found:
                 with contextlib.suppress(BadPicture):
-                    found[at] = about.preprocessing.pixels(source.picture(at).rgb())
+                    found[at] = prepare(source.picture(at).rgb(), about.preprocessing)
                     break
-    return [(Path(source.name(at)).name, pixels) for at, pixels in found.items()]
+    return [(Path(source.name(at)).name, *both) for at, both in found.items()]
 
 
 def names_of(args: argparse.Namespace, about: "Subject", source: "Source | None") -> tuple[str, ...] | None:
@@ -239,23 +259,60 @@ def patch_of(text: str | None, config: ModelConfig) -> tuple[int, int] | None:
     return row, column
 
 
-def made(given: "Given", wanted: list[str], *, named: bool) -> "tuple[list[Part], list[str]]":
-    """The parts, and why others are not there; `named` is whether they were asked for by name."""
+@dataclass(kw_only=True, slots=True)
+class Made:
+    """The parts so far, and why others are not there. `stopped` are the kinds that an interrupt left undone."""
+
+    parts: "list[Part]"
+    left_out: list[str]
+    stopped: tuple[str, ...] = ()
+
+
+def made(given: "Given", wanted: list[str], *, named: bool) -> Made:
+    """Everything that was asked for, or as much of it as an interrupt left time for; `named` is whether it was asked
+    for by name."""
     from vitrail.inspection.kinds import KINDS, TOKENLESS
 
     parts, reasons = list["Part"](), dict[str, list[str]]()
     todo = [kind for kind in wanted if kind != "explorer"]
+    stopped: tuple[str, ...] = ()
     with bars() as progress:
         for done, kind in enumerate(todo):
             progress("figures", done, len(todo))
             why = KINDS[kind].obstacle(given)
             if why is None:
-                parts.append(KINDS[kind].make(given))
+                try:
+                    with counting(given.model, kind):
+                        parts.append(KINDS[kind].make(given))
+                except KeyboardInterrupt:
+                    stopped = tuple(one for one in wanted if one == "explorer" or one in todo[done:])
+                    break
             elif named or not KINDS[kind].resnet:  # nobody misses Grad-CAM in a transformer who did not ask for it
                 reasons.setdefault(why, []).append(kind)
     if "explorer" in wanted and not given.transformer:
         reasons.setdefault(TOKENLESS, []).append("explorer")
-    return parts, [f"{', '.join(kinds)}: {why}" for why, kinds in reasons.items()]
+    left_out = [f"{', '.join(kinds)}: {why}" for why, kinds in reasons.items()]
+    return Made(parts=parts, left_out=left_out, stopped=stopped)
+
+
+@contextlib.contextmanager
+def counting(model: "torch.nn.Module", kind: str) -> Generator[None]:
+    """Shows how many layers the images have gone through while a figure is made."""
+    blocks = [one for block in getattr(model, "blocks", [model]) for one in (block, getattr(block, "mlp", None)) if one]
+    passed = 0
+    with bars() as progress:
+
+        def count(*_: object) -> None:
+            nonlocal passed
+            passed += 1
+            progress(f"{kind}, layers", passed, None)
+
+        hooks = [block.register_forward_hook(count) for block in blocks]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def write(
@@ -268,14 +325,18 @@ def write(
     from vitrail.inspection.style import LIGHT, save
 
     out, given = args.out, looked.given
-    for part in parts:
-        for drawing in part.drawings:
-            save(drawing.draw(LIGHT), out / FIGURES / drawing.name)
-    explorer = explorer_of(given) if "explorer" in wanted and given.transformer else None
     name = Path(looked.about.name).name
-    text = inspection_page(
-        f"Inside {name}", parts, lead=lead(looked), facts=facts(looked), explorer=explorer, left_out=left_out
-    )
+    with bars() as progress:
+        drawings = [drawing for part in parts for drawing in part.drawings]
+        for at, drawing in enumerate(drawings):
+            progress("drawing", at, len(drawings))
+            save(drawing.draw(LIGHT), out / FIGURES / drawing.name)
+        progress("drawing", len(drawings), len(drawings))
+        explorer = explorer_of(given) if "explorer" in wanted and given.transformer else None
+        progress("writing the page", 0, None)
+        text = inspection_page(
+            f"Inside {name}", parts, lead=lead(looked), facts=facts(looked), explorer=explorer, left_out=left_out
+        )
     write_file(out / PAGE, text.encode())
     Result(
         kind="inspect",

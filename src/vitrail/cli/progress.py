@@ -33,7 +33,7 @@ class Bars:
 
     def __init__(self, *, bytes_: bool, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+        from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
         from rich.progress import TimeElapsedColumn as Elapsed
         from rich.progress import TimeRemainingColumn as Remaining
         from rich.text import Text
@@ -44,12 +44,17 @@ class Bars:
             def get_renderable(self) -> Any:
                 return super().get_renderable() if clock() - begun >= PATIENCE_S else Text()
 
+        class Count(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                done, total = int(task.completed), task.total
+                return Text(f"{done:,}/{int(total):,}" if total else f"{done:,}" if done else "")
+
         self.tasks: dict[str, Any] = {}
         self.progress = Late(
             SpinnerColumn(SPINNER),
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn() if bytes_ else MofNCompleteColumn(),
+            DownloadColumn() if bytes_ else Count(),
             Elapsed(),
             Remaining(),
             console=console or Console(stderr=True),

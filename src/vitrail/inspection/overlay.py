@@ -1,6 +1,7 @@
 """A map over its picture as in Figure 6: what the map does not mark goes dark."""
 
-from typing import Any, TypeAlias
+import math
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,17 +10,34 @@ from torch import Tensor
 
 from vitrail.core.errors import ConfigError
 
+DIM: Final = 0.3  # mean brightness below which an image is brightened before it is lit
+BLACK: Final = 8 / 255  # below this there is nothing but noise to stretch
+TOP: Final = 99.5  # per cent of the values that stay below white
+
 Map: TypeAlias = Tensor | NDArray[np.floating[Any]]
 
 
 def overlay(pixels: NDArray[np.uint8], map: Map) -> NDArray[np.uint8]:
     """Pixels [H, W, 3] lit by a map [rows, columns] -> [H, W, 3], after the author's recipe: the map over its largest
     value, in 8 bits, enlarged by Lanczos, blurred with the patch's side for radius, stretched to [0, 1], and multiplied
-    with the picture. A map that is the same everywhere leaves the picture as it is."""
+    with the picture. A map that is the same everywhere leaves the picture as it is. A dark picture is brightened first:
+    else nothing of it could be seen, lit or not."""
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise ConfigError(f"pixels are {pixels.dtype} {list(pixels.shape)}; bytes of [H, W, 3] are wanted")
     light = lit(map, (pixels.shape[0], pixels.shape[1]))
-    return np.rint(pixels * light[..., None]).astype(np.uint8)
+    return np.rint(brighten(pixels) * light[..., None]).astype(np.uint8)
+
+
+def brighten(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Pixels [H, W, 3] as floats. Those of a dark image are stretched to the whole range, and then bent until their
+    mean is near `DIM`; others are left as they are."""
+    values = pixels.astype(np.float32) / 255
+    if values.mean() >= DIM:
+        return pixels.astype(np.float32)
+    stretched = np.minimum(values / max(float(np.percentile(values, TOP)), BLACK), 1.0)
+    lifted = (stretched + BLACK) / (1 + BLACK)
+    power = min(math.log(DIM) / math.log(float(lifted.mean())), 1.0)
+    return (255 * lifted**power).astype(np.float32)
 
 
 def lit(map: Map, size: tuple[int, int]) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from vitrail.inspection.explorer import Explorer
 from vitrail.inspection.style import DARK, LIGHT, Theme, encoded
+from vitrail.inspection.view import LARGEST
 from vitrail.report.page import Notes, Section, data_uri, page
 from vitrail.report.panels import Tile, Tiles
 
@@ -154,5 +155,5 @@ def figure_uri(figure: "Figure", theme: Theme, form: Literal["svg", "webp"]) -> 
     return f"data:image/{kind};base64,{base64.b64encode(encoded(figure, theme, form)).decode()}"
 
 
-def small(picture: NDArray[np.uint8], side: int = 448) -> str:
+def small(picture: NDArray[np.uint8], side: int = LARGEST) -> str:
     return data_uri(Image.fromarray(np.ascontiguousarray(picture)), side)

@@ -26,8 +26,8 @@ DOWN: Final = 4  # pictures one below the other
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Given:
-    """What is looked at. `images` [B, C, H, W] are prepared, on the model's device; `pixels` are the same as bytes;
-    `crowd` gives batches of prepared pictures for what is measured over many, `count` of them."""
+    """What is looked at. `images` [B, C, H, W] are prepared, on the model's device; `pixels` show the same, perhaps
+    larger; `crowd` gives batches of prepared pictures for what is measured over many, `count` of them."""
 
     model: nn.Module
     images: Tensor
