@@ -104,3 +104,34 @@ def test_sample_picture_and_type_marker_are_inside_the_package() -> None:
 def test_a_part_of_the_package_is_there_when_it_is_named() -> None:
     assert python("import vitrail; print(vitrail.inspection.rollout.__name__)").strip() == "rollout"
     assert "inspection" in dir(vitrail)
+
+
+@pytest.mark.slow
+def test_a_run_and_an_embedding_do_without_what_posix_alone_has(tmp_path: Path) -> None:
+    """As on Windows, as far as that can be had elsewhere: those modules and functions are gone, locks are msvcrt's."""
+    said = python(f"""
+import os, signal, sys, types
+from pathlib import Path
+import torch, torchvision, multiprocessing.synchronize
+for name in ("fcntl", "resource", "termios", "pwd", "grp"):
+    sys.modules[name] = None
+for module, names in (
+    (os, "fork register_at_fork sched_getaffinity sysconf sysconf_names O_DIRECTORY posix_fadvise killpg geteuid"),
+    (signal, "pthread_sigmask SIGUSR1 SIGKILL SIGHUP"),
+):
+    for name in names.split():
+        delattr(module, name)
+sys.modules["msvcrt"] = types.SimpleNamespace(LK_NBLCK=2, LK_UNLCK=0, locking=lambda *args: None)
+from vitrail.cli import main
+from vitrail.serve import metrics
+torch.set_num_threads(1)
+out = {str(tmp_path)!r}
+words = "pretrain digits --set steps=2 --set schedule.warmup=1 --set batch=8 --set data.part=0.02 --out".split()
+print("status", main([*words, out + "/run"]))
+print("status", main(["embed", out + "/run", "digits@test", out + "/e.npz", "--device", "cpu", "--workers", "0"]))
+print("status", main(["report", out + "/run"]))
+metrics.STATM = metrics.DESCRIPTORS = Path(out + "/none")
+print("metrics", metrics.process())
+""")
+    assert [line for line in said.splitlines() if line.startswith("status")] == ["status 0"] * 3
+    assert said.endswith("metrics {}\n")

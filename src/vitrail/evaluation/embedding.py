@@ -9,13 +9,11 @@ that is joined from them in the end is the same to the byte. One part is in memo
 """
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -27,6 +25,7 @@ from vitrail import __version__
 from vitrail.checkpoint.files.read import read_weights
 from vitrail.checkpoint.files.seal import write_sealed
 from vitrail.core.errors import ConfigError, DataError, VitrailError, WeightsError, unknown
+from vitrail.core.locks import FileLock, LockTaken
 from vitrail.core.settings import differences
 from vitrail.core.storage import check_writable, write_file
 from vitrail.data.ledger import Unreadable
@@ -146,7 +145,7 @@ def agreed(world: World, work: Callable[[], Any]) -> Any:
 def begun(work: "Work", facts: dict[str, Any], world: World, *, force: bool) -> Generator[list[int] | None]:
     """The parts that are still to be done, the same list in all processes; none where the file is done. The first
     process holds the folder while this lasts."""
-    held: list[FileIO] = []
+    held: list[FileLock] = []
 
     def look() -> list[int] | None:
         check_writable(work.out)
@@ -169,8 +168,8 @@ def begun(work: "Work", facts: dict[str, Any], world: World, *, force: bool) -> 
         if todo is not None and world.first:
             work.clear()
     finally:
-        for file in held:
-            file.close()
+        for lock in held:
+            lock.release()
 
 
 def refuse(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -184,17 +183,12 @@ def refuse(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         )
 
 
-def locked(folder: Path) -> FileIO:
-    """Held until it is closed or this process is gone; loader processes do not inherit it."""
-    file = open(folder / "lock", "ab", buffering=0)  # noqa: SIM115
+def locked(folder: Path) -> FileLock:
+    """Held until it is released or this process is gone."""
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
+        return FileLock(folder / "lock")
+    except LockTaken:
         raise ConfigError(f"another process is at work in {folder}; wait for it, or name another file") from None
-    except OSError:  # a filesystem without locks
-        pass
-    return file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

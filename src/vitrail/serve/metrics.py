@@ -82,18 +82,22 @@ class Metrics:
 
 def process() -> dict[str, tuple[str, float]]:
     """Memory and descriptors of this process, where the system tells."""
-    found = {"process_resident_memory_bytes": ("Resident memory.", float(resident()))}
+    held, found = resident(), dict[str, tuple[str, float]]()
+    if held is not None:
+        found["process_resident_memory_bytes"] = ("Resident memory.", float(held))
     if DESCRIPTORS.is_dir():
         found["process_open_fds"] = ("Open descriptors.", float(len(os.listdir(DESCRIPTORS))))
     return found
 
 
-def resident() -> int:
-    """Bytes in memory now; where the system does not say, the most there ever were."""
+def resident() -> int | None:
+    """Bytes in memory now; where the system does not say, the most there ever were; on Windows nothing."""
     if STATM.is_file():
         return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    import resource  # not everywhere
-
+    try:
+        import resource
+    except ImportError:
+        return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

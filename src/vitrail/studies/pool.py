@@ -128,7 +128,11 @@ class Pool:
 
 @contextlib.contextmanager
 def held_back() -> Generator[None]:
-    """Signals wait while a process is started. It inherits that, and listens once it can answer them."""
+    """Signals wait while a process is started. It inherits that, and listens once it can answer them. Windows has no
+    such thing."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
     resource_tracker.ensure_running()  # it would let them through when it is started on the way
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

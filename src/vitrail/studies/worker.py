@@ -195,7 +195,8 @@ def serve(pipe: "Connection[Any, Any]", place: Place) -> None:
     back, so that one which comes too early waits for this."""
     try:
         with heard() as stop:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            if hasattr(signal, "pthread_sigmask"):  # not on Windows
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             threading.Thread(target=follow, daemon=True).start()
             world = world_at(place)
             while not stop:

@@ -52,7 +52,12 @@ def free_bytes(device: torch.device) -> int:
     """What this process may take."""
     if device.type == "cuda":
         return max(torch.cuda.mem_get_info(device)[0] - CUDA_OWN, 0)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 << 30
+    known = getattr(os, "sysconf_names", {})  # Windows has none, and macOS does not say what is free
+    if "SC_AVPHYS_PAGES" in known:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if "SC_PHYS_PAGES" in known:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return 4 << 30
 
 
 def fitting(local: int, each: int, room: int, most: int) -> int:

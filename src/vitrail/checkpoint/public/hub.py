@@ -33,6 +33,7 @@ from urllib.parse import urlsplit
 from vitrail.checkpoint.public.registry import PublicWeights
 from vitrail.checkpoint.public.wire import TransferFailed, ask, read_some, split_address
 from vitrail.core.errors import ConfigError, CorruptWeights, UnsafeWeights, WeightsError, WeightsNotFound
+from vitrail.core.locks import try_lock, unlock
 from vitrail.core.storage import cache_folder
 
 HUB = "https://huggingface.co"
@@ -162,7 +163,7 @@ def _locked(path: Path) -> Generator[None, None, None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _beside(path, "lock").open("ab") as file:
         waiting = False
-        while not _lock(file.fileno()):
+        while not try_lock(file.fileno()):
             if not waiting:
                 _say(f"waiting for another process that is fetching {path}")
                 waiting = True
@@ -170,38 +171,7 @@ def _locked(path: Path) -> Generator[None, None, None]:
         try:
             yield
         finally:
-            _unlock(file.fileno())
-
-
-def _lock(handle: int) -> bool:
-    if sys.platform == "win32":
-        import msvcrt
-
-        os.lseek(handle, 0, os.SEEK_SET)
-        try:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        except PermissionError:
-            return False
-    else:
-        import fcntl
-
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
-
-
-def _unlock(handle: int) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        os.lseek(handle, 0, os.SEEK_SET)
-        msvcrt.locking(handle, msvcrt.LK_UNLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_UN)
+            unlock(file.fileno())
 
 
 # The download.

@@ -20,7 +20,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Final
@@ -29,6 +29,7 @@ import PIL
 from PIL import features
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.core.locks import try_lock
 from vitrail.core.storage import replacing
 from vitrail.data.packing.encode import Encoding, Left, Packed
 from vitrail.data.packing.pool import in_order
@@ -180,16 +181,9 @@ def append(file: IO[bytes], text: bytes) -> None:
 
 
 def lock(file: IO[bytes], out: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # not every system has it
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DataError(f"{out}: another process is packing into this folder") from None
-    except OSError:  # nor every file system
-        return
+    with suppress(OSError):  # a file system without locks
+        if not try_lock(file.fileno()):
+            raise DataError(f"{out}: another process is packing into this folder")
 
 
 def resumed(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[Written]:

@@ -1,24 +1,18 @@
 """One job a run folder: a lock that the system takes back when its holder dies, however it dies."""
 
-import contextlib
-import errno
-import fcntl
 import json
 import os
 import socket
-import time
-import weakref
 from collections.abc import Callable
 from datetime import datetime
-from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
 from vitrail.core.errors import ConfigError
+from vitrail.core.locks import FileLock, LockTaken, is_locked
 
 FILE: Final = "lock"
 PATIENCE: Final = 1.0  # seconds, for somebody who only looks whether the lock is free
-UNSUPPORTED: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 class Lock:
@@ -26,44 +20,23 @@ class Lock:
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         self.path = folder / FILE
-        self._file: FileIO | None = open(self.path, "ab+", buffering=0)  # noqa: SIM115
         try:
-            self._take(folder, tell)
+            self._lock = FileLock(self.path, patience_s=PATIENCE)
+        except LockTaken:
+            raise _taken(folder) from None
+        if self._lock.obstacle is not None:
+            tell(f"{folder} is on a file system without locks ({self._lock.obstacle}); see to it that one job uses it")
+        try:
             content = {"pid": os.getpid(), "host": socket.gethostname(), "started": now()}
-            os.ftruncate(self._file.fileno(), 0)
-            self._file.write(json.dumps(content).encode() + b"\n")
+            assert self._lock.file is not None
+            os.ftruncate(self._lock.file.fileno(), 0)
+            self._lock.file.write(json.dumps(content).encode() + b"\n")
         except BaseException:
             self.release()
             raise
-        # A forked loader process shares the lock and would keep it when this one is killed.
-        forgotten = weakref.WeakMethod(self._forget)
-        os.register_at_fork(after_in_child=lambda: (found := forgotten()) and found())
 
     def release(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _take(self, folder: Path, tell: Callable[[str], None]) -> None:
-        assert self._file is not None
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise _taken(folder) from None
-                time.sleep(0.05)
-            except OSError as error:
-                if error.errno not in UNSUPPORTED:
-                    raise
-                tell(f"{folder} is on a file system without locks ({error.strerror}); see to it that one job uses it")
-                return
-
-    def _forget(self) -> None:
-        """In a forked child: closing its copy does not unlock."""
-        self.release()
+        self._lock.release()
 
 
 def holder(folder: Path) -> dict[str, Any]:
@@ -77,14 +50,7 @@ def holder(folder: Path) -> dict[str, Any]:
 
 def is_held(folder: Path) -> bool:
     """Whether a living process holds the lock."""
-    with contextlib.suppress(FileNotFoundError), open(folder / FILE, "rb") as file:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-    return False
+    return is_locked(folder / FILE)
 
 
 def now() -> str:
