@@ -99,6 +99,7 @@ def test_the_result_says_what_it_is_of(here: Path) -> None:
         "pictures": COUNT,
         "fingerprint": source.fingerprint,
         "deduplicated": None,
+        "seen": {"given": COUNT, "seen": None, "seen_are_scored": False, "unrecorded": ["the weights"]},
     }
     assert found["weights"]["name"] == "net.safetensors"
     assert len(found["weights"]["hash"]) == 64

@@ -1,11 +1,17 @@
 """What is built of sources: parts, joins, other labels; and the fingerprint that tells them apart."""
 
+import os
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from tests.data.pictures import Listed, encoded, listed, noise
 from vitrail.core.errors import BadPicture, DataError
+from vitrail.data import source as source_module
 from vitrail.data.labels import Labels
+from vitrail.data.readers.folder import read_flat
 from vitrail.data.source import Arrays, Concat, Relabelled, Subset
 
 
@@ -84,3 +90,35 @@ def test_sizes_are_part_of_the_fingerprint() -> None:
     one, other = Sized([encoded(noise(0))]), Sized([encoded(noise(0)) + b"x"])
     assert one.fingerprint != other.fingerprint
     assert Subset(one, [0]).fingerprint == one.fingerprint
+
+
+def test_the_digest_of_contents_sees_other_bytes_of_the_same_size(tmp_path: Path) -> None:
+    for at in range(8):
+        (tmp_path / f"{at}.bmp").write_bytes(bytes([at]) * 100)
+    before = read_flat(tmp_path)
+    os.utime(tmp_path / "3.bmp", (1, 1))
+    shutil.copytree(tmp_path, tmp_path.with_name("copy"))
+    for same in (read_flat(tmp_path), read_flat(tmp_path.with_name("copy"))):
+        assert same.content_digest == before.content_digest
+    (tmp_path / "3.bmp").write_bytes(b"x" * 100)
+    assert read_flat(tmp_path).fingerprint == before.fingerprint
+    assert read_flat(tmp_path).content_digest != before.content_digest
+
+
+def test_the_digest_of_large_contents_reads_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "DIGESTED_BYTES", 1000)
+    monkeypatch.setattr(source_module, "DIGESTED_IMAGES", (5, 50))
+    pictures = np.random.default_rng(0).integers(0, 256, (200, 10, 10), dtype=np.uint8)
+    read = source_module.sampled(Arrays(pictures)).tolist()
+    assert len(read) == 10
+    assert source_module.sampled(Arrays(pictures[:, :1, :1])).tolist() == np.linspace(0, 199, 50).astype(int).tolist()
+    assert source_module.sampled(Arrays(np.zeros((7, 90, 90), np.uint8))).tolist() == [0, 1, 3, 4, 6]
+    assert source_module.sampled(Arrays(pictures[:3])).tolist() == [0, 1, 2]
+    assert (read[0], read[-1]) == (0, 199)
+    digests = set[str]()
+    for at in (None, read[4], next(at for at in range(200) if at not in read)):
+        changed = pictures.copy()
+        if at is not None:
+            changed[at] ^= 1
+        digests.add(Arrays(changed).content_digest)
+    assert len(digests) == 2  # what lies between two that are read goes unnoticed

@@ -227,7 +227,7 @@ def test_which_split_is_scored_may_change_and_changed_pictures_are_named_by_thei
     go(run, tmp_path / "run")
     assert go(replace(run, data=replace(run.data, watch="none")), tmp_path / "run").state == "done"
     (pictures / "val/a/7.png").unlink()
-    with pytest.raises(ConfigError, match=r"\(data\.fingerprint\.val: \S+ -> \S+\)"):
+    with pytest.raises(ConfigError, match=r"data\.fingerprint\.val: \S+ -> \S+"):
         go(run, tmp_path / "run")
 
 

@@ -7,6 +7,7 @@ from vitrail.checkpoint.formats.table import Tensors
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.training_record import abridge
 from vitrail.models.config import ModelConfig, from_dict, to_dict
 
 
@@ -22,6 +23,10 @@ class Card:
     def without_labels(self) -> "Card":
         """The card of a network whose head was replaced."""
         return replace(self, labels=None, multi_label=False)
+
+    def abridged(self) -> "Card":
+        """For files that no command here scores: without the hashes of the images that were trained on."""
+        return replace(self, provenance=abridge(self.provenance))
 
     def resized(self, image: Pair) -> "Card":
         """The card for another image size; a shorter side before the crop grows in proportion."""

@@ -23,6 +23,7 @@ from vitrail.checkpoint.sidecar import sidecar_of, write_sidecar
 from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import write_bundle
 from vitrail.core.errors import ConfigError, ExportRefused, WeightsError
+from vitrail.data.training_record import list_records
 from vitrail.models.config import ModelConfig
 
 OWN = "vitrail"
@@ -200,5 +201,7 @@ def _unheld(bundle: Bundle, draft: Path) -> list[str]:
         out = [f.name for f in fields(mine) if f.name in told or getattr(mine, f.name) != getattr(theirs, f.name, None)]
         out += ["preprocessing"] if bundle.card.preprocessing != seen.card.preprocessing else []
         out += ["multi_label"] if bundle.card.multi_label != seen.card.multi_label else []
-        return out + (["labels"] if bundle.card.labels != seen.card.labels else [])
+        out += ["labels"] if bundle.card.labels != seen.card.labels else []
+        recorded = any(records for _, records in list_records(bundle.card.provenance))
+        return out + (["training images"] if recorded else [])
     return [f.name for f in fields(mine) if getattr(mine, f.name) != f.default]

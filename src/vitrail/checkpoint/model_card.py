@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.core.shapes import times
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.training_record import KEY
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import network_name
@@ -45,7 +46,7 @@ def model_card(bundle: Bundle, *, name: str | None = None) -> str:
         network=network_rows(config),
         pictures=picture_rows(card.preprocessing),
         classes=class_names(config.classes, card.labels),
-        origin=origin_rows(card.provenance) or [("origin", "not recorded in the file")],
+        origin=origin_rows(card.abridged().provenance) or [("origin", "not recorded in the file")],
         questions=[f"{question} {ASKED}" for question in QUESTIONS],
     )
 
@@ -125,6 +126,8 @@ def origin_rows(provenance: Mapping[str, Any], prefix: str = "") -> list[Row]:
             rows += origin_rows(value, f"{name}: ")
         elif isinstance(value, float):
             rows.append((plain(name), f"{value:.4g}"))
+        elif key == KEY:
+            rows += [row for record in value for row in origin_rows(record, f"{name}: ")]
         elif isinstance(value, list | tuple):
             rows.append((plain(name), plain(", ".join(map(str, value)))))
         else:

@@ -4,12 +4,13 @@ import argparse
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.checkpoint.naming import other_names
 from vitrail.cli.evaluate_multi_label import show_classes, write_scores
+from vitrail.cli.exposure import Scope, choose_unseen
 from vitrail.cli.labels import read_labels
 from vitrail.cli.progress import bars
 from vitrail.cli.subject import (
@@ -33,7 +34,7 @@ from vitrail.evaluation.answers import Answers, answers, judge
 from vitrail.evaluation.assessment import Assessment
 from vitrail.evaluation.matching import Matching, match
 from vitrail.evaluation.multi_label import STATISTICS, THRESHOLD, MultiLabel, assess
-from vitrail.evaluation.result import Result, shown, spanned
+from vitrail.evaluation.result import Measure, Result, shown, spanned
 
 if TYPE_CHECKING:
     from vitrail.data.collection import Collection
@@ -49,6 +50,8 @@ class Scored:
     """One network at one size on one split."""
 
     about: Subject
+    source: Source  # what was scored
+    scope: Scope
     matching: Matching
     said: Answers
     found: Assessment | MultiLabel
@@ -77,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         done = [score(args, size, collection, split, world) for size in sizes]
         if world.first:
             for size, one in zip(sizes, done, strict=True):
-                write(args, one, collection, size if len(sizes) > 1 else None)
+                write(args, one, size if len(sizes) > 1 else None)
             show(args, done, collection, split)
     return 0
 
@@ -93,13 +96,16 @@ def check_distinct(outputs: dict[str, Path | None]) -> None:
 def score(args: argparse.Namespace, size: int | None, collection: "Collection", split: str, world: World) -> Scored:
     """Everything of one image size; the answers are the same in all processes."""
     about = subject(argparse.Namespace(**{**vars(args), "image_size": size}), world.device)
-    source, outputs = collection.splits[split], about.network.config.classes
+    outputs = about.network.config.classes
     if args.threshold is not None and not about.multi_label:
         raise ConfigError(f"--threshold {args.threshold:g} is for multi-label weights, which {about.name} is not")
     names = about.labels if args.labels is None else read_labels(args.labels, outputs)
     also = other_names(about.network.card) if args.labels is None else []
-    labels, matching = labellings(args, names, outputs, collection, split, also)
     data = data_of(args, about, collection, split)
+    source, scope = choose_unseen(args, about.provenance, collection.splits[split], f"{args.data}@{split}", world)
+    data |= {"pictures": len(source), "fingerprint": source.fingerprint, "seen": scope.facts()}
+    collection = replace(collection, splits={**collection.splits, split: source})
+    labels, matching = labellings(args, names, outputs, collection, split, also)
     about.computing_in(args.precision)
     ledger = Ledger()
     with bars() as bar:
@@ -122,6 +128,8 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
     found = assessed(args, said, labels, matching)
     return Scored(
         about=about,
+        source=source,
+        scope=scope,
         matching=matching,
         said=said,
         found=found,
@@ -228,8 +236,8 @@ def sized(path: Path, size: int | None) -> Path:
     return path if size is None else path.with_name(f"{path.stem}-{size}{path.suffix}")
 
 
-def write(args: argparse.Namespace, one: Scored, collection: "Collection", size: int | None) -> None:
-    source = collection.splits[one.result.data["split"]]
+def write(args: argparse.Namespace, one: Scored, size: int | None) -> None:
+    source = one.source
     if args.out is not None:
         one.result.write(sized(args.out, size))
     if args.answers is not None:
@@ -239,17 +247,17 @@ def write(args: argparse.Namespace, one: Scored, collection: "Collection", size:
         else:
             write_answers(sized(args.answers, size), one.found, one.matching.names, names)
     if args.page is not None:
-        write_file(sized(args.page, size), page_of(one, source).encode())
+        write_file(sized(args.page, size), page_of(one).encode())
 
 
-def page_of(one: Scored, source: Source) -> str:
+def page_of(one: Scored) -> str:
     if isinstance(one.found, MultiLabel):
         from vitrail.evaluation.multi_label_page import multi_label_page
 
-        return multi_label_page(one.result, one.found, one.notes)
+        return multi_label_page(one.result, one.found, one.notes, one.scope.lines())
     from vitrail.evaluation.presentation import evaluation_page
 
-    return evaluation_page(one.result, one.found, source, one.notes)
+    return evaluation_page(one.result, one.found, one.source, one.notes, one.scope.lines())
 
 
 def write_answers(path: Path, found: Assessment, called: Sequence[str], names: Sequence[str]) -> None:
@@ -278,6 +286,8 @@ def show(args: argparse.Namespace, done: Sequence[Scored], collection: "Collecti
     classes = f"{len(collection.classes):,} classes, matched {one.matching.how}" if collection.classes else "no labels"
     where = f"{args.data}@{split}" if len(collection.splits) > 1 else args.data
     print(f"{where}: {count:,} {'picture' if count == 1 else 'pictures'}, {classes}")
+    for line in one.scope.lines():
+        print(line)
     if len(done) == 1:
         show_one(one)
     else:
@@ -307,6 +317,12 @@ def show_sizes(done: Sequence[Scored]) -> None:
     print_table(["image", *heads], rows)
 
 
+def counted(measure: Measure, scope: Scope) -> str:
+    """ "58 of 64", with a mark where images count that were trained on."""
+    count = f"{round(measure.value * (measure.count or 0)):,} of {measure.count:,}"
+    return f"{count}, {scope.exposure.count:,} seen" if scope.tainted else count
+
+
 def show_one(one: Scored) -> None:
     """The numbers with their intervals, and what to look at."""
     rows = [
@@ -314,7 +330,7 @@ def show_one(one: Scored) -> None:
             measure.name,
             shown(measure),
             spanned(measure),
-            f"{round(measure.value * (measure.count or 0)):,} of {measure.count:,}" if measure.name in SHARES else "",
+            counted(measure, one.scope) if measure.name in SHARES else "",
         )
         for measure in one.result.measures
     ]

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrail.cli.exposure import Scope, choose_unseen, count_images, find_shared
 from vitrail.cli.progress import bars
 from vitrail.cli.subject import (
     Subject,
@@ -47,6 +48,8 @@ class Task:
     test: str
     held: "NDArray[np.int64] | None" = None
     elsewhere: tuple[str, str] | None = None  # the set and the split that are scored, where --test names them
+    shared: "NDArray[np.int64] | None" = None  # samples of train that are scored, too, and so not learnt from
+    notes: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -58,13 +61,16 @@ class Task:
 
     def learnt_from(self) -> Source:
         source = self.collection.splits[self.train]
-        if self.held is None:
-            return source
-        return Subset(source, np.setdiff1d(np.arange(len(source)), self.held))
+        left = [part for part in (self.held, self.shared) if part is not None and len(part)]
+        return Subset(source, np.setdiff1d(np.arange(len(source)), np.concatenate(left))) if left else source
 
     def scored(self) -> Source:
         source = self.collection.splits[self.test]
         return source if self.held is None else Subset(source, self.held)
+
+    def scored_places(self) -> "NDArray[np.int64]":
+        """Where the samples to score are in their split."""
+        return np.arange(len(self.collection.splits[self.test])) if self.held is None else self.held
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,6 +81,8 @@ class Frozen:
     train_labels: Tensor
     test: Tensor
     test_labels: Tensor
+    source: Source  # what is scored
+    scope: Scope
     found: bool  # whether all of them were kept from before
     kept: bool  # whether all of them are there for later
     notes: tuple[str, ...]
@@ -93,7 +101,27 @@ def tasks(args: argparse.Namespace) -> list[Task]:
         raise ConfigError(f"{len(tests)} --test for {len(data)} --data; give one for each, in the same order, or none")
     if tests and args.held_out is not None:
         raise ConfigError("--test and --held-out both say what is scored; give one of them")
-    return [task(args, text, test) for text, test in zip(data, tests or [None] * len(data), strict=True)]
+    both = zip(data, tests or [None] * len(data), strict=True)
+    return [apart(task(args, text, test), test or text) for text, test in both]
+
+
+def apart(task: Task, called: str) -> Task:
+    """The task without the images to learn from that are scored as well, under whatever name."""
+    source = task.collection.splits[task.train]
+    places = np.arange(len(source)) if task.held is None else np.setdiff1d(np.arange(len(source)), task.held)
+    shared = find_shared(Subset(source, places), task.scored())
+    if shared is None:
+        note = f"{task.title}: too many images to look for those to score among those to learn from"
+        return replace(task, notes=(note,))
+    if not len(shared):
+        return task
+    if len(shared) == len(places):
+        raise DataError(
+            f"all {count_images(len(shared))} to learn from are among those to score ({called}); name others with "
+            "--test SOURCE, or hold some out: --held-out 0.5"
+        )
+    note = f"{count_images(len(shared))} of {task.train} are also scored, and are not learnt from"
+    return replace(task, shared=places[shared], notes=(note,))
 
 
 def task(args: argparse.Namespace, text: str, test: str | None) -> Task:
@@ -135,9 +163,11 @@ def ready(args: argparse.Namespace) -> Generator[Subject]:
 
 def frozen(args: argparse.Namespace, about: Subject, task: Task) -> Frozen:
     """The features of both parts, kept ones or new ones."""
+    unseen, scope = choose_unseen(args, about.provenance, task.scored(), f"{task.title}@{task.test}")
+    wanted = task.scored_places() if scope.included else task.scored_places()[~scope.exposure.seen]
     splits = dict.fromkeys([task.train, task.test])
     parts = {split: extracted(args, about, task.collection.splits[split], f"{task.title}@{split}") for split in splits}
-    notes, unreadable = list[str](), list[str]()
+    notes, unreadable = list(task.notes), list[str]()
     for split, part in parts.items():
         source = task.collection.splits[split]
         gone = [source.name(sample) for sample in missing(source, part.samples)]
@@ -150,10 +180,11 @@ def frozen(args: argparse.Namespace, about: Subject, task: Task) -> Frozen:
         if part.trouble:
             notes.append(part.trouble)
     train, test = parts[task.train], parts[task.test]
-    learnt, scored = torch.ones(len(train.samples), dtype=torch.bool), torch.ones(len(test.samples), dtype=torch.bool)
-    if task.held is not None:
-        scored = torch.isin(test.samples, torch.from_numpy(task.held))
-        learnt = ~scored
+    scored = torch.isin(test.samples, torch.from_numpy(wanted))
+    learnt = torch.ones(len(train.samples), dtype=torch.bool)
+    for part in (task.held, task.shared):
+        if part is not None:
+            learnt &= ~torch.isin(train.samples, torch.from_numpy(part))
     labels = single(train.labels)
     several = int((learnt & (labels < 0)).sum())
     if several:
@@ -168,6 +199,8 @@ def frozen(args: argparse.Namespace, about: Subject, task: Task) -> Frozen:
         train_labels=labels[learnt],
         test=test.features[scored],
         test_labels=test.labels[scored],
+        source=unseen,
+        scope=scope,
         found=all(part.found for part in parts.values()),
         kept=all(part.kept for part in parts.values()),
         notes=tuple(notes),
@@ -215,6 +248,8 @@ def introduce(args: argparse.Namespace, about: Subject, task: Task, features: Fr
         f"{task.title}: {len(task.classes):,} classes; learnt from {len(features.train):,} of {task.train}, scored on "
         f"{len(features.test):,} {scored}; {features.train.shape[1]:,} features each, {how}"
     )
+    for line in features.scope.lines():
+        print(line)
 
 
 def result(
@@ -229,11 +264,11 @@ def result(
     details: Mapping[str, Any],
 ) -> Result:
     """With its provenance: the data are those that were scored, and beside them those that were learnt from."""
-    train, test = task.learnt_from(), task.scored()
+    train, test = task.learnt_from(), features.source
     data = data_of(args, about, task.collection, task.test)
+    data |= {"pictures": len(test), "fingerprint": test.fingerprint, "seen": features.scope.facts()}
     if task.held is not None:
-        split = f"{args.held_out:g} of {task.test}"
-        data |= {"split": split, "pictures": len(test), "fingerprint": test.fingerprint}
+        data["split"] = f"{args.held_out:g} of {task.test}"
     if task.elsewhere is not None:
         data |= {"name": task.elsewhere[0], "split": task.elsewhere[1]}
     learnt = {"name": task.title, "split": task.train, "pictures": len(train), "fingerprint": train.fingerprint}

@@ -54,6 +54,11 @@ class Subject:
         card: Any = self.network.card
         return isinstance(card, Card) and card.multi_label
 
+    @property
+    def provenance(self) -> dict[str, Any]:
+        card: Any = self.network.card
+        return card.provenance if isinstance(card, Card) else {}
+
 
 @contextlib.contextmanager
 def alone(args: argparse.Namespace) -> Generator[torch.device]:
@@ -109,9 +114,8 @@ def data_of(args: argparse.Namespace, about: Subject, collection: Collection, sp
     source = collection.splits[split]
     path: Path | None = args.deduplicated_by
     selection = None if path is None else Selection.load(path)
-    card: Any = about.network.card
     try:
-        known = deduplicated(source, selection, card.provenance)
+        known = deduplicated(source, selection, about.provenance)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     return data_facts(collection.title, split, source, deduplicated=known, selection=selection)

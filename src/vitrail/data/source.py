@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Encoded: TypeAlias = bytes | NDArray[np.uint8]
 
 HASHED: Final = 1 << 30  # bytes of pixels in memory that go into a fingerprint
+DIGESTED_BYTES: Final = 256 << 20  # read for the digest of a source; all of it where it has no more
+DIGESTED_IMAGES: Final = (1024, 100_000)  # read at least, however large they are, and at most, however small
 
 
 class Source(ABC):
@@ -52,11 +54,56 @@ class Source(ABC):
         except OSError as error:
             raise BadPicture(f"{self.name(index)}: {error.strerror or error}") from None
 
+    def content_hash(self, index: int) -> int:
+        """64 bits of the content of a sample, the same under any name and in any place; 0 where it cannot be read. The
+        last bit is set for pixels, so that they never agree with the bytes of an image file."""
+        try:
+            return hash_content(self.read(index))
+        except (BadPicture, OSError):
+            return 0
+
+    @cached_property
+    def content_digest(self) -> str:
+        """16 digits of the contents in their order: of all samples within DIGESTED_BYTES and DIGESTED_IMAGES, else of
+        as many at even distances. Names, places and times do not matter."""
+        hashes = np.fromiter((self.content_hash(int(place)) for place in sampled(self)), np.uint64)
+        return sha256(f"{len(self)}|".encode() + hashes.astype("<u8").tobytes()).hexdigest()[:16]
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what is in here and in which order: names, labels, classes, sizes. Another set, another hash."""
         names = (self.name(i).encode("utf-8", "surrogateescape") + b"\0" for i in range(len(self)))
         return hashed("source", self.classes, [self.labels.values, self.labels.starts, self.sizes()], names)
+
+
+def hash_content(content: Encoded) -> int:
+    """64 bits of the bytes of an image file (even) or of shape and pixels (odd)."""
+    if isinstance(content, bytes):
+        digest = blake2b(content, digest_size=8)
+    else:
+        digest = blake2b(str(content.shape).encode(), digest_size=8)
+        digest.update(np.ascontiguousarray(content).data)
+    return int.from_bytes(digest.digest(), "little") & ~1 | (not isinstance(content, bytes))
+
+
+def sampled(source: Source) -> "NDArray[np.int64]":
+    """The places of the samples that a digest of the contents reads."""
+    count, total = len(source), total_bytes(source)
+    least, most = DIGESTED_IMAGES
+    some = min(count, most, max(least, DIGESTED_BYTES * count // max(total, 1)))
+    return np.linspace(0, count - 1, some).astype(np.int64)
+
+
+def total_bytes(source: Source) -> int:
+    """Of all samples together; where sizes are not known, as if all were as large as the first."""
+    sizes = source.sizes()
+    if sizes is not None:
+        return int(np.maximum(sizes, 0).sum())
+    try:
+        first = source.read(0) if len(source) else b""
+    except (BadPicture, OSError):
+        return 0
+    return len(source) * (len(first) if isinstance(first, bytes) else first.nbytes)
 
 
 def hashed(
@@ -101,6 +148,9 @@ class Subset(Source):
     def name(self, index: int) -> str:
         return self.source.name(int(self.indices[index]))
 
+    def content_hash(self, index: int) -> int:
+        return self.source.content_hash(int(self.indices[index]))
+
     def sizes(self) -> "NDArray[np.int64] | None":
         sizes = self.source.sizes()
         return None if sizes is None else sizes[self.indices]
@@ -141,6 +191,10 @@ class Concat(Source):
         source, within = self.place(index)
         return source.name(within)
 
+    def content_hash(self, index: int) -> int:
+        source, within = self.place(index)
+        return source.content_hash(within)
+
 
 class Relabelled(Source):
     """The same pictures with other labels: ReaL's, another task of a set, a class merged."""
@@ -160,6 +214,9 @@ class Relabelled(Source):
 
     def name(self, index: int) -> str:
         return self.source.name(index)
+
+    def content_hash(self, index: int) -> int:
+        return self.source.content_hash(index)
 
     def sizes(self) -> "NDArray[np.int64] | None":
         return self.source.sizes()

@@ -162,7 +162,9 @@ def row_of(name: str, some: Sequence[Found], columns: Sequence[Column], notes: l
 
 def data_of(result: Result) -> str:
     name, split = result.data.get("name", ""), result.data.get("split", "")
-    return f"{name}@{split}" if split else str(name)
+    seen: Mapping[str, Any] = result.data.get("seen") or {}
+    mark = ", seen in training" if seen.get("seen_are_scored") else ""
+    return f"{name}@{split}{mark}" if split else f"{name}{mark}"
 
 
 def known(result: Result) -> str:

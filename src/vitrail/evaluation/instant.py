@@ -8,7 +8,7 @@ word on how it was made.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from vitrail.data.loader import Batch, sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source, Subset
 from vitrail.data.splits import stratified
+from vitrail.data.training_record import KEY, find_exposure, record_training
 from vitrail.evaluation.cache import Kept, cached_features, missing
 from vitrail.evaluation.calibration import calibration_error
 from vitrail.evaluation.closed_form import SHARE, Head, fit_head
@@ -126,9 +127,10 @@ def fit(
     head = fit_head(features, labels, len(collection.classes), penalty=penalty, share=held_out)
     if head.held is None:
         notes.append("nothing was held out: l2 and sureness are the usual ones, not chosen; two pictures a class would")
-    scored = None if where is None else score(where[0], head, parts[1][2])
-    origin = {"weights": name, "hash": network_hash(network), **card_of(network).provenance}
-    provenance = {**told(head, collection, split, source, scored), "from": origin}
+    records = record_fit(network, name, collection, split, source, learnt.samples[usable])
+    unseen = [leave_seen(*part, records, notes) for part in parts[1:]]
+    scored = next((score(parts[1][0], head, took) for took in unseen if took is not None), None)
+    provenance = {**told(head, collection, split, source, scored), **records}
     return Instant(
         network=with_head(network, head, collection.classes, provenance),
         head=head,
@@ -146,7 +148,7 @@ def fit_labels(
     network: Model,
     collection: Collection,
     parts: Sequence[tuple[str, Source, Kept]],
-    notes: Sequence[str],
+    notes: list[str],
     *,
     penalty: float | None,
     share: float,
@@ -160,11 +162,11 @@ def fit_labels(
     held = scored = ()
     if made.truth.any():
         held = measures_of(made.scores, made.truth, classes)
-    for _, _, took in parts[1:]:
+    records = record_fit(network, name, collection, split, source, learnt.samples)
+    for took in filter(None, [leave_seen(*part, records, notes) for part in parts[1:]]):
         held_back = truth_of(took.labels, len(classes)).numpy()
         scored = measures_of(made.head.logits(took.features).sigmoid().numpy(), held_back, classes)
     several = Several(held=held, scored=scored, split=parts[1][0] if len(parts) > 1 else "")
-    origin = {"weights": name, "hash": network_hash(network), **card_of(network).provenance}
     told = {
         "made_by": "vitrail fit",
         "how": "closed-form least squares on frozen features (4.1) for each label, folded into the last layer",
@@ -180,7 +182,7 @@ def fit_labels(
     empty = [classes[at] for at in (~truth.any(0)).nonzero()[:, 0].tolist()]
     never = f"{len(empty)} of {len(classes)} classes are true of no image to learn from: {', '.join(empty[:NAMED])}"
     return Instant(
-        network=with_head(network, made.head, classes, {**told, "from": origin}, multi_label=True),
+        network=with_head(network, made.head, classes, {**told, **records}, multi_label=True),
         head=made.head,
         split=split,
         pictures=len(truth),
@@ -279,6 +281,34 @@ def balance(labels: Tensor, classes: tuple[str, ...]) -> list[str]:
             f"too seldom; --shots {max(int(counts.min()), 5)} takes no more than so many of each"
         ]
     return []
+
+
+def record_fit(
+    network: Model, name: str, collection: Collection, split: str, source: Source, samples: Tensor
+) -> dict[str, Any]:
+    """Which images a classifier was made from, and the weights that it started from with theirs."""
+    record = record_training(
+        Subset(source, samples.numpy()),
+        out_of=len(collection.splits[split]),
+        selection={"source": collection.name, "split": split},
+        others={one: part for one, part in collection.splits.items() if one != split},
+    )
+    return {KEY: [record], "from": {"weights": name, "hash": network_hash(network), **card_of(network).provenance}}
+
+
+def leave_seen(split: str, source: Source, took: Kept, records: dict[str, Any], notes: list[str]) -> Kept | None:
+    """The features of the images to score that were not learnt from, here or before; none where there are no others.
+    What is left out is noted."""
+    exposure = find_exposure(records, source)
+    if not exposure.count:
+        return took
+    used = f"{exposure.count:,} of the {len(source):,} images of {split} were used in training"
+    if exposure.count == len(source):
+        notes.append(f"{used}: they are not scored; name others with --test SOURCE")
+        return None
+    notes.append(f"{used} and are not scored")
+    fresh = ~torch.from_numpy(exposure.seen)[took.samples]
+    return replace(took, features=took.features[fresh], labels=took.labels[fresh], samples=took.samples[fresh])
 
 
 def score(split: str, head: Head, took: Kept) -> Scored:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vitrail.evaluation.comparison import parts_of
+from vitrail.evaluation.comparison import data_of, parts_of
 from vitrail.evaluation.multi_label import MultiLabel
 from vitrail.evaluation.presentation import facts, tile
 from vitrail.evaluation.result import Result
@@ -12,18 +12,18 @@ from vitrail.report.panels import Tiles
 COLUMNS = ("class", "images", "average precision", "precision", "recall", "F1")
 
 
-def multi_label_page(result: Result, found: MultiLabel, notes: Sequence[str]) -> str:
-    """One HTML file."""
+def multi_label_page(result: Result, found: MultiLabel, notes: Sequence[str], seen: Sequence[str]) -> str:
+    """One HTML file. `seen` says which images the weights were trained on."""
     sections: list[Section] = [
+        Notes(title="Seen in training", lines=list(seen)),
         Tiles(tiles=[tile(measure) for measure in result.measures]),
         Table(title="Each class", columns=COLUMNS, rows=class_rows(found)),
         facts(result),
     ]
     if notes:
         sections.append(Notes(title="Notes", lines=list(notes)))
-    data = result.data
     count = f"{len(found.sample):,} images, {len(found.classes):,} classes, each by itself"
-    lead = f"{data['name']}@{data['split']}: {count}; chosen from {found.threshold:g}; with 95 % intervals"
+    lead = f"{data_of(result)}: {count}; chosen from {found.threshold:g}; with 95 % intervals"
     return page(parts_of(str(result.weights["name"]))[-1], sections, lead=lead)
 
 

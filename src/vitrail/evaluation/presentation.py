@@ -9,7 +9,7 @@ from vitrail.core.errors import VitrailError
 from vitrail.data.source import Source
 from vitrail.evaluation.answers import Judged
 from vitrail.evaluation.assessment import Assessment
-from vitrail.evaluation.comparison import flat, parts_of
+from vitrail.evaluation.comparison import data_of, flat, parts_of
 from vitrail.evaluation.result import Measure, Result, shown, spanned
 from vitrail.report.charts import Charts, Lines, Series
 from vitrail.report.heat import Heat
@@ -30,9 +30,12 @@ CAPTIONS = {
 }
 
 
-def evaluation_page(result: Result, found: Assessment, source: Source, notes: Sequence[str]) -> str:
-    """One HTML file of an evaluation, pictures included."""
+def evaluation_page(
+    result: Result, found: Assessment, source: Source, notes: Sequence[str], seen: Sequence[str]
+) -> str:
+    """One HTML file of an evaluation, pictures included. `seen` says which images the weights were trained on."""
     sections: list[Section] = [
+        Notes(title="Seen in training", lines=list(seen)),
         Tiles(tiles=[tile(measure) for measure in result.measures]),
         charts(found),
         *heat(found),
@@ -41,9 +44,8 @@ def evaluation_page(result: Result, found: Assessment, source: Source, notes: Se
     ]
     if notes:
         sections.append(Notes(title="Notes", lines=list(notes)))
-    data = result.data
     count = f"{len(found.judged):,} pictures, {len(found.classes):,} classes"
-    lead = f"{data['name']}@{data['split']}: {count}; with 95 % intervals"
+    lead = f"{data_of(result)}: {count}; with 95 % intervals"
     return page(parts_of(str(result.weights["name"]))[-1], sections, lead=lead)
 
 

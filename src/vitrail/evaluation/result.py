@@ -105,6 +105,7 @@ def surroundings() -> dict[str, Any]:
 
 def weights_facts(name: str, network: "torch.nn.Module") -> dict[str, Any]:
     """Of the network: what it was called, its hash, its kind and size, and what its card says of its making."""
+    from vitrail.data.training_record import abridge
     from vitrail.evaluation.identity import network_hash
 
     config: Any = network.config
@@ -115,7 +116,7 @@ def weights_facts(name: str, network: "torch.nn.Module") -> dict[str, Any]:
         "network": type(config).__name__.removesuffix("Config"),
         "image": list(config.image),
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "provenance": card.provenance if card is not None else {},
+        "provenance": abridge(card.provenance) if card is not None else {},
     }
 
 

@@ -181,7 +181,7 @@ def strip(model: Any) -> None:
 
 def metadata(bundle: Bundle) -> dict[str, str]:
     """For a program in whatever language: JSON under plain names, and the version in words."""
-    about = describe(bundle.config, bundle.card)
+    about = describe(bundle.config, bundle.card.abridged())
     return {"vitrail": __version__, **{name: json.dumps(value) for name, value in about.items()}}
 
 

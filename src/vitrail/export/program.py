@@ -41,7 +41,7 @@ def to_torch_export(
     with drafted(target) as draft:
         form = shipped(network(bundle), dynamic=open_sizes.step is not None)
         program = traced(form, config.image, config.channels, open_sizes)
-        about = json.dumps({"vitrail": __version__, **describe(config, bundle.card)})
+        about = json.dumps({"vitrail": __version__, **describe(config, bundle.card.abridged())})
         with hushed():
             torch.export.save(program, draft, extra_files={DESCRIPTION: about})
             loaded: Any = torch.export.load(draft).module()

@@ -39,6 +39,7 @@ from vitrail.train.observer import STEP, Observer, Silent, advance_of
 from vitrail.train.pace import Pace
 from vitrail.train.pictures import Pictures, find_pictures
 from vitrail.train.presentation import present
+from vitrail.train.provenance import KEY, training_records
 from vitrail.train.report import METRICS, read_metrics
 from vitrail.train.resolve import resolved, summary
 from vitrail.train.result import Result
@@ -127,6 +128,7 @@ class Training:
             tell=folder.note,
         )
         saved = resume(folder, world)
+        self.trained_on = training_records(run.data, pictures, world, saved)
         self.baseline = baseline(run, pictures, world, folder, observer, resumed=saved is not None)
         self.parts: Parts = assemble(run, pictures, world, self.ledger, saved=saved, head=self.baseline.head)
         self.micro, self.best, self.step = run.micro, Best(), 0
@@ -313,6 +315,7 @@ class Training:
             "micro": self.micro,
             "chosen": self.run.micro,
             "provenance": provenance_of(self.parts.objective.learnt),
+            KEY: self.trained_on,
             "best": asdict(self.best),
             "cost": self.pace.so_far().state(),
             "meter": self.meter.state(),
@@ -382,6 +385,7 @@ class Training:
             "step": self.step,
             "cost": self.pace.so_far().row(),
             **self.pictures.provenance,
+            KEY: self.trained_on,
             **({} if row is None else {"score": plain({key: row[key] for key in SCORE if key in row})}),
         }
         with self.scorer.averaged():

@@ -30,6 +30,7 @@ class Pictures:
     others: dict[str, Source] = field(default_factory=dict[str, Source])  # all splits but the one to train on
     without: Selection | None = None
     renamed: dict[str, Any] = field(default_factory=dict[str, Any])  # what the data call the classes, if otherwise
+    out_of: int = 0  # images of the split that the training images were chosen from
 
     @property
     def chooses(self) -> bool:
@@ -40,6 +41,12 @@ class Pictures:
         """Of each split, whether it is scored or not: another order, another label or another file is another one."""
         parts = {"train": self.train, **self.others}
         return {name: part.fingerprint[:16] for name, part in parts.items()}
+
+    @property
+    def content(self) -> dict[str, str]:
+        """A digest of what the images of each split contain: other bytes under the same names are other images."""
+        parts = {"train": self.train, **self.others}
+        return {name: part.content_digest for name, part in parts.items()}
 
     @property
     def provenance(self) -> dict[str, Any]:
@@ -92,6 +99,7 @@ def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Picture
         notes=collection.notes,
         others={name: part for name, part in parts.items() if part is not whole},
         without=without,
+        out_of=len(whole),
     )
 
 

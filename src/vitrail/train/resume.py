@@ -15,7 +15,7 @@ from vitrail.train.folder.run import CONFIG, RunFolder, compare
 from vitrail.train.pictures import Pictures, find_pictures
 from vitrail.train.resolve import resolved
 
-FINGERPRINT = "fingerprint"
+FINGERPRINT, CONTENT = "fingerprint", "content"
 
 # What may change between two starts of a run without changing what it learns.
 FREE = frozenset(
@@ -28,7 +28,7 @@ def run_in(folder: Path) -> Run:
     """The run of a folder, with every choice as it was made."""
     command_in(folder)  # says so where the folder is none of a run
     config = read_json(folder / CONFIG)
-    data = {name: value for name, value in config.get("data", {}).items() if name != FINGERPRINT}
+    data = {name: value for name, value in config.get("data", {}).items() if name not in (FINGERPRINT, CONTENT)}
     return restored(Run, {**config, "data": data})
 
 
@@ -43,9 +43,20 @@ def elsewhere(run: Run, typed: Iterable[str], processes: int) -> Run:
 
 
 def config_of(run: Run, pictures: Pictures) -> dict[str, Any]:
-    """The run as plain data, with the fingerprints of its pictures: other pictures, another run."""
+    """The run as plain data, with the fingerprints of its pictures and a digest of what they contain: other pictures,
+    another run."""
     config = plain(run)
-    return {**config, "data": {**config["data"], FINGERPRINT: pictures.fingerprint}}
+    data = {**config["data"], FINGERPRINT: pictures.fingerprint, CONTENT: pictures.content}
+    return {**config, "data": data}
+
+
+def free_in(folder: Path) -> frozenset[str]:
+    """What may differ from the run in a folder. One of 0.1.0 does not know the content of its pictures."""
+    try:
+        known = CONTENT in read_json(folder / CONFIG).get("data", {})
+    except ConfigError:  # none is there yet, or `compare` will say what is wrong with it
+        known = True
+    return FREE if known else FREE | {f"data.{CONTENT}"}
 
 
 def open_folder(
@@ -64,11 +75,11 @@ def open_folder(
         folder = RunFolder.open(
             out,
             rank=world.rank,
-            config=config_of(run, pictures),
+            config=config_of(run, pictures) if world.first else {},
             command=dict(command),
             force=force,
             tell=tell,
-            free=FREE,
+            free=free_in(out) if world.first else FREE,
         )
     except ConfigError as error:
         refused = str(error)
@@ -81,7 +92,7 @@ def open_folder(
 def same_run(out: Path, run: Run, world: World) -> None:
     """Refuses a run that differs from the one in the folder."""
     pictures = find_pictures(run.data, labelled=run.objective.labelled)
-    compare(out, config_of(resolved(run, pictures, world), pictures), free=FREE, force=False)
+    compare(out, config_of(resolved(run, pictures, world), pictures), free=free_in(out), force=False)
 
 
 def resume(folder: RunFolder, world: World) -> Saved | None:

@@ -2,12 +2,22 @@
 its 95% interval, and what is taken for what. Multi-label weights are scored by mean average precision and F1.
 
 With --real, ImageNet's validation pictures are scored on their ReaL labels, too. Every picture counts once; under
-torchrun the processes share them and get the same numbers. Several image sizes give a row each."""
+torchrun the processes share them and get the same numbers. Several image sizes give a row each.
+
+Images that the weights were trained on are left out, as far as the weights record which those are: of the folder of a
+fine-tuning, the images that it held out are scored."""
 
 import argparse
 from pathlib import Path
 
-from vitrail.cli.options.groups import add_data, add_deduplicated, add_labels, add_precision, add_weights
+from vitrail.cli.options.groups import (
+    add_data,
+    add_deduplicated,
+    add_include_seen,
+    add_labels,
+    add_precision,
+    add_weights,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,3 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--answers", type=Path, metavar="FILE", help="write what was said to each picture, as CSV")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
     add_deduplicated(parser)
+    parser.add_argument(
+        "--without",
+        type=Path,
+        metavar="FILE",
+        help="leave out what `vitrail data dedup SOURCE --against TRAINED` found: its drop.json",
+    )
+    add_include_seen(parser)

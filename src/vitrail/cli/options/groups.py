@@ -62,6 +62,14 @@ def add_deduplicated(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_include_seen(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--include-seen",
+        action="store_true",
+        help="score the images that the weights were trained on, too; without it they are left out",
+    )
+
+
 def add_labels(parser: argparse.ArgumentParser, *, rename: bool = True) -> None:
     """--labels and, with `rename`, --rename."""
     parser.add_argument(
@@ -111,6 +119,7 @@ def add_frozen(parser: argparse.ArgumentParser, *, several: bool = False) -> Non
     add_loading(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
     add_deduplicated(parser)
+    add_include_seen(parser)
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:

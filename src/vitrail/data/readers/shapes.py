@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vitrail.core.errors import ConfigError, unknown
 from vitrail.data.draws import Draws
 from vitrail.data.labels import Labels
-from vitrail.data.source import Source
+from vitrail.data.source import Source, hash_content
 
 Plane: TypeAlias = NDArray[np.floating[Any]]  # [H, W], float32
 Label: TypeAlias = Literal["shape", "colour", "position", "size"]
@@ -189,6 +189,10 @@ class Shapes(Source):
 
     def name(self, index: int) -> str:
         return f"shapes-{self.size}px-seed{self.seed}[{index}]"
+
+    def content_hash(self, index: int) -> int:
+        """The name says which pixels these are, and need not be drawn for it."""
+        return hash_content(self.name(index).encode()) | 1
 
     def scene(self, index: int) -> "Scene":
         if not 0 <= index < self.count:

@@ -1,0 +1,124 @@
+"""Images that the weights were trained on are no test: what is left out of a score, and what is said about it."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.core.errors import DataError
+from vitrail.data.content import Hashes, hash_contents, interleave
+from vitrail.data.selection import Selection
+from vitrail.data.source import Source, Subset, total_bytes
+from vitrail.data.training_record import MOST_BYTES, MOST_IMAGES, Exposure, find_exposure
+from vitrail.distributed.world import World
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scope:
+    """What of the given images is scored."""
+
+    given: int
+    exposure: Exposure
+    included: bool  # whether images that were trained on are scored
+    dropped: int = 0  # left out by --without
+    without: str = ""  # the hash of its selection
+
+    @property
+    def seen(self) -> int | None:
+        """How many of the given images were trained on; none where nobody knows."""
+        return None if not self.exposure.count and "" in self.exposure.unrecorded else self.exposure.count
+
+    @property
+    def tainted(self) -> bool:
+        """Whether the score counts images that were trained on."""
+        return self.included and bool(self.exposure.count)
+
+    def facts(self) -> dict[str, Any]:
+        """For a result."""
+        unrecorded = [name or "the weights" for name in self.exposure.unrecorded]
+        facts: dict[str, Any] = {
+            "given": self.given,
+            "seen": self.seen,
+            "seen_are_scored": self.tainted,
+            "unrecorded": unrecorded,
+        }
+        return facts | ({"dropped": self.dropped, "without": self.without} if self.without else {})
+
+    def lines(self) -> list[str]:
+        """For people."""
+        given, seen = self.given, self.exposure.count
+        lines = list[str]()
+        if self.without:
+            lines.append(f"{count_images(self.dropped)} left out as copies (--without)")
+        if self.tainted:
+            share = f"{seen:,} of the {count_images(given)}"
+            lines.append(f"WARNING: {share} scored here were used in training")
+        elif seen:
+            rest = f"scoring the {given - seen:,} held out"
+            lines.append(f"{seen:,} of {count_images(given)} were used in training; {rest}")
+        elif self.seen is not None:
+            lines.append(f"none of the {count_images(given)} was used in training")
+        else:
+            lines.append("unknown whether the weights have seen these images: they do not record what they trained on")
+        names = [name for name in self.exposure.unrecorded if name or self.seen is not None]
+        if names:
+            known = ", ".join(name or "these weights" for name in names)
+            lines.append(f"not recorded: the training images of {known}")
+        return lines
+
+
+def count_images(count: int) -> str:
+    return f"{count:,} {'image' if count == 1 else 'images'}"
+
+
+def choose_unseen(
+    args: argparse.Namespace, provenance: dict[str, Any], source: Source, called: str, world: World | None = None
+) -> tuple[Source, Scope]:
+    """The images to score: without those of --without, and without those that the weights were trained on, unless they
+    are asked for. Where none is left, that is an error. All processes call it."""
+    dropped, without = 0, ""
+    if getattr(args, "without", None) is not None:
+        kept, without = leave_out(source, args.without)
+        dropped, source = len(source) - len(kept), kept
+    exposure = find_exposure(provenance, source, lambda one: hash_together(one, world))
+    scope = Scope(given=len(source), exposure=exposure, included=args.include_seen, dropped=dropped, without=without)
+    if args.include_seen or not exposure.count:
+        return source, scope
+    if exposure.count == len(source):
+        raise DataError(
+            f"all {count_images(len(source))} of {called} were used to train {args.weights}, so a score would say "
+            "nothing about new images; give images that it has not seen, or add --include-seen"
+        )
+    return Subset(source, np.flatnonzero(~exposure.seen)), scope
+
+
+def find_shared(train: Source, test: Source) -> "NDArray[np.int64] | None":
+    """The places of the images of `train` that are in `test`, too; none where there are too many to look."""
+    if any(len(one) > MOST_IMAGES or total_bytes(one) > MOST_BYTES for one in (train, test)):
+        return None
+    learnt, scored = hash_contents(train), hash_contents(test)
+    return np.flatnonzero(np.isin(learnt, scored[scored != 0]))
+
+
+def hash_together(source: Source, world: World | None) -> Hashes:
+    """The content hashes of a source; several processes share the reading."""
+    if world is None:
+        return hash_contents(source)
+    return interleave(world.gather(hash_contents(source, rank=world.rank, world=world.size)))
+
+
+def leave_out(source: Source, path: Path) -> tuple[Source, str]:
+    """The images that a drop.json leaves, and its hash."""
+    selection = Selection.load(path)
+    if not selection.drop:
+        raise DataError(f"--without {path} says which images to take, and none to leave out")
+    try:
+        kept = selection.apply(source)
+    except DataError as error:
+        raise DataError(f"--without {path}: {error}") from None
+    if not len(kept):
+        raise DataError(f"--without {path} leaves none of {count_images(len(source))} to score")
+    return kept, selection.hash

@@ -1,0 +1,137 @@
+"""Which images weights were trained on: a small record in their provenance, and the answer to whether they have seen
+some given images.
+
+Up to MOST_IMAGES images of MOST_BYTES together are recorded by a 64-bit hash of the content of each: 11 bytes an image
+in the file, and the images are recognised in any folder, archive or subset, under any name. A larger set is recorded by
+the fingerprint of its source and one bit an image: then it is recognised as a whole, or any part that is drawn from the
+same source, wherever that lies. Weights that started from others carry the records of those behind their own.
+"""
+
+import base64
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.content import Hashes, hash_contents, trace
+from vitrail.data.source import Source, total_bytes
+
+KEY: Final = "trained_on"  # in a provenance: a list of records, of which all count
+MOST_IMAGES: Final = 100_000
+MOST_BYTES: Final = 16 << 30
+BULK: Final = ("hashes", "places")  # fields that are of no use to a reader
+
+Hashing = Callable[[Source], Hashes]  # of every sample; several processes may share the work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exposure:
+    """What is known of weights and some images: which of these were trained on, and which weights, of those and the
+    ones they started from, have no record that can tell."""
+
+    seen: NDArray[np.bool_]  # [N]
+    unrecorded: tuple[str, ...]  # "" for the weights themselves
+
+    @property
+    def count(self) -> int:
+        return int(self.seen.sum())
+
+
+def record_training(
+    train: Source,
+    *,
+    out_of: int,
+    selection: Mapping[str, Any],
+    others: Mapping[str, Source],
+    hashing: Hashing = hash_contents,
+) -> dict[str, Any]:
+    """The record of a training on `train`, which `selection` chose of `out_of` images; `others` are sources of the same
+    collection. All processes call it."""
+    facts: dict[str, Any] = {
+        "images": len(train),
+        "held_out": out_of - len(train),
+        "fingerprint": train.fingerprint,
+        "digest": train.content_digest,
+        "selection": dict(selection),
+    }
+    if len(train) <= MOST_IMAGES and total_bytes(train) <= MOST_BYTES:
+        hashes = hashing(train)
+        return {**facts, "hashes": encode(np.unique(hashes[hashes != 0]).astype("<u8").tobytes())}
+    base, places = trace(train)
+    chosen = np.zeros(len(base), np.bool_)
+    chosen[places] = True
+    apart = {name: trace(other)[0].fingerprint for name, other in others.items()}
+    apart = {name: fingerprint for name, fingerprint in apart.items() if fingerprint != base.fingerprint}
+    bits = zlib.compress(np.packbits(chosen).tobytes(), 9)
+    return {**facts, "source": base.fingerprint, "places": encode(bits), "apart": apart}
+
+
+def find_exposure(provenance: Mapping[str, Any], source: Source, hashing: Hashing = hash_contents) -> Exposure:
+    """Which samples of a source the weights with this provenance were trained on. All processes call it."""
+    seen, unrecorded = np.zeros(len(source), np.bool_), list[str]()
+    hashes: Hashes | None = None
+    for name, records in list_records(provenance):
+        if hashes is None and any("hashes" in record for record in records):
+            hashes = hashing(source)
+        found = [match(record, source, hashes) for record in records]
+        if not found or any(one is None for one in found):
+            unrecorded.append(name)
+        for one in found:
+            seen |= False if one is None else one
+    return Exposure(seen=seen, unrecorded=tuple(dict.fromkeys(unrecorded)))
+
+
+def list_records(provenance: Mapping[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The records of weights and of those they started from, with the names of these."""
+    link: Any = provenance
+    name = ""
+    while isinstance(link, Mapping):
+        facts = cast("Mapping[str, Any]", link)
+        records: Any = facts.get(KEY)
+        yield name, [one for one in records if isinstance(one, dict)] if isinstance(records, list) else []
+        link = facts.get("from")
+        name = str(cast("Mapping[str, Any]", link).get("weights") or "?") if isinstance(link, Mapping) else ""
+
+
+def match(record: Mapping[str, Any], source: Source, hashes: Hashes | None) -> NDArray[np.bool_] | None:
+    """Which samples of a source are in a record; none where it cannot tell, or is damaged."""
+    try:
+        if "hashes" in record:
+            known = np.frombuffer(base64.b64decode(record["hashes"], validate=True), "<u8")
+            if hashes is None or not np.isin(hashes[hashes != 0] & 1, known & 1).all():
+                return None  # files against pixels
+            return np.isin(hashes, known) & (hashes != 0)
+        base, places = trace(source)
+        if base.fingerprint in record["apart"].values():
+            return np.zeros(len(source), np.bool_)
+        if base.fingerprint != record["source"]:
+            return None
+        size = (len(base) + 7) // 8
+        bits = zlib.decompressobj().decompress(base64.b64decode(record["places"], validate=True), size)
+        chosen = np.unpackbits(np.frombuffer(bits, np.uint8), count=len(base))
+        return chosen.astype(np.bool_)[places]
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, zlib.error):
+        return None
+
+
+def abridge(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """A provenance to be read by people: records without what only a comparison needs."""
+    out = dict(provenance)
+    records: Any = out.get(KEY)
+    if isinstance(records, list):
+        rows = cast("list[Any]", records)
+        out[KEY] = [
+            {name: value for name, value in cast("dict[str, Any]", row).items() if name not in BULK}
+            for row in rows
+            if isinstance(row, dict)
+        ]
+    if isinstance(out.get("from"), Mapping):
+        out["from"] = abridge(out["from"])
+    return out
+
+
+def encode(content: bytes) -> str:
+    return base64.b64encode(content).decode()
