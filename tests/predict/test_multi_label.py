@@ -61,7 +61,7 @@ def test_files_that_do_not_say_are_single_label() -> None:
     data = describe(bundle.config, bundle.card)
     assert "multi_label" not in data
     assert not described(data)[1].multi_label
-    with pytest.raises(ConfigError, match="multi_label"):
+    with pytest.raises(ConfigError):
         described({**data, "multi_label": "yes"})
 
 

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         result(made)
     else:
         show_several(made.several)
-    for note in made.notes:
+    for note in dict.fromkeys((*collection.notes, *made.notes)):
         print(f"note: {note}")
     print(f"network: {out} ({size_of(out)}), in {time.monotonic() - begun:.1f} s")
     print(f"next: vitrail predict {shlex.quote(str(out))} PICTURE...   or   vitrail serve {shlex.quote(str(out))}")

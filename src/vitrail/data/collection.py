@@ -4,6 +4,7 @@
 
     photos/                     a folder: of train, val and test, of classes, of pictures, of tar or Parquet files
     list.csv  shards.tar        a file: .csv .tsv .jsonl .tar .parquet .npz .npy
+    list.csv:label=breed        a list or a Parquet file, with its columns chosen: image, label, split
     set/train-{000..146}.tar    several tar files
     classes:photos/             the same, read as said: classes, splits, flat, shards, parquet, saved, manifest, arrays
     digits  shapes/colour       a set that comes with the package
@@ -27,7 +28,7 @@ import numpy as np
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.data.labels import NONE, Labels
 from vitrail.data.readers.folder import split_name
-from vitrail.data.readers.recognise import READINGS, Found, is_pattern, read_as, read_path
+from vitrail.data.readers.recognise import READINGS, Found, is_pattern, read_as, read_columns, read_path
 from vitrail.data.source import Relabelled, Source
 
 Progress = Callable[[str, int, int | None], None]  # a file, bytes done, bytes in all where that is known
@@ -38,7 +39,7 @@ ORDER: Final = ("train", "val", "test")
 LABELLING: Final = {
     "tar shards": 'in a tar file a picture KEY.jpg has its class number in KEY.cls, or as "label" in KEY.json; folders '
     "inside it are no classes. Unpack it and give the folder, or pack that folder with `vitrail data pack`",
-    "manifest": 'give the list a column "label"',
+    "manifest": 'give the list a column "label", or say which column it is: LIST.csv:label=COLUMN',
     "Parquet": 'give the table a column "label"',
     "Hugging Face dataset": 'give the table a column "label"',
     "arrays": "give it an array called labels",
@@ -72,6 +73,8 @@ class Collection:
         """Refuses a set that has none, with the way to give it some."""
         if not self.classes:
             folders = "put the pictures of each class into a folder of its own, named after it"
+            if self.path is not None and (lists := sorted(self.path.glob("*.csv"))):
+                folders += f", or give a list of labels: {lists[0]}"
             remedy = LABELLING.get(self.kind.partition(" (")[0], folders)
             raise BadLabels(f"{self.name} has no labels: {remedy}")
 
@@ -131,6 +134,9 @@ def resolve(text: str, fetching: Fetching) -> Meaning | None:
         if text in known():
             raise DataError(f"{text!r} is a set and a path here; write ./{text} for the path, {text}: for the set")
         return Meaning(True, lambda: collected(text, path, read_path(path)))
+    if chosen := re.fullmatch(r"(.+\.(?:csv|tsv|jsonl|parquet)):([^@]+=[^@]+)", text, re.DOTALL | re.IGNORECASE):
+        table = Path(os.path.expanduser(chosen[1]))
+        return Meaning(os.path.exists(table), lambda: collected(text, table, read_columns(table, chosen[2])))
     if is_pattern(text):
         return Meaning(True, lambda: collected(text, path, read_as("shards", path)))
     head, _, tail = text.partition(":")
@@ -188,7 +194,8 @@ def collected(name: str, path: Path | None, found: Found) -> Collection:
     kind, splits = found
     order = sorted(splits, key=lambda split: ORDER.index(split) if split in ORDER else len(ORDER))
     agreed, notes = agree(name, {split: splits[split] for split in order})
-    return Collection(name=name, kind=kind, path=path, splits=agreed, notes=(*ignored(agreed), *notes))
+    read = dict.fromkeys(note for source in agreed.values() if (note := getattr(inner(source), "note", "")))
+    return Collection(name=name, kind=kind, path=path, splits=agreed, notes=(*read, *ignored(agreed), *notes))
 
 
 def ignored(splits: dict[str, Source]) -> list[str]:

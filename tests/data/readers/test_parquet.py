@@ -93,7 +93,7 @@ def test_names_are_the_same_in_all_splits(tmp_path: Path) -> None:
 def test_columns_that_are_not_plain(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     pq.write_table(table(3, thumbnail=[{"bytes": b"", "path": ""}] * 3), path)
-    with pytest.raises(DataError, match=r"image or thumbnail; say which: read\(path, image='image'\)"):
+    with pytest.raises(DataError, match=r"image or thumbnail; say which: .*:image=image"):
         parquet.read(path)
     assert shades(parquet.read(path, image="image")["train"]) == [0, 1, 2]
     pq.write_table(table(3, target=[5, 5, 5]), path)

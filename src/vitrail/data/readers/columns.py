@@ -249,7 +249,7 @@ def choose(
 
 def one(where: str, what: str, names: Sequence[str]) -> str | None:
     if len(names) > 1:
-        raise DataError(f"{where}: {what} may be {' or '.join(names)}; say which: read(path, {what}={names[0]!r})")
+        raise DataError(f"{where}: {what} may be {' or '.join(names)}; say which: {where}:{what}={names[0]}")
     return names[0] if names else None
 
 

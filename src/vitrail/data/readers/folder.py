@@ -55,6 +55,7 @@ class Files(Source):
     def __init__(self, root: str, names: Iterable[str], labels: Labels | None = None) -> None:
         self.root, self.names = root, names if isinstance(names, Strings) else Strings(names)
         self.labels = Labels.none(len(self.names)) if labels is None else labels
+        self.note = ""  # how it was read, where that is not plain
         self.ignored: tuple[int, tuple[str, ...]] = (0, ())  # files that are no pictures: how many, and a few of them
 
     def path(self, index: int) -> str:

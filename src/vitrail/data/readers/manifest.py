@@ -3,6 +3,8 @@
     path,label                      {"path": "a/1.jpg", "label": "cat"}
     a/1.jpg,cat                     {"path": "a/2.jpg", "labels": ["cat", "indoors"], "split": "val"}
 
+Columns may have other names (filename, id; class, breed, tags; a 0 or 1 for each class): see table_columns.py.
+
 Paths are relative to the list's own folder. Labels are names, or class numbers where all of them are whole numbers. A
 file classes.txt beside the list, one name a line, fixes the classes and their order.
 """
@@ -10,8 +12,8 @@ file classes.txt beside the list, one name a line, fixes the classes and their o
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +22,21 @@ import numpy as np
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.data.labels import NONE, Labels, refuse_sparse
 from vitrail.data.readers.folder import Files, split_name
+from vitrail.data.readers.locate import TRIED, Locator
+from vitrail.data.readers.table_columns import (
+    IMAGES,
+    PATHS,
+    YES,
+    Columns,
+    choose_columns,
+    has_images,
+    plain,
+    split_labels,
+)
 from vitrail.data.source import Source
 
-PATHS: Final = ("path", "file_name")  # the second is what Hugging Face calls it
+SEPARATORS: Final = (",", ";", "\t")
 CLASSES: Final = "classes.txt"
-TRIED: Final = 8  # files that are looked for when a list is opened; the rest are met when they are read
 DIGITS: Final = 18  # of a number; longer ones count as 10^18
 
 
@@ -39,37 +51,43 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
-    """Where things stand in a CSV."""
+class Listing:
+    """All of a list: its rows, whether a row may have several labels, which columns were read where that is not plain,
+    and the classes where the columns themselves are classes."""
 
-    separator: str
-    path: int
-    label: int | None
+    rows: list[Row]
     several: bool
-    split: int | None
-    columns: int
+    note: str = ""
+    classes: tuple[str, ...] | None = None
 
 
-def read(path: Path | str) -> dict[str, Source]:
-    """The splits of a manifest; without a column that says otherwise all of it is train."""
+def read(path: Path | str, choice: Mapping[str, str] | None = None) -> dict[str, Source]:
+    """The splits of a manifest; without a column that says otherwise all of it is train. `choice` names the columns
+    (image, label, split) where that is not plain."""
     path = Path(path)
+    locator = Locator(path)
     try:
-        several, rows = read_jsonl(path) if path.suffix.lower() == ".jsonl" else read_csv(path)
+        read_list = read_jsonl if path.suffix.lower() == ".jsonl" else read_csv
+        listing = read_list(path, choice or {}, locator)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     except csv.Error as error:
         raise DataError(f"{path}: not a table: {error}") from None
-    if not rows:
+    if not listing.rows:
         raise DataError(f"{path}: no images: the list has no rows")
+    refuse_addresses(path, listing.rows)
+    names = locator.find_all([row.path for row in listing.rows])
+    rows = [replace(row, path=name) for row, name in zip(listing.rows, names, strict=True)]
     refuse_elsewhere(path, rows)
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.split, []).append(row)
-    classes, number = numbering(path, rows)
+    classes, number = numbering(path, rows, listing.classes)
     splits: dict[str, Source] = {}
     for name, group in groups.items():
-        source = Files(str(path.parent), (row.path for row in group), labels_of(path, group, number, several))
+        source = Files(str(path.parent), (row.path for row in group), labels_of(path, group, number, listing.several))
         source.classes = classes if any(row.labels is not None for row in group) else ()
+        source.note = listing.note
         splits[name] = source
     return splits
 
@@ -82,8 +100,8 @@ def has_paths(path: Path) -> bool:
         if path.suffix.lower() == ".jsonl":
             found = json.loads(first)
             return isinstance(found, dict) and any(key in found for key in PATHS)
-        return header(path, first) is not None
-    except (OSError, ValueError, DataError):
+        return any(name.strip().lower() in PATHS for separator in SEPARATORS for name in cut(first, separator))
+    except (OSError, ValueError, csv.Error):
         return False
 
 
@@ -92,72 +110,88 @@ def open_text(path: Path) -> Any:
     return open(path, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
-def header(path: Path, line: str) -> Header | None:
-    """The columns, by the one separator that makes `path` a column of its own."""
-    for separator in (",", ";", "\t"):
-        names = [name.strip().lower() for name in next(csv.reader([line], delimiter=separator), [])]
-        places = [names.index(name) for name in PATHS if name in names]
-        if not places:
-            continue
-        known = [*PATHS, "label", "labels", "split"]
-        twice = [name for name in known if names.count(name) > 1]
-        if twice or len(places) > 1 or ("label" in names and "labels" in names):
-            raise DataError(f"{path}: two columns for one thing: {', '.join(names)}")
-        column = next((name for name in ("labels", "label") if name in names), None)
-        return Header(
-            separator=separator,
-            path=places[0],
-            label=None if column is None else names.index(column),
-            several=column == "labels",
-            split=names.index("split") if "split" in names else None,
-            columns=len(names),
-        )
+def cut(line: str, separator: str) -> list[str]:
+    return next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])
+
+
+def header(first: str, choice: Mapping[str, str]) -> tuple[str, list[str]] | None:
+    """The separator that makes a column of images, or those that were asked for, and the names of all columns."""
+    for separator in SEPARATORS:
+        names = cut(first, separator)
+        asked = {name for key in choice for name in choice[key].split("+")}
+        if has_images(names) or (asked and asked <= {name.strip() for name in names}):
+            return separator, names
     return None
 
 
-def read_csv(path: Path) -> tuple[bool, list[Row]]:
+def read_csv(path: Path, choice: Mapping[str, str], locator: Locator) -> Listing:
     with open_text(path) as file:
         first = file.readline()
-        head = header(path, first)
+        head = header(first, choice)
         if head is None:
             raise DataError(
                 f"{path}: the first line must name the columns: path,label or path,labels, perhaps split; it is "
-                f"{first.strip()[:80]!r}"
+                f"{first.strip()[:80]!r}; choose the columns as {path}:image=COLUMN,label=COLUMN"
             )
-        lines = csv.reader(file, delimiter=head.separator, strict=True)
-        rows: list[Row] = []
-        for cells in lines:
-            at = lines.line_num + 1
-            if not cells:
+        separator, names = head
+        lines = csv.reader(file, delimiter=separator, strict=True, skipinitialspace=True)
+        cells: list[list[str]] = []
+        numbers: list[int] = []
+        for row in lines:
+            if not row:
                 continue
-            if len(cells) != head.columns:
-                raise DataError(
-                    f"{path}, line {at}: {len(cells)} cells, but the first line names {head.columns} columns"
-                )
-            if not cells[head.path]:
-                raise DataError(f"{path}, line {at}: the path is empty")
-            text = "" if head.label is None else cells[head.label].strip()
-            labels: tuple[str, ...] | None = (text,) if text else None
-            if head.several:
-                labels = tuple(part.strip() for part in text.replace(";", "|").split("|") if part.strip())
-            rows.append(Row(at, cells[head.path], labels, split_of("" if head.split is None else cells[head.split])))
-        return head.several, rows
+            at = lines.line_num + 1
+            if len(row) != len(names):
+                raise DataError(f"{path}, line {at}: {len(row)} cells, but the first line names {len(names)} columns")
+            cells.append(row)
+            numbers.append(at)
+    columns = choose_columns(path, names, cells, choice, locator.finds)
+    for row, at in zip(cells, numbers, strict=True):
+        if not row[columns.image].strip():
+            raise DataError(f"{path}, line {at}: the path is empty")
+    labels = [labels_in(row, columns) for row in cells]
+    several = columns.kind in ("several", "flags")
+    if columns.kind == "flags" and all(row is not None and len(row) == 1 for row in labels):
+        several = False  # one class each, written as columns
+    return Listing(
+        rows=[
+            Row(at, row[columns.image], found, split_of("" if columns.split is None else row[columns.split]))
+            for at, row, found in zip(numbers, cells, labels, strict=True)
+        ],
+        several=several,
+        note="" if columns.usual else columns.describe(),
+        classes=tuple(names[at].strip() for at in columns.labels) if columns.kind == "flags" else None,
+    )
 
 
-def read_jsonl(path: Path) -> tuple[bool, list[Row]]:
+def labels_in(row: Sequence[str], columns: Columns) -> tuple[str, ...] | None:
+    """The labels of a row; none where it has none, unless it may have several."""
+    match columns.kind:
+        case "none":
+            return None
+        case "flags":
+            return tuple(columns.names[at].strip() for at in columns.labels if row[at].strip().lower() in YES)
+        case "several":
+            return split_labels(row[columns.labels[0]], columns.separator)
+        case "one":
+            text = row[columns.labels[0]].strip()
+            return (text,) if text else None
+
+
+def read_jsonl(path: Path, choice: Mapping[str, str], locator: Locator) -> Listing:
     several = False
     rows: list[Row] = []
     with open_text(path) as file:
         for at, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            row, more = json_row(f"{path}, line {at}", at, line)
+            row, more = json_row(f"{path}, line {at}", at, line, choice)
             several |= more
             rows.append(row)
-    return several, rows
+    return Listing(rows=rows, several=several)
 
 
-def json_row(where: str, at: int, line: str) -> tuple[Row, bool]:
+def json_row(where: str, at: int, line: str, choice: Mapping[str, str]) -> tuple[Row, bool]:
     """One object, and whether it may have several labels."""
     try:
         found: Any = json.loads(line)
@@ -165,18 +199,22 @@ def json_row(where: str, at: int, line: str) -> tuple[Row, bool]:
         raise DataError(f"{where}: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise DataError(f"{where}: an object is expected, as in {{'path': 'a/1.jpg', 'label': 'cat'}}")
-    names: list[Any] = [found[key] for key in PATHS if key in found]
+    asked = choice.get("image")
+    keys = [asked] if asked else [key for key in found if key in PATHS] or [k for k in found if plain(k) in IMAGES]
+    names: list[Any] = [found[key] for key in keys if key in found]
     if len(names) != 1 or not isinstance(names[0], str) or not names[0]:
         raise DataError(f'{where}: "path" must be there once, as a text')
-    split = found.get("split") or ""
+    split = found.get(choice.get("split", "split")) or ""
     if not isinstance(split, str):
         raise DataError(f"{where}: the split is {split!r}, not a text")
-    if "labels" in found:
+    if "labels" in found and "label" not in choice:
         many: Any = found["labels"]
         if not isinstance(many, list) or "label" in found:
             raise DataError(f'{where}: "labels" is a list, and there is no "label" beside it')
         return Row(at, names[0], tuple(json_label(where, value) for value in many), split_of(split)), True
-    one = found.get("label")
+    one = found.get(choice.get("label", "label"))
+    if isinstance(one, list):
+        return Row(at, names[0], tuple(json_label(where, value) for value in one), split_of(split)), True
     return Row(at, names[0], None if one is None else (json_label(where, one),), split_of(split)), False
 
 
@@ -191,20 +229,27 @@ def split_of(text: str) -> str:
     return split_name(text) or text or "train"
 
 
-def refuse_elsewhere(path: Path, rows: Sequence[Row]) -> None:
-    """Addresses are not fetched; and if none of the first files is there, the whole list is of somewhere else."""
+def refuse_addresses(path: Path, rows: Sequence[Row]) -> None:
     for row in rows[:TRIED]:
         if "://" in row.path:
             raise DataError(f"{path}, line {row.line}: {row.path[:80]} is an address; only files are read")
+
+
+def refuse_elsewhere(path: Path, rows: Sequence[Row]) -> None:
+    """If none of the first files is there, the whole list is of somewhere else."""
     if not any(os.path.lexists(path.parent / row.path) for row in rows[:TRIED]):
         raise SourceNotFound(
             f"{path}, line {rows[0].line}: no file {path.parent / rows[0].path}, nor any of the next ones; "
-            f"paths are relative to the folder of the list"
+            f"paths are relative to the folder of the list, and images in folders below it are found by name"
         )
 
 
-def numbering(path: Path, rows: Sequence[Row]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """The classes, and the number of each label as it is written."""
+def numbering(
+    path: Path, rows: Sequence[Row], columns: tuple[str, ...] | None = None
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The classes, and the number of each label as it is written. Columns that are classes are so in their order."""
+    if columns is not None:
+        return columns, {name: at for at, name in enumerate(columns)}
     first: dict[str, int] = {}  # each label, and the line it is first met in
     for row in rows:
         for label in row.labels or ():

@@ -85,6 +85,22 @@ def read_as(kind: str, path: Path) -> Found:
             raise unknown("reading", other, READINGS)
 
 
+def read_columns(path: Path, text: str) -> Found:
+    """A list or a Parquet file whose columns are chosen: image=COLUMN,label=COLUMN."""
+    from vitrail.data.readers.table_columns import parse_choice
+
+    choice = parse_choice(str(path), text)
+    if not path.is_file():
+        raise SourceNotFound(f"{path}: no such file")
+    if path.suffix.lower() == ".parquet":
+        from vitrail.data.readers import parquet
+
+        return "Parquet", parquet.read(path, image=choice.get("image"), label=choice.get("label"))
+    from vitrail.data.readers import manifest
+
+    return "manifest", manifest.read(path, choice)
+
+
 def is_pattern(text: str) -> bool:
     """Whether a text stands for several tar files: set/train-{00000..00146}.tar, set/*.tar."""
     return text.endswith(".tar") and any(sign in text for sign in "{*?[")
