@@ -1,10 +1,13 @@
 """Whatever came of a study, its files are written whole, and the page shows what is there."""
 
 import csv
+import html
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -115,3 +118,22 @@ def test_a_dark_screen_gets_its_own_colours() -> None:
     svg = f'<path style="fill: {LIGHT.paper}; stroke: {LIGHT.cobalt}"/><text style="fill: {LIGHT.ink}"/>'.encode()
     expected = f'<path style="fill: {DARK.paper}; stroke: {DARK.cobalt}"/><text style="fill: {DARK.ink}"/>'.encode()
     assert darkened(svg) == expected
+
+
+def test_the_page_leads_to_its_cells_and_says_what_tiny_decides(tmp_path: Path) -> None:
+    made = outcomes(STUDY, "tiny", values)
+    for one in made[:3]:
+        folder = tmp_path / "cells" / one.cell
+        folder.mkdir(parents=True)
+        (folder / "report.html").write_text("a run")
+    write(STUDY, made, tmp_path, scale="tiny", data="")
+    page = (tmp_path / "report.html").read_text()
+    links = re.findall(r'<td class="text"><a href="([^"]+)">([^<]+)</a>', page)
+    assert [name for _, name in links] == [one.cell for one in made[:3]]  # the others have no page to lead to
+    assert all((tmp_path / unquote(link)).read_text() == "a run" for link, _ in links)
+    (said,) = presentation.caution("tiny")
+    assert "nothing" in said
+    assert html.escape(said) in page
+    assert said in (tmp_path / "table.md").read_text()
+    write(STUDY, made, tmp_path, scale="small", data="")
+    assert html.escape(said) not in (tmp_path / "report.html").read_text()

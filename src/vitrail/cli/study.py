@@ -127,11 +127,13 @@ def started(plan: "Plan", args: argparse.Namespace) -> int:
 def show(plan: "Plan", report: "Report") -> int:
     """The table and the sentence, what failed, and where everything is."""
     from vitrail.core.console import print_table
-    from vitrail.studies.presentation import found
+    from vitrail.studies.presentation import caution, found
 
     if report.outcomes:
         findings = found(plan.study, report.outcomes)
         print_table(findings.table.columns, findings.table.rows, title=f"{plan.study.title} ({plan.study.anchor})")
+        for line in caution(plan.scale):
+            print(line)
         print(findings.sentence)
         print(findings.beside)
     say_failed(report)

@@ -38,12 +38,14 @@ class Section(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Rows under a header; the first `left` columns are text, the rest numbers."""
+    """Rows under a header; the first `left` columns are text, the rest numbers. `links` are addresses that the first
+    cell of each row leads to, empty for those that lead nowhere."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     left: int = 1
+    links: Sequence[str] = ()
     template: str = field(default="table.html", init=False)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.storage import write_file
@@ -24,10 +25,11 @@ from vitrail.report.page import Notes, Section, page
 from vitrail.report.page import Table as Rows
 from vitrail.report.panels import State, Status, Tile, Tiles
 from vitrail.studies.cell import Outcome, Scale
-from vitrail.studies.outcomes import STUDY
+from vitrail.studies.outcomes import STUDY, folder_of
 from vitrail.studies.statistics import NOTHING, seeds
 from vitrail.studies.study import Findings, Study, Table
 from vitrail.train.folder.layout import read_json
+from vitrail.train.report import REPORT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,13 +42,13 @@ def write(study: Study, outcomes: Sequence[Outcome], out: Path, *, scale: Scale,
     """Writes what there is so far, each file whole or not at all. Without matplotlib there is no figure, and the page
     says so."""
     findings = found(study, outcomes)
-    write_file(out / "table.md", markdown(study, findings).encode())
+    write_file(out / "table.md", markdown(study, findings, scale).encode())
     write_file(out / "table.csv", comma_separated(findings.table).encode())
     pictures = drawn(findings)
     for name, content in pictures.items():
         write_file(out / f"figure.{name}", content)
     held = read_json(out / STUDY) if (out / STUDY).exists() else {}
-    text = report(study, outcomes, findings, pictures.get("svg"), held, scale=scale, data=data)
+    text = report(study, outcomes, findings, pictures.get("svg"), held, scale=scale, data=data, out=out)
     write_file(out / "report.html", text.encode())
 
 
@@ -69,11 +71,28 @@ def drawn(findings: Findings) -> dict[str, bytes]:
     return {"png": encoded(figure, LIGHT, "png"), "svg": encoded(figure, LIGHT, "svg")}
 
 
-def markdown(study: Study, findings: Findings) -> str:
+def caution(scale: Scale) -> list[str]:
+    """What must be known before anything is read out of the numbers."""
+    if scale != "tiny":
+        return []
+    return [
+        "Scale tiny: these numbers decide nothing. The networks, the data and the runs are so small that differences "
+        "here are chance; the scale shows that the study works. --scale small gives a first answer."
+    ]
+
+
+def link(out: Path, cell: str) -> str:
+    """The way from the study's page to that of a cell, where there is one."""
+    path = folder_of(out, cell) / REPORT
+    return quote(path.relative_to(out).as_posix()) if path.exists() else ""
+
+
+def markdown(study: Study, findings: Findings, scale: Scale = "paper") -> str:
     """The table with what it says, as a part of a larger text."""
     rows = [findings.table.columns, ("---",) * len(findings.table.columns), *findings.table.rows]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join([f"## {study.title} ({study.anchor})", "", *lines, "", findings.sentence, "", findings.beside, ""])
+    said = [text for line in (*caution(scale), findings.sentence, findings.beside) for text in (line, "")]
+    return "\n".join([f"## {study.title} ({study.anchor})", "", *lines, "", *said])
 
 
 def comma_separated(table: Table) -> str:
@@ -91,18 +110,20 @@ def report(
     *,
     scale: Scale,
     data: str,
+    out: Path,
 ) -> str:
     """The page: how far it is, the figure, the table, how it stands beside the paper, every cell, and the command."""
     states = states_of(study, outcomes, held, scale, data)
     failed = [one for one in outcomes if one.fault]
-    sections: list[Section] = [status(states, held, command(study, held, scale, data)), facts(outcomes, states)]
+    stands = status(states, held, command(study, held, scale, data), caution(scale))
+    sections: list[Section] = [stands, facts(outcomes, states)]
     sections.append(Notes(title="Beside the paper", lines=paragraphs(findings.beside)))
     sections.append(figure_section(study, figure))
     sections.append(Rows(title="Table", columns=findings.table.columns, rows=findings.table.rows, left=LEFT))
     if failed:
         lines = [f"{one.cell}: {one.fault}" for one in failed]
         sections.append(Notes(title="Cells that failed", lines=lines, more="The same command again tries them anew."))
-    sections.append(cells_section(outcomes, states, held))
+    sections.append(cells_section(outcomes, states, held, out))
     title = f"{study.title} ({study.anchor})"
     return page(title, sections, lead=findings.sentence, style="explorer.css")
 
@@ -130,7 +151,7 @@ def command(study: Study, held: Mapping[str, Any], scale: Scale, data: str) -> s
     return str(held.get("go_on") or shlex.join(words))
 
 
-def status(states: Mapping[str, str], held: Mapping[str, Any], made_by: str) -> Status:
+def status(states: Mapping[str, str], held: Mapping[str, Any], made_by: str, lines: Sequence[str]) -> Status:
     done = sum(state == "done" for state in states.values())
     over = sum(state in ("done", "failed", "left out") for state in states.values())
     failed = over - done
@@ -141,6 +162,7 @@ def status(states: Mapping[str, str], held: Mapping[str, Any], made_by: str) -> 
     return Status(
         state=state,
         text=told,
+        lines=lines,
         asks="The command that makes this page:" if over == len(states) else "To go on:",
         command=made_by,
         progress=None if over == len(states) else over / max(len(states), 1),
@@ -186,8 +208,8 @@ def darkened(svg: bytes) -> bytes:
     return text.encode()
 
 
-def cells_section(outcomes: Sequence[Outcome], states: Mapping[str, str], held: Mapping[str, Any]) -> Rows:
-    """Every cell with its state, what it scored and what it cost."""
+def cells_section(outcomes: Sequence[Outcome], states: Mapping[str, str], held: Mapping[str, Any], out: Path) -> Rows:
+    """Every cell with its state, what it scored and what it cost; its name leads to its own report."""
     by_name = {one.cell: one for one in outcomes}
     noted = held.get("cells")
     rows = [
@@ -195,7 +217,7 @@ def cells_section(outcomes: Sequence[Outcome], states: Mapping[str, str], held: 
         for name, state in states.items()
     ]
     columns = ("cell", "state", *ACCURACIES.values(), "exaFLOPs", "device-hours", "seconds")
-    return Rows(title="Cells", columns=columns, rows=rows, left=LEFT)
+    return Rows(title="Cells", columns=columns, rows=rows, left=LEFT, links=[link(out, name) for name in states])
 
 
 def scores(one: Outcome | None) -> list[str]:

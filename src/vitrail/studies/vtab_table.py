@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 from vitrail.core.paper import TABLE_9
 from vitrail.core.settings import plain
@@ -14,6 +15,7 @@ from vitrail.evaluation.result import Measure, Result, told_by
 from vitrail.report.page import Section, Table, page
 from vitrail.report.panels import Facts, Folded, Group, Tile, Tiles
 from vitrail.studies.vtab import Outcome, Score, Study, changed
+from vitrail.train.report import REPORT
 
 GROUPS: Final = ("natural", "specialized", "structured")
 HEADS: Final = ("task", "group", "test", "accuracy", "95 %", *TABLE_9)
@@ -141,7 +143,10 @@ def html(study: Study, outcome: Outcome, name: str) -> str:
         for mean in means(outcome.scores)
     ]
     sections: list[Section] = [Tiles(tiles=tiles)] if tiles else []
-    sections.append(Table(title="By task", columns=HEADS, rows=rows(outcome), left=2))
+    listed = rows(outcome)
+    links = [link(study, name) for name in TASKS if name in outcome.states]
+    links += [""] * (len(listed) - len(links))  # the means
+    sections.append(Table(title="By task", columns=HEADS, rows=listed, left=2, links=links))
     reasons = [(TASKS[name].title, outcome.reasons[name]) for name in outcome.of("missing", "failed")]
     if reasons:
         sections.append(
@@ -155,6 +160,12 @@ def html(study: Study, outcome: Outcome, name: str) -> str:
     )
     lead = f"{study.base.weights}, fine-tuned on a thousand pictures of each task and scored on its whole test split."
     return page(f"VTAB-1k: {name}", sections, lead=lead)
+
+
+def link(study: Study, task: str) -> str:
+    """The way from the study's page to that of a task's run, where there is one."""
+    path = study.folder(task) / REPORT
+    return quote(path.relative_to(study.out).as_posix()) if path.exists() else ""
 
 
 def beside(mean: Mean) -> Iterable[str]:
