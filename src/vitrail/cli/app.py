@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn, Protocol, cast
 from vitrail import __version__
 from vitrail.cli.examples import EXAMPLES
 from vitrail.core.errors import VitrailError, unknown
+from vitrail.core.terminal import clean_line, guarded_streams
 
 
 class Command(NamedTuple):
@@ -95,15 +96,21 @@ class Paragraphs(argparse.HelpFormatter):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status."""
+    with guarded_streams():
+        return run(list(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    """The command, with every way in which it may end turned into a status."""
     try:
-        status = dispatch(list(sys.argv[1:] if argv is None else argv))
+        status = dispatch(argv)
         sys.stdout.flush()  # a pipe that broke late is noticed here, not in the interpreter's shutdown
     except VitrailError as error:
         if os.environ.get("VITRAIL_TRACEBACK") == "1":
             import traceback
 
             traceback.print_exc()
-        print(f"vitrail: error{speaker()}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"vitrail: error{speaker()}: {clean_line(' '.join(str(error).split()))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vitrail: interrupted", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Any
 from vitrail.cli.app import silence
 from vitrail.cli.progress import PLAIN_S as WAIT_S
 from vitrail.cli.progress import SPINNER, amount
+from vitrail.core.terminal import make_console
 from vitrail.train.observer import STEP
 from vitrail.train.rows import TALLIES, called
 
@@ -133,11 +134,10 @@ class Panel:
     told scrolls past above it. A thread of rich's draws what the fields say, so that a step costs next to nothing."""
 
     def __init__(self, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
-        from rich.console import Console
         from rich.live import Live
         from rich.spinner import Spinner
 
-        self.console, self.clock = console or Console(), clock
+        self.console, self.clock = console or make_console(), clock
         self.spinner = Spinner(SPINNER)
         self.row: dict[str, Any] | None = None  # the latest of training
         self.score = ""

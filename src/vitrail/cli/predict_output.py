@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from vitrail.core.console import wrap
+from vitrail.core.terminal import make_console
 from vitrail.report.page import printable
 
 if TYPE_CHECKING:
@@ -75,9 +76,7 @@ class Terminal:
     """A block for every picture, with bars."""
 
     def __init__(self, file: TextIO) -> None:
-        from rich.console import Console
-
-        self.console = Console(file=file, highlight=False)
+        self.console = make_console(file=file, highlight=False)
 
     def answer(self, path: str, prediction: "Prediction", made: str | None) -> None:
         from rich.text import Text

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, Final, Protocol
 
+from vitrail.core.terminal import make_console
+
 Advance = Callable[[str, int, int | None], None]  # what is being done, how much of it is done, how much there is
 
 PATIENCE_S: Final = 1.0  # a wait this short is not shown
@@ -32,7 +34,6 @@ class Bars:
     """A line a thing on a terminal, redrawn by a thread of rich's; it shows after a moment, and leaves nothing."""
 
     def __init__(self, *, bytes_: bool, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
         from rich.progress import TimeElapsedColumn as Elapsed
         from rich.progress import TimeRemainingColumn as Remaining
@@ -52,12 +53,12 @@ class Bars:
         self.tasks: dict[str, Any] = {}
         self.progress = Late(
             SpinnerColumn(SPINNER),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn() if bytes_ else Count(),
             Elapsed(),
             Remaining(),
-            console=console or Console(stderr=True),
+            console=console or make_console(stderr=True),
             transient=True,
         )
 

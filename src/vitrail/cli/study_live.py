@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 
 from vitrail.cli.live import Plain, duration
+from vitrail.core.terminal import make_console
 from vitrail.studies.cell import Cell, Outcome
 
 
@@ -44,10 +45,9 @@ class Bar(Lines):
     """The same lines above a bar of the whole study."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        console = Console()
+        console = make_console()
         super().__init__(lambda text: console.print(text, highlight=False, markup=False))
         columns = (BarColumn(), TextColumn("{task.percentage:.0f}% of the work, {task.fields[left]} left"))
         self.bar = Progress(*columns, console=console, transient=True)

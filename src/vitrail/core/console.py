@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
+from vitrail.core.terminal import clean_line, make_console
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,7 +26,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     """Rows under a header; the first `left` columns are text and stand left, the rest are numbers and stand right."""
     from rich.text import Text
 
-    cells = [list(row) for row in rows]
+    cells = [[clean_line(cell) for cell in row] for row in rows]
     console = open_console()
     room = console.width
     if title:
@@ -46,11 +48,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
 
 def open_console() -> "Console":
     """As wide as the terminal, or as COLUMNS says; whatever reads a pipe takes lines of any length."""
-    from rich.console import Console
-
     told = os.environ.get("COLUMNS", "")
     wide = None if sys.stdout.isatty() else int(told) if told.isascii() and told.isdecimal() and int(told) else 10**6
-    return Console(file=sys.stdout, width=wide, highlight=False)
+    return make_console(file=sys.stdout, width=wide, highlight=False)
 
 
 def fit_columns(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from PIL import Image
 
 from vitrail.core.storage import replacing
+from vitrail.core.terminal import clean_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -135,8 +136,7 @@ def digest(text: str) -> str:
 
 def printable(text: str) -> str:
     """Text that UTF-8 can hold: a byte of a file name that is no text is shown as such, as is a control character."""
-    readable = text.encode("utf-8", "backslashreplace").decode()
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in readable)
+    return clean_line(text)
 
 
 def data_uri(picture: Image.Image, side: int = THUMBNAIL) -> str:

@@ -35,6 +35,7 @@ from vitrail.checkpoint.public.wire import TransferFailed, ask, read_some, split
 from vitrail.core.errors import ConfigError, CorruptWeights, UnsafeWeights, WeightsError, WeightsNotFound
 from vitrail.core.locks import try_lock, unlock
 from vitrail.core.storage import cache_folder
+from vitrail.core.terminal import make_console
 
 HUB = "https://huggingface.co"
 MAX_BYTES = 16 * 2**30
@@ -282,11 +283,10 @@ def _progress(start: int, total: int | None) -> Generator[Callable[[int], None],
         yield lambda _: None
         return
     from rich import progress
-    from rich.console import Console
 
     columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
     with progress.Progress(
-        *columns, progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True
+        *columns, progress.TimeRemainingColumn(), console=make_console(stderr=True), transient=True
     ) as bar:
         task = bar.add_task("", total=total, completed=start)
         yield lambda count: bar.advance(task, count)

@@ -25,6 +25,7 @@ from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.core.errors import ConfigError
 from vitrail.core.settings import differences
 from vitrail.core.storage import replacing
+from vitrail.core.terminal import clean
 from vitrail.evaluation.environment import environment
 from vitrail.train.folder.appended import Appended, Reserve, as_line, plain, read_rows, rewind_rows
 from vitrail.train.folder.layout import COMMAND, CONFIG, ENVIRONMENT, LOG, METRICS, STATUS, State, read_json, status_in
@@ -163,7 +164,7 @@ class RunFolder:
         """A line in the log, with the time."""
         with self._writing:
             self.warnings = [*self.warnings[-REMEMBERED + 1 :], text]
-            self._log.append(f"{now()} {' '.join(text.splitlines())}\n".encode())
+            self._log.append(f"{now()} {clean(' '.join(text.splitlines()))}\n".encode())
             if not self._log.failing:
                 self._reserve.hold()
 
