@@ -196,6 +196,15 @@ def test_a_gpu_that_torch_does_not_see(sound: dict[str, Any], capsys, monkeypatc
     assert any("A GPU, 17.2 GB, capability 9.0 (driver 500.1, torch's CUDA 12.8)" in line for line in lines)
 
 
+def test_what_is_untested_is_a_note(sound, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("tested" in line for line in told(capsys, 0))
+    sound["devices"] = {"seen": [], "mps": True}
+    monkeypatch.setattr("platform.platform", lambda: "Windows-11-10.0.22631")
+    lines = "\n".join(told(capsys, 0))
+    assert "not been tested on Windows" in lines
+    assert "not been tested on Apple's GPUs" in lines
+
+
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
 def test_a_cache_that_cannot_be_written_to(sound, capsys, monkeypatch, tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)

@@ -230,7 +230,7 @@ def test_a_taken_port_is_known_before_the_weights_are_read(capsys: pytest.Captur
         (("--token", ""), "the token is empty"),
         (("--threads", "0"), "--threads 0 must be at least 1"),
         (("--max-bytes", "-1"), "max_bytes=-1 must be at least 1"),
-        (("--device", "warp"), "use auto, cpu or cuda"),
+        (("--device", "warp"), "use auto, cpu, cuda or mps"),
         (("--image-size", "10"), "patch"),
     ],
 )

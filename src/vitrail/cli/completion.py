@@ -100,7 +100,7 @@ def known() -> dict[str, tuple[str, ...]]:
         "format": ("vitrail", "hf", *(name for name in FORMATS if name != "huggingface")),
         "task": safe(TASKS),
         "study": tuple(STUDIES),
-        "device": ("auto", "cpu", "cuda"),
+        "device": ("auto", "cpu", "cuda", "mps"),
     }
 
 

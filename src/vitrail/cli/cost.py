@@ -226,13 +226,14 @@ def measure(networks: list[Asked], args: argparse.Namespace) -> tuple[list[Measu
     import torch
 
     from vitrail.cli.subject import alone
+    from vitrail.distributed.device import name_device
 
     found: list[Measured] = []
     with alone(args) as place, bars() as progress:
         kind, threads = place.type, torch.get_num_threads()
         seconds = args.seconds or SECONDS.get(kind, SECONDS["cpu"])
         precision: Any = {"cuda": "bfloat16"}.get(kind, "float32") if args.precision == "auto" else args.precision
-        device = torch.cuda.get_device_name(place) if kind == "cuda" else f"CPU ({threads} thread{'s' * (threads > 1)})"
+        device = name_device(place) if kind != "cpu" else f"CPU ({threads} thread{'s' * (threads > 1)})"
         for at, one in enumerate(networks):
             config = adapted(one.config, classes=args.classes)
             room = memory.free_bytes(place)

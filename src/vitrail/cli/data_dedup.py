@@ -80,9 +80,10 @@ def embedder(weights: str) -> "Embed":
 
     from vitrail.checkpoint.source import read_bundle
     from vitrail.checkpoint.weights import network
+    from vitrail.distributed.device import find_device
 
     bundle = read_bundle(weights)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = find_device("auto")
     model, preprocessing = network(bundle).to(device), bundle.card.preprocessing
 
     def embed(pictures: "list[Image]") -> "NDArray[np.float32]":

@@ -116,7 +116,7 @@ def machine(facts: Facts) -> dict[str, str]:
     unseen = [f"{gpu['name']}, driver {gpu['driver']}, not seen by torch" for gpu in drivers] if not seen else []
     version = f" (driver {drivers[0]['driver']}, torch's CUDA {torch.get('cuda')})" if drivers and seen else ""
     if (facts["devices"] or {}).get("mps"):
-        gpus.append("Apple's, by Metal; vitrail does not use it")
+        gpus.append("Apple's (mps), which --device auto uses; untested with vitrail")
     return {
         "CPU": f"{cpu['name']}, {cpu['usable']} of {cpu['cores']} cores{share}{threads}",
         "memory": ", ".join(sizes) or "unknown",

@@ -30,6 +30,7 @@ def findings(facts: Facts) -> list[Finding]:
         *broken(facts),
         *mismatched(facts),
         *hidden_devices(facts),
+        *untested(facts),
         *narrow_places(facts),
         *strange_variables(facts),
     ]
@@ -110,6 +111,15 @@ def hidden_devices(facts: Facts) -> Iterator[Finding]:
     else:
         what = f"{name} is there with driver {facts['driver'][0]['driver']}, but torch cannot use it"
         yield Finding(what=what, remedy=f"install a driver for CUDA {torch['cuda']}, or a torch for an older CUDA")
+
+
+def untested(facts: Facts) -> Iterator[Finding]:
+    """Systems and devices that vitrail is written for and has never been run on."""
+    if facts["platform"].startswith("Windows"):
+        yield Finding(what="vitrail has not been tested on Windows", remedy="where something fails, use WSL")
+    if (facts["devices"] or {}).get("mps"):
+        remedy = "compare with --device cpu; where an operator is missing, set PYTORCH_ENABLE_MPS_FALLBACK=1"
+        yield Finding(what="vitrail has not been tested on Apple's GPUs (mps)", remedy=remedy)
 
 
 def narrow_places(facts: Facts) -> Iterator[Finding]:

@@ -25,6 +25,8 @@ def give_storage(module: nn.Module, device: torch.device) -> None:
     tensors = [*module.named_parameters(), *module.named_buffers()]
     kept = {name: tensor.detach() for name, tensor in tensors if not tensor.is_meta}
     if len(kept) == len(tensors):
+        if device.type == "mps":
+            module.float()  # it has no float64, and what is trained holds nothing narrower than float32
         module.to(device)
         return
     module.to_empty(device=device)

@@ -19,6 +19,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from vitrail.core.errors import ConfigError, RankLost
+from vitrail.distributed.device import find_device
 from vitrail.distributed.watch import Watch
 
 T = TypeVar("T")
@@ -112,7 +113,7 @@ def joined(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generator[W
     """The world that torchrun's environment describes, left in an orderly way at the end. A communication error that
     comes of a lost process is raised as RankLost, which names it."""
     place = _place(os.environ)
-    chosen = find_device(device, place["LOCAL_RANK"])
+    chosen = find_device(device, place["LOCAL_RANK"], place["WORLD_SIZE"])
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
     if place["WORLD_SIZE"] == 1:
@@ -198,25 +199,3 @@ def _place(environment: Mapping[str, str]) -> dict[str, int]:
             f"LOCAL_WORLD_SIZE={place['LOCAL_WORLD_SIZE']}: a rank is below its size"
         )
     return place
-
-
-def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of this process: its own GPU on a node with several processes."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"device {name!r} is none that torch knows; use auto, cpu or cuda") from None
-    if device.type != "cuda":
-        return device
-    count = torch.cuda.device_count()
-    if not count:
-        raise ConfigError(f"device {name!r}: torch sees no GPU here; use device cpu")
-    index = local_rank if device.index is None else device.index
-    if index >= count:
-        raise ConfigError(
-            f"device {name!r} asks for GPU {index}, but there are {count} here; start one process for each GPU "
-            f"(--nproc-per-node {count}), or use device cpu"
-        )
-    return torch.device("cuda", index)

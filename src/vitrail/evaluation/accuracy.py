@@ -20,6 +20,7 @@ from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.mix import one_hot
+from vitrail.distributed.device import widest_float
 from vitrail.evaluation.rest import Precision, at_rest, prepared
 
 CONFUSION: Final = 1024  # classes, above which no confusion matrix is kept
@@ -110,7 +111,7 @@ class Tally:
 
     def __init__(self, classes: int, device: torch.device, extremes: int) -> None:
         self.classes = classes
-        exact = torch.float32 if device.type == "mps" else torch.float64  # which has no doubles
+        exact = widest_float(device)
         self.loss = torch.zeros(1, dtype=exact, device=device)
         self.counts = torch.zeros(4, dtype=torch.int64, device=device)  # count, correct, correct5, unreadable
         cells = classes**2 if classes <= CONFUSION else 0

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
+from vitrail.distributed.device import widest_float
 
 # Beside the length of all features; what is below is the rounding of float32, which has every direction and no meaning.
 NOTHING: Final = 1e-6
@@ -38,7 +39,7 @@ def indicators(features: Tensor, *, device: torch.device | str = "cpu") -> Indic
     """All three of features [N, D], of two pictures or more."""
     if features.ndim != 2 or len(features) < 2:
         raise ConfigError(f"features of shape {tuple(features.shape)}: two pictures or more can be compared, [N, D]")
-    exact = torch.float32 if torch.device(device).type == "mps" else torch.float64
+    exact = widest_float(torch.device(device))
     values = features.to(device, exact)
     return Indicators(
         rank=rank(values), similarity=similarity(values), spread=spread(values), width=int(values.shape[1])

@@ -17,6 +17,7 @@ GIT_SECONDS: Final = 5.0
 def environment() -> dict[str, Any]:
     """As plain data."""
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    other = "mps" if torch.backends.mps.is_available() else "cpu"
     return {
         "vitrail": __version__,
         "python": platform.python_version(),
@@ -25,7 +26,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpus": os.cpu_count(),
-        "devices": [torch.cuda.get_device_name(number) for number in range(devices)] or ["cpu"],
+        "devices": [torch.cuda.get_device_name(number) for number in range(devices)] or [other],
         "git": working_tree(Path.cwd()),
     }
 

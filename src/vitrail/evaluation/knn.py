@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
+from vitrail.distributed.device import widest_float
 from vitrail.evaluation.defaults import TEMPERATURE
 
 TESTED: Final = 1024  # test samples at a time ...
@@ -43,7 +44,7 @@ def nearest(
     if not 1 <= k <= len(train):
         raise ConfigError(f"k={k} neighbours of {len(train):,} samples: between 1 and {len(train)} can be asked for")
     # Rounded to float32 from float64, so that copies of a sample are equally similar wherever they stand.
-    exact = torch.float32 if torch.device(device).type == "mps" else torch.float64
+    exact = widest_float(torch.device(device))
     rows = [neighbours(train, part.to(device, exact), k, compared) for part in test.split(tested)]
     return Near(torch.cat([row.similarity for row in rows]), torch.cat([row.index for row in rows]))
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
+from vitrail.distributed.device import synchronise
 from vitrail.evaluation.rest import Precision
 
 LEAST, MOST = 3, 30  # passes that are timed for a point
@@ -235,10 +236,7 @@ class Passes:
             self.network(images)
 
     def settle(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        elif self.device.type == "mps":
-            torch.mps.synchronize()
+        synchronise(self.device)
 
     def images(self, batch: int) -> Tensor:
         if self._images is None or len(self._images) != batch:

@@ -59,7 +59,7 @@ def _joined(batches: Iterable[Tensor]) -> Iterator[Tensor]:
 
 def _centred(rows: Tensor) -> Tensor:
     """K̃ of each representation's linear kernel: [X, n, D] -> [X, n, n]."""
-    rows = rows.double()
+    rows = (rows.cpu() if rows.device.type == "mps" else rows).double()
     rows = rows - rows.mean(dim=1, keepdim=True)  # changes nothing but the rounding
     gram = rows @ rows.transpose(1, 2)
     gram.diagonal(dim1=1, dim2=2).zero_()

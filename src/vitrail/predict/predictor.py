@@ -25,7 +25,7 @@ from vitrail.checkpoint.weights import network, operate
 from vitrail.core.errors import BadPicture, ConfigError, unknown
 from vitrail.core.shapes import Pair, times
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.distributed.world import find_device
+from vitrail.distributed.device import find_device
 from vitrail.models.build import Model
 from vitrail.models.vit import ViT
 from vitrail.predict.answer import Answer, Prediction

@@ -16,7 +16,8 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import torch
 
 from vitrail.core.errors import ConfigError
-from vitrail.distributed.world import World, find_device
+from vitrail.distributed.device import find_device
+from vitrail.distributed.world import World
 from vitrail.studies import outcomes as kept
 from vitrail.studies.cell import Cell, Outcome, Scale
 from vitrail.studies.pool import Pool
@@ -85,6 +86,9 @@ def places_for(device: str, jobs: int = 0) -> tuple[Place, ...]:
     if jobs < 0:
         raise ConfigError(f"--jobs {jobs} must be at least 1, or 0 for as many as make sense")
     found = find_device(device)
+    if found.type == "mps":  # one process uses all of it
+        count = jobs or 1
+        return (Place(device=str(found), on_device=count, on_machine=count),) * count
     if found.type != "cuda":
         count = jobs or max(cores() // 2, 1)
         return (Place(device=str(found), on_device=count, on_machine=count),) * count

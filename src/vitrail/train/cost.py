@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from vitrail.distributed.device import synchronise
 from vitrail.evaluation.compute import tpuv3_core_days, training_flops
 
 PRODUCTS = 8  # that are timed at least, however busy the machine; the quickest counts
@@ -52,8 +53,7 @@ def measured_flops(device: torch.device, seconds: float = 0.05) -> float:
         count += 1
         start = time.perf_counter()
         torch.mm(a, a)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronise(device)
         best = max(best, 2 * side**3 / (time.perf_counter() - start))
     return best
 

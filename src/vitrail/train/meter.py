@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitrail.distributed.device import widest_float
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
@@ -38,9 +40,10 @@ class Meter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.names: tuple[str, ...] = ()
-        self.sums = torch.zeros(0, device=device, dtype=torch.float64)
-        self.skipped = torch.zeros((), device=device, dtype=torch.float64)
-        self.first_bad = torch.full((), -1.0, device=device, dtype=torch.float64)
+        self.exact = widest_float(device)
+        self.sums = torch.zeros(0, device=device, dtype=self.exact)
+        self.skipped = torch.zeros((), device=device, dtype=self.exact)
+        self.first_bad = torch.full((), -1.0, device=device, dtype=self.exact)
         self.steps = 0
         self.sent: tuple[int, int, Tensor, torch.cuda.Event | None] | None = None
 
@@ -49,10 +52,10 @@ class Meter:
         if names != self.names:
             assert not self.steps
             self.names = names
-            self.sums = torch.zeros(len(names), device=self.device, dtype=torch.float64)
+            self.sums = torch.zeros(len(names), device=self.device, dtype=self.exact)
         # A step that was left out has a loss that is no number; the sums shall stay numbers.
-        self.sums += torch.where(ok, sums.double(), 0.0)
-        bad = (~ok).double()
+        self.sums += torch.where(ok, sums.to(self.exact), 0.0)
+        bad = (~ok).to(self.exact)
         self.first_bad = torch.where((self.first_bad < 0) & ~ok, float(step), self.first_bad)
         self.skipped += bad
         self.norm = norm
@@ -66,12 +69,12 @@ class Meter:
         """Puts the sums of an earlier start in place, where it saved some."""
         if sums:
             self.names = tuple(sums)
-            self.sums = torch.tensor(list(sums.values()), device=self.device, dtype=torch.float64)
+            self.sums = torch.tensor(list(sums.values()), device=self.device, dtype=self.exact)
 
     def send(self, step: int) -> None:
         """Puts what has been summed on its way to the host, and starts anew."""
         assert self.sent is None
-        packed = torch.cat([self.sums, torch.stack([self.norm.double(), self.skipped, self.first_bad])])
+        packed = torch.cat([self.sums, torch.stack([self.norm.to(self.exact), self.skipped, self.first_bad])])
         event = None
         if self.device.type == "cuda":
             host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)

@@ -34,6 +34,8 @@ class Pace:
         """Time in here is not training. What the device still has to do of it is waited for first."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
+        elif torch.backends.mps.is_available():
+            torch.mps.synchronize()
         before = time.monotonic()
         try:
             yield

@@ -15,6 +15,7 @@ from vitrail.core.errors import DataError
 from vitrail.core.shapes import times
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch
+from vitrail.distributed.device import synchronise
 from vitrail.distributed.world import World
 from vitrail.evaluation.compute import training_flops
 from vitrail.models.walk import parameters
@@ -130,8 +131,7 @@ def repeated(batches: Iterator[Batch]) -> Iterator[Batch]:
 
 
 def settle(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
+    synchronise(world.device)
 
 
 def data_warnings(run: Run, pictures: Pictures) -> list[str]:

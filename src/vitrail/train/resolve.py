@@ -10,6 +10,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.resident import first_size
+from vitrail.distributed.device import name_device
 from vitrail.distributed.world import World
 from vitrail.evaluation.compute import training_flops
 from vitrail.models.config import ModelConfig, ViTConfig
@@ -125,7 +126,7 @@ def summary(run: Run, pictures: Pictures, world: World, out: Path) -> tuple[str,
     without = pictures.without
     dropped = "" if without is None else f" ({len(without.indices):,} left out by {run.data.without})"
     parts = f"{world.size} x {memory.parts(local, run.micro)} x {at_once(local, run.micro)}"
-    device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
+    device = name_device(world.device)
     return (
         f"run folder {out}; report {out / 'report.html'}",
         f"{network_name(run.model)}: {parameters(run.model):,} parameters, {times(run.model.image)} px, from "
@@ -155,6 +156,8 @@ def resident(run: Run, pictures: Pictures, device: torch.device) -> bool:
         raise ConfigError(f"data.resident=on is not possible: {reason}")
     if run.data.resident == "on" or device.type == "cuda" or not can:
         return can
+    if device.type == "mps":  # whose kernels nobody has tried pictures on
+        return False
     height, width = first_size(pictures.train)
     return len(pictures.train) * 3 * height * width <= SMALL_PICTURES
 

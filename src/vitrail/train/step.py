@@ -97,6 +97,8 @@ def seed_generators(device: torch.device, seed: int, step: int, rank: int, part:
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(key)
+    elif device.type == "mps":
+        torch.mps.manual_seed(key)
 
 
 def detached(outcome: Outcome) -> Outcome:

@@ -32,7 +32,7 @@ def add_weights(parser: argparse.ArgumentParser, *, sizes: bool = False, optiona
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
