@@ -18,6 +18,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
 from vitrail.distributed.world import World, joined
 from vitrail.recipes.asked import Asked, Planned, asked_of, grid_of, planned
+from vitrail.recipes.budget import Budget, budget_in, more_time, record, within_budget
 from vitrail.recipes.change import with_changes
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
@@ -45,6 +46,7 @@ def asked_by(args: argparse.Namespace, verb: str, weights: str = "") -> Asked:
         seed=args.seed,
         settings=tuple(args.settings),
         sweep=None if args.sweep is None else tuple(args.sweep),
+        minutes=args.minutes,
     )
 
 
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace, asked: Asked | None) -> int:
     if args.resume is not None and out is None:
         raise ConfigError("--resume wants a folder: --resume RUN, or --out RUN --resume")
     changes = (args.settings, args.data, args.image_size, args.seed is not None, args.sweep is not None)
-    changes = (*changes, args.labels, args.rename)
+    changes = (*changes, args.labels, args.rename, args.minutes is not None)
     if asked is None and any(changes):
         raise ConfigError("--resume alone goes on as the folder says; give the whole command to change something")
     going_on = asked is None
@@ -86,16 +88,16 @@ def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: 
         world.barrier()
         asked = with_class_names(asked, args)
         if going_on and asked.sweep is None and out:  # as its folder says, whatever has become of the recipe
-            plan = Planned(run=elsewhere(run_in(out), asked.settings, world.size), base=None)
+            plan, budget = Planned(run=elsewhere(run_in(out), asked.settings, world.size), base=None), budget_in(out)
         else:
-            plan = planned(asked)
+            plan, budget = within_budget(planned(asked), asked, out, world)
         if args.dry_run:
             for text in plan.why:
                 watching.told(text)
             return forecast(plan, asked, world)
         out = out or world.agree(free_folder(plan.run))
         try:
-            return start(plan, asked, out, world, force=args.force, observer=watching)
+            return start(plan, asked, out, world, budget=budget, force=args.force, observer=watching)
         except KeyboardInterrupt:
             watching.told(
                 f"resume with: {go_on(asked, out)}" if (out / COMMAND).exists() else "nothing was written yet"
@@ -137,8 +139,10 @@ def forecast(plan: Planned, asked: Asked, world: World) -> int:
     return 0
 
 
-def start(plan: Planned, asked: Asked, out: Path, world: World, *, force: bool, observer: Observer) -> int:
-    command: dict[str, Any] = {**asdict(asked), "go_on": go_on(asked, out)}
+def start(
+    plan: Planned, asked: Asked, out: Path, world: World, *, budget: Budget | None, force: bool, observer: Observer
+) -> int:
+    command: dict[str, Any] = {**asdict(asked), "go_on": go_on(asked, out), **record(budget)}
     grid = None if asked.sweep is None else grid_of(asked, plan)
     if is_done(out) and not force:
         if grid is None:
@@ -159,7 +163,10 @@ def start(plan: Planned, asked: Asked, out: Path, world: World, *, force: bool, 
         )
         return show_search(found, asked, out, world)
     result = train(plan.run, out=out, world=world, command=command, force=force, observer=observer, why=plan.why)
-    return show_result(result, asked, world)
+    status = show_result(result, asked, world)
+    if world.first and result.state == "done" and (text := more_time(budget, asked)):
+        print(text)
+    return status
 
 
 def go_on(asked: Asked, out: Path) -> str:

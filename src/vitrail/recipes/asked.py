@@ -1,6 +1,6 @@
 """From what a person typed to a run: the recipe or what fits the data, the weights, the size, the settings."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -33,15 +33,18 @@ class Asked:
     seed: int | None = None
     settings: tuple[str, ...] = ()
     sweep: tuple[str, ...] | None = None
+    minutes: float | None = None  # 0 for no time budget, none for the default
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """The run, the recipe before anybody changed it, and a line for each choice that was made for the person."""
+    """The run, the recipe before anybody changed it, and a line for each choice that was made for the person. `explain`
+    gives those lines for a run that is changed later."""
 
     run: Run
     base: Run | None
     why: tuple[str, ...] = ()
+    explain: Callable[[Run], tuple[str, ...]] | None = None
 
 
 def asked_of(command: Mapping[str, Any]) -> Asked:
@@ -105,8 +108,11 @@ def fitted(asked: Asked) -> Planned:
         steps = run.steps or max(round(run.epochs * count / run.batch), 1)
         run = replace(run, schedule=replace(run.schedule, warmup=warmup_for(steps)))
     check_classes(run, asked.settings)
-    why = reasons(run, bundle.config, count, picture, given=asked.image_size > 0, has_val=has_val)
-    return Planned(run=run, base=base, why=why)
+
+    def explain(run: Run) -> tuple[str, ...]:
+        return reasons(run, bundle.config, count, picture, given=asked.image_size > 0, has_val=has_val)
+
+    return Planned(run=run, base=base, why=explain(run), explain=explain)
 
 
 def finished(run: Run, asked: Asked) -> Run:

@@ -122,6 +122,17 @@ def add_frozen(parser: argparse.ArgumentParser, *, several: bool = False) -> Non
     add_include_seen(parser)
 
 
+def parse_minutes(text: str) -> float:
+    """Minutes of a time budget; 0 stands for none."""
+    try:
+        minutes = 0.0 if text.strip().lower() == "none" else float(text)
+    except ValueError:
+        minutes = -1.0
+    if not 0 <= minutes < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes; give one above 0, or none for no limit")
+    return minutes
+
+
 def add_training(parser: argparse.ArgumentParser) -> None:
     """What `pretrain` and `finetune` have in common."""
     parser.add_argument("--data", metavar="SOURCE", default="", help="a folder, a file, or the name of a set")
@@ -137,6 +148,13 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         help="change a field of the recipe",
     )
     add_labels(parser)
+    parser.add_argument(
+        "--minutes",
+        type=parse_minutes,
+        metavar="N",
+        help="a time budget: fewer steps and fewer layers where the recipe takes longer; none for the whole recipe "
+        "(default: 5 for finetune on a CPU, unless its length is set; else none)",
+    )
     parser.add_argument("--seed", type=int, default=None, help="of everything that is random (default: 0)")
     parser.add_argument("--out", type=Path, metavar="RUN", help="the run's folder; one that is there is gone on with")
     parser.add_argument(

@@ -1,0 +1,229 @@
+"""A time budget for a run: how many steps fit, and what is cut where the whole recipe does not.
+
+    budget = choose_budget(run, pictures, minutes=5, image_s=0.06)
+    run = with_changes(run, budget.settings)
+
+The pace is measured once, before the first start. What follows from it is kept in the run's folder as settings, so a
+resumed run has the same ones and nothing is measured again.
+"""
+
+import shlex
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from vitrail.core.errors import ConfigError
+from vitrail.distributed.world import World
+from vitrail.evaluation.compute import training_flops
+from vitrail.models.config import ViTConfig
+from vitrail.recipes.asked import Asked, Planned
+from vitrail.recipes.change import with_changes
+from vitrail.recipes.finetune import warmup_for
+from vitrail.train.baseline import LEARNT, SCORED, find_obstacle
+from vitrail.train.config import Run
+from vitrail.train.folder.layout import COMMAND, command_in
+from vitrail.train.pictures import Pictures, find_pictures
+from vitrail.train.timing import seconds_per_image
+
+CPU_MINUTES: Final = 5.0  # of a fine-tuning without options
+LEAST_STEPS: Final = 10
+SCORINGS: Final = 5  # along a run that is cut
+WHOLE_SCORINGS: Final = 20  # along one that is not
+SURE_FLOPS: Final = 2e10  # a second, which any two cores reach
+SURE_READ_S: Final = 0.005  # an image
+LENGTH: Final = ("steps", "epochs")
+
+Measure = Callable[[Run, Pictures, World], float]  # seconds of training an image
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """What was chosen for so many minutes: `settings` that change the run, none where the whole recipe fits. Seconds
+    are estimates from the pace that was measured, `image_s` an image."""
+
+    minutes: float
+    image_s: float
+    steps: int
+    full_steps: int
+    seconds: float
+    full_seconds: float
+    settings: tuple[str, ...]
+
+
+def within_budget(
+    plan: Planned, asked: Asked, out: Path | None, world: World, *, measure: Measure = seconds_per_image
+) -> tuple[Planned, Budget | None]:
+    """The plan as its time budget allows, and the budget; as it is where there is none. A folder that holds the run
+    keeps what was chosen for it."""
+    kept = None if out is None else budget_in(out)
+    minutes = minutes_for(asked, world, kept, started=out is not None and (out / COMMAND).exists())
+    if not minutes:
+        return plan, None
+    budget = kept
+    if budget is None or budget.minutes != minutes:
+        pictures = find_pictures(plan.run.data, labelled=plan.run.objective.labelled)
+        if asked.minutes is None and surely_fits(plan.run, pictures, minutes):
+            return plan, None
+        image_s = measure(plan.run, pictures, world)
+        budget = choose_budget(plan.run, pictures, minutes=minutes, image_s=image_s, typed=typed_names(asked))
+    run = with_changes(plan.run, budget.settings)
+    chosen = plan.why if plan.explain is None else plan.explain(run)
+    return replace(plan, run=run, why=(*chosen, *explain(budget, run, asked))), budget
+
+
+def minutes_for(asked: Asked, world: World, kept: Budget | None, *, started: bool) -> float:
+    """How many minutes a run may take, 0 for any number. Where nobody says, it is a few for a fine-tuning on a CPU
+    whose length nobody chose; a run that was `started` already stays as it is, with the budget it `kept` or none."""
+    length = sorted(typed_names(asked) & set(LENGTH))
+    if asked.minutes:
+        if length:
+            raise ConfigError(
+                f"--minutes {asked.minutes:g} and {length[0]} both set the length of the run; give one of them"
+            )
+        if asked.sweep is not None:
+            raise ConfigError(f"--minutes {asked.minutes:g} is for one run; with --sweep give --set steps=N instead")
+        return asked.minutes
+    plain = asked.verb == "finetune" and not asked.recipe
+    if asked.minutes is not None or length or asked.sweep is not None:
+        return 0.0
+    if started:
+        return 0.0 if kept is None else kept.minutes
+    return CPU_MINUTES if plain and world.device.type == "cpu" else 0.0
+
+
+def typed_names(asked: Asked) -> set[str]:
+    return {text.partition("=")[0].strip() for text in asked.settings}
+
+
+def surely_fits(run: Run, pictures: Pictures, minutes: float) -> bool:
+    """Whether even a slow machine is done in time, so that nothing need be measured."""
+    assert run.model is not None
+    images = steps_of(run, pictures) * run.batch
+    return training_flops(run.objective.work(run.model), images) / SURE_FLOPS + images * SURE_READ_S < 60 * minutes
+
+
+def choose_budget(
+    run: Run, pictures: Pictures, *, minutes: float, image_s: float, typed: Collection[str] = ()
+) -> Budget:
+    """What fits, from the seconds that an image takes in training. Settings that were `typed` stay.
+
+    A fine-tuning that does not fit starts from the closed form and trains the upper half of its blocks, or the last one
+    where that would leave less than an epoch. A backward pass is counted as two forward ones, all blocks alike."""
+    full_steps, limit = steps_of(run, pictures), 60 * minutes
+    full = image_s * full_steps * run.batch + scoring_s(run, pictures, image_s, WHOLE_SCORINGS)
+    if full <= limit:
+        return Budget(
+            minutes=minutes, image_s=image_s, steps=full_steps, full_steps=full_steps, seconds=full, full_seconds=full,
+            settings=(),
+        )  # fmt: skip
+    scoring = scoring_s(run, pictures, image_s, SCORINGS)
+    settings: dict[str, str] = {}
+    share, steps = 1.0, int((limit - scoring) / (image_s * run.batch))
+    if run.weights and not find_obstacle(run, pictures):
+        settings["start"] = "closed-form"
+    if run.weights and isinstance(run.model, ViTConfig) and run.model.depth > 1 and "optim.freeze" not in typed:
+        depth = run.model.depth
+        for frozen in (depth // 2, depth - 1):
+            share = 1 - 2 * frozen / (3 * depth)
+            settings["optim.freeze"] = f"blocks:{frozen}"
+            steps = int((limit - scoring) / (share * image_s * run.batch))
+            if steps * run.batch >= len(pictures.train):
+                break
+    steps = min(max(steps, LEAST_STEPS), full_steps)
+    settings["steps"] = str(steps)
+    warmup = warmup_for(steps) if run.weights else round(run.schedule.warmup * steps / full_steps)
+    settings["schedule.warmup"] = str(warmup)
+    if not run.evaluation.every:
+        settings["evaluation.every"] = str(-(-steps // SCORINGS))
+    return Budget(
+        minutes=minutes,
+        image_s=image_s,
+        steps=steps,
+        full_steps=full_steps,
+        seconds=share * image_s * steps * run.batch + scoring,
+        full_seconds=full,
+        settings=tuple(f"{name}={value}" for name, value in settings.items() if name not in typed),
+    )
+
+
+def steps_of(run: Run, pictures: Pictures) -> int:
+    return run.steps or max(round(run.epochs * len(pictures.train) / run.batch), 1)
+
+
+def scoring_s(run: Run, pictures: Pictures, image_s: float, scorings: int) -> float:
+    """Seconds for all that is not training: forward passes for the closed form and for the scores."""
+    watch, test = (0 if source is None else len(source) for source in (pictures.watch, pictures.test))
+    closed = 0
+    if run.weights and not find_obstacle(run, pictures):
+        closed = min(len(pictures.train), LEARNT) + min(watch, SCORED) + min(test, SCORED)
+    return image_s / 3 * (closed + scorings * watch + test)
+
+
+def budget_in(out: Path) -> Budget | None:
+    """The budget that the run in a folder was started with."""
+    if not (out / COMMAND).exists():
+        return None
+    found = command_in(out).get("budget")
+    if not isinstance(found, dict):
+        return None
+    values = cast(dict[str, Any], found)
+    values["settings"] = tuple(values["settings"])
+    return Budget(**values)
+
+
+def record(budget: Budget | None) -> dict[str, Any]:
+    """What command.json keeps of it."""
+    return {} if budget is None else {"budget": asdict(budget)}
+
+
+def explain(budget: Budget, run: Run, asked: Asked) -> tuple[str, ...]:
+    """What the budget changes, and why."""
+    default = asked.minutes is None
+    whence = " (the default on a CPU; --minutes N sets another, --minutes none lifts it)" if default else ""
+    head = f"time budget {budget.minutes:g} min{whence}"
+    if not budget.settings:
+        return (f"{head}: the full recipe fits, about {clock(budget.full_seconds)}",)
+    cuts = [f"{budget.steps:,} of {budget.full_steps:,} steps"]
+    if "start=closed-form" in budget.settings:
+        cuts.append("the head starts from the closed form")
+    if any(text.startswith("optim.freeze") for text in budget.settings) and isinstance(run.model, ViTConfig):
+        cuts.append(
+            f"the first {run.optim.freeze.removeprefix('blocks:')} of {run.model.depth} blocks stay as they are"
+        )
+    return (
+        f"{head}: {', '.join(cuts)}; about {clock(budget.seconds)} instead of {clock(budget.full_seconds)} at "
+        f"{1 / budget.image_s:,.1f} images/s",
+    )
+
+
+def more_time(budget: Budget | None, asked: Asked) -> str:
+    """What more time would buy, and the command for it; nothing where nothing was cut."""
+    if budget is None or not budget.settings:
+        return ""
+    return (
+        f"trained {budget.steps:,} of the full recipe's {budget.full_steps:,} steps, for a time budget of "
+        f"{budget.minutes:g} min. All of them, with every layer, take about {clock(budget.full_seconds)}: "
+        f"{full_command(asked)}"
+    )
+
+
+def full_command(asked: Asked) -> str:
+    """The command without a budget; it starts a run of its own."""
+    words = ["vitrail", asked.verb]
+    if asked.verb == "finetune":
+        words += ["--from", asked.weights, *(["--recipe", asked.recipe] if asked.recipe else [])]
+    else:
+        words.append(asked.recipe)
+    words += ["--data", asked.data] if asked.data else []
+    words += ["--image-size", str(asked.image_size)] if asked.image_size else []
+    words += ["--seed", str(asked.seed)] if asked.seed is not None else []
+    words += [word for text in asked.settings for word in ("--set", text)]
+    return shlex.join([*words, "--minutes", "none"])
+
+
+def clock(seconds: float) -> str:
+    """ "40 s", "12 min" or "3.5 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
