@@ -84,7 +84,7 @@ def test_weights_are_measured_here(
         torch.manual_seed(0)
         save(fresh(TINY), "tiny.safetensors")
     argv = ["./tiny.safetensors", "--measure", "--batch", "1", "2", "--image-size", "8", "16", "--device", "cpu"]
-    text = said(capsys, *argv, "--seconds", "5", "--out", "here", "--data", "digits", "--epochs", "1")
+    text = said(capsys, *argv, "--seconds", "60", "--out", "here", "--data", "digits", "--epochs", "1")
     assert "Inference on CPU" in text
     assert "float32" in text
     for size in ("8x8", "16x16"):

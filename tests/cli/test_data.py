@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.cli import data, data_pack
+from vitrail.cli import data
 from vitrail.cli.app import main
+from vitrail.cli.options import data_pack
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
 

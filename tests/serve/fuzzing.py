@@ -166,8 +166,8 @@ def wrong_turns() -> Iterator[Case]:
     yield Case("rebound name", rebound, frozenset([421]))
     yield Case("packed body", post("/predict", JSON, b"x", headers=[b"Content-Encoding: gzip"]), frozenset([415]))
     for junk in (b"\x16\x03\x01" + b"\0" * 50 + b"\r\n\r\n", b"GET\r\n\r\n", b"\0" * 100 + b"\r\n\r\n", b"X" * 70_000):
-        yield Case("not HTTP", junk, frozenset([400]))
-    yield Case("endless head", b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000, frozenset([400]))
+        yield Case("not HTTP", junk, frozenset([400, 431]))
+    yield Case("endless head", b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000, frozenset([431]))
 
 
 def lies(count: int) -> Iterator[Case]:

@@ -64,9 +64,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
     """Every report is noted; the weights are spoilt before the last scoring, so that the earlier ones are best."""
     found, present, evaluate = Shown(), loop.present, loop.Training.evaluate
 
-    def noted(*args: Any, chosen: int) -> None:
+    def noted(*args: Any, chosen: int, **others: Any) -> None:
         found.scored, found.chosen = args[3], chosen
-        present(*args, chosen=chosen)
+        present(*args, chosen=chosen, **others)
 
     def spoilt(self: loop.Training) -> None:
         if self.step == END:

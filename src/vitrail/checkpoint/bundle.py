@@ -79,5 +79,5 @@ def described(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
 
 def flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"multi_label is {value!r}, not true or false")
+        raise ConfigError(f"multi_label is {value!r}, not true or false")
     return value

@@ -84,6 +84,8 @@ def drawn(
             row = [task.title, called(number), shown(measures[-1]), spanned(measures[-1])]
             if len(found) > 1:
                 row += [f"{100 * statistics.stdev(found):.2f}", *(f"{100 * accuracy:.2f}" for accuracy in found)]
+            elif len(seeds) > 1:  # all shots: nothing is drawn
+                row += [""] * (1 + len(seeds))
             rows.append(row)
         config = {"variant": "draws", "shots": list(map(called, shots)), "seeds": seeds, "penalty": penalty}
         details = {"by_seed": by_shots}

@@ -37,7 +37,7 @@ MOST: Final = {
     "axial_heads": 1 << 12,
 }
 MOST_BLOCKS: Final = 1024  # of one stage of a ResNet
-MOST_PATCHES: Final = 1 << 16
+MOST_PATCHES: Final = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
