@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.cli.progress import bars
 from vitrail.core.errors import DataError
 from vitrail.data.content import Hashes, hash_contents, interleave
 from vitrail.data.selection import Selection
@@ -105,9 +106,11 @@ def find_shared(train: Source, test: Source) -> "NDArray[np.int64] | None":
 
 def hash_together(source: Source, world: World | None) -> Hashes:
     """The content hashes of a source; several processes share the reading."""
-    if world is None:
-        return hash_contents(source)
-    return interleave(world.gather(hash_contents(source, rank=world.rank, world=world.size)))
+    rank, size = (0, 1) if world is None else (world.rank, world.size)
+    with bars() as bar:
+        tell = (lambda done: bar("which images were seen", done, len(source))) if rank == 0 else None
+        share = hash_contents(source, rank=rank, world=size, advance=tell)
+    return share if world is None else interleave(world.gather(share))
 
 
 def leave_out(source: Source, path: Path) -> tuple[Source, str]:

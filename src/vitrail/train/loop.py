@@ -128,7 +128,7 @@ class Training:
             tell=folder.note,
         )
         saved = resume(folder, world)
-        self.trained_on = training_records(run.data, pictures, world, saved)
+        self.trained_on = training_records(run.data, pictures, world, saved, self.advance)
         self.baseline = baseline(run, pictures, world, folder, observer, resumed=saved is not None)
         self.parts: Parts = assemble(run, pictures, world, self.ledger, saved=saved, head=self.baseline.head)
         self.micro, self.best, self.step = run.micro, Best(), 0

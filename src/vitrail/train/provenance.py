@@ -1,6 +1,6 @@
 """What the weights of a run will say of the images they were trained on."""
 
-from typing import Any
+from typing import Any, Final
 
 from vitrail.checkpoint.store.saved import Saved
 from vitrail.data.content import Hashes, hash_contents, interleave
@@ -9,10 +9,15 @@ from vitrail.data.training_record import KEY as KEY
 from vitrail.data.training_record import record_training
 from vitrail.distributed.world import World
 from vitrail.train.config import Data
+from vitrail.train.observer import Advance, ignore
 from vitrail.train.pictures import Pictures
 
+READING: Final = "reading the training images"
 
-def training_records(data: Data, pictures: Pictures, world: World, saved: Saved | None) -> list[dict[str, Any]]:
+
+def training_records(
+    data: Data, pictures: Pictures, world: World, saved: Saved | None, advance: Advance = ignore
+) -> list[dict[str, Any]]:
     """One record, or several where a resumed run was made to train on other images than before: all of them count. The
     processes share the work, and a run that resumes with the same images keeps what it had."""
     before: list[dict[str, Any]] = [] if saved is None else saved.facts.get(KEY, [])
@@ -24,7 +29,10 @@ def training_records(data: Data, pictures: Pictures, world: World, saved: Saved 
         return before
 
     def hashing(source: Source) -> Hashes:
-        return interleave(world.gather(hash_contents(source, rank=world.rank, world=world.size)))
+        share = hash_contents(
+            source, rank=world.rank, world=world.size, advance=lambda done: advance(READING, done, len(source))
+        )
+        return interleave(world.gather(share))
 
     selection = {
         "source": data.source,
