@@ -6,16 +6,19 @@ went away. With VITRAIL_TRACEBACK=1 in the environment a mistake also shows wher
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple, NoReturn, Protocol, cast
+from typing import Final, NamedTuple, NoReturn, Protocol, cast
 
 from vitrail import __version__
 from vitrail.cli.examples import EXAMPLES
 from vitrail.core.errors import VitrailError, unknown
 from vitrail.core.terminal import clean_line, guarded_streams
+
+LARGEST_NUMBER: Final = 2**53  # beyond it not even a float counts by ones
 
 
 class Command(NamedTuple):
@@ -105,23 +108,47 @@ def run(argv: list[str]) -> int:
     try:
         status = dispatch(argv)
         sys.stdout.flush()  # a pipe that broke late is noticed here, not in the interpreter's shutdown
-    except VitrailError as error:
+    except (VitrailError, OSError, MemoryError, RecursionError, OverflowError) as error:
+        if isinstance(error, BrokenPipeError):
+            return silence()
         if os.environ.get("VITRAIL_TRACEBACK") == "1":
             import traceback
 
             traceback.print_exc()
-        print(f"vitrail: error{speaker()}: {clean_line(' '.join(str(error).split()))}", file=sys.stderr)
+        print(f"vitrail: error{speaker()}: {clean_line(trouble(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vitrail: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        return silence()
     except SystemExit as stop:
         if isinstance(stop.__context__, BrokenPipeError):  # rich's way of saying so
             return silence()
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     return status
+
+
+def trouble(error: Exception) -> str:
+    """What went wrong, in one line. Of what a command did not foresee, what the machine could not do."""
+    if isinstance(error, VitrailError):
+        return " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return "out of memory; ask for less at once: fewer pictures, a smaller network or image"
+    if isinstance(error, OSError):
+        named = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+        place = f"{named}: " if len(named) < 256 else f"{named[:60]}...: "
+        return f"{place if named else ''}{error.strerror or 'the system refused'}; name another file or folder"
+    return "a number or a nesting is beyond what this machine computes with; give a smaller one"
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Refuses numbers that no option can mean."""
+    for name, value in vars(args).items():
+        for one in cast("list[object]", value) if isinstance(value, list) else [value]:
+            option = f"--{name.replace('_', '-')}"
+            if isinstance(one, int) and abs(one) > LARGEST_NUMBER:
+                raise VitrailError(f"{option} is more than {LARGEST_NUMBER:,}; give a smaller number")
+            if isinstance(one, float) and not math.isfinite(one):
+                raise VitrailError(f"{option} {one} is no number; give a finite one")
 
 
 def speaker() -> str:
@@ -152,6 +179,7 @@ def dispatch(argv: list[str]) -> int:
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
     args = parser_of(name).parse_intermixed_args(argv[at + 1 :])  # vitrail predict W --topk 1 a.jpg
+    check_numbers(args)
     return cast(CommandModule, import_module(COMMANDS[name].module)).run(args)
 
 

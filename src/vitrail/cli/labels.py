@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError, unknown
+from vitrail.core.storage import read_text
 from vitrail.data.class_names import BUNDLED, bundled_names
 
 if TYPE_CHECKING:
@@ -61,12 +62,10 @@ def read_renames(texts: Sequence[str]) -> dict[str, str]:
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            f"--rename {path}: {getattr(error, 'strerror', None) or error}; give OLD=NEW or a file"
-        ) from None
+        rows = [row for row in csv.reader(read_text(path).splitlines()) if row]
+    except (DataError, csv.Error) as error:
+        why = str(error) if isinstance(error, DataError) else f"{path} is no list of names with commas between them"
+        raise DataError(f"--rename {why}; give OLD=NEW or a file") from None
     for number, row in enumerate(rows, 1):
         if len(row) != 2:
             raise DataError(f"--rename {path}: line {number} has {len(row)} columns; each line is old,new")

@@ -4,11 +4,14 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
-from vitrail.core.errors import ConfigError
+from vitrail.core.errors import ConfigError, DataError
+
+LONGEST_TEXT: Final = 1 << 26  # bytes of a list in text
 
 
 class NotOnDisk(OSError):
@@ -66,15 +69,42 @@ def write_file(path: Path, content: bytes) -> None:
         raise ConfigError(f"{path} cannot be written ({error.strerror or error}); give another --out") from error
 
 
+def read_text(path: Path) -> str:
+    """A text file that a person named. Pipes and devices are refused without waiting for them, and so is a file that is
+    no list of anything by its size."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, encoding="utf-8-sig", newline="") as file:
+            status = os.fstat(descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                raise DataError(f"{path} is a folder; name a file")
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError(f"{path} is a pipe or a device; name a regular file")
+            if status.st_size > LONGEST_TEXT:
+                raise DataError(f"{path} has {status.st_size:,} bytes; a list has at most {LONGEST_TEXT:,}")
+            return file.read()
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not text in UTF-8; save it as such") from None
+    except (OSError, ValueError) as error:  # a NUL in the name
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or 'is no name that a file can have'}") from None
+
+
 def check_writable(path: Path) -> None:
     """Refuses a file that could not be written, before the work that is to go into it."""
-    above = next(folder for folder in path.absolute().parents if folder.exists())
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; name a file in it")
-    if not above.is_dir():
-        raise ConfigError(f"{path} cannot be written: {above} is no folder")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise ConfigError(f"{path} cannot be written: {above} may not be written to; name another place")
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; name a file in it")
+        above = next(folder for folder in path.absolute().parents if folder.exists())
+        if not above.is_dir():
+            raise ConfigError(f"{path} cannot be written: {above} is no folder")
+        probe = above / f".vitrail-{secrets.token_hex(8)}.tmp"  # rights alone do not say: /proc, a read-only disk
+        os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        probe.unlink()
+        for folder in (path, *path.absolute().parents):
+            folder.exists()  # a name that is too long is an error
+    except OSError as error:
+        name = str(path) if len(path.name) < 100 else f"{path.name[:40]}..."
+        raise ConfigError(f"{name} cannot be written ({error.strerror or error}); name another place") from None
 
 
 def cache_folder(kind: str) -> Path:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import DataError
-from vitrail.core.storage import replacing
+from vitrail.core.storage import read_text, replacing
 from vitrail.data.source import Source, Subset
 
 KIND = "vitrail selection 1"
@@ -63,7 +63,7 @@ class Selection:
     def load(cls, path: Path) -> "Selection":
         """Reads a file that `save` wrote, and checks its hash."""
         try:
-            body = json.loads(path.read_text("utf-8"))
+            body = json.loads(read_text(path))
             made = cls(
                 source=body["source"],
                 rule=body["rule"],

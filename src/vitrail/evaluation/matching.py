@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, DataError
+from vitrail.core.storage import read_text
 from vitrail.data.class_names import bundled_names
 from vitrail.data.labels import NONE, Labels
 
@@ -134,10 +135,7 @@ def numbered(names: Sequence[str]) -> bool:
 
 def read_names(path: Path, outputs: int) -> tuple[str, ...]:
     """The names of a network's classes, one a line; WordNet's ids before them are passed over."""
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    lines = read_text(path).splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
     if len(lines) != outputs:

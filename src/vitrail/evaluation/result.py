@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from vitrail.core.errors import DataError, VitrailError, unknown
-from vitrail.core.storage import write_file
+from vitrail.core.storage import read_text, write_file
 from vitrail.evaluation.intervals import wilson
 
 if TYPE_CHECKING:  # results are read and compared without torch, which takes seconds to load
@@ -74,7 +74,7 @@ class Result:
     def read(cls, path: Path) -> "Result":
         """What `write` wrote."""
         try:
-            body = json.loads(path.read_text("utf-8"))
+            body = json.loads(read_text(path))
             if body.pop("format") != FORMAT:
                 raise ValueError("another format")
             measures = tuple(Measure(**row) for row in body.pop("measures"))
