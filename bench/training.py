@@ -172,6 +172,7 @@ def pictures(setting: Setting) -> tuple[Tensor, ...]:
 
 def runner(setting: Setting, network: nn.Module, inputs: tuple[Tensor, ...]) -> Runner:
     network.train()
+    network.class_token_only = True  # as vitrail trains; timm's networks know nothing of it
     optimiser = Optimiser(groups(network, OPTIM), OPTIM)
     preprocessing = Preprocessing(image=(setting.image, setting.image))
     objective: Objective = Classify(

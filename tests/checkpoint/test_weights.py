@@ -14,6 +14,8 @@ from tests.models.tiny import HYBRID, RESNET, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.bundle import Card, describe
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.files.seal import write_sealed
+from vitrail.checkpoint.pretrained import create_model
+from vitrail.checkpoint.repository import from_pretrained
 from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import bundle_of, fresh, load, save
 from vitrail.core.errors import (
@@ -511,3 +513,19 @@ def test_positions_of_half_precision_weights_are_resized_in_full(tmp_path: Path)
     mine, exact = (load(tmp_path / name, image_size=size) for name in ("half.safetensors", "rounded.safetensors"))
     for name, tensor in exact.state_dict().items():
         assert torch.equal(mine.state_dict()[name], tensor), name
+
+
+def test_a_network_that_has_yet_to_learn_its_head_is_in_training_mode(tmp_path: Path) -> None:
+    """Lightning trains a network in the mode it is in; one that is complete is there to predict."""
+    model = create_model("ViT-Nano/4", depth=1, classes=4, dropout=0.5)
+    assert model.training
+    save(model, tmp_path / "model.safetensors")
+    modes = {
+        classes: [made(tmp_path / "model.safetensors", classes=classes).training for made in (load, from_pretrained)]
+        for classes in (None, 0, 7)
+    }
+    assert modes == {None: [False, False], 0: [False, False], 7: [True, True]}
+    tuned, images = load(tmp_path / "model.safetensors", classes=0), torch.randn(2, 3, 32, 32)
+    assert torch.equal(tuned(images), tuned(images))
+    learner = load(tmp_path / "model.safetensors", classes=7)
+    assert all(part.training for part in learner.modules())

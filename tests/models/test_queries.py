@@ -22,6 +22,7 @@ def network(name: str) -> ViT:
 def test_training_computes_what_evaluation_computes(name: str) -> None:
     """Output and every gradient, through the short last layer and through the whole one."""
     model, x = network(name), images(VITS[name])
+    model.class_token_only = True
     found: list[dict[str, Tensor]] = []
     for training in (True, False):
         model.train(training)
@@ -45,10 +46,14 @@ def test_a_block_gives_the_first_tokens_as_in_the_whole(name: str, queries: int)
 
 
 @pytest.mark.parametrize(
-    ("name", "training", "tokens"), [("tanh", True, 1), ("tanh", False, None), ("mean", True, None)]
+    ("name", "asked", "training", "tokens"),
+    [("tanh", True, True, 1), ("tanh", True, False, None), ("mean", True, True, None), ("tanh", False, True, None)],
 )
-def test_where_the_last_layer_is_short(name: str, training: bool, tokens: int | None) -> None:
+def test_where_the_last_layer_is_short(name: str, asked: bool, training: bool, tokens: int | None) -> None:
+    """Only in training, and only where it was asked for: a hook sees the same in both modes otherwise."""
     model, seen = network(name).train(training), list[int]()
+    if asked:
+        model.class_token_only = True
 
     def look(_module: nn.Module, _inputs: object, output: Tensor) -> None:
         seen.append(output.shape[1])

@@ -29,13 +29,14 @@ def create_model(
 ) -> Model:
     """A network by the paper's notation ("ViT-B/16") or slug ("vit_b_16").
 
-    Without `weights` it is fresh, initialised as in the reference, with 1000 classes unless said otherwise. With the
-    tag of public weights they are downloaded into the cache, and `classes` and `image_size` are surgery as in `load`.
+    Without `weights` it is fresh, initialised as in the reference, with 1000 classes unless said otherwise, and in
+    training mode, as torch's modules are. With the tag of public weights they are downloaded into the cache; `classes`,
+    `image_size` and the mode are as in `load`.
     Any other keyword replaces a config field.
     """
     if weights is None:
         return fresh(model_config(name, classes=classes, image_size=image_size, **replacements))
-    return network(operate(public(name, weights, **replacements), classes, image_size, numerics))
+    return network(operate(public(name, weights, **replacements), classes, image_size, numerics)).train(bool(classes))
 
 
 def find_weights(text: str | Path) -> Bundle:

@@ -39,14 +39,14 @@ def from_pretrained(
     revision: str | None = None,
 ) -> Model:
     """The network of a folder, a file, weights that come with the package, NAME:TAG, or a repository of the hub
-    ("owner/name"), in evaluation mode. What is there on disk comes first. `classes` and `image_size` are surgery as in
-    `load`; `revision` is a branch, a tag or a commit of a repository."""
+    ("owner/name"). What is there on disk comes first. `classes`, `image_size` and the mode, evaluation unless there is a
+    new head, are as in `load`; `revision` is a branch, a tag or a commit of a repository."""
     text = str(name)
     is_remote = REPOSITORY.fullmatch(text) is not None and not Path(text).exists()
     if revision is not None and not is_remote:
         raise ConfigError(f"revision={revision!r} is of a repository, and {text} is none")
     bundle = repository(text, revision) if is_remote else find_weights(name)
-    return network(operate(bundle, classes, image_size), dtype)
+    return network(operate(bundle, classes, image_size), dtype).train(bool(classes))
 
 
 def save_pretrained(model: torch.nn.Module, folder: str | Path, *, name: str | None = None) -> Path:

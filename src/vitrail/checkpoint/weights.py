@@ -30,17 +30,18 @@ def load(
     dtype: torch.dtype = torch.float32,
     **facts: Any,
 ) -> Model:
-    """The network of any weights that vitrail reads, in evaluation mode.
+    """The network of any weights that vitrail reads: in evaluation mode, or in training mode where `classes` gives it a
+    head that has yet to learn. (Lightning and loops of one's own train a network in the mode it is in.)
 
     `classes` and `image_size` are the fine-tuning surgery of 3.2: the whole head is thrown away for one linear layer at
     zero, and positions are resampled to the new grid in the given numerics. Any other keyword replaces a config field:
     what a bare state dict does not say (`heads=12`), or what training wants otherwise (`dropout=0.1`).
     """
-    return network(operate(read_bundle(path, **facts), classes, image_size, numerics), dtype)
+    return network(operate(read_bundle(path, **facts), classes, image_size, numerics), dtype).train(bool(classes))
 
 
 def network(bundle: Bundle, dtype: torch.dtype = torch.float32) -> Model:
-    """The module around a bundle's tensors; those already of the right type are not copied."""
+    """The module around a bundle's tensors, in evaluation mode; those already of the right type are not copied."""
     model = build_from(bundle.config, {name: tensor.to(dtype) for name, tensor in bundle.tensors.items()})
     model.card = bundle.card
     return model.eval()

@@ -138,6 +138,7 @@ class ResNet(nn.Module):
     """A BiT ResNet: images to logits [B, K], or to features [B, 2048w] where there is no head."""
 
     card: Card | None = None  # what travels with the weights; the checkpoint layer puts it here and reads it
+    class_token_only: bool = False  # as a ViT has it; here there is no such token
 
     def __init__(self, config: ResNetConfig):
         super().__init__()

@@ -102,7 +102,7 @@ def represent_at(network: ViT, images: Tensor, at: PositionsAt) -> Tensor:
     z = torch.cat([*prefix, patches], dim=1)
     positions = at(network)
     z = network.dropout(z if positions is None else z + positions.to(z.dtype))  # Eq. 1
-    z = network.layers(z, 1 if network.training and config.pool == "token" else None)
+    z = network.layers(z, network.queries)
     if config.pool == "mean" and not config.norm_after_pool:
         return pooled(network.norm(z), config)
     return network.norm(pooled(z, config))

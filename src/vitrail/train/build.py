@@ -113,6 +113,7 @@ def placed(
 ) -> tuple[Objective, Parallel]:
     """The objective around the network, on its devices, with the values that the run starts from."""
     assert run.preprocessing is not None
+    network.class_token_only = True
     objective = build_objective(
         run.objective,
         network,
