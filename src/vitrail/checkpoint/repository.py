@@ -39,8 +39,8 @@ def from_pretrained(
     revision: str | None = None,
 ) -> Model:
     """The network of a folder, a file, weights that come with the package, NAME:TAG, or a repository of the hub
-    ("owner/name"). What is there on disk comes first. `classes`, `image_size` and the mode, evaluation unless there is a
-    new head, are as in `load`; `revision` is a branch, a tag or a commit of a repository."""
+    ("owner/name"). What is there on disk comes first. `classes`, `image_size` and the mode are as in `load`; `revision`
+    is a branch, a tag or a commit of a repository."""
     text = str(name)
     is_remote = REPOSITORY.fullmatch(text) is not None and not Path(text).exists()
     if revision is not None and not is_remote:
