@@ -158,6 +158,14 @@ def test_copies_that_dedup_found_are_left_out_of_the_score(capsys: pytest.Captur
     assert "--without drop.json: " in capsys.readouterr().err
 
 
+def test_a_word_on_copies_that_the_record_contradicts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    source = open_collection("photos").split("train")
+    rule = {"name": "dedup", "against": {"photos@train": source.fingerprint}, "method": {"exact": True}}
+    Selection(source="0", rule=rule, indices=np.arange(1), drop=True).save(Path("drop.json"))
+    run("evaluate", "net.safetensors", "--deduplicated-by", "drop.json", status=2)
+    assert "drop.json: the weights record" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["fewshot", "probe", "knn"])
 def test_frozen_features_are_scored_on_images_that_the_weights_have_not_seen(
     command: str, capsys: pytest.CaptureFixture[str]

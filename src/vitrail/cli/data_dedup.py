@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"{said}: {job.out / 'drop.json'}; the pairs: {job.out / 'pairs.html'}")
         if outcome.record.dropped:
             print(f"To train without them: --set data.without={job.out / 'drop.json'}")
+            print(f"To score without them: vitrail evaluate ... --without {job.out / 'drop.json'}")
     return 0
 
 

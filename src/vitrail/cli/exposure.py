@@ -63,7 +63,7 @@ class Scope:
         elif self.seen is not None:
             lines.append(f"none of the {count_images(given)} was used in training")
         else:
-            lines.append("unknown whether the weights have seen these images: they do not record what they trained on")
+            lines.append("unknown whether the weights have seen these images: they have no record that can tell")
         names = [name for name in self.exposure.unrecorded if name or self.seen is not None]
         if names:
             known = ", ".join(name or "these weights" for name in names)

@@ -151,7 +151,22 @@ def deduplicated(source: "Source", selection: "Selection | None", provenance: Ma
             f"that selection was made against {', '.join(known) or 'nothing but the training set itself'}, and not "
             f"against these pictures (fingerprint {source.fingerprint[:12]}); run `vitrail data dedup` against them"
         )
+    recorded = left_out(provenance)
+    if recorded and selection.hash not in recorded:
+        raise DataError(
+            f"the weights record that this selection ({selection.hash[:12]}) was not left out when they were trained; "
+            "train with --set data.without=FILE, or leave --deduplicated-by out"
+        )
     return True
+
+
+def left_out(provenance: Mapping[str, Any]) -> set[str]:
+    """The hashes of the selections that weights record as left out of their training, "" for none; empty where they
+    record nothing."""
+    from vitrail.data.training_record import list_records
+
+    _, records = next(list_records(provenance))
+    return {str(record.get("selection", {}).get("without", "")) for record in records}
 
 
 def told_by(provenance: Mapping[str, Any], fingerprint: str) -> bool | None:
