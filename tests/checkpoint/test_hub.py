@@ -444,10 +444,14 @@ def test_failing_network_says_what_to_put_where() -> None:
 def test_file_put_there_by_hand_is_used_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
     path = place("model.safetensors", BODY)
     assert fetch(ENTRY, offline=True) == path
-    assert f"put there by hand; recorded its sha256 {SHA256}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "unverified" in said
+    assert f"recorded its sha256 {SHA256}" in said
     record = json.loads(path.with_name("model.safetensors.json").read_text())
     assert (record["sha256"], record["size"], record["url"]) == (SHA256, len(BODY), None)
     assert fetch(ENTRY, offline=True) == path
+    assert "unverified" in capsys.readouterr().err  # every time
+    assert fetch(replace(ENTRY, sha256=SHA256), offline=True) == path
     assert capsys.readouterr().err == ""
 
 
@@ -516,7 +520,7 @@ PROGRAM = f"""
 import sys
 from vitrail.checkpoint.public import hub, registry
 path = hub.fetch(registry.find({ENTRY.model!r}, {ENTRY.tag!r}), endpoint=sys.argv[1])
-sys.stdout.write(hub._digest(path))
+sys.stdout.write(hub.digest(path))
 """
 
 

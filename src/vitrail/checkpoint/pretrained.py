@@ -7,6 +7,7 @@ from typing import Any
 from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.checkpoint.naming import name_imagenet
 from vitrail.checkpoint.public import hub, registry
+from vitrail.checkpoint.public.pins import pinned
 from vitrail.checkpoint.shipped import SHIPPED, is_shipped
 from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import fresh, network, operate
@@ -56,7 +57,7 @@ def find_weights(text: str | Path) -> Bundle:
 def public(name: str, tag: str, **facts: Any) -> Bundle:
     """Public weights as a bundle, with the numerics they were trained in and the preprocessing they expect."""
     entry = registry.find(slug(resolve(name)), tag)
-    bundle = read_bundle(hub.fetch(entry), **{**_trained_numerics(entry, name), **facts})
+    bundle = read_bundle(hub.fetch(pinned(entry)), **{**_trained_numerics(entry, name), **facts})
     card = Card(preprocessing=_preprocessing(entry), provenance={"weights": f"{entry.repo}", "tag": tag})
     return replace(bundle, card=name_imagenet(card, bundle.config.classes))
 

@@ -2,15 +2,20 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from vitrail.core.console import giga, millions, print_table
-from vitrail.core.errors import UnknownName, unknown
+from vitrail.core.errors import ConfigError, UnknownName, unknown
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.walk import macs, parameters
-from vitrail.models.zoo import SLUGS, ZOO, list_models, model_config, slug
+from vitrail.models.zoo import SLUGS, ZOO, list_models, model_config, resolve, slug
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.pin:
+        return pin_weights(args.pin)
+    if args.verify:
+        return verify_weights(as_json=args.json)
     names = list_models(args.pattern)
     if not names:
         raise no_match(args.pattern)
@@ -28,6 +33,36 @@ def run(args: argparse.Namespace) -> int:
         print("Patch 14 does not divide 384: those columns are at 378.")
     print(f"{len(names)} networks; parameters with {args.classes} classes at the smaller size.")
     return 0
+
+
+def pin_weights(texts: Sequence[str]) -> int:
+    from vitrail.checkpoint.public import pins, registry
+
+    for text in texts:
+        name, _, tag = text.partition(":")
+        if not tag:
+            raise ConfigError(f"--pin {text}: public weights are written NAME:TAG, as in vit_b_16:augreg_in21k")
+        entry = registry.find(slug(resolve(name)), tag)
+        print(f"{text}  sha256 {pins.pin(entry)}")
+    print(f"pinned in {pins.pins_file()}")
+    return 0
+
+
+def verify_weights(*, as_json: bool) -> int:
+    """1 where a file is not what it was pinned or recorded as."""
+    from vitrail.checkpoint.public import pins
+
+    found = pins.verify()
+    if as_json:
+        for each in found:
+            named = {"weights": f"{each.entry.model}:{each.entry.tag}", "file": str(each.path)}
+            print(json.dumps({**named, "sha256": each.sha256, "state": each.state}))
+    elif found:
+        rows = [[f"{each.entry.model}:{each.entry.tag}", each.state, each.sha256[:16]] for each in found]
+        print_table(["weights", "state", "sha256 begins"], rows, left=3)
+    if not as_json:
+        print(f"{len(found)} public weight files in the cache; pins are in {pins.pins_file()}")
+    return int(any(each.state == "changed" for each in found))
 
 
 def no_match(pattern: str) -> UnknownName:

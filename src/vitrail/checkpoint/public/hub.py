@@ -11,8 +11,9 @@ VITRAIL_HUB, HF_ENDPOINT             the hub, or a mirror of it
 VITRAIL_OFFLINE=1, HF_HUB_OFFLINE=1  use what is cached and ask nobody
 HF_TOKEN                             sent to the hub, and to no host that it redirects to
 
-The expected checksum is the registry's where one is pinned, else the hub's word (`X-Linked-Etag`, given before the
-redirect to storage). A server that gives neither is believed, with a warning; what is recorded then guards later uses.
+The expected checksum is the one of the entry (the registry's, or a pin: pins.py), else the hub's word (`X-Linked-Etag`,
+given before the redirect to storage). A server that gives neither is believed, and so is a file put there by hand, but
+each use says that it is unverified; what is recorded then guards against later changes.
 """
 
 import hashlib
@@ -42,6 +43,7 @@ MAX_BYTES = 16 * 2**30
 RETRIES = 3
 BACKOFF_S = 0.5
 LOCK_POLL_S = 0.05
+PIN = "`vitrail models --pin NAME:TAG` trusts it from now on"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +74,8 @@ def fetch(
         # Neither of these writes, so that a read-only cache serves.
         record = _read_record(path)
         if record is not None and path.is_file() and _is_sound(path, entry.sha256 or record.sha256, record.size):
+            if entry.sha256 is None and record.etag is None:
+                _say(f"{path} is unverified: nobody but the file itself says what it is; {PIN}")
             return path
         if offline and not path.is_file():
             raise WeightsNotFound(missing)
@@ -113,12 +117,13 @@ def file_url(entry: PublicWeights, endpoint: str | None = None) -> str:
 def _keep(path: Path, entry: PublicWeights, url: str, offline: bool) -> bool:
     """Whether the file in the cache may stay; one put there by hand is given its record."""
     record = _read_record(path)
-    size, sha256 = path.stat().st_size, _digest(path)
+    size, sha256 = path.stat().st_size, digest(path)
     expected = entry.sha256 or (record.sha256 if record else sha256)
     if sha256 == expected:
         if record is None or (record.sha256, record.size) != (sha256, size):
             _write_record(path, _Record(sha256=sha256, size=size, url=None, etag=None, date=_now()))
-            _say(f"using {path}, put there by hand; recorded its sha256 {sha256}")
+            known = "as pinned" if entry.sha256 else f"unverified; {PIN}"
+            _say(f"using {path}, put there by hand, {known}; recorded its sha256 {sha256}")
         return True
     fault = f"{path} has sha256 {sha256}, not {expected}"
     if offline:
@@ -131,10 +136,10 @@ def _keep(path: Path, entry: PublicWeights, url: str, offline: bool) -> bool:
 
 
 def _is_sound(path: Path, sha256: str, size: int) -> bool:
-    return path.stat().st_size == size and _digest(path) == sha256
+    return path.stat().st_size == size and digest(path) == sha256
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -150,6 +155,12 @@ def _read_record(path: Path) -> _Record | None:
         return _Record(**data) if (type(data["sha256"]), type(data["size"])) == (str, int) else None
     except (FileNotFoundError, ValueError, TypeError, LookupError, RecursionError):
         return None
+
+
+def recorded(path: Path) -> tuple[str, bool] | None:
+    """The checksum recorded beside a cached file, and whether the hub had named it; none where there is no record."""
+    record = _read_record(path)
+    return None if record is None else (record.sha256, record.etag is not None)
 
 
 def _write_record(path: Path, record: _Record) -> None:
@@ -223,9 +234,9 @@ def _transfer(part: Path, path: Path, entry: PublicWeights, url: str) -> _Record
                 _refuse_unverifiable(answer, total, url)
             _say(f"downloading {entry.repo} ({_size(total)}, {entry.licence}) from {urlsplit(url).hostname}")
             _receive(answer, part, start, total)
-    sha256 = _digest(part)
+    sha256 = digest(part)
     if expected is None:
-        _say(f"warning: no checksum to be had for {url}; recorded what came, sha256 {sha256}")
+        _say(f"warning: no checksum to be had for {url}, it is unverified; recorded what came, sha256 {sha256}")
     elif sha256 != expected:
         part.unlink()
         fault = f"{url} came with sha256 {sha256}, not {expected}"
