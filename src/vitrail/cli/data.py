@@ -23,11 +23,10 @@ SOFTWARE: Final = "vitrail contact sheet"  # how a sheet of ours is known again
 def run(args: argparse.Namespace) -> int:
     if args.source is None:
         return list_names(args.json)
-    from vitrail.data.collection import open_collection
+    from vitrail.cli.opening import open_data
     from vitrail.data.overview.summary import SAMPLE, summarise
 
-    with bars(bytes_=True) as bar:
-        collection = open_collection(args.source, download=args.download, progress=bar)
+    collection = open_data(args.source, download=args.download)
     counts = [len(source) for source in collection.splits.values()]
     total, done = sum(counts) if args.check else sum(min(count, SAMPLE) for count in counts), 0
     with bars() as bar:

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.progress import bars
+from vitrail.cli.progress import bars, on_interrupt
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError, DataError
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     workers = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.workers is None else args.workers
     embedding = identity(args.embed) if args.embed else ""
-    with bars() as bar:
+    with bars() as bar, on_interrupt(f"what was read is kept in {args.out}; the same command resumes"):
         job = Job(
             train=train,
             tests=tests,
@@ -98,10 +98,9 @@ def embedder(weights: str) -> "Embed":
 
 def chosen(text: str, splits: tuple[str, ...], download: bool) -> "tuple[str, Source]":
     """The split that a text names, else the first of the usual ones, else the only one."""
-    from vitrail.data.collection import open_collection
+    from vitrail.cli.opening import open_data
 
-    with bars(bytes_=True) as bar:
-        collection = open_collection(text, download=download, progress=bar)
+    collection = open_data(text, download=download)
     there = collection.splits
     name = next((split for split in splits if split in there), None)
     if name is None and len(there) > 1:

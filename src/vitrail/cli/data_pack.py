@@ -3,19 +3,19 @@
 import argparse
 import sys
 
-from vitrail.cli.progress import bars
+from vitrail.cli.progress import bars, on_interrupt
 
 
 def run(args: argparse.Namespace) -> int:
     from vitrail.cli.data import readable
-    from vitrail.data.collection import open_collection
+    from vitrail.cli.opening import open_data
     from vitrail.data.packing.pack import pack
 
-    with bars(bytes_=True) as bar:
-        collection = open_collection(args.source, download=args.download, progress=bar)
+    collection = open_data(args.source, download=args.download)
     for note in collection.notes:
         print(f"note: {note}", file=sys.stderr)
-    with bars() as bar:
+    kept = f"the shards that are complete stay in {args.out}; the same command resumes"
+    with bars() as bar, on_interrupt(kept):
         report = pack(
             collection.splits,
             args.out,

@@ -3,12 +3,10 @@
 import argparse
 import contextlib
 import os
-import sys
-from collections.abc import Generator
 from pathlib import Path
 
 from vitrail.cli.fit import size_of
-from vitrail.cli.progress import bars
+from vitrail.cli.progress import bars, on_interrupt
 from vitrail.cli.subject import default_workers, headline, opened, subject
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import times
@@ -50,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
             count = sum(map(len, splits.values()))
             print(headline(args.weights, about.facts, f"{image} px", args.precision))
             print(f"{collection.title}: {count:,} pictures of {', '.join(splits)}", flush=True)
-        with bars() as bar, resumable(world):
+        kept = on_interrupt("the parts that are done are kept; the same command resumes")
+        with bars() as bar, kept if world.first else contextlib.nullcontext():
+            if world.first:
+                bar("pictures", 0, sum(map(len, splits.values())))
             tell = (lambda done, total: bar("pictures", done * world.size, total * world.size)) if world.first else None
             done = embed(
                 about.network,
@@ -69,17 +70,6 @@ def run(args: argparse.Namespace) -> int:
         if world.first:
             tell_of(done, args.type)
     return 1 if done.unreadable and not done.pictures else 0
-
-
-@contextlib.contextmanager
-def resumable(world: World) -> Generator[None]:
-    """Says at an interruption that nothing is lost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if world.first:
-            print("stopped; the same command goes on from the parts that are done", file=sys.stderr)
-        raise
 
 
 def shared_workers(world: World) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import io
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from vitrail.checkpoint.naming import other_names
 from vitrail.cli.evaluate_multi_label import show_classes, write_scores
 from vitrail.cli.exposure import Scope, choose_unseen
 from vitrail.cli.labels import read_labels
-from vitrail.cli.progress import bars
+from vitrail.cli.progress import bars, waiting
 from vitrail.cli.subject import (
     Subject,
     batches,
@@ -77,12 +78,30 @@ def run(args: argparse.Namespace) -> int:
         world.barrier()
         collection = opened(args)
         split, _ = chosen(collection, "test", "val")
-        done = [score(args, size, collection, split, world) for size in sizes]
+        done = scored(args, sizes, collection, split, world)
         if world.first:
-            for size, one in zip(sizes, done, strict=True):
+            for size, one in zip(sizes, done, strict=False):  # fewer of them after an interrupt
                 write(args, one, size if len(sizes) > 1 else None)
             show(args, done, collection, split)
-    return 0
+    return 0 if len(done) == len(sizes) else 130
+
+
+def scored(
+    args: argparse.Namespace, sizes: Sequence[int | None], collection: "Collection", split: str, world: World
+) -> list[Scored]:
+    """One for each size, or as many of them as an interrupt left time for."""
+    done: list[Scored] = []
+    for size in sizes:
+        try:
+            done.append(score(args, size, collection, split, world))
+        except KeyboardInterrupt:
+            if not done:
+                print("stopped; nothing was scored or written", file=sys.stderr)
+                raise
+            rest = " ".join(map(str, sizes[len(done) :]))
+            print(f"stopped; for the rest, give the same command with --image-size {rest}", file=sys.stderr)
+            break
+    return done
 
 
 def check_distinct(outputs: dict[str, Path | None]) -> None:
@@ -110,6 +129,8 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
     ledger = Ledger()
     with bars() as bar:
         tell = lambda done: bar("pictures", min(done * world.size, len(source)), len(source))  # noqa: E731
+        if world.first:
+            tell(0)
         said = answers(
             about.network,
             batches(args, source, about.preprocessing, world.device, rank=world.rank, world=world.size, ledger=ledger),
@@ -125,7 +146,8 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
         )
     unreadable = sorted(str(entry) for part in world.gather(list(ledger.known.values())) for entry in part)
     main = next(iter(labels))
-    found = assessed(args, said, labels, matching)
+    with waiting("computing intervals"):
+        found = assessed(args, said, labels, matching)
     return Scored(
         about=about,
         source=source,

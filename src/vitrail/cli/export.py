@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.labels import new_names
-from vitrail.cli.progress import bars
+from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 
@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     out = named(args)
     if out.exists() and Path(args.weights).exists() and out.samefile(args.weights):
         raise ConfigError(f"{out} are the weights themselves; give another --out")
-    bundle = find_weights(args.weights)
+    with reading(args.weights):
+        bundle = find_weights(args.weights)
     names = new_names(args, bundle.card.labels, bundle.config.classes)
     if names is not None:
         bundle = with_names(bundle, names)
@@ -49,7 +50,10 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"{args.weights}: {network_name(bundle.config)}, {millions(parameters(bundle.config))} parameters, {image} px"
     )
-    show(args, exported(args, bundle, out))
+    with bars() as progress, on_interrupt(f"{out} was not written; start again with the same command"):
+        progress(f"exporting to {args.to}, and checking it", 0, None)
+        done = exported(args, bundle, out)
+    show(args, done)
     return 0
 
 

@@ -12,7 +12,7 @@ from vitrail.checkpoint.weights import bundle_of, write_bundle
 from vitrail.cli.frozen import counted
 from vitrail.cli.labels import new_names
 from vitrail.cli.options.fit import SUFFIX
-from vitrail.cli.progress import bars
+from vitrail.cli.progress import Advance, bars, on_interrupt
 from vitrail.cli.subject import Subject, alone, batches, headline, opened, subject
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
@@ -33,23 +33,25 @@ def run(args: argparse.Namespace) -> int:
     test = None if args.test is None else opened(argparse.Namespace(data=args.test, download=args.download))
     collection.need_labels()  # before the weights are read
     names = new_names(args, collection.classes, len(collection.classes))
-    with alone(args) as device:
+    kept = "" if args.no_cache else "; features that are complete are kept for the next start"
+    with alone(args) as device, on_interrupt(f"{args.out} was not written{kept}"):
         about = subject(args, device)
         print(headline(args.weights, about.facts, f"{times(about.preprocessing.image)} px"))
         counts = ", ".join(f"{len(source):,} of {split}" for split, source in collection.splits.items())
         print(f"{collection.title}: {len(collection.classes):,} classes; pictures: {counts}", flush=True)
-        made = fit(
-            about.network,
-            collection,
-            test=test,
-            penalty=args.l2,
-            held_out=args.dev,
-            shots=args.shots,
-            name=args.weights,
-            device=device,
-            batches=lambda source: pictures(args, about, source),
-            folder=None if args.no_cache else cache_folder("features"),
-        )
+        with bars() as advance:
+            made = fit(
+                about.network,
+                collection,
+                test=test,
+                penalty=args.l2,
+                held_out=args.dev,
+                shots=args.shots,
+                name=args.weights,
+                device=device,
+                batches=lambda source: pictures(args, about, source, advance),
+                folder=None if args.no_cache else cache_folder("features"),
+            )
         out: Path = args.out
         out.parent.mkdir(parents=True, exist_ok=True)
         bundle = bundle_of(made.network)
@@ -85,11 +87,11 @@ def check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--shots {args.shots} must be at least 1")
 
 
-def pictures(args: argparse.Namespace, about: Subject, source: Source) -> Iterator[Batch]:
+def pictures(args: argparse.Namespace, about: Subject, source: Source, advance: Advance) -> Iterator[Batch]:
     """The pictures of a source; how far they are is told on stderr."""
-    with bars() as bar:
-        found = batches(args, source, about.preprocessing, about.device)
-        yield from counted(found, lambda done: bar("features", min(done, len(source)), len(source)))
+    advance("features", 0, len(source))
+    found = batches(args, source, about.preprocessing, about.device)
+    return counted(found, lambda done: advance("features", min(done, len(source)), len(source)))
 
 
 def choice(head: Head, *, given: bool) -> str:

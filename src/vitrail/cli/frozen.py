@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.cli.exposure import Scope, choose_unseen, count_images, find_shared
-from vitrail.cli.progress import bars
+from vitrail.cli.progress import bars, on_interrupt
 from vitrail.cli.subject import (
     Subject,
     alone,
@@ -212,21 +212,24 @@ def extracted(args: argparse.Namespace, about: Subject, source: Source, called: 
     """The features of one split. They are told of on stderr while they are made."""
     view = Squared(about.preprocessing.image) if args.reference else about.preprocessing
 
-    def pictures(bare: Source) -> Iterator[Batch]:
-        with bars() as bar:
-            found = batches(args, bare, view, about.device)
-            yield from counted(found, lambda done: bar(f"features of {called}", min(done, len(bare)), len(bare)))
+    kept = "" if args.no_cache else "; features that are complete are kept for the next start"
+    with bars() as bar, on_interrupt(f"no score was written{kept}"):
 
-    return cached_features(
-        about.network,
-        source,
-        about.preprocessing,
-        about.device,
-        batches=pictures,
-        folder=None if args.no_cache else cache_folder("features"),
-        precision=args.precision,
-        view="squared" if args.reference else "",
-    )
+        def pictures(bare: Source) -> Iterator[Batch]:
+            bar(f"features of {called}", 0, len(bare))
+            found = batches(args, bare, view, about.device)
+            return counted(found, lambda done: bar(f"features of {called}", min(done, len(bare)), len(bare)))
+
+        return cached_features(
+            about.network,
+            source,
+            about.preprocessing,
+            about.device,
+            batches=pictures,
+            folder=None if args.no_cache else cache_folder("features"),
+            precision=args.precision,
+            view="squared" if args.reference else "",
+        )
 
 
 def counted(batches: Iterable[Batch], tell: Callable[[int], None]) -> Iterator[Batch]:

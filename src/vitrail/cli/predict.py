@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.cli.labels import renamed
 from vitrail.cli.predict_output import Output, output
-from vitrail.cli.progress import bars
+from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.core.console import millions
 from vitrail.core.errors import BadPicture, ConfigError, DataError
 from vitrail.core.shapes import times
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
         print(headline(weights, asker), file=sys.stderr)
         for line in (*found.notes, *found.closed):
             tell(line)
-        through(done, found, args.workers)
+        with on_interrupt("the answers so far are complete; start again with the images that are missing"):
+            through(done, found, args.workers)
     if not done.seen:
         raise DataError("no names of pictures came from stdin")
     if done.failed:
@@ -61,14 +62,15 @@ def ready(args: argparse.Namespace, weights: str, device: "torch.device") -> "Pr
 
     batch = args.batch or (128 if device.type == "cuda" else 32)
     threshold = THRESHOLD if args.threshold is None else args.threshold
-    asker = predictor(
-        weights,
-        device=device,
-        image_size=args.image_size,
-        precision=args.precision,
-        batch=batch,
-        threshold=threshold,
-    )
+    with reading(weights):
+        asker = predictor(
+            weights,
+            device=device,
+            image_size=args.image_size,
+            precision=args.precision,
+            batch=batch,
+            threshold=threshold,
+        )
     if not asker.labels:
         raise ConfigError(
             f"{weights} has no head, so it names no classes; give it one with `vitrail fit`, or fine-tune it"

@@ -12,6 +12,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from vitrail.core.terminal import make_console
@@ -34,7 +35,8 @@ class Bars:
     """A line a thing on a terminal, redrawn by a thread of rich's; it shows after a moment, and leaves nothing."""
 
     def __init__(self, *, bytes_: bool, console: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
-        from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
+        from rich.filesize import decimal
+        from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
         from rich.progress import TimeElapsedColumn as Elapsed
         from rich.progress import TimeRemainingColumn as Remaining
         from rich.text import Text
@@ -47,15 +49,15 @@ class Bars:
 
         class Count(ProgressColumn):
             def render(self, task: Task) -> Text:
-                done, total = int(task.completed), task.total
-                return Text(f"{done:,}/{int(total):,}" if total else f"{done:,}" if done else "")
+                done, total = (decimal(int(n)) if bytes_ else f"{int(n):,}" for n in (task.completed, task.total or 0))
+                return Text(f"{done}/{total}" if task.total else done if task.completed else "")
 
         self.tasks: dict[str, Any] = {}
         self.progress = Late(
             SpinnerColumn(SPINNER),
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            DownloadColumn() if bytes_ else Count(),
+            Count(),
             Elapsed(),
             Remaining(),
             console=console or make_console(stderr=True),
@@ -132,3 +134,18 @@ def waiting(what: str) -> Generator[None]:
     with bars() as advance:
         advance(what, 0, None)
         yield
+
+
+def reading(weights: str) -> contextlib.AbstractContextManager[None]:
+    """A spinner while a file of weights is read; a name may have to be fetched, which has a bar of its own."""
+    return waiting(f"reading {Path(weights).name}") if Path(weights).exists() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def on_interrupt(text: str) -> Generator[None]:
+    """Says at an interrupt what there is and how to resume; the interrupt goes on to the command line, which exits."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"stopped; {text}", file=sys.stderr, flush=True)
+        raise

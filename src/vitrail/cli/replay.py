@@ -5,6 +5,7 @@ import math
 
 from PIL import Image
 
+from vitrail.cli.progress import waiting
 from vitrail.core.console import print_table
 from vitrail.distributed.world import joined
 from vitrail.report.sheet import mosaic
@@ -18,10 +19,9 @@ SHEET = 64
 
 def run(args: argparse.Namespace) -> int:
     config = run_in(args.run)
-    with joined(args.device) as world:
-        found = replay(
-            config, find_pictures(config.data, labelled=config.objective.labelled), args.run, args.step, world
-        )
+    with joined(args.device) as world, waiting(f"running step {args.step} again"):
+        pictures = find_pictures(config.data, labelled=config.objective.labelled)
+        found = replay(config, pictures, args.run, args.step, world)
     show(found)
     path = args.run / f"replay-{args.step}.png"
     sheet(found).save(path)

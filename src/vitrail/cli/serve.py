@@ -59,6 +59,7 @@ def loaded(args: argparse.Namespace, local: bool, token: str | None) -> "Served"
     import torch
 
     from vitrail.checkpoint.shipped import DEFAULT
+    from vitrail.cli.progress import reading
     from vitrail.predict.predictor import predictor
     from vitrail.serve.model import Served
     from vitrail.serve.settings import hosts_for
@@ -73,7 +74,8 @@ def loaded(args: argparse.Namespace, local: bool, token: str | None) -> "Served"
         hosts_for(args.host, loopback=local, origins=origins),
         16 if args.batch is None else args.batch,
     )
-    found = renamed(predictor(weights, device=args.device, image_size=args.image_size), args)
+    with reading(weights):
+        found = renamed(predictor(weights, device=args.device, image_size=args.image_size), args)
     if args.batch is None and found.device.type == "cuda":
         known = settings_of(args, token, origins, known.hosts, 64)
     return Served(found, Path(weights).name or weights, known)

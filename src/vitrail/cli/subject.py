@@ -14,10 +14,11 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.weights import network as network_of
 from vitrail.checkpoint.weights import operate
-from vitrail.cli.progress import bars
+from vitrail.cli.opening import open_data
+from vitrail.cli.progress import reading, waiting
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.collection import Collection, open_collection
+from vitrail.data.collection import Collection
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch, Views, sweep
 from vitrail.data.preprocessing import Preprocessing
@@ -77,14 +78,17 @@ def headline(name: str, facts: Mapping[str, Any], *about: str) -> str:
 
 def subject(args: argparse.Namespace, device: torch.device) -> Subject:
     """The network that was asked for. A run's folder stands for its best weights, or its last."""
-    bundle = find_weights(args.weights)
-    network = network_of(operate(bundle, image_size=args.image_size))
-    # Now, not when the result is written: a run that is training may have replaced the file by then.
-    facts = weights_facts(args.weights, network if args.image_size is None else network_of(bundle))
+    with reading(args.weights):
+        bundle = find_weights(args.weights)
+    with waiting("preparing the network"):
+        network = network_of(operate(bundle, image_size=args.image_size))
+        # Now, not when the result is written: a run that is training may have replaced the file by then.
+        facts = weights_facts(args.weights, network if args.image_size is None else network_of(bundle))
+        network = network.to(device)
     card: Any = network.card
     return Subject(
         name=args.weights,
-        network=network.to(device),
+        network=network,
         preprocessing=card.preprocessing,
         device=device,
         facts=facts,
@@ -92,8 +96,7 @@ def subject(args: argparse.Namespace, device: torch.device) -> Subject:
 
 
 def opened(args: argparse.Namespace) -> Collection:
-    with bars(bytes_=True) as progress:
-        return open_collection(args.data, download=args.download, progress=progress)
+    return open_data(args.data, download=args.download)
 
 
 def chosen(collection: Collection, *names: str) -> tuple[str, Source]:
