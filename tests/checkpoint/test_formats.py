@@ -323,6 +323,25 @@ def test_google_weights_expect_pixels_from_minus_one_to_one(size: int, tmp_path:
     assert card.provenance == {"imported_from": "npz-bit", "file": "bit.npz"}
 
 
+def test_the_preprocessing_of_googles_own_pipelines(tmp_path: Path) -> None:
+    """vit_jax and BiT squash with tf.image.resize; big_vision takes the centre of a larger one, averaged by area."""
+    for layout in LAYOUTS:
+        found = load(written(vit_arrays(layout), tmp_path / f"{layout}.npz")).card.preprocessing
+        assert not found.antialias
+        if layout == "npz-big-vision":
+            assert (found.resize, found.interpolation) == (round(IMAGE * 8 / 7), "area")
+        else:
+            assert (found.resize, found.interpolation) == (None, "bilinear")
+    bit = written(bit_arrays(), tmp_path / "bit.npz")
+    found = load(bit).card.preprocessing
+    assert (found.resize, found.interpolation, found.antialias) == (None, "bilinear", False)
+    ours = convert(bit, tmp_path / "ours.safetensors").target
+    assert load(ours).card.preprocessing == found
+    theirs = convert(bit, tmp_path / "theirs.pth", to="timm")
+    assert "preprocessing" in theirs.unheld
+    assert load(theirs.target).card.preprocessing == found
+
+
 # Writing what was read.
 
 
@@ -489,7 +508,8 @@ def test_class_rows_are_made_and_dropped(tmp_path: Path) -> None:
     with np.load(done.target) as found:
         assert not found[STEM][0, 0].any()
         assert found[STEM].shape == (1, 10, WIDTH)
-    assert (done.unheld, done.certificate.identical) == (["position_prefix"], done.certificate.tensors)
+    assert done.unheld == ["position_prefix", "preprocessing"]
+    assert done.certificate.identical == done.certificate.tensors
     assert_same_network(done.target, source)
     back = convert(done.target, tmp_path / "back.npz", to="npz-big-vision")
     assert_same_arrays(back.target, vit_arrays("npz-big-vision"))

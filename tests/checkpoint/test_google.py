@@ -209,7 +209,7 @@ def test_old_positions_with_a_row_for_the_class_token(name: str, tmp_path: Path)
     wanted = vit_logits(image[0].permute(1, 2, 0).numpy(), merged, "npz-big-vision")
     np.testing.assert_allclose(logits(load(file, dtype=torch.float64), image), wanted, rtol=1e-9, atol=1e-9)
     done = convert(file, tmp_path / "out.npz", "npz-linen")
-    assert (done.sidecar, done.certificate.identical) == (None, done.certificate.tensors)
+    assert (done.unheld, done.certificate.identical) == (["preprocessing"], done.certificate.tensors)
     assert_same_network(done.target, file)
 
 

@@ -112,6 +112,28 @@ def test_without_antialiasing_as_the_reference_resizes(size: tuple[int, int]) ->
     assert (apart > 20) == (size == (7, 9))  # it matters where a picture shrinks
 
 
+def averaged(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.float64]:
+    """The mean over the rectangle that becomes a pixel, on a grid fine enough that every fraction is a whole part."""
+    fine = np.repeat(np.repeat(pixels.astype(np.float64), height, axis=0), width, axis=1)
+    high, wide = pixels.shape[:2]
+    return fine.reshape(height, high, width, wide, 3).mean((1, 3))
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 30), (30, 47), (12, 17)])
+def test_area_is_big_visions_evaluation(width: int, height: int) -> None:
+    """resize_small and central_crop: sides rounded, levels cut off, the odd pixel of the border behind."""
+    made = Preprocessing(image=(16, 16), resize=19, interpolation="area", antialias=False)
+    factor = 19 / min(width, height)
+    high, wide = round(height * factor), round(width * factor)
+    whole = np.floor(averaged(np.asarray(picture(width, height)), high, wide) + 1e-9)
+    top, left = (high - 16) // 2, (wide - 16) // 2
+    done = made.pixels(picture(width, height)).permute(1, 2, 0).numpy()
+    assert np.array_equal(done, whole[top : top + 16, left : left + 16])
+    white = Image.fromarray(np.full((height, width, 3), 255, np.uint8))
+    assert int(made.pixels(white).min()) == 255
+    assert Preprocessing.from_dict(made.to_dict()) == made
+
+
 def test_without_antialiasing_bicubic_stays_in_range_and_is_cropped() -> None:
     made = Preprocessing(image=(16, 16), resize=20, interpolation="bicubic", antialias=False)
     sharp = Image.fromarray(np.kron(np.eye(20, dtype=np.uint8), np.full((2, 2), 255, np.uint8)))

@@ -91,3 +91,24 @@ def test_the_references_view_is_the_centre_of_a_larger_square() -> None:
     assert seen[0, :, 0].tolist() == list(range(16, 240))
     np.testing.assert_allclose(seen[1, 0].numpy(), np.arange(16, 240), atol=1)
     assert Squared((32, 48)).sizes == ((32, 48),)
+
+
+def test_the_references_view_cuts_levels_off() -> None:
+    """big_vision casts what tf.image.resize gives to bytes, which truncates: bilinear from half-pixel centres."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (11, 23, 3), dtype=np.uint8)
+    (seen,) = Squared((14, 14))(Picture(pixels), [])
+
+    def shares(old: int, new: int) -> np.ndarray:
+        out = np.zeros((new, old))
+        for i in range(new):
+            at = (i + 0.5) * old / new - 0.5
+            low = int(np.floor(at))
+            out[i, max(low, 0)] += 1 - (at - low)
+            out[i, min(low + 1, old - 1)] += at - low
+        return out
+
+    levels = np.einsum("hy,yxc,wx->chw", shares(11, 16), pixels.astype(np.float64), shares(23, 16))[:, 1:15, 1:15]
+    sure = np.abs(levels - np.rint(levels)) > 1e-3
+    assert np.array_equal(seen.numpy()[sure], np.floor(levels)[sure])
+    assert sure.mean() > 0.9

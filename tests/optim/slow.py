@@ -74,13 +74,14 @@ class Reference:
     def step(self, gradient: Tensor, lr: float) -> None:
         self.t += 1
         o = self.optim
+        decay = rounded(o.momentum, o)  # optax multiplies in the accumulator's type
         for at, value in enumerate(gradient.double().flatten()):
             g, theta = float(value), self.theta[at]
             if o.kind == "sgd":
-                m = o.momentum * self.m[at] + g
+                m = decay * self.m[at] + g
                 moved = lr * m
             else:
-                m = o.momentum * self.m[at] + (1 - o.momentum) * g
+                m = decay * self.m[at] + (1 - o.momentum) * g
                 self.v[at] = o.second * self.v[at] + (1 - o.second) * g * g
                 corrected = m / (1 - o.momentum**self.t), self.v[at] / (1 - o.second**self.t)
                 moved = lr * corrected[0] / (math.sqrt(corrected[1]) + o.eps)

@@ -6,6 +6,7 @@ from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop
 from vitrail.data.transforms.policy import RandAugment
 from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.zoo import model_config
+from vitrail.optim.schedules import rate
 from vitrail.recipes import table3, table4
 from vitrail.recipes.change import on_data
 from vitrail.recipes.grids import grid
@@ -79,6 +80,7 @@ def check_network(run: Run, network: str, classes: int, dropout: float) -> None:
     crop = run.augmentation.crop
     assert isinstance(crop, InceptionCrop)
     assert (crop.size, crop.area, run.augmentation.flip) == ((224, 224), (0.05, 1.0), 0.5)
+    assert (crop.sampler, crop.aspect) == ("tensorflow", (0.75, 1.33))  # the released code's
     assert (run.augmentation.policy, run.augmentation.erase) == (None, None)
     assert (run.mix.mixup, run.mix.cutmix, run.average) == (0.0, 0.0, 0.0)
 
@@ -156,25 +158,28 @@ def test_vtab_task_keeps_its_answer(task: str, crops: bool, flips: bool) -> None
     assert run.augmentation.size == (384, 384)
 
 
-# source, crop, resize, steps, warm-up, decays of the rate, MixUp
+# source, crop, resize, steps, warm-up, supports of the rate, MixUp
 HYPER_RULE = [
-    ("imagenet", 384, 448, 20_000, 500, (0.3, 0.6, 0.9), 0.1),
-    ("cifar10", 128, 160, 10_000, 500, (0.3, 0.6, 0.9), 0.1),
-    ("cifar100", 128, 160, 10_000, 500, (0.3, 0.6, 0.9), 0.1),
-    ("pets", 384, 448, 500, 100, (0.4, 0.6, 0.8), 0.0),
-    ("flowers", 384, 448, 500, 100, (0.4, 0.6, 0.8), 0.0),
+    ("imagenet", 384, 448, 20_000, 500, (6_000, 12_000, 18_000), 0.1),
+    ("cifar10", 128, 160, 10_000, 500, (3_000, 6_000, 9_000), 0.1),
+    ("cifar100", 128, 160, 10_000, 500, (3_000, 6_000, 9_000), 0.1),
+    ("pets", 384, 448, 500, 100, (200, 300, 400), 0.0),
+    ("flowers", 384, 448, 500, 100, (200, 300, 400), 0.0),
 ]
 
 
 @pytest.mark.parametrize("row", HYPER_RULE, ids=lambda row: row[0])
-def test_row_of_the_hyper_rule(row: tuple[str, int, int, int, int, tuple[float, ...], float]) -> None:
-    name, crop, resize, steps, warmup, decays, mixup = row
+def test_row_of_the_hyper_rule(row: tuple[str, int, int, int, int, tuple[int, ...], float]) -> None:
+    """The released code's rate: linear to the first support, then a tenth behind each further one, not at it."""
+    name, crop, resize, steps, warmup, supports, mixup = row
     run = recipe(f"bit-finetune-{name}")
     assert (run.augmentation.size, run.steps, run.batch) == ((crop, crop), steps, 512)
     assert isinstance(run.augmentation.crop, ResizeCrop)
     assert run.augmentation.crop.resize == (resize, resize)
     assert (run.optim.kind, run.optim.lr, run.optim.momentum, run.optim.weight_decay) == ("sgd", 0.003, 0.9, 0.0)
-    assert (run.schedule.decay, run.schedule.warmup, run.schedule.milestones) == ("steps", warmup, decays)
+    for step in {0, 1, warmup - 1, warmup, steps - 1, *(at + by for at in supports for by in (-1, 0, 1))}:
+        wanted = 0.003 * step / warmup if step < warmup else 0.003 / 10 ** sum(at < step for at in supports)
+        assert rate(run.schedule, run.optim.lr, step, steps) == pytest.approx(wanted, rel=1e-12), step
     assert run.mix.mixup == mixup
     assert run.data.source == {"flowers": "flowers102"}.get(name, name)
 

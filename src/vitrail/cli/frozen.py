@@ -228,7 +228,7 @@ def extracted(args: argparse.Namespace, about: Subject, source: Source, called: 
             batches=pictures,
             folder=None if args.no_cache else cache_folder("features"),
             precision=args.precision,
-            view="squared" if args.reference else "",
+            view="squared, truncated" if args.reference else "",
         )
 
 

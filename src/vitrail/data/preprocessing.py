@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from vitrail.core.errors import ConfigError, unknown
 from vitrail.core.shapes import LARGEST_SIDE, Pair, times
+from vitrail.data import tensorflow
 from vitrail.data.decode.picture import upright_rgb
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
+Resampling: TypeAlias = Literal["bilinear", "bicubic", "area"]
 Triple: TypeAlias = tuple[float, float, float]
 
 HALF: Triple = (0.5, 0.5, 0.5)  # pixels to [-1, 1]: all of Google's weights
@@ -29,19 +31,20 @@ class Preprocessing:
     """Resize, crop, normalise. With `resize` the shorter side goes there and the centre is cut out; without it the
     picture goes straight to `image`, whatever its aspect, as the reference evaluates. With `antialias` a picture is
     shrunk as Pillow does it, every pixel counted; without, as TensorFlow does, which the reference was trained in: the
-    nearest pixels only, from half-pixel centres."""
+    nearest pixels only, from half-pixel centres. The interpolation "area" is big_vision's evaluation, whole: the mean
+    over what becomes one pixel, levels cut off to bytes, and a window that is rounded its way."""
 
     image: Pair = (224, 224)
     resize: int | None = None
-    interpolation: Interpolation = "bilinear"
+    interpolation: Resampling = "bilinear"
     mean: Triple = HALF
     std: Triple = HALF
     antialias: bool = True
 
     def __post_init__(self) -> None:
         self._check_sizes()
-        if self.interpolation not in get_args(Interpolation):
-            raise unknown("interpolation", str(self.interpolation)[:60], get_args(Interpolation))
+        if self.interpolation not in get_args(Resampling):
+            raise unknown("interpolation", str(self.interpolation)[:60], get_args(Resampling))
         for name, values, least in (("mean", self.mean, -EXTREME), ("std", self.std, 1 / EXTREME)):
             if len(values) != 3 or not all(is_number(value) and least <= value <= EXTREME for value in values):
                 raise ConfigError(f"{name}={shortened(values)} must be three numbers from {least:g} to {EXTREME:g}")
@@ -84,11 +87,35 @@ class Preprocessing:
         if self.resize is not None and self.resize**2 * max(upright.size) > LARGEST * min(upright.size):
             height, width = self.image
             return F.pil_to_tensor(upright.resize((width, height), pillow(self.interpolation), self.centre(upright)))
+        if self.interpolation == "area":
+            return self._averaged(F.pil_to_tensor(upright))
         if self.antialias:
             return F.pil_to_tensor(F.center_crop(resize(upright, size, interpolation=mode), list(self.image)))
         # In floats: the kernel for bytes exists on some processors only, and rounds otherwise.
-        resized = resize(F.pil_to_tensor(upright).float(), size, interpolation=mode, antialias=False)
+        if self.interpolation == "bilinear":
+            resized = tensorflow.bilinear(F.pil_to_tensor(upright), self._resized(upright))
+        else:
+            resized = resize(F.pil_to_tensor(upright).float(), size, interpolation=mode, antialias=False)
         return F.center_crop(resized, list(self.image)).round().clamp(0, 255).byte()
+
+    def _resized(self, picture: "Image") -> Pair:
+        """What the whole picture is resized to: torchvision's rule, which cuts the longer side off to pixels."""
+        if self.resize is None:
+            return self.image
+        short, long = min(picture.size), max(picture.size)
+        other = int(self.resize * long / short)
+        return (self.resize, other) if picture.height <= picture.width else (other, self.resize)
+
+    def _averaged(self, whole: "Tensor") -> "Tensor":
+        """big_vision's resize_small and central_crop, uint8 [3, H, W] to [3, h, w]."""
+        high, wide = whole.shape[1:]
+        height, width = self.image
+        if self.resize is None:
+            return tensorflow.truncated(tensorflow.area(whole, self.image))
+        factor = self.resize / min(high, wide)
+        done = tensorflow.truncated(tensorflow.area(whole, (round(high * factor), round(wide * factor))))
+        top, left = (done.shape[1] - height) // 2, (done.shape[2] - width) // 2
+        return done[:, top : top + height, left : left + width]
 
     def centre(self, picture: "Image") -> tuple[float, float, float, float]:
         """The box of a picture that resizing and cropping would leave, without making the rest: for one so long that
@@ -127,10 +154,11 @@ class Preprocessing:
             raise ConfigError(f"preprocessing: {error}") from None
 
 
-def pillow(interpolation: Interpolation) -> Any:
+def pillow(interpolation: Resampling) -> Any:
     from PIL import Image
 
-    return Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
+    nearest = {"bicubic": Image.Resampling.BICUBIC, "area": Image.Resampling.BOX}
+    return nearest.get(interpolation, Image.Resampling.BILINEAR)
 
 
 def read_pair(value: Any) -> Pair:

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.shapes import Pair
+from vitrail.data import tensorflow
 from vitrail.data.decode.picture import Picture
 from vitrail.data.draws import Draws
 from vitrail.data.loader import Batch
@@ -32,7 +34,8 @@ class Extracted:
 @dataclass(frozen=True, slots=True)
 class Squared:
     """The view of the reference's few-shot evaluator: to a square of 8/7 the size whatever the aspect, as TensorFlow
-    resizes, and out of it the centre; for 224 pixels that is 256. Normalised as the weights want it."""
+    resizes and cuts levels off to bytes, and out of it the centre; for 224 pixels that is 256. Normalised as the
+    weights want it."""
 
     image: Pair
 
@@ -43,7 +46,8 @@ class Squared:
     def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
         height, width = self.image
         larger = (round(height * 8 / 7), round(width * 8 / 7))
-        whole = Preprocessing(image=larger, antialias=False).pixels(picture.rgb())
+        rgb = torch.from_numpy(np.array(picture.rgb())).permute(2, 0, 1)
+        whole = tensorflow.truncated(tensorflow.bilinear(rgb, larger))
         top, left = (larger[0] - height) // 2, (larger[1] - width) // 2
         return (whole[:, top : top + height, left : left + width],)
 

@@ -36,7 +36,8 @@ def cropped(augmentation: Augmentation, size: Pair, area: Range) -> Augmentation
     """The same with a crop of another size and share of the picture."""
     crop = augmentation.crop
     aspect = crop.aspect if isinstance(crop, InceptionCrop) else (3 / 4, 4 / 3)
-    other = InceptionCrop(size=size, area=area, aspect=aspect, interpolation=crop.interpolation)
+    sampler = crop.sampler if isinstance(crop, InceptionCrop) else "torchvision"
+    other = InceptionCrop(size=size, area=area, aspect=aspect, interpolation=crop.interpolation, sampler=sampler)
     return replace(augmentation, crop=other)
 
 

@@ -2,7 +2,8 @@
 
 torch's fused kernels do it, in one pass: they divide the gradient and leave everything as it is, to the bit, where told
 to. They know nothing but float32, so an accumulator in bfloat16 is widened for the update, which therefore sees the
-sum before it is rounded, and rounded when it is put back; that is how the reference does it.
+sum before it is rounded, and rounded when it is put back; that is how the reference does it. optax multiplies such an
+accumulator by the decay in its own type too: 0.9 is 0.8984375 there, and so it is here.
 """
 
 from dataclasses import dataclass, replace
@@ -52,7 +53,12 @@ def update(work: Work, optim: Optim) -> None:
         part = work.part(where)
         narrow, *others = part.moments
         wide = foreach.copies(narrow, torch.float32)
-        rule(replace(part, moments=(wide, *others)), optim)
+        decay = float(torch.tensor(optim.momentum, dtype=torch.bfloat16))
+        if optim.kind == "adamw" and optim.momentum:  # its kernel takes the same β for the gradient and the correction
+            foreach.scale_(wide, 1 + (decay / optim.momentum - 1) * (1 - work.skip))
+            rule(replace(part, moments=(wide, *others)), optim)
+        else:
+            rule(replace(part, moments=(wide, *others)), replace(optim, momentum=decay))
         foreach.copy_(narrow, wide)
 
 

@@ -107,5 +107,11 @@ def started_from(run: Run, weights: str, config: ModelConfig, preprocessing: Pre
         run,
         weights=weights,
         model=adapted(config, image_size=image),
-        preprocessing=run.preprocessing or resized_preprocessing(preprocessing, image),
+        preprocessing=run.preprocessing or as_trained(resized_preprocessing(preprocessing, image)),
     )
+
+
+def as_trained(preprocessing: Preprocessing) -> Preprocessing:
+    """The weights' own, but resized as the training crops are, which antialias: a network is scored as it was tuned."""
+    interpolation = "bilinear" if preprocessing.interpolation == "area" else preprocessing.interpolation
+    return replace(preprocessing, antialias=True, interpolation=interpolation)

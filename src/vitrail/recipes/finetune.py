@@ -65,7 +65,7 @@ def for_data(
     - Augmentation: Inception crop and flip; on fewer than 20,000 pictures at least a quarter of each is seen, since
       5 % of a picture seldom shows what it is of and small sets do not average that out.
     - Loss: softmax, or, where pictures may have several labels, sigmoid: each class is a question of its own.
-    - Pixels: normalised and scored as the weights were."""
+    - Pixels: normalised and scored as the weights were, but antialiased, as the training crops are."""
     if samples < 2 or classes < 2:
         raise ConfigError(f"{samples} pictures of {classes} classes: there must be two of each at least to train on")
     image = config.image if image_size is None else pair(image_size)
@@ -76,7 +76,8 @@ def for_data(
     seen = min(EPOCHS * count, SEEN if count < HUGE else 2 * SEEN)
     steps = max(LEAST_STEPS, round(seen / batch))
     area = MILD if count < LARGE else PAPER
-    crop = InceptionCrop(size=image, area=area, interpolation=preprocessing.interpolation)
+    interpolation = "bicubic" if preprocessing.interpolation == "bicubic" else "bilinear"
+    crop = InceptionCrop(size=image, area=area, interpolation=interpolation)
     run = Run(
         name="finetune",
         augmentation=Augmentation(crop=crop),

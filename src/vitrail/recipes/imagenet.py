@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import DEV
-from vitrail.data.transforms.augmentation import inception
+from vitrail.data.transforms.augmentation import reference_inception
 from vitrail.data.transforms.mix import Mix
 from vitrail.data.transforms.policy import RandAugment
 from vitrail.models.zoo import model_config
@@ -27,7 +27,7 @@ def plain_vit_s16_90ep() -> Run:
     return Run(
         name="plain-vit-s16-90ep",
         model=model_config("ViT-S/16", head="tanh", position="sincos2d", pool="mean", class_token=False),
-        augmentation=replace(inception(224), policy=RandAugment(ops=2, magnitude=10, bins=11)),
+        augmentation=replace(reference_inception(224), policy=RandAugment(ops=2, magnitude=10, bins=11)),
         preprocessing=Preprocessing(image=(224, 224), resize=256),
         data=Data(source="imagenet", dev=DEV["imagenet"], test="val"),
         mix=Mix(mixup=0.2),

@@ -14,7 +14,7 @@ where the objective does not compare the samples of a batch, over micro-batches,
 from dataclasses import replace
 
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.data.transforms.augmentation import Augmentation, cifar, inception
+from vitrail.data.transforms.augmentation import Augmentation, cifar, reference_inception
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.data.transforms.policy import Distort
 from vitrail.models.config import ModelConfig
@@ -47,7 +47,7 @@ def masked_b16_jft() -> Run:
     return Run(
         name="selfsup/masked-b16-jft",
         model=model_config("ViT-B/16", classes=0),
-        augmentation=inception(224),
+        augmentation=reference_inception(224),
         preprocessing=Preprocessing(image=(224, 224), resize=256),
         objective=MaskedPatches(target="mean-colour", rate=0.5),
         optim=Optim(kind="adamw", lr=2e-4, momentum=0.9, second=0.999),

@@ -1,8 +1,8 @@
 """Table 3: every pre-training of the paper, a function a row.
 
 All: Adam with β = (0.9, 0.999), batch 4096, 10,000 steps of warm-up, 224 px, Inception crop and flip, pixels to
-[-1, 1], a hidden tanh layer in the head. Weight decay is decoupled, times the current rate, on kernels alone (the
-paper does not say which parameters were left out).
+[-1, 1], a hidden tanh layer in the head. The crop's boxes are TensorFlow's, as in the released code. Weight decay is
+decoupled, times the current rate, on kernels alone (the paper does not say which parameters were left out).
 
 Not in the paper, from code that the authors released: ImageNet-21k has the sigmoid loss with a head that starts at a
 bias of -10, and a rate that ends at 1e-5; scoring cuts 224 px out of the middle of 256. Unverified: the same loss and
@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import inception
+from vitrail.data.transforms.augmentation import reference_inception
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.objectives.classification import Classification
@@ -53,7 +53,7 @@ def vit_b16_jft() -> Run:
     return Run(
         name="vit-b16-jft",
         model=_network("ViT-B/16", JFT_CLASSES, 0.0),
-        augmentation=inception(224),
+        augmentation=reference_inception(224),
         preprocessing=Preprocessing(image=(224, 224), resize=256),
         objective=Classification(loss="sigmoid", head_bias=-10.0),
         optim=Optim(kind="adamw", lr=8e-4, weight_decay=0.1, momentum=0.9, second=0.999),
@@ -178,7 +178,7 @@ def vit_b16_imagenet21k() -> Run:
     return Run(
         name="vit-b16-imagenet21k",
         model=_network("ViT-B/16", IMAGENET21K_CLASSES, 0.1),
-        augmentation=inception(224),
+        augmentation=reference_inception(224),
         preprocessing=Preprocessing(image=(224, 224), resize=256),
         objective=Classification(loss="sigmoid", head_bias=-10.0),
         data=Data(source="imagenet21k"),
@@ -230,7 +230,7 @@ def vit_b16_imagenet() -> Run:
     return Run(
         name="vit-b16-imagenet",
         model=_network("ViT-B/16", 1000, 0.1),
-        augmentation=inception(224),
+        augmentation=reference_inception(224),
         preprocessing=Preprocessing(image=(224, 224), resize=256),
         data=Data(source="imagenet", watch="val", test="val"),
         optim=Optim(kind="adamw", lr=3e-3, weight_decay=0.3, momentum=0.9, second=0.999, clip=1.0),

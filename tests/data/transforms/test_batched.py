@@ -68,6 +68,7 @@ def test_bit_for_bit(augmentation: Augmentation, device: str) -> None:
 def test_resampling_is_pillows(size: tuple[int, int], interpolation: Any, device: str) -> None:
     for crop in (
         InceptionCrop(size=size, interpolation=interpolation),
+        InceptionCrop(size=size, interpolation=interpolation, sampler="tensorflow"),
         Squash(size=size, interpolation=interpolation),
         ResizeCrop(size=size, resize=(size[0] + 8, size[1] + 6), interpolation=interpolation),
     ):

@@ -55,8 +55,55 @@ def test_boxes_are_distributed_as_torchvision_draws_them(size: tuple[int, int]) 
         assert stats.ks_2samp(values, facts(theirs)[name]).pvalue > 1e-3, name
 
 
-def test_boxes_lie_inside_and_one_at_a_time_is_the_same() -> None:
-    crop = InceptionCrop(size=(8, 8))
+def one_box(rng: np.random.Generator, height: int, width: int, area: tuple[float, float]) -> tuple[int, ...]:
+    """sample_distorted_bounding_box as TensorFlow documents and does it, one number after the other: an aspect, then a
+    height between the least and the largest that leave a box of the allowed area inside the picture."""
+    for _ in range(100):
+        ratio = rng.uniform(0.75, 1.33)
+        low, high = (round((share * height * width / ratio) ** 0.5) for share in area)
+        while high and (round(high * ratio) > width or high > height):
+            high -= 1
+        tall = int(rng.integers(min(low, high), high + 1))
+        tall += tall * round(tall * ratio) < area[0] * height * width
+        tall -= tall * round(tall * ratio) > area[1] * height * width
+        wide = round(tall * ratio)
+        inside = 0 < tall <= height and 0 < wide <= width
+        if inside and area[0] <= tall * wide / (height * width) <= area[1]:
+            top = int(rng.integers(height - tall)) if tall < height else 0
+            left = int(rng.integers(width - wide)) if wide < width else 0
+            return top, left, tall, wide
+    return 0, 0, height, width
+
+
+@pytest.mark.parametrize("size", [(375, 500), (500, 375), (32, 32), (60, 90)])
+def test_boxes_are_distributed_as_tensorflow_draws_them(size: tuple[int, int]) -> None:
+    crop = InceptionCrop(size=(224, 224), aspect=(0.75, 1.33), sampler="tensorflow")
+    ours, rng = crop.boxes(drawn(4000), *size).astype(float), np.random.default_rng(0)
+    theirs = np.array([one_box(rng, *size, crop.area) for _ in range(4000)], float)
+    for name, column in {"top": 0, "left": 1, "height": 2, "width": 3}.items():
+        assert stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3, name
+    covered = ours[:, 2] * ours[:, 3] / (size[0] * size[1])
+    assert covered.min() >= 0.05
+    if size == (375, 500):
+        assert abs(covered.mean() - 0.343) < 0.012
+        plain = InceptionCrop(size=(224, 224)).boxes(drawn(4000), *size)
+        assert abs((plain[:, 2] * plain[:, 3]).mean() / (375 * 500) - 0.419) < 0.012
+
+
+def test_where_no_box_fits_tensorflow_takes_the_whole_picture() -> None:
+    crop = InceptionCrop(size=(8, 8), aspect=(0.75, 1.33), sampler="tensorflow")
+    assert crop.boxes(drawn(5), 2, 3000).tolist() == [[0, 0, 2, 3000]] * 5
+    rare = InceptionCrop(size=(8, 8), area=(0.98, 1.0), aspect=(0.5, 2.0), sampler="tensorflow")
+    boxes = rare.boxes(drawn(200), 100, 100)  # hardly an aspect leaves that much, so most are drawn again
+    assert (boxes[:, 2] * boxes[:, 3] >= 9800).all()
+    assert len({tuple(box) for box in boxes.tolist()}) > 5
+    with pytest.raises(ConfigError, match="sampler"):
+        InceptionCrop(size=(8, 8), sampler="numpy")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sampler", ["torchvision", "tensorflow"])
+def test_boxes_lie_inside_and_one_at_a_time_is_the_same(sampler: Any) -> None:
+    crop = InceptionCrop(size=(8, 8), sampler=sampler)
     heights = np.array([1, 1, 5000, 300, 7, 32] * 50)
     widths = np.array([1, 5000, 1, 200, 9, 32] * 50)
     draws = drawn(300)
@@ -199,10 +246,13 @@ def test_named_ones() -> None:
 def test_hyper_rule() -> None:
     cifar10 = hyper_rule(32, 32, 50_000)
     assert (cifar10.resize, cifar10.crop, cifar10.steps, cifar10.mixup) == (160, 128, 10_000, 0.1)
-    assert cifar10.decays == (3000, 6000, 9000)
+    assert cifar10.decays == (3001, 6001, 9001)
     pets, imagenet = hyper_rule(400, 500, 3680), hyper_rule(400, 500, 1_281_167)
     assert (pets.resize, pets.crop, pets.steps, pets.warmup, pets.mixup) == (448, 384, 500, 100, 0.0)
     assert (imagenet.steps, imagenet.warmup, imagenet.mixup) == (20_000, 500, 0.1)
     assert hyper_rule(96, 96, 100).resize == 448
+    released = hyper_rule(96, 96, 100, released=True)
+    assert (released.resize, released.crop) == (512, 480)
+    assert hyper_rule(32, 32, 100, released=True).crop == 128
     with pytest.raises(ConfigError, match="0 pictures"):
         hyper_rule(32, 32, 0)

@@ -238,7 +238,8 @@ def labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | None:
     return None if len(cast(dict[str, Any], names)) != classes or found[0] == "LABEL_0" else found
 
 
-RESAMPLE = {"bilinear": 2, "bicubic": 3}
+RESAMPLE = {"bilinear": 2, "bicubic": 3}  # Pillow's numbers
+BOX = 4  # the nearest of them to "area", which it is not
 
 
 def preprocessor(p: Preprocessing) -> dict[str, Any]:
@@ -248,7 +249,7 @@ def preprocessor(p: Preprocessing) -> dict[str, Any]:
         "do_rescale": True,
         "do_normalize": True,
         "rescale_factor": 1 / 255,
-        "resample": RESAMPLE[p.interpolation],
+        "resample": RESAMPLE.get(p.interpolation, BOX),
         "image_mean": list(p.mean),
         "image_std": list(p.std),
     }

@@ -1,7 +1,7 @@
 """All foreign formats in one list, and which one a set of tensor names belongs to."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from vitrail.checkpoint.formats import google, google_bit, huggingface, timm, torchvision
@@ -10,6 +10,29 @@ from vitrail.core.errors import unknown
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.models.config import ModelConfig, ResNetConfig
+
+
+def half_squash(image: Pair) -> Preprocessing:
+    """Straight to the size, pixels to [-1, 1]: Hugging Face's ViT."""
+    return Preprocessing(image=image, mean=HALF, std=HALF)
+
+
+def google_squash(image: Pair) -> Preprocessing:
+    """The same as TensorFlow resizes: what vit_jax, LiT and BiT evaluate with."""
+    return replace(half_squash(image), antialias=False)
+
+
+def big_vision_crop(image: Pair) -> Preprocessing:
+    """resize_small(256)|central_crop(224) in big_vision's configs, 448 and 384 after transfer."""
+    side = min(image)
+    resize = 448 if side == 384 else round(side * 256 / 224)
+    return replace(google_squash(image), resize=resize, interpolation="area")
+
+
+def imagenet_crop(image: Pair) -> Preprocessing:
+    """ImageNet's mean and deviation and a bicubic centre crop: timm's and torchvision's habit."""
+    resize = round(min(image) * 256 / 224)
+    return Preprocessing(image=image, resize=resize, interpolation="bicubic", mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,14 +46,7 @@ class Format:
     modern: Callable[[Tensors], Tensors] = dict
     refuse_unreadable: Callable[[ModelConfig], None] = lambda config: None  # by the format's own code, at export
     describe_inferred: Callable[[ModelConfig], str | None] = lambda config: None
-    half: bool = True  # pixels to [-1, 1]; else ImageNet's mean and deviation
-
-    def preprocessing(self, image: Pair) -> Preprocessing:
-        """What the format's own weights expect, unless a card says otherwise."""
-        if self.half:
-            return Preprocessing(image=image, mean=HALF, std=HALF)
-        resize = round(min(image) * 256 / 224)
-        return Preprocessing(image=image, resize=resize, interpolation="bicubic", mean=IMAGENET_MEAN, std=IMAGENET_STD)
+    preprocessing: Callable[[Pair], Preprocessing] = half_squash  # what its own weights expect, unless a card says
 
 
 def _google(layout: google.Layout) -> Format:
@@ -42,6 +58,7 @@ def _google(layout: google.Layout) -> Format:
         modern=google.modern,
         refuse_unreadable=partial(google.refuse_unreadable, layout=layout),
         describe_inferred=google.describe_inferred,
+        preprocessing=big_vision_crop if layout is google.BIG_VISION else google_squash,
     )
 
 
@@ -53,7 +70,7 @@ FORMATS: dict[str, Format] = {
             recognises=timm.recognises,
             table=timm.table,
             infer=timm.infer,
-            half=False,
+            preprocessing=imagenet_crop,
         ),
         Format(
             name=huggingface.NAME,
@@ -68,7 +85,7 @@ FORMATS: dict[str, Format] = {
             table=torchvision.table,
             infer=torchvision.infer,
             modern=torchvision.modern,
-            half=False,
+            preprocessing=imagenet_crop,
         ),
         *(_google(layout) for layout in google.LAYOUTS),
         Format(
@@ -77,6 +94,7 @@ FORMATS: dict[str, Format] = {
             table=google_bit.table,
             infer=google_bit.infer,
             modern=google_bit.modern,
+            preprocessing=google_squash,
         ),
     )
 }

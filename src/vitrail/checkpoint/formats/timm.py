@@ -201,7 +201,7 @@ def settings(c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...] | No
         "input_size": [c.channels, *c.image],
         "mean": list(p.mean),
         "std": list(p.std),
-        "interpolation": p.interpolation,
+        "interpolation": "box" if p.interpolation == "area" else p.interpolation,
         "crop_pct": 1.0 if p.resize is None else min(p.image) / p.resize,
         "crop_mode": "squash" if p.resize is None else "center",
         "num_classes": classes,

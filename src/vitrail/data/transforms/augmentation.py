@@ -83,8 +83,13 @@ def run(programme: Programme, pixels: Tensor) -> Tensor:
 
 
 def inception(size: int | Pair) -> Augmentation:
-    """The paper's: Inception crop and flip."""
+    """Inception crop and flip, with torchvision's boxes."""
     return Augmentation(crop=InceptionCrop(size=pair(size)))
+
+
+def reference_inception(size: int | Pair) -> Augmentation:
+    """The same with the boxes of the paper's own pipeline, TensorFlow's, and its default of 1.33 for the aspect."""
+    return Augmentation(crop=InceptionCrop(size=pair(size), aspect=(0.75, 1.33), sampler="tensorflow"))
 
 
 def bit(resize: int = 448, crop: int = 384) -> Augmentation:

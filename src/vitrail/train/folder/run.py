@@ -44,6 +44,7 @@ LATER: Final[Mapping[str, Any]] = {
     "positions": "resized",
     "objective": {"kind": "Classification"},
     "data": {"part": 1.0, "part_seed": 0},
+    "augmentation": {"crop": {"sampler": "torchvision"}},
 }
 
 

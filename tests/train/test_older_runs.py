@@ -1,0 +1,23 @@
+"""Configs that older versions recorded: a run goes on as it was started."""
+
+import copy
+import json
+
+from vitrail.core.settings import plain, restored
+from vitrail.data.transforms.crop import InceptionCrop
+from vitrail.recipes.registry import recipe
+from vitrail.train.config import Run
+from vitrail.train.folder.run import completed
+
+
+def test_a_crop_without_a_sampler_is_torchvisions() -> None:
+    config = json.loads(json.dumps(plain(recipe("digits"))))
+    old = copy.deepcopy(config)
+    assert old["augmentation"]["crop"].pop("sampler") == "torchvision"
+    crop = restored(Run, old).augmentation.crop
+    assert isinstance(crop, InceptionCrop)
+    assert crop.sampler == "torchvision"
+    assert completed(old, config) == config  # so that the folder takes the run for its own
+    new = json.loads(json.dumps(plain(recipe("vit-b16-jft"))))
+    assert new["augmentation"]["crop"]["sampler"] == "tensorflow"
+    assert restored(Run, new).augmentation == recipe("vit-b16-jft").augmentation
