@@ -3,7 +3,9 @@
 import io
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +16,11 @@ from tests.models.tiny import VIT, awake
 from vitrail.checkpoint.weights import save
 from vitrail.cli import progress
 from vitrail.cli.app import main
+from vitrail.cli.live import Panel
 from vitrail.cli.progress import PATIENCE_S, PLAIN_S, Bars, Lines, bars, on_interrupt, waiting
+from vitrail.core.terminal import guarded_streams
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.export import draft
 from vitrail.models.vit import ViT
 
 
@@ -171,3 +176,36 @@ def test_an_interrupted_pack_resumes(
     assert "stopped;" in capsys.readouterr().err
     assert main(words) == 0
     assert "from before" in capsys.readouterr().out
+
+
+def test_an_interrupted_export_leaves_what_was_there(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> object:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out.safetensors"
+    out.write_bytes(b"before")
+    monkeypatch.setattr(draft, "put_in_place", interrupted)
+    assert main(["export", weights, "--to", "timm", "--out", str(out)]) == 130
+    assert "stopped;" in capsys.readouterr().err
+    assert out.read_bytes() == b"before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.safetensors", "w.safetensors"]
+
+
+@pytest.mark.parametrize("made", [lambda: Bars(bytes_=False).progress, lambda: Panel().live])
+def test_a_live_display_is_drawn_and_not_written_out_under_guarded_streams(
+    made: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with guarded_streams(), made() as display:
+        display.refresh()
+        sys.stderr.write("a name with \x1b[2J in it\n")
+        display.refresh()
+    written = terminal.getvalue()
+    assert "\x1b[?25l" in written  # the display's own
+    assert "\\x" not in written
+    assert "\x1b[2J" not in written  # the name's

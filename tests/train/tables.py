@@ -75,7 +75,8 @@ MEANINGS = {
     "keep.steps": "steps between two checkpoints; 0: by the clock",
     "keep.minutes": "minutes between two checkpoints",
     "keep.last": "checkpoints that are kept",
-    "baseline": "the [closed form](fit.md#in-every-fine-tuning) beside the score; auto: in every fine-tuning where it can be computed",
+    "baseline": "the [closed form](fit.md#in-every-fine-tuning) beside the score; auto: in every fine-tuning where "
+    "it can be computed",
     "log": "steps between two rows of metrics",
     "bad_steps": "updates left out, because loss or gradient was not finite, that end the run",
 }

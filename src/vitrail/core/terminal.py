@@ -85,4 +85,13 @@ def make_console(
                 unsafe = segment.control is None and UNSAFE.search(segment.text)
                 yield Segment(clean(segment.text), segment.style) if unsafe else segment
 
-    return Clean(stderr=stderr, file=file, width=width, highlight=highlight)
+    stream = file or (sys.stderr if stderr else sys.stdout)
+    return Clean(stderr=stderr, file=innermost(stream), width=width, highlight=highlight)
+
+
+def innermost(stream: TextIO) -> TextIO:
+    """The stream itself. While a display is live rich puts a proxy of its own around ours, and looks through one of
+    them only: its own control sequences would be written out."""
+    while (inner := getattr(stream, "rich_proxied_file", None)) is not None:
+        stream = inner
+    return stream

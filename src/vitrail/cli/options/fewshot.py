@@ -6,12 +6,11 @@ class, every penalty from 2^-10 to 2^19, and for each number of shots the one th
 given. Features are extracted once and kept for later, for `vitrail probe` and `vitrail knn`, too."""
 
 import argparse
-import sys
 from typing import Final
 
 from vitrail.cli.options.groups import add_frozen
 
-ALL: Final = sys.maxsize  # shots: every picture of train, without a draw
+ALL: Final = 1 << 53  # shots: every picture of train, without a draw
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
