@@ -22,7 +22,7 @@ from vitrail.inspection.rollout import rollout
 from vitrail.inspection.stream import stream
 from vitrail.serve import page
 
-KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,13 @@ from vitrail.checkpoint.shipped import DEFAULT, is_shipped
 from vitrail.checkpoint.source import FOLDER_FILES
 from vitrail.core.errors import BadPicture, ConfigError, DataError
 from vitrail.data.decode.headers import format_of
-from vitrail.data.readers.folder import SUFFIXES, is_folder, is_picture, listed
+from vitrail.data.decode.support import is_unsupported, suffixes
+from vitrail.data.readers.folder import is_folder, is_picture, listed, unread_files
 from vitrail.data.strings import Strings
 
 STDIN: Final = "-"
 WEIGHTS: Final = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
-UNREAD: Final = (".heic", ".heif", ".avif", ".jp2", ".svg", ".psd", ".ico", ".eps", ".pdf", ".mp4")
+UNREAD: Final = (".pdf", ".mp4")
 PAUSE_S: Final = 0.2  # of whoever writes to our stdin, after which what has come is answered
 CHUNK: Final = 1 << 16
 
@@ -45,7 +46,7 @@ def parted(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def is_weights(word: str) -> bool:
     """Whether a first word stands for weights. ConfigError where it stands for nothing."""
-    if word == STDIN or is_picture(word) or word.lower().endswith(UNREAD):
+    if word == STDIN or is_picture(word) or is_unsupported(word) or word.lower().endswith(UNREAD):
         return False
     if is_shipped(word) or word.lower().endswith(WEIGHTS):
         return True
@@ -108,12 +109,15 @@ def listing(words: Sequence[str], written: Path | None = None) -> Listing:
     that is `written` to is left out: what an earlier command put there was not meant."""
     if list(words).count(STDIN) > 1:
         raise ConfigError("- stands for stdin, which can be read once")
-    paths, starts, notes, closed = list[str](), [0], list[str](), list[str]()
+    paths, starts, notes, closed, left = list[str](), [0], list[str](), list[str](), list[str]()
     for word in words:
         if word != STDIN and os.path.isdir(word):
-            found, others, unread = walked(word, written)
+            found, others, unread, shut = walked(word, written)
             paths += found
-            closed += unread
+            closed += shut
+            left += unread
+            if unread:
+                notes.append(f"{word}: passed over {unread_files(unread)}")
             if others:
                 files = "1 file that is" if others == 1 else f"{others:,} files that are"
                 notes.append(f"{word}: passed over {files} not called a picture")
@@ -121,17 +125,20 @@ def listing(words: Sequence[str], written: Path | None = None) -> Listing:
             paths.append(word)
         starts.append(len(paths))
     if not paths and STDIN not in words:
-        why = f"; {closed[0]}" if closed else f"; names end in {', '.join(SUFFIXES[:6])}, ..."
+        why = f"; {closed[0]}" if closed else f"; names end in {', '.join(suffixes()[:6])}, ..."
+        if left and not closed:
+            why = f" but {unread_files(left)}"
         raise DataError(f"{', '.join(words)}: no pictures there{why}")
     return Listing(
         words=tuple(words), paths=Strings(paths), starts=tuple(starts), notes=tuple(notes), closed=tuple(closed)
     )
 
 
-def walked(root: str, written: Path | None = None) -> tuple[list[str], int, list[str]]:
-    """The pictures below a folder at any depth, how many other files there are, and a line for each folder that could
-    not be read. A folder that links lead to more than once, a loop above all, is entered once."""
-    pictures, closed, others = list[str](), list[str](), 0
+def walked(root: str, written: Path | None = None) -> tuple[list[str], int, list[str], list[str]]:
+    """The pictures below a folder at any depth, how many other files there are, image files of formats that are not
+    read, and a line for each folder that could not be read. A folder that links lead to more than once, a loop above
+    all, is entered once."""
+    pictures, unread, closed, others = list[str](), list[str](), list[str](), 0
     waiting, seen = [root], set[tuple[int, int]]()
     if written is not None and written.is_dir() and not written.samefile(root):
         status = written.stat()
@@ -154,10 +161,12 @@ def walked(root: str, written: Path | None = None) -> tuple[list[str], int, list
                 folders.append(os.path.join(where, entry.name))
             elif is_picture(entry.name):
                 pictures.append(os.path.join(where, entry.name))
+            elif is_unsupported(entry.name):
+                unread.append(entry.name)
             else:
                 others += 1
         waiting += reversed(folders)
-    return pictures, others, closed
+    return pictures, others, unread, closed
 
 
 class Lines:

@@ -18,7 +18,7 @@ Whatever contradicts itself is one clear error here, before anything starts.
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,7 @@ import numpy as np
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.data.labels import NONE, Labels
-from vitrail.data.readers.folder import split_name
+from vitrail.data.readers.folder import split_name, unread_files
 from vitrail.data.readers.recognise import READINGS, Found, is_pattern, read_as, read_columns, read_path
 from vitrail.data.source import Relabelled, Source
 
@@ -201,6 +201,14 @@ def collected(name: str, path: Path | None, found: Found) -> Collection:
 def ignored(splits: dict[str, Source]) -> list[str]:
     """A note for the files that were passed over."""
     counts = [(split, getattr(inner(source), "ignored", (0, ()))) for split, source in splits.items()]
+    unread = {split: getattr(inner(source), "unsupported", ()) for split, source in splits.items()}
+    return [
+        *(f"{split}: {unread_files(names)}" for split, names in unread.items() if names),
+        *ignored_files(counts),
+    ]
+
+
+def ignored_files(counts: Sequence[tuple[str, tuple[int, tuple[str, ...]]]]) -> list[str]:
     return [
         f"{split}: {count:,} {'file that is no picture' if count == 1 else 'files that are no pictures'} ignored "
         f"({', '.join(some)}{', ...' if count > len(some) else ''})"

@@ -76,7 +76,7 @@ def asked(summary: str, schema: str, limits: dict[str, Any], parameters: list[An
     }
     said = (
         f"At most {limits['max_images']} pictures, {limits['max_bytes']:,} bytes together and {limits['max_pixels']:,} "
-        "pixels each: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM."
+        "pixels each: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF, or HEIC where its extra is installed."
     )
     return {
         "post": {

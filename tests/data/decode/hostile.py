@@ -221,7 +221,7 @@ def no_pictures() -> dict[str, tuple[bytes, str]]:
         "dos eps": (b"\xc5\xd0\xd3\xc6" + b"\0" * 60, "EPS, which is not read"),
         "pdf": (b"%PDF-1.7\n", "PDF"),
         "zip": (b"PK\x03\x04" + b"\0" * 40, "a zip archive"),
-        "avif": (b"\0\0\0\x20ftypavif" + b"\0" * 40, "AVIF, which is not read"),
+        "avif": (b"\0\0\0\x20ftypavif" + b"\0" * 40, "damaged AVIF"),
         "heic": (b"\0\0\0\x20ftypheic" + b"\0" * 40, "HEIC"),
         "film": (b"\0\0\0\x20ftypisom" + b"\0" * 40, "a film"),
         "jpeg 2000": (b"\0\0\0\x0cjP  \r\n\x87\n" + b"\0" * 40, "JPEG 2000"),

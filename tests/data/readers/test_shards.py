@@ -198,7 +198,7 @@ def test_splits_by_folder_class_names_and_patterns(tmp_path: Path) -> None:
         ({"a.png": b"", "a.json": b'{"label": true}'}, BadLabels, "True"),
         ({"a.png": b"", "a.cls": b"1", "a.json": b'{"label": 2}'}, BadLabels, "says"),
         ({"a.png": b"", "a.jpg": b""}, DataError, r"second picture beside a\.png"),
-        ({"a.avif": b"", "a.cls": b"1"}, DataError, r"a has a label and no picture, only \.avif"),
+        ({"a.jxl": b"", "a.cls": b"1"}, DataError, r"a has a label and no picture, only \.jxl"),
         ({"a.txt": b""}, DataError, "no pictures in 1 tar files"),
     ],
 )

@@ -9,12 +9,18 @@ from typing import Final
 from vitrail.core.errors import BadPicture
 
 USUAL: Final = 12  # bytes a pixel
-MORE: Final = {"TIFF": 16, "WEBP": 20}  # formats whose decoders keep more; one that is not known counts as much
+MORE: Final = {
+    "TIFF": 16,
+    "WEBP": 20,
+    "AVIF": 24,
+    "HEIC": 24,
+}  # formats whose decoders keep more; one that is not known counts as much
 LIGHT: Final = frozenset({"JPEG", "PNG", "GIF", "BMP", "PPM"})
 HEAVIEST: Final = max(MORE.values())
 SMALL: Final = 1 << 24  # pixels that any file may have; beyond them ...
 DENSITY: Final = 2000  # ... no more than this many a byte: PNG packs greys up to 1032, JPEG about 340
-WEBP_DENSITY: Final = 200  # WebP packs one colour without end, and costs most; photographs have 10 to 50
+# These pack one colour without end, and cost most; photographs have 10 to 50, AVIF and HEIC up to 200.
+DENSE: Final = {"WEBP": 200, "AVIF": 400, "HEIC": 400}
 
 
 def decoding_bytes(kind: str, size: tuple[int, int], length: int) -> int:
@@ -28,5 +34,5 @@ def refuse_bomb(kind: str, size: tuple[int, int], length: int, max_pixels: int) 
     pixels = size[0] * size[1]
     if pixels > max_pixels:
         raise BadPicture(f"{size[0]} x {size[1]} pixels are more than the limit of {max_pixels:,}")
-    if pixels > max(SMALL, (WEBP_DENSITY if kind == "WEBP" else DENSITY) * length):
+    if pixels > max(SMALL, DENSE.get(kind, DENSITY) * length):
         raise BadPicture(f"a decompression bomb: {size[0]} x {size[1]} pixels claimed by {length:,} bytes")

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from vitrail.core.errors import BadPicture
 from vitrail.data.decode.bounds import Walk
+from vitrail.data.decode.heif import bare_heif, brand
 from vitrail.data.decode.netpbm import bare_netpbm
 from vitrail.data.decode.tiff import (
     UPRIGHT,
@@ -21,10 +22,10 @@ from vitrail.data.decode.tiff import (
     orientation_of_xmp,
 )
 
-# JPEG includes MPO, the stereo and phone cameras' JPEG with further pictures behind the first. AVIF and JPEG 2000 are
-# left out: image collections do not come in them, and their decoders allocate by what a stream says as they go, so that
-# a bomb cannot be refused from the header.
-FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+# JPEG includes MPO, the stereo and phone cameras' JPEG with further pictures behind the first. JPEG 2000 is left out:
+# image collections do not come in it, and its decoder allocates by what a stream says as it goes, so that a bomb cannot
+# be refused from the header.
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIC")
 MAGIC: Final = (
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -45,11 +46,14 @@ OTHERS: Final = (
     (b"\x1f\x8b", "gzip"),
     (b"\0\0\0\x0cjP  ", "JPEG 2000"),
     (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (b"<svg", "SVG"),
     (b"\0\0\1\0", "a Windows icon"),
     (b"\xff\xd8", "the stump of a JPEG"),
     (b"\x89PNG", "a PNG that was altered as text, or a stump of one"),
 )
-BRANDS: Final = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC"}
+BRANDS: Final = {b"mif1": "HEIF of a coding that is not HEVC or AV1", b"crx ": "a raw photograph (CR3)"}
 SCAN: Final = 0xDA
 FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 KEPT: Final = FRAMES | {0xC4, 0xCC, 0xDA, 0xDB, 0xDD, 0xE0, 0xEE}
@@ -86,6 +90,8 @@ def format_of(data: bytes) -> str:
         return "WEBP"
     if re.match(rb"P[1-6f]\s", data):
         return "PPM"
+    if data[4:8] == b"ftyp" and (kind := brand(data)):
+        return kind
     raise BadPicture(what_it_is(data))
 
 
@@ -268,6 +274,16 @@ def webp(data: bytes) -> Header:
     return Header("WEBP", data, UPRIGHT, size)
 
 
+def avif(data: bytes) -> Header:
+    content, size = bare_heif(data, "AVIF")
+    return Header("AVIF", content, UPRIGHT, size)
+
+
+def heic(data: bytes) -> Header:
+    content, size = bare_heif(data, "HEIC")
+    return Header("HEIC", content, UPRIGHT, size)
+
+
 def tiff(data: bytes) -> Header:
     return Header("TIFF", *bare_tiff(data))
 
@@ -284,4 +300,6 @@ READERS: Final[dict[str, Callable[[bytes], Header]]] = {
     "WEBP": webp,
     "TIFF": tiff,
     "PPM": ppm,
+    "AVIF": avif,
+    "HEIC": heic,
 }

@@ -8,11 +8,13 @@ so weights of theirs see the pixels they were trained on. Of an animation the fi
 
 import io
 from collections.abc import Callable
-from typing import Final, TypeVar
+from importlib import import_module
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, features
+from PIL.AvifImagePlugin import AvifImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.ImageFile import ImageFile
@@ -26,6 +28,7 @@ from vitrail.core.errors import BadPicture
 from vitrail.core.shapes import Pair
 from vitrail.data.decode.cost import USUAL, decoding_bytes, refuse_bomb
 from vitrail.data.decode.headers import check_png, format_of, read_header
+from vitrail.data.decode.support import HEIC_EXTRA
 from vitrail.data.decode.tiff import TURNING, UPRIGHT, orientation_of
 
 MAX_PIXELS: Final = 178_956_970  # where Pillow too speaks of a bomb: 0.7 GB decoded
@@ -43,6 +46,8 @@ DECODERS: Final[dict[str, Callable[[io.BytesIO], ImageFile]]] = {
     "BMP": BmpImageFile,
     "TIFF": TiffImageFile,
     "PPM": PpmImageFile,
+    "AVIF": lambda file: open_avif(file),
+    "HEIC": lambda file: open_heic(file),
 }
 PREMULTIPLIED: Final = {"La": "LA", "RGBa": "RGBA"}  # Pillow knows no shorter way from these
 TURNS: Final = {
@@ -128,7 +133,23 @@ def opened(data: bytes, max_pixels: int, reserve: Callable[[int], object] | None
         admit(kind, image.size, len(data), max_pixels, reserve)
     else:
         refuse_bomb(kind, image.size, len(data), max_pixels)
-    return image, orientation_of(image.info) if kind == "WEBP" else orientation
+    return image, orientation_of(image.info) if kind in ("WEBP", "AVIF") else orientation
+
+
+def open_avif(file: io.BytesIO) -> ImageFile:
+    """Pillow tells of irot and imir as an orientation."""
+    if not features.check("avif"):
+        raise BadPicture("AVIF, which this build of Pillow does not read: pip install --upgrade pillow")
+    return AvifImageFile(file)
+
+
+def open_heic(file: io.BytesIO) -> ImageFile:
+    """libheif turns the image itself."""
+    try:
+        library: Any = import_module("pillow_heif")
+    except ImportError:
+        raise BadPicture(f"HEIC, which needs an extra: {HEIC_EXTRA}") from None
+    return library.HeifImageFile(file)
 
 
 def attempted(read: Callable[[Given], Read], given: Given, kind: str) -> Read:

@@ -6,7 +6,7 @@ names are read here, so a million files take seconds; a file is opened when its 
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,14 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, BadPicture, DataError
+from vitrail.data.decode.support import is_unsupported, remedy, suffixes
 from vitrail.data.labels import Labels
 from vitrail.data.source import Source
 from vitrail.data.strings import Strings
 
-SUFFIXES: Final = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".pnm"),
-)
 MAX_BYTES: Final = 512 * 2**20
 LEFTOVERS: Final = ("__MACOSX", "lost+found")  # what unpacking and file systems leave behind
 SPLITS: Final = {
@@ -57,6 +54,14 @@ class Files(Source):
         self.labels = Labels.none(len(self.names)) if labels is None else labels
         self.note = ""  # how it was read, where that is not plain
         self.ignored: tuple[int, tuple[str, ...]] = (0, ())  # files that are no pictures: how many, and a few of them
+        self.unsupported: tuple[str, ...] = ()  # image files of formats that are not read
+
+    def leave_out(self, others: Iterable[str]) -> None:
+        """Notes the files that were passed over."""
+        names = list(others)
+        self.unsupported = tuple(name for name in names if is_unsupported(name))
+        rest = [name for name in names if not is_unsupported(name)] if self.unsupported else names
+        self.ignored = (len(rest), tuple(rest[:3]))
 
     def path(self, index: int) -> str:
         return os.path.join(self.root, self.names[index])
@@ -120,7 +125,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def is_picture(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES)
+    return name.lower().endswith(suffixes())
 
 
 def below(root: str, start: str) -> tuple[list[str], list[str]]:
@@ -149,7 +154,7 @@ def read_flat(path: Path | str, inside: str = "") -> Files:
     """All pictures below path/inside, without labels."""
     pictures, others = below(str(path), inside)
     source = Files(str(path), pictures)
-    source.ignored = (len(others), tuple(others[:3]))
+    source.leave_out(others)
     return source
 
 
@@ -165,18 +170,30 @@ def read_classes(path: Path | str, inside: str = "") -> Files:
         names += pictures
         counts.append(len(pictures))
         ignored += others
-    refuse_empty(start, classes, counts)
+    refuse_empty(start, classes, counts, ignored)
     source = Files(str(path), names, Labels(np.repeat(np.arange(len(classes), dtype=np.int32), counts)))
     source.classes = classes
-    source.ignored = (len(ignored), tuple(ignored[:3]))
+    source.leave_out(ignored)
     return source
 
 
-def refuse_empty(where: str, classes: tuple[str, ...], counts: list[int]) -> None:
+def refuse_empty(where: str, classes: tuple[str, ...], counts: list[int], others: Iterable[str]) -> None:
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
         more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
+        unread = [name for name in others if is_unsupported(name)]
         raise BadLabels(
             f"{where}: no pictures in the class folder {', '.join(empty[:5])}{more} (of {len(classes)}); "
-            f"remove it or put pictures there ({', '.join(SUFFIXES[:5])}, ...)"
+            + (
+                unread_files(unread)
+                if unread
+                else f"remove it or put pictures there ({', '.join(suffixes()[:5])}, ...)"
+            )
         )
+
+
+def unread_files(names: Sequence[str]) -> str:
+    """3 image files of formats that are not read (a.heic, ...): what to do"""
+    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    files = "image file of a format that is" if len(names) == 1 else "image files of formats that are"
+    return f"{len(names):,} {files} not read ({some}); {remedy(names)}"

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from vitrail.core.errors import DataError, SourceNotFound, unknown
-from vitrail.data.readers.folder import Contents, look, read_classes, read_flat, split_name
+from vitrail.data.decode.support import is_unsupported
+from vitrail.data.readers.folder import Contents, look, read_classes, read_flat, split_name, unread_files
 from vitrail.data.readers.split_folders import (
     find_splits,
     refuse_nested_splits,
@@ -138,6 +139,9 @@ def kind_of(path: Path, contents: Contents) -> str:
         return kinds[0]
     words = {"folders": "folder", "flat": "picture", "shards": "tar file", "parquet": "Parquet file"}
     said = [counted(found[kind], words[kind]) for kind in kinds] + ([counted(lists, "manifest")] if lists else [])
+    unread = [name for name in contents.others if is_unsupported(name)]
+    if not kinds and not lists and unread:
+        raise DataError(f"{path}: no images that are read, but {unread_files(unread)}")
     if not kinds and not lists:
         other = f" but {counted(contents.others, 'other file')}" if contents.others else ""
         raise DataError(f"{path}: no images here{other}; a folder of class folders or of pictures is expected")

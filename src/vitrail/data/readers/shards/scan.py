@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, DataError
+from vitrail.data.decode.support import HEIC, READ
 from vitrail.data.labels import NONE
-from vitrail.data.readers.folder import SUFFIXES
 from vitrail.data.readers.shards.tar import Member, Tar
 
-PICTURES: Final = frozenset(suffix.removeprefix(".") for suffix in SUFFIXES)
+PICTURES: Final = frozenset(suffix.removeprefix(".") for suffix in (*READ, *HEIC))
 DIGITS: Final = 9  # of a label; the index keeps 32 bits
 
 
@@ -57,7 +57,7 @@ def scan(path: Path) -> Scanned:
     for key, sample in samples.items():
         if sample.picture is None and sample.labels:
             found = f", only .{sample.ends}" if sample.ends else ""
-            raise DataError(f"{path}: {key} has a label and no picture{found}; pictures end in {', '.join(SUFFIXES)}")
+            raise DataError(f"{path}: {key} has a label and no picture{found}; pictures end in {', '.join(READ)}")
     return columns([sample for sample in samples.values() if sample.picture])
 
 

@@ -1,0 +1,235 @@
+"""The boxes of AVIF and HEIC (ISO 14496-12, 23008-12): how large an image is, by its description and by its own stream.
+
+A decoder takes memory by what the compressed stream says, whatever the boxes around it claim. So both are read here, of
+every item that can be decoded, and the larger counts. Metadata are hidden from the decoder: an item of type Exif or
+mime gets a type that nobody reads, in a copy, without moving a byte. Which way up an image is, its irot and imir boxes
+say; decoders of HEIC apply them, Pillow tells of those of AVIF. By the standard EXIF is not asked.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from vitrail.core.errors import BadPicture
+from vitrail.data.decode.bitstream import av1_size, hevc_size
+from vitrail.data.decode.bounds import Walk
+
+AVIF: Final = frozenset((b"avif", b"avis"))
+HEIC: Final = frozenset((b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs"))
+CODED: Final = {b"av01": "AVIF", b"hvc1": "HEIC", b"hev1": "HEIC"}
+SHOWN: Final = frozenset((*CODED, b"grid", b"iden"))  # what a decoder sees: coded images, and what is made of them
+SPARE: Final = 4  # times the image: alpha, depth, thumbnails and tiles that lap over
+SMALL: Final = 1 << 22  # pixels of such things that any file may have
+LARGEST: Final = 1 << 16  # pixels a side
+
+Size = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Boxes:
+    """What the boxes say, by the number of an item: its type, its properties, and where its bytes lie."""
+
+    kinds: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    places: dict[int, int] = field(default_factory=dict[int, int])  # of an item's type in the file
+    properties: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    owned: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    extents: dict[int, list[tuple[int, int]]] = field(default_factory=dict[int, list[tuple[int, int]]])
+    primary: int = -1
+    tracks: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # first samples: offset, length
+    framed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # sizes that tracks claim
+
+
+def brand(data: bytes) -> str | None:
+    """AVIF or HEIC by the brands of a file, or none."""
+    length = min(int.from_bytes(data[:4]), len(data), 4096)
+    brands = {data[8:12], *(data[at : at + 4] for at in range(16, length - 3, 4))}
+    if brands & AVIF:
+        return "AVIF"
+    return "HEIC" if brands & HEIC else None
+
+
+def bare_heif(data: bytes, kind: str) -> tuple[bytes, Size]:
+    """The file without its metadata, and the (width, height) of the image as it is stored."""
+    boxes, walk = Boxes(), Walk(kind, data, 256)
+    for name, start, end in children(data, 0, len(data), walk):
+        if name == b"meta":
+            read_meta(data, start + 4, end, boxes, walk)
+        elif name == b"moov" and kind == "AVIF":
+            read_movie(data, start, end, boxes, walk)
+    refuse_repeated(data, boxes, kind)
+    coded = {item: size_of_item(data, item, boxes, walk) for item, name in boxes.kinds.items() if CODED.get(name)}
+    sizes = [*coded.values(), *(av1_size([data[at : at + length]], walk) for at, length in boxes.tracks)]
+    claimed = [(max(size[0], 1), max(size[1], 1)) for size in claims(data, boxes)]
+    if not sizes or (boxes.primary not in boxes.kinds and not boxes.tracks):
+        raise BadPicture(f"damaged {kind}: no image in it")
+    width, height = max([*claimed, *sizes], key=lambda size: size[0] * size[1])
+    if max(width, height) > LARGEST:
+        raise BadPicture(f"damaged {kind}: {width} x {height} pixels")
+    total = sum(across * down for across, down in sizes)
+    if total > SPARE * width * height + SMALL:
+        raise BadPicture(f"a decompression bomb: {kind} of {total:,} pixels in {len(sizes)} pieces")
+    return without_metadata(data, boxes), (width, height)
+
+
+def refuse_repeated(data: bytes, boxes: Boxes, kind: str) -> None:
+    """Items that all lie on the same bytes would be read again and again."""
+    read = [item for item, name in boxes.kinds.items() if name in SHOWN]
+    total = sum(length or max(len(data) - at, 0) for item in read for at, length in boxes.extents.get(item, []))
+    if total > 2 * len(data):
+        raise BadPicture(f"damaged {kind}: its items claim {total:,} bytes of {len(data):,}")
+
+
+def children(data: bytes, start: int, end: int, walk: Walk) -> Iterator[tuple[bytes, int, int]]:
+    """The boxes within a span: their names, and where their contents begin and end."""
+    while start + 8 <= end:
+        walk.step()
+        length, head = int.from_bytes(data[start : start + 4]), 8
+        name = data[start + 4 : start + 8]
+        if length == 1:
+            length, head = int.from_bytes(data[start + 8 : start + 16]), 16
+        stop = end if length == 0 else start + length
+        if stop > end or stop < start + head:
+            raise BadPicture("truncated or damaged: a box ends beyond the file or before it begins")
+        yield name, start + head, stop
+        start = stop
+
+
+def read_meta(data: bytes, start: int, end: int, boxes: Boxes, walk: Walk) -> None:
+    base = 0
+    for name, first, last in children(data, start, end, walk):
+        match name:
+            case b"pitm":
+                boxes.primary = number(data, first + 4, 2 if data[first] == 0 else 4)
+            case b"iinf":
+                read_items(data, first, last, boxes, walk)
+            case b"iprp":
+                for inner, begin, stop in children(data, first, last, walk):
+                    if inner == b"ipco":
+                        boxes.properties = [(kind, data[a:b]) for kind, a, b in children(data, begin, stop, walk)]
+                    elif inner == b"ipma":
+                        read_owners(data, begin, boxes, walk)
+            case b"idat":
+                base = first
+            case _:
+                pass
+    for name, first, _ in children(data, start, end, walk):
+        if name == b"iloc":
+            read_places(data, first, base, boxes, walk)
+
+
+def number(data: bytes, at: int, width: int) -> int:
+    if at + width > len(data):
+        raise BadPicture("truncated: it ends within its header")
+    return int.from_bytes(data[at : at + width])
+
+
+def read_items(data: bytes, start: int, end: int, boxes: Boxes, walk: Walk) -> None:
+    """infe: the type of each item."""
+    first = start + 4 + (2 if data[start] == 0 else 4)
+    for name, at, _ in children(data, first, end, walk):
+        if name == b"infe" and data[at] in (2, 3):
+            wide = 2 if data[at] == 2 else 4
+            place = at + 4 + wide + 2
+            item = number(data, at + 4, wide)
+            boxes.kinds[item], boxes.places[item] = data[place : place + 4], place
+
+
+def read_owners(data: bytes, start: int, boxes: Boxes, walk: Walk) -> None:
+    """ipma: the properties of each item."""
+    wide, long = (2 if data[start] < 1 else 4), data[start + 3] & 1
+    at = start + 8
+    for _ in range(number(data, start + 4, 4)):
+        walk.step()
+        item, count = number(data, at, wide), number(data, at + wide, 1)
+        at += wide + 1
+        each = 2 if long else 1
+        mask = 0x7FFF if long else 0x7F
+        boxes.owned.setdefault(item, []).extend((number(data, at + each * i, each) & mask) - 1 for i in range(count))
+        at += each * count
+
+
+def read_places(data: bytes, start: int, base: int, boxes: Boxes, walk: Walk) -> None:
+    """iloc: where the bytes of each item lie."""
+    version = data[start]
+    sizes = number(data, start + 4, 2)
+    offset, length, origin, index = (sizes >> shift & 15 for shift in (12, 8, 4, 0))
+    wide = 2 if version < 2 else 4
+    at = start + 6 + wide
+    for _ in range(number(data, start + 6, wide)):
+        walk.step()
+        item = number(data, at, wide)
+        at += wide
+        method = number(data, at, 2) & 15 if version else 0
+        at += (2 if version else 0) + 2
+        begin = number(data, at, origin) + (base if method == 1 else 0)
+        count = number(data, at + origin, 2)
+        at += origin + 2
+        for _ in range(count):
+            walk.step()
+            at += index if version else 0
+            boxes.extents.setdefault(item, []).append(
+                (begin + number(data, at, offset), number(data, at + offset, length))
+            )
+            at += offset + length
+
+
+def bytes_of(data: bytes, item: int, boxes: Boxes) -> list[bytes]:
+    return [data[at : at + length] if length else data[at:] for at, length in boxes.extents.get(item, [])]
+
+
+def owned(item: int, boxes: Boxes, *names: bytes) -> list[bytes]:
+    """The properties of an item by their names."""
+    known = [boxes.properties[at] for at in boxes.owned.get(item, []) if 0 <= at < len(boxes.properties)]
+    return [content for name, content in known if name in names]
+
+
+def size_of_item(data: bytes, item: int, boxes: Boxes, walk: Walk) -> Size:
+    """What the stream of an item says."""
+    stream = b"".join(bytes_of(data, item, boxes))
+    if CODED[boxes.kinds[item]] == "AVIF":
+        return av1_size([*(one[4:] for one in owned(item, boxes, b"av1C")), stream], walk)
+    return hevc_size(owned(item, boxes, b"hvcC"), stream, walk)
+
+
+def claims(data: bytes, boxes: Boxes) -> list[Size]:
+    """What the description says: ispe of every item, and the canvas of a grid."""
+    found: list[Size] = [*boxes.framed]
+    for name, content in boxes.properties:
+        if name == b"ispe":
+            found.append(struct.unpack_from(">II", content, 4))
+    for item, name in boxes.kinds.items():
+        content = b"".join(bytes_of(data, item, boxes))[:12] if name == b"grid" else b""
+        if content:
+            found.append(struct.unpack_from(">II" if content[1] & 1 else ">HH", content, 4))
+    return found
+
+
+def read_movie(data: bytes, start: int, end: int, boxes: Boxes, walk: Walk) -> None:
+    """moov: the first sample of each track, which is what is decoded of an animation."""
+    inner = {b"trak", b"mdia", b"minf", b"stbl"}
+    offset = length = 0
+    for name, first, last in children(data, start, end, walk):
+        if name in inner:
+            read_movie(data, first, last, boxes, walk)
+        elif name in (b"stco", b"co64") and number(data, first + 4, 4):
+            offset = number(data, first + 8, 4 if name == b"stco" else 8)
+        elif name == b"tkhd":
+            place = first + (88 if data[first] == 1 else 76)
+            boxes.framed.append((number(data, place, 4) >> 16, number(data, place + 4, 4) >> 16))
+        elif name == b"stsd":
+            boxes.framed.append((number(data, first + 40, 2), number(data, first + 42, 2)))
+        elif name == b"stsz":
+            length = number(data, first + 4, 4) or (number(data, first + 12, 4) if last > first + 12 else 0)
+    if offset and length:
+        boxes.tracks.append((offset, length))
+
+
+def without_metadata(data: bytes, boxes: Boxes) -> bytes:
+    hidden = [place for item, place in boxes.places.items() if boxes.kinds[item] not in SHOWN]
+    if not hidden:
+        return data
+    copy = bytearray(data)
+    for place in hidden:
+        copy[place : place + 4] = b"skip"
+    return bytes(copy)
