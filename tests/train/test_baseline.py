@@ -297,7 +297,9 @@ def test_a_start_at_the_closed_form_that_only_gets_worse_is_kept(tmp_path: Path,
     """The start is scored, so that the run stands for it where no later weights are better."""
     harmful = Optim(kind="sgd", lr=30.0)
     run = tuning(weights, start="closed-form", steps=4, schedule=Schedule(decay="constant"), optim=harmful)
-    result = go(replace(run, evaluation=Evaluation(every=2)), tmp_path / "run")
+    watching = Watching()
+    result = go(replace(run, evaluation=Evaluation(every=2)), tmp_path / "run", watching)
+    assert any("stands for its start" in note for note in watching.notes)
     assert [row["step"] for row in rows(tmp_path / "run", "watch")] == [0, 2, 4]
     assert result.best.step == 0
     assert result.test is not None

@@ -201,10 +201,10 @@ def more_time(budget: Budget | None, asked: Asked) -> str:
     """What more time would buy, and the command for it; nothing where nothing was cut."""
     if budget is None or not budget.settings:
         return ""
+    layers = ", with every layer," if any(text.startswith("optim.freeze") for text in budget.settings) else ""
     return (
         f"trained {budget.steps:,} of the full recipe's {budget.full_steps:,} steps, for a time budget of "
-        f"{budget.minutes:g} min. All of them, with every layer, take about {clock(budget.full_seconds)}: "
-        f"{full_command(asked)}"
+        f"{budget.minutes:g} min. All of them{layers} take about {clock(budget.full_seconds)}: {full_command(asked)}"
     )
 
 

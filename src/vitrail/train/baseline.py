@@ -93,9 +93,14 @@ def find_obstacle(run: Run, pictures: Pictures) -> str:
 
 
 def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run: Run) -> str:
-    """A sentence where the closed form beats the fine-tuning on the first split that both are scored on, or nothing."""
+    """A sentence where the closed form beats the fine-tuning on the first split that both are scored on, or where the
+    run started from it and nothing later was better; else nothing."""
     for row in scores:
         if row is not None and "accuracy" in row and (beaten := closed.get(row["split"])):
+            if row["step"] == 0:
+                return (
+                    "no step was better than the closed form that the run started from, so the run stands for its start"
+                )
             if row["accuracy"] >= beaten["accuracy"]:
                 return ""
             fit = f"vitrail fit {shlex.quote(run.weights)} {shlex.quote(run.data.source)} --out fitted.safetensors"
