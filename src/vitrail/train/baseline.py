@@ -98,9 +98,7 @@ def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run:
     for row in scores:
         if row is not None and "accuracy" in row and (beaten := closed.get(row["split"])):
             if row["step"] == 0:
-                return (
-                    "no step was better than the closed form that the run started from, so the run stands for its start"
-                )
+                return "no step was better than the closed form at the start, so the run stands for its start"
             if row["accuracy"] >= beaten["accuracy"]:
                 return ""
             fit = f"vitrail fit {shlex.quote(run.weights)} {shlex.quote(run.data.source)} --out fitted.safetensors"

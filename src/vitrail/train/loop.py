@@ -343,12 +343,8 @@ class Training:
                 if self.pictures.watched != self.pictures.tested:
                     self.observer.progress(row)
                 self.rows["test"] = row
-            best = (
-                watched
-                and self.pictures.chooses
-                and {**watched, "accuracy": self.best.accuracy, "step": self.best.step}
-            )
-            if worse := compare_scores(self.baseline.by_split, (row, best or watched), self.run):
+            best = self.best.applied_to(watched) if self.pictures.chooses else watched
+            if worse := compare_scores(self.baseline.by_split, (row, best), self.run):
                 self.folder.note(worse)
         message = messages.ended(ending, self.step, self.run.steps, self.best.since)
         self.folder.status(state, step=self.step, total=self.run.steps, message=message)

@@ -53,6 +53,10 @@ class Best:
         self.since += 1
         return False
 
+    def applied_to(self, row: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The row of a later score as it was for the best one."""
+        return None if row is None else {**row, "accuracy": self.accuracy, "step": self.step}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Scored:
