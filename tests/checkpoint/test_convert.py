@@ -473,8 +473,8 @@ def test_the_command_fails_when_tensors_do_not_come_back(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ([], "the following arguments are required: source, target"),
-        (["SOURCE"], "the following arguments are required: target"),
+        ([], "the following arguments are required: WEIGHTS"),
+        (["SOURCE"], "the following arguments are required: --out OUT"),
         (["SOURCE", "out.pth"], "does not say a format"),
         (["SOURCE", "out.npz", "--to", "tim"], "unknown weight format 'tim'; did you mean timm"),
         (["SOURCE", "out.npz", "--to", "npz-bit"], "npz-bit holds BiT ResNets; this network is a ViT"),

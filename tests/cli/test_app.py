@@ -67,8 +67,8 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        (["--verson"], "unrecognized arguments: --verson; see vitrail --help"),
-        (["probe", "--m", "3"], "unrecognized arguments: --m 3; see vitrail probe --help"),
+        (["--verson"], "unknown option --verson; did you mean --version? see vitrail --help"),
+        (["probe", "--m", "3"], "unknown option --m; did you mean --n? see vitrail probe --help"),
         (["probe", "--n", "x"], "argument --n: invalid int value: 'x'; see vitrail probe --help"),
     ],
 )

@@ -142,14 +142,14 @@ def test_the_sweep_takes_one_penalty_for_all_sets(here: Path, run: Run) -> None:
         assert len(result.details["by_penalty"]["5-shot"]) == 30
     assert column(said) == ["photos", "photos", "more", "more"]
     assert "leave --seeds and --penalty out" in run("fewshot", "--sweep", "--seeds", "1", status=2)
-    assert "names a set twice" in run("fewshot", "--data", "photos", status=2)
+    assert "names a data set twice" in run("fewshot", "--data", "photos", status=2)
 
 
 def test_where_the_pictures_to_score_are(here: Path, run: Run) -> None:
     folder(here / "single", {"train": 8})
     refused = run("fewshot", "--shots", "1", data="single", status=2)
     assert "single has only train" in refused
-    assert "--test SOURCE" in refused
+    assert "--test DATA" in refused
     assert "--held-out 0.5" in refused
     said = run("fewshot", "--shots", "1", "--held-out", "0.25", "--out", "held.json", data="single")
     assert "learnt from 18 of train, scored on 6 held out of it" in said

@@ -45,7 +45,7 @@ def test_examples_parse(name: str, line: str) -> None:
 
 
 def test_an_example_that_does_not_parse_would_be_noticed() -> None:
-    with pytest.raises(VitrailError, match="unrecognized arguments: --epochs"):
+    with pytest.raises(VitrailError, match="unknown option --epochs"):
         app.parser_of("demo").parse_intermixed_args(["--epochs", "3"])
 
 

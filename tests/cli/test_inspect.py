@@ -168,7 +168,7 @@ def test_names_of_classes_from_a_file(tmp_path: Path, pictures: list[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "no pictures to look at"),
+        ([], "no images to look at"),
         (["--only", "rolout"], "did you mean rollout"),
         (["--images", "0.png", "--only", " , "], "--only names no kind"),
         (["--data", "broken"], "none of the 1 pictures of broken@train can be read"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -294,3 +295,40 @@ def test_a_sweep_takes_networks_by_name_and_steps_for_epochs(
     grid = ["--sweep", "model=ViT-Nano/4", "steps=3"]
     assert main(["pretrain", "digits", "--out", str(tmp_path / "run"), *QUICK, *grid]) == 0
     assert "model=ViT-Nano/4,steps=3" in lines(capsys)[0]
+
+
+def test_a_fine_tuning_ends_with_what_to_type_next(
+    pretrained: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "tuned"
+    words = [
+        "finetune",
+        str(pretrained),
+        str(folder),
+        "--out",
+        str(out),
+        "--steps",
+        "4",
+        "--batch",
+        "8",
+        "--lr",
+        "0.02",
+    ]
+    assert main([*words, "--set", "schedule.warmup=1", "--set", "data.workers=0", "--device", "cpu"]) == 0
+    said, _ = lines(capsys)
+    assert "MFU" not in said
+    commands = [line.strip() for line in said.partition("next:\n")[2].splitlines()]
+    assert [command.split()[:2] for command in commands] == [
+        ["vitrail", name] for name in ("predict", "evaluate", "serve")
+    ]
+    assert main([*shlex.split(commands[0])[1:], "--device", "cpu"]) == 0
+    config = json.loads((out / "config.json").read_text())
+    assert (config["steps"], config["batch"], config["optim"]["lr"]) == (4, 8, 0.02)
+    log = (out / "log.txt").read_text()
+    scores = [json.loads(row) for row in (out / "metrics.jsonl").read_text().splitlines()]
+    watched = [row["accuracy"] for row in scores if row["kind"] == "watch"]
+    assert watched
+    assert all(f"accuracy {accuracy:.2%}" in log for accuracy in watched)
+    page = (out / "report.html").read_text()
+    assert "core-days" not in page
+    assert "FLOP" not in page

@@ -70,6 +70,10 @@ def test_a_table_is_as_wide_as_it_may_be() -> None:
     assert sum("86,567,656" in line and "people by this name" in line for line in one) == 8
 
 
+def test_a_short_row_is_filled_up() -> None:
+    assert "x" in printed(80, ["a", "b", "c"], [["x"], ["y", "1", "2"]], 1).split()
+
+
 def test_few_wide_rows_are_turned_on_their_side() -> None:
     heads = ["split", *(f"measure-{i}" for i in range(10))]
     lines = printed(80, heads, [["train", *"0123456789"], ["test", *"9876543210"]], 1).splitlines()

@@ -13,6 +13,7 @@ from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import fresh, network, operate
 from vitrail.core.errors import WeightsNotFound
 from vitrail.core.shapes import Pair
+from vitrail.core.storage import similar_paths
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.models.build import Model
 from vitrail.models.resize import Numerics
@@ -48,8 +49,8 @@ def find_weights(text: str | Path) -> Bundle:
     name, _, tag = str(text).partition(":")
     if not tag:
         raise WeightsNotFound(
-            f"{text}: no such weight file or folder; public ones are written NAME:TAG, and {', '.join(SHIPPED)} comes "
-            "with vitrail"
+            f"{text}: no such weight file or folder; {similar_paths(str(text), *SHIPPED)}public weights are written "
+            f"NAME:TAG, and {', '.join(SHIPPED)} comes with vitrail"
         )
     return public(name, tag)
 

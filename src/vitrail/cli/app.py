@@ -11,10 +11,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final, NamedTuple, NoReturn, Protocol, cast
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, cast
 
 from vitrail import __version__
 from vitrail.cli.examples import EXAMPLES
+from vitrail.cli.options.grammar import NeededWord, complain, missing_words
 from vitrail.core.errors import VitrailError, unknown
 from vitrail.core.terminal import clean_line, guarded_streams
 
@@ -79,15 +80,66 @@ COMMANDS = {
 }
 
 
+# What people type, and what it is called here.
+MEANT = {
+    "train": ("finetune", "pretrain", "fit"),
+    "fine-tune": ("finetune",),
+    "tune": ("finetune",),
+    "resume": ("finetune", "pretrain"),
+    "classify": ("predict", "fit"),
+    "infer": ("predict",),
+    "inference": ("predict",),
+    "run": ("predict", "finetune"),
+    "detect": ("predict", "inspect"),
+    "label": ("predict",),
+    "test": ("evaluate",),
+    "eval": ("evaluate",),
+    "val": ("evaluate",),
+    "validate": ("evaluate",),
+    "score": ("evaluate",),
+    "benchmark": ("cost", "evaluate"),
+    "list": ("models", "recipes", "data"),
+    "ls": ("models", "recipes", "data"),
+    "zoo": ("models",),
+    "info": ("cost", "trace", "data"),
+    "summary": ("trace", "cost"),
+    "dataset": ("data",),
+    "datasets": ("data",),
+    "download": ("data",),
+    "explain": ("inspect",),
+    "attention": ("inspect",),
+    "visualize": ("inspect",),
+    "visualise": ("inspect",),
+    "extract": ("embed",),
+    "features": ("embed",),
+    "deploy": ("serve", "export"),
+    "onnx": ("export",),
+    "check": ("doctor",),
+}
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose complaints leave by the same door as all other mistakes."""
 
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Options and words in any order. What is misspelt is met with a suggestion, what is missing with its name."""
+        found, extra = self.parse_known_intermixed_args(args, namespace)
+        if extra:
+            self.error(complain(extra, self._actions))
+        if missing := missing_words(self._actions, found):
+            self.error(f"the following arguments are required: {', '.join(missing)}")
+        return found
+
     def error(self, message: str) -> NoReturn:
-        raise VitrailError(f"{message}; see {self.prog} --help")
+        raise VitrailError(f"{message}{' ' if message.endswith('?') else '; '}see {self.prog} --help")
 
 
 class Paragraphs(argparse.HelpFormatter):
     """Wraps what a command says of itself paragraph by paragraph; what is indented, as examples are, stays as it is."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        text = super()._format_args(action, default_metavar)
+        return text.strip("[]") if isinstance(action, NeededWord) and action.nargs == "?" else text
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         parts = text.strip("\n").split("\n\n")
@@ -169,7 +221,7 @@ def dispatch(argv: list[str]) -> int:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"vitrail {__version__}")
-    top.parse_args(argv[:at])
+    top.parse_intermixed_args(argv[:at])
     if at == len(argv):
         top.print_help()
         return 0
@@ -177,10 +229,19 @@ def dispatch(argv: list[str]) -> int:
     if " ".join(argv[at : at + 2]) in COMMANDS:  # data pack
         name, at = " ".join(argv[at : at + 2]), at + 1
     if name not in COMMANDS:
-        raise unknown("command", name, COMMANDS)
+        raise unknown_command(name)
     args = parser_of(name).parse_intermixed_args(argv[at + 1 :])  # vitrail predict W --topk 1 a.jpg
     check_numbers(args)
     return cast(CommandModule, import_module(COMMANDS[name].module)).run(args)
+
+
+def unknown_command(name: str) -> VitrailError:
+    """The error for a command that is called otherwise here, or misspelt."""
+    meant = MEANT.get(name.lower(), ())
+    if not meant:
+        return unknown("command", name, COMMANDS)
+    lines = [f"`vitrail {each}` ({COMMANDS[each].help})" for each in meant]
+    return VitrailError(f"unknown command {name!r}; did you mean {' or '.join(lines)}?")
 
 
 def parser_of(name: str) -> Parser:

@@ -24,13 +24,13 @@ WANTED: Final = {
     "pattern": "model",
     "WEIGHTS": "weights",
     "RUN": "file",
-    "SOURCE": "set",
-    "SOURCE[@SPLIT]": "set",
+    "DATA": "set",
+    "DATA|IMAGE": "set",
     "source": "set",
     "train": "set",
     "TEST": "set",
     "TASK": "task",
-    "IMG": "file",
+    "IMAGE": "file",
     "OUT": "file",
     "OUT.png": "file",
     "DIR": "file",
@@ -51,7 +51,11 @@ def completed() -> list[Completed]:
     for name, command in COMMANDS.items():
         actions: list[argparse.Action] = vars(parser_of(name))["_actions"]  # argparse has no other list of them
         values = tuple(value_of(name, action, words) for action in actions if not action.option_strings)
-        options = tuple(option_of(name, action, words) for action in actions if action.option_strings)
+        options = tuple(
+            option_of(name, action, words)
+            for action in actions
+            if action.option_strings and action.help != argparse.SUPPRESS
+        )
         found.append(Completed(name=name, help=command.help, options=options, values=values))
     return found
 

@@ -62,7 +62,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     given = {
         "--int8": args.int8,
         "--with-preprocessing": args.with_preprocessing,
-        "--data": args.data is not None,
+        "DATA": args.data is not None,
         "--opset": args.opset != 20,
     }
     strange = [option for option, there in given.items() if there]
@@ -105,7 +105,7 @@ def exported(args: argparse.Namespace, bundle: "Bundle", out: Path) -> "Written"
 def pictures(
     args: argparse.Namespace, bundle: "Bundle", progress: "Callable[[str, int, int | None], None]"
 ) -> "Pictures | None":
-    """The pictures of --data: the test split is scored, int8 finds its ranges in the training split."""
+    """The images of DATA: the test split is scored, int8 finds its ranges in the training split."""
     if args.data is None:
         return None
     from vitrail.checkpoint.naming import other_names

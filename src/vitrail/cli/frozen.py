@@ -90,15 +90,17 @@ class Frozen:
 
 
 def tasks(args: argparse.Namespace) -> list[Task]:
-    """Of --data, --test and --held-out, whether they are one text or a list."""
+    """Of DATA, --test and --held-out, whether they are one text or a list."""
     data: list[str] = args.data if isinstance(args.data, list) else [args.data]
     tests: list[str] = args.test if isinstance(args.test, list) else [args.test] if args.test else []
     if args.out is not None:
         check_writable(args.out)
     if len(set(data)) < len(data):
-        raise ConfigError(f"--data {' --data '.join(data)} names a set twice")
+        raise ConfigError(f"{' '.join(data)} names a data set twice")
     if tests and len(tests) != len(data):
-        raise ConfigError(f"{len(tests)} --test for {len(data)} --data; give one for each, in the same order, or none")
+        raise ConfigError(
+            f"{len(tests)} --test for {len(data)} data sets; give one for each, in the same order, or none"
+        )
     if tests and args.held_out is not None:
         raise ConfigError("--test and --held-out both say what is scored; give one of them")
     both = zip(data, tests or [None] * len(data), strict=True)
@@ -145,10 +147,10 @@ def task(args: argparse.Namespace, text: str, test: str | None) -> Task:
     if name is None:
         raise DataError(
             f"{text} has only {', '.join(collection.splits)}: pictures to learn from and others to score are needed; "
-            f"name those to score with --test SOURCE, or hold some out: --held-out 0.5"
+            f"name those to score with --test DATA, or hold some out: --held-out 0.5"
         )
     if not collection.splits[name].classes:
-        raise BadLabels(f"{text}: {name} has no labels to score by; name other pictures with --test SOURCE")
+        raise BadLabels(f"{text}: {name} has no labels to score by; name other pictures with --test DATA")
     return Task(collection=collection, train=train, test=name)
 
 

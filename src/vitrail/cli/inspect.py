@@ -31,15 +31,11 @@ PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
 
 
 def run(args: argparse.Namespace) -> int:
-    from vitrail.checkpoint.shipped import DEFAULT
     from vitrail.cli.subject import alone, subject
-    from vitrail.data.readers.folder import is_picture
     from vitrail.inspection.style import toolkit
 
     toolkit()  # before anything that takes time
-    args.images = [*args.pictures, *args.images]
-    if is_picture(args.weights):  # vitrail inspect cat.jpg
-        args.weights, args.images = DEFAULT, [args.weights, *args.images]
+    settle(args)
     check_writable(args.out / PAGE)
     wanted = kinds(args.only)
     with alone(args) as device:
@@ -75,6 +71,21 @@ def stop(args: argparse.Namespace, looked: "Looked", done: "Made") -> int:
     written = write(args, looked, done.parts, left_out, [part.kind for part in done.parts])
     print(f"page with {', '.join(part.kind for part in done.parts)}: {written}", file=sys.stderr)
     return 130
+
+
+def settle(args: argparse.Namespace) -> None:
+    """Which words are images, and which one is a data set; a first word that is an image leaves out WEIGHTS."""
+    from vitrail.checkpoint.shipped import DEFAULT
+    from vitrail.data.readers.folder import is_picture
+
+    words = list(args.words)
+    if is_picture(args.weights):  # vitrail inspect cat.jpg
+        args.weights, words = DEFAULT, [args.weights, *words]
+    args.images = [*(word for word in words if is_picture(word)), *args.images]
+    sources = [*(word for word in words if not is_picture(word)), *([args.data] if args.data else [])]
+    if len(sources) > 1:
+        raise ConfigError(f"{' and '.join(sources)}: one data set at a time; name single images by their files")
+    args.data = sources[0] if sources else None
 
 
 def kinds(text: str | None) -> list[str]:
@@ -117,7 +128,7 @@ def pictures(args: argparse.Namespace, about: "Subject", wanted: list[str]) -> L
         named = sampled(source, about)
     if not named and any(kind == "explorer" or KINDS[kind].pictures for kind in wanted):
         raise ConfigError(
-            "there are no pictures to look at; name some with --images, give a set with --data, or ask for what needs "
+            "there are no images to look at; name some files or a data set behind the weights, or ask for what needs "
             "none: --only filters,positions"
         )
     config = about.network.config
@@ -161,7 +172,7 @@ def crowd(args: argparse.Namespace) -> "tuple[str, Source, tuple[str, ...]]":
     sound = np.array([readable(source, int(at)) for at in places], dtype=np.bool_)
     if not sound.any():
         raise DataError(
-            f"none of the {len(places):,} pictures of {collection.title}@{split} can be read; give another --data"
+            f"none of the {len(places):,} pictures of {collection.title}@{split} can be read; give other data"
         )
     gone = tuple(source.name(int(at)) for at in places[~sound])
     return f"{collection.title}@{split}", Subset(source, places[sound]), gone
@@ -188,7 +199,7 @@ def opened_picture(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]
     from vitrail.inspection.view import prepare
 
     if path.is_dir():
-        raise DataError(f"{path} is a folder; name files of it, or give it as --data")
+        raise DataError(f"{path} is a folder; name it behind the weights, not behind --images")
     try:
         return prepare(Picture(path.read_bytes()).rgb(), about.preprocessing)
     except OSError as error:

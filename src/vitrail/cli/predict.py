@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     for name, value in (("--topk", args.topk), ("--batch", args.batch)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} {value} must be at least 1")
-    weights, words = parted(args.words)
+    weights, words = parted(args.words) if args.weights is None else (args.weights, args.words)
     found = listing(words, args.attention)
     with alone(args) as device:
         asker = ready(args, weights, device)

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from vitrail.checkpoint.shipped import DEFAULT, is_shipped
 from vitrail.checkpoint.source import FOLDER_FILES
 from vitrail.core.errors import BadPicture, ConfigError, DataError
+from vitrail.core.storage import similar_paths
 from vitrail.data.decode.headers import format_of
 from vitrail.data.decode.support import is_unsupported, suffixes
 from vitrail.data.readers.folder import is_folder, is_picture, listed, unread_files
@@ -57,8 +58,8 @@ def is_weights(word: str) -> bool:
     if ":" in word and not os.path.exists(word):  # NAME:TAG
         return True
     raise ConfigError(
-        f"{word}: there is no such file or folder; the first word is weights (a file, a folder, NAME:TAG or "
-        f"{DEFAULT}), a picture, a folder of pictures, or - for names from stdin"
+        f"{word}: there is no such file or folder; {similar_paths(word, DEFAULT)}the first word is weights (a file, a "
+        f"folder, NAME:TAG or {DEFAULT}), an image, a folder of images, or - for names from stdin"
     )
 
 

@@ -7,6 +7,7 @@ from vitrail.core.errors import ConfigError
 
 
 def run(args: argparse.Namespace) -> int:
+    args.data = args.data or ""
     if not args.recipe:
         if args.resume is not None:
             return training.run(args, None)

@@ -20,6 +20,7 @@ RUNS = Path("runs")
 
 
 def run(args: argparse.Namespace) -> int:
+    args.data = args.data or ""
     if not args.name:
         if not args.list:
             raise ConfigError("which study? `vitrail study --list` lists them")
@@ -60,8 +61,7 @@ def list_studies() -> int:
 
 def again(args: argparse.Namespace) -> str:
     """The command that goes on."""
-    words = ["vitrail", "study", args.name, "--scale", args.scale]
-    words += ["--data", args.data] if args.data else []
+    words = ["vitrail", "study", args.name, *([args.data] if args.data else []), "--scale", args.scale]
     words += [] if args.out is None else ["--out", str(args.out)]
     words += ["--jobs", str(args.jobs)] if args.jobs else []
     words += ["--seeds", str(args.seeds)] if args.seeds else []

@@ -1,4 +1,4 @@
-"""What the commands that look at weights have in common: WEIGHTS, --data, the device, and how pictures reach it."""
+"""What the commands that look at weights have in common: WEIGHTS, DATA, the device, and how pictures reach it."""
 
 import argparse
 import contextlib

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import io
+import math
 import os
 import shlex
 import sys
@@ -28,15 +29,19 @@ from vitrail.train.loop import train
 from vitrail.train.observer import Observer
 from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import preflight
+from vitrail.train.report import interval
 from vitrail.train.result import Result
 from vitrail.train.resume import elsewhere, run_in, same_run
+from vitrail.train.rows import called
 from vitrail.train.search import Found, is_over, on_everything, points_of, runs_worth, search
 
 RUNS = Path("runs")
+SHORT = {"epochs": "epochs", "steps": "steps", "batch": "batch", "lr": "optim.lr"}  # options that are settings
+LENGTHS = {"epochs": ("steps",), "steps": ("epochs",)}  # and what they cannot stand beside
 
 
 def asked_by(args: argparse.Namespace, verb: str, weights: str = "") -> Asked:
-    """What was typed, of the options above and of the two that the commands add."""
+    """What was typed. --epochs, --steps, --batch and --lr are settings like those of --set."""
     return Asked(
         verb=verb,
         recipe=args.recipe,
@@ -44,10 +49,25 @@ def asked_by(args: argparse.Namespace, verb: str, weights: str = "") -> Asked:
         data=args.data,
         image_size=args.image_size,
         seed=args.seed,
-        settings=tuple(args.settings),
+        settings=(*args.settings, *short_settings(args)),
         sweep=None if args.sweep is None else tuple(args.sweep),
         minutes=args.minutes,
     )
+
+
+def short_settings(args: argparse.Namespace) -> list[str]:
+    """The options that are settings by themselves, as --set would give them; a contradiction is refused."""
+    given = {name: getattr(args, name) for name in SHORT if getattr(args, name) is not None}
+    typed = {text.partition("=")[0].strip(): text for text in args.settings}
+    for name, value in given.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"--{name} {value:g} must be above 0 and finite")
+        for field in (SHORT[name], *LENGTHS.get(name, ())):
+            if field in typed:
+                raise ConfigError(f"--{name} {value:g} and --set {typed[field]} contradict each other; leave one out")
+    if "epochs" in given and "steps" in given:
+        raise ConfigError(f"--epochs {args.epochs:g} and --steps {args.steps} both say how long; leave one out")
+    return [f"{SHORT[name]}={value!r}" for name, value in given.items()]
 
 
 def run(args: argparse.Namespace, asked: Asked | None) -> int:
@@ -56,7 +76,7 @@ def run(args: argparse.Namespace, asked: Asked | None) -> int:
     if args.resume is not None and out is None:
         raise ConfigError("--resume wants a folder: --resume RUN, or --out RUN --resume")
     changes = (args.settings, args.data, args.image_size, args.seed is not None, args.sweep is not None)
-    changes = (*changes, args.labels, args.rename, args.minutes is not None)
+    changes = (*changes, args.labels, args.rename, args.minutes is not None, short_settings(args))
     if asked is None and any(changes):
         raise ConfigError("--resume alone goes on as the folder says; give the whole command to change something")
     going_on = asked is None
@@ -193,7 +213,33 @@ def show_result(result: Result, asked: Asked, world: World) -> int:
     for text in scores_of(result):
         print(text)
     print(f"weights: {result.weights}   report: {result.folder / 'report.html'}")
+    for line in next_steps(result, asked):
+        print(line)
     return 0
+
+
+def next_steps(result: Result, asked: Asked) -> list[str]:
+    """Commands to type next, with the paths of this run."""
+    run, data = shlex.quote(str(result.folder)), shlex.quote(asked.data or "DATA")
+    if result.test is None and result.watch is None and asked.verb == "pretrain":
+        return ["next:", f"  vitrail finetune {run} DATA", f"  vitrail inspect {run} {data}"]
+    return [
+        "next:",
+        f"  vitrail predict {run} {shlex.quote(first_image(asked.data) or 'IMAGE.jpg')}",
+        f"  vitrail evaluate {run} {data}",
+        f"  vitrail serve {run}",
+    ]
+
+
+def first_image(source: str) -> str:
+    """An image of a folder, or nothing."""
+    from vitrail.data.readers.folder import is_picture
+
+    for folder, inside, files in os.walk(source):
+        inside.sort()
+        if found := sorted(name for name in files if is_picture(name)):
+            return os.path.join(folder, found[0])
+    return ""
 
 
 def scores_of(result: Result) -> list[str]:
@@ -205,9 +251,9 @@ def scores_of(result: Result) -> list[str]:
         scores[watch["split"]] = {**watch, "accuracy": result.best.accuracy, "step": result.best.step}
     for split, row in scores.items():
         beaten = result.baseline.get(split)
-        beside = f"; closed form on the frozen features: {beaten['accuracy']:.2%}" if beaten else ""
+        beside = f"; without training (vitrail fit) {beaten['accuracy']:.2%}" if beaten else ""
         best = ", the best" if chose and row["step"] == result.best.step else ""
-        found.append(f"{split}: {outcome(row)} at step {row['step']:,}{best}{beside}")
+        found.append(f"{split}: {outcome(row)}, step {row['step']:,}{best}{beside}")
     if watch is not None and chose and watch["step"] != result.best.step:
         found.append(f"last weights: {watch['split']} {watch['accuracy']:.2%}: {result.folder / LAST}")
     return found
@@ -218,8 +264,8 @@ def outcome(row: dict[str, Any]) -> str:
     rank = f"feature rank {row['rank']:.1f}" if "rank" in row else ""
     if "accuracy" not in row:
         return rank
-    measure = f" by {row['measure']}" if row.get("measure") else ""
-    return f"{row['accuracy']:.2%} of {row['count']:,} right{measure}{f', {rank}' if rank else ''}"
+    span = f"{interval(row['accuracy'], row['count'])}, {row['count']:,} images"
+    return f"{called(row)} {row['accuracy']:.2%} ({span}){f', {rank}' if rank else ''}"
 
 
 def show_search(found: Found, asked: Asked, out: Path, world: World) -> int:

@@ -26,7 +26,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     """Rows under a header; the first `left` columns are text and stand left, the rest are numbers and stand right."""
     from rich.text import Text
 
-    cells = [[clean_line(cell) for cell in row] for row in rows]
+    cells = [[*map(clean_line, row), *[""] * (len(columns) - len(row))] for row in rows]
     console = open_console()
     room = console.width
     if title:

@@ -1,6 +1,7 @@
 """Where files are kept, and how one is replaced: whole or not at all."""
 
 import contextlib
+import difflib
 import errno
 import os
 import secrets
@@ -105,6 +106,22 @@ def check_writable(path: Path) -> None:
     except OSError as error:
         name = str(path) if len(path.name) < 100 else f"{path.name[:40]}..."
         raise ConfigError(f"{name} cannot be written ({error.strerror or error}); name another place") from None
+
+
+def near_paths(text: str) -> list[str]:
+    """What lies where a path was looked for."""
+    folder = Path(text).parent
+    try:
+        return [str(folder / path.name) for path in folder.iterdir()]
+    except (OSError, ValueError):
+        return []
+
+
+def similar_paths(text: str, *names: str) -> str:
+    """A question that names what is written almost like a path that is not there, in its folder or among `names`; empty
+    where nothing is."""
+    near = difflib.get_close_matches(text, [*names, *near_paths(text)], n=2, cutoff=0.7)
+    return f"did you mean {' or '.join(near)}? " if near else ""
 
 
 def cache_folder(kind: str) -> Path:

@@ -1,4 +1,4 @@
-"""One grammar for every command's --data: a path or a name, recognised by looking.
+"""One grammar for every command's DATA: a path or a name, recognised by looking.
 
     SOURCE[@SPLIT]
 
@@ -26,6 +26,7 @@ from typing import Final
 import numpy as np
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
+from vitrail.core.storage import near_paths
 from vitrail.data.labels import NONE, Labels
 from vitrail.data.readers.folder import split_name, unread_files
 from vitrail.data.readers.recognise import READINGS, Found, is_pattern, read_as, read_columns, read_path
@@ -272,12 +273,3 @@ def not_found(text: str) -> SourceNotFound:
     near = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "`vitrail data` lists the names"
     return SourceNotFound(f"{text!r} is neither a path nor a known set: nothing at {Path(text).absolute()}; {hint}")
-
-
-def near_paths(text: str) -> list[str]:
-    """What lies where the path was looked for."""
-    folder = Path(text).parent
-    try:
-        return [str(folder / path.name) for path in folder.iterdir()]
-    except OSError:
-        return []

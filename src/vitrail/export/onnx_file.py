@@ -93,10 +93,10 @@ def check_options(bundle: Bundle, options: OnnxOptions, pictures: Pictures | Non
     if options.preprocessing and config.channels != 3:
         raise ConfigError(f"the preprocessing of pictures has 3 channels, this network {config.channels}; leave it out")
     if pictures is not None and config.channels != 3:
-        raise ConfigError(f"pictures have 3 channels, this network {config.channels}; leave --data out")
+        raise ConfigError(f"pictures have 3 channels, this network {config.channels}; leave DATA out")
     if options.int8 and pictures is None and int8.convolutional(config):
         raise ConfigError(
-            "the convolutions of this network are quantised by what they are seen to give: give pictures with --data"
+            "the convolutions of this network are quantised by what they are seen to give: give images as DATA"
         )
 
 

@@ -55,7 +55,7 @@ class Kind:
         if self.make is positions_part and config.position in ("none", "relative"):
             return f"a network with position={config.position!r} has no embedding for each place"
         if self.make is cka_part and given.count < COMPARED:
-            return f"it compares pictures with each other and says little below {COMPARED}; give a set as --data"
+            return f"it compares pictures with each other and says little below {COMPARED}; name a data set, too"
         if self.make is filters_part and config.channels not in (1, 3):
             return f"filters over {config.channels} channels have no colours"
         return None

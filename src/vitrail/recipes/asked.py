@@ -71,9 +71,7 @@ def planned(asked: Asked) -> Planned:
         bundle = find_weights(asked.weights)
         run = started_from(run, asked.weights, bundle.config, bundle.card.preprocessing)
     elif run.model is None:
-        raise ConfigError(
-            f"{asked.recipe} is a fine-tuning recipe: vitrail finetune --from WEIGHTS --recipe {asked.recipe}"
-        )
+        raise ConfigError(f"{asked.recipe} is a fine-tuning recipe: vitrail finetune WEIGHTS --recipe {asked.recipe}")
     run = finished(run, asked)
     check_classes(run, asked.settings)
     return Planned(run=run, base=base)

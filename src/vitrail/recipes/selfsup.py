@@ -1,7 +1,7 @@
 """Pre-training from pictures alone (4.6, B.1.2): masked patches, MAE, MoCo v3, DINO; no labels are asked for.
 
-    vitrail pretrain selfsup/mae-cifar10 --data cifar10
-    vitrail finetune --from runs/selfsup-mae-cifar10/last.safetensors --data cifar10
+    vitrail pretrain selfsup/mae-cifar10 cifar10
+    vitrail finetune runs/selfsup-mae-cifar10/last.safetensors cifar10
 
 What comes out are weights without a head, for `finetune`, `fewshot`, `knn`, `probe` and `inspect`. Where the pictures
 have labels, the features are scored along the way by their nearest neighbours; nothing is learnt from the labels, and

@@ -147,7 +147,7 @@ def states_of(
 
 
 def command(study: Study, held: Mapping[str, Any], scale: Scale, data: str) -> str:
-    words = ["vitrail", "study", study.name, "--scale", scale, *(["--data", data] if data else [])]
+    words = ["vitrail", "study", study.name, *([data] if data else []), "--scale", scale]
     return str(held.get("go_on") or shlex.join(words))
 
 

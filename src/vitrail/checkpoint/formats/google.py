@@ -141,7 +141,7 @@ def _unstored_position(shapes: Shapes, layout: Layout) -> Position:
         return "sincos2d"
     raise MismatchedWeights(
         f"{shapes.path}: no positions in the file, and its layout does not say which it was trained with; pass "
-        'position="sincos2d" or position="none" (vitrail convert FILE OUT.safetensors --position sincos2d)'
+        'position="sincos2d" or position="none" (vitrail convert FILE --out OUT.safetensors --position sincos2d)'
     )
 
 
@@ -151,7 +151,7 @@ def _released_image(shapes: Shapes, position: Position, size: tuple[int, int], p
         return RELEASED_IMAGE
     raise MismatchedWeights(
         f"{shapes.path}: no positions in the file, so it does not say its image size; pass image= "
-        "(vitrail convert FILE OUT.safetensors --image-size 224)"
+        "(vitrail convert FILE --out OUT.safetensors --image-size 224)"
     )
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 
+from vitrail.cli.options.grammar import add_out
 from vitrail.cli.options.groups import add_labels
 from vitrail.cli.options.trace import image_size
 from vitrail.models.config import CHOICES
@@ -10,8 +11,10 @@ TYPES = ("float32", "bfloat16", "float16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="a weight file or folder of any format; it is recognised by what is in it")
-    parser.add_argument("target", help="MODEL.safetensors, MODEL.npz, MODEL.pth or a folder")
+    parser.add_argument(
+        "source", metavar="WEIGHTS", help="a weight file or folder of any format; it is recognised by what is in it"
+    )
+    add_out(parser, "MODEL.safetensors, MODEL.npz, MODEL.pth or a folder", dest="target", kind=str)
     parser.add_argument(
         "--to",
         metavar="FORMAT",

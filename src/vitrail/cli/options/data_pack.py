@@ -3,12 +3,13 @@
 import argparse
 import re
 
+from vitrail.cli.options.grammar import add_out
 from vitrail.core.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", help="a path or a name, perhaps @SPLIT, as for `vitrail data`")
-    parser.add_argument("out", help="the folder to write")
+    parser.add_argument("source", metavar="DATA", help="a path or a name, perhaps @SPLIT, as for `vitrail data`")
+    add_out(parser, "the folder to write", kind=str)
     parser.add_argument("--shard-size", type=size, default=size("256MB"), help="of a tar file (default: 256MB)")
     parser.add_argument("--max-side", type=int, help="bring pictures with a longer side down to it")
     parser.add_argument("--quality", type=int, default=92, help="of JPEGs that are made smaller (default: 92)")

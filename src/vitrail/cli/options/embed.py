@@ -4,18 +4,18 @@ A feature is what the last layer of the network reads. The work is done in parts
 it was stopped, however it was; under torchrun the processes share the parts. The file is the same to the byte."""
 
 import argparse
-from pathlib import Path
 from typing import get_args
 
+from vitrail.cli.options.grammar import add_data_word, add_out
 from vitrail.cli.options.groups import add_loading, add_precision, add_weights
 from vitrail.evaluation.defaults import Stored
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_weights(parser)
-    parser.add_argument("data", metavar="SOURCE[@SPLIT]", help="a folder, a file, or a set by name; all of its splits")
-    parser.add_argument("out", type=Path, metavar="OUT", help="OUT.parquet, or OUT.npz for a small collection")
-    parser.add_argument("--split", metavar="NAME", help="one split only; the same as SOURCE@NAME")
+    add_data_word(parser, "a folder, a list, shards, or a data set by name; all of its splits")
+    add_out(parser, "FILE.parquet, or FILE.npz for a small collection")
+    parser.add_argument("--split", metavar="NAME", help="one split only; the same as DATA@NAME")
     parser.add_argument(
         "--type", choices=get_args(Stored), default="float32", help="of the numbers in the file (default: float32)"
     )

@@ -7,6 +7,7 @@ weights, loaded there where they are installed."""
 import argparse
 from pathlib import Path
 
+from vitrail.cli.options.grammar import add_data_word
 from vitrail.cli.options.groups import add_labels
 
 FORMS = ("onnx", "torch-export", "hf", "timm", "npz", "torchvision")
@@ -14,6 +15,7 @@ FORMS = ("onnx", "torch-export", "hf", "timm", "npz", "torchvision")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("weights", metavar="WEIGHTS", help="a file, a run's folder or a name, in any format")
+    add_data_word(parser, "onnx: images to score both on, and to calibrate int8 with", needed=False)
     parser.add_argument("--to", choices=FORMS, required=True, help="what to write")
     parser.add_argument("--out", type=Path, metavar="PATH", help="where (default: here, named after the weights)")
     add_labels(parser)
@@ -27,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--with-preprocessing", action="store_true", help="take bytes of 0 to 255 and normalise them in the graph"
     )
     onnx.add_argument("--opset", type=int, default=20, metavar="N", help="of ONNX's operators, 18 to 23 (default: 20)")
-    onnx.add_argument("--data", metavar="SOURCE[@SPLIT]", help="pictures to score both on, and to calibrate int8 with")
     onnx.add_argument("--by-number", action="store_true", help="class 7 is output 7, whatever they are called")
     onnx.add_argument(
         "--agreement",

@@ -8,7 +8,8 @@ are kept, so that another --l2 or --shots takes a moment."""
 import argparse
 from pathlib import Path
 
-from vitrail.cli.options.groups import add_labels, add_loading, add_weights
+from vitrail.cli.options.grammar import add_data_word
+from vitrail.cli.options.groups import SOURCE, add_labels, add_loading, add_weights
 from vitrail.evaluation.defaults import SHARE
 
 SUFFIX = ".safetensors"
@@ -16,11 +17,9 @@ SUFFIX = ".safetensors"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_weights(parser)
-    parser.add_argument(
-        "data", metavar="SOURCE", help="a folder with a folder a class, a file, or a set by name; its train is learnt"
-    )
+    add_data_word(parser, f"{SOURCE}; its train split is learnt")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help=f"the network to write, {SUFFIX}")
-    parser.add_argument("--test", metavar="SOURCE", help="pictures to score, if they are not the test or val of SOURCE")
+    parser.add_argument("--test", metavar="DATA", help="images to score, if they are not the test or val split of DATA")
     parser.add_argument("--l2", type=float, metavar="L2", help="penalty of the weights (default: the best on dev)")
     parser.add_argument(
         "--dev",

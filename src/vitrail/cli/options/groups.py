@@ -5,8 +5,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from vitrail.checkpoint.shipped import DEFAULT
+from vitrail.cli.options.grammar import add_data_word
 from vitrail.data.class_names import BUNDLED
 from vitrail.evaluation.defaults import Precision
+
+SOURCE = "a folder with one subfolder per class, a list, shards, or a data set by name"
 
 
 def add_weights(parser: argparse.ArgumentParser, *, sizes: bool = False, optional: bool = False) -> None:
@@ -36,7 +39,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="SOURCE[@SPLIT]", required=True, help="a folder, a file, or a set by name")
+    add_data_word(parser, f"{SOURCE}; DATA@SPLIT for one split")
     add_loading(parser)
 
 
@@ -88,19 +91,15 @@ def add_labels(parser: argparse.ArgumentParser, *, rename: bool = True) -> None:
 
 
 def add_frozen(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """WEIGHTS, --data and the rest; with `several` --data and --test may be given more than once, and are lists."""
+    """WEIGHTS, DATA and the rest; with `several` DATA and --test may be given more than once, and are lists."""
     add_weights(parser)
-    more = " Give it again for another set." if several else ""
+    more = "; several sets one after the other" if several else ""
     action: Any = "append" if several else "store"
-    parser.add_argument(
-        "--data",
-        metavar="SOURCE",
-        required=True,
-        action=action,
-        help=f"a folder, a file, or a set by name; its train is learnt from, its test (or val) is scored.{more}",
+    add_data_word(
+        parser, f"{SOURCE}; its train split is learnt from, its test (or val) split is scored{more}", several=several
     )
     parser.add_argument(
-        "--test", metavar="SOURCE", action=action, help="where the pictures to score are, if they are not in --data"
+        "--test", metavar="DATA", action=action, help="where the images to score are, if they are not in DATA"
     )
     parser.add_argument(
         "--held-out",
@@ -133,12 +132,17 @@ def parse_minutes(text: str) -> float:
     return minutes
 
 
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """What `pretrain` and `finetune` have in common."""
-    parser.add_argument("--data", metavar="SOURCE", default="", help="a folder, a file, or the name of a set")
+def add_training(parser: argparse.ArgumentParser, *, epochs: str, steps: str, batch: str, lr: str) -> None:
+    """What `pretrain` and `finetune` have in common; the texts say what is chosen where nothing is given."""
     parser.add_argument(
-        "--image-size", type=int, default=0, metavar="N", help="pixels a side that the network is to take"
+        "--epochs", type=float, metavar="E", help=f"how often each image is seen; not with --steps (default: {epochs})"
     )
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help=f"updates of the weights; not with --epochs (default: {steps})"
+    )
+    parser.add_argument("--batch", type=int, metavar="N", help=f"images per update (default: {batch})")
+    parser.add_argument("--lr", type=float, metavar="R", help=f"peak learning rate (default: {lr})")
+    parser.add_argument("--image-size", type=int, default=0, metavar="N", help="pixels per side; positions are resized")
     parser.add_argument(
         "--set",
         action="append",
@@ -156,11 +160,11 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "(default: 5 for finetune on a CPU, unless its length is set; else none)",
     )
     parser.add_argument("--seed", type=int, default=None, help="of everything that is random (default: 0)")
-    parser.add_argument("--out", type=Path, metavar="RUN", help="the run's folder; one that is there is gone on with")
+    parser.add_argument("--out", type=Path, metavar="RUN", help="the run's folder; a run that is there resumes")
     parser.add_argument(
-        "--resume", nargs="?", const="", default=None, metavar="RUN", help="go on with a run, as its folder says"
+        "--resume", nargs="?", const="", default=None, metavar="RUN", help="resume a run as its folder says"
     )
-    parser.add_argument("--force", action="store_true", help="go on although the config has changed")
+    parser.add_argument("--force", action="store_true", help="resume although the config has changed")
     parser.add_argument(
         "--dry-run", action="store_true", help="read, build, time a few steps, say what to expect, stop"
     )

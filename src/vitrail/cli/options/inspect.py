@@ -11,14 +11,16 @@ from vitrail.cli.options.groups import add_labels, add_loading, add_weights
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_weights(parser, optional=True)
-    parser.add_argument("pictures", nargs="*", metavar="IMG", help="picture files to look at, behind the weights")
-    parser.add_argument("--images", nargs="+", default=[], metavar="IMG", help="the same, anywhere")
     parser.add_argument(
-        "--data",
-        metavar="SOURCE[@SPLIT]",
-        help="a set for what is measured over many pictures (distance, entropy, CKA)",
+        "words",
+        nargs="*",
+        metavar="DATA|IMAGE",
+        help="a folder or a data set by name, for what is measured over many images (distance, entropy, CKA), and "
+        "image files to look at",
     )
-    parser.add_argument("--count", type=int, default=128, metavar="N", help="pictures of the set (default: 128)")
+    parser.add_argument("--images", nargs="+", default=[], metavar="IMAGE", help="image files to look at")
+    parser.add_argument("--data", metavar="DATA", help=argparse.SUPPRESS)  # the older form
+    parser.add_argument("--count", type=int, default=128, metavar="N", help="images of the data (default: 128)")
     parser.add_argument(
         "--out",
         type=Path,

@@ -13,7 +13,8 @@ from vitrail.cli.options.groups import add_device, add_labels
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [WEIGHTS] IMAGE|FOLDER|-... [options]"
-    parser.add_argument("words", nargs="+", metavar="[WEIGHTS] IMAGE|FOLDER|-", help="weights, then pictures")
+    parser.add_argument("words", nargs="+", metavar="[WEIGHTS] IMAGE|FOLDER|-", help="weights, then images")
+    parser.add_argument("--weights", metavar="WEIGHTS", help="the weights; then every word is an image or a folder")
     parser.add_argument("--topk", type=int, default=5, metavar="N", help="classes for each picture (default: 5)")
     parser.add_argument(
         "--threshold",

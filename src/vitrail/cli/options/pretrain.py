@@ -1,10 +1,13 @@
-"""Train a network from scratch after a recipe. The same command again with --out goes on where it stopped."""
+"""Train a network from scratch after a recipe. The same command again with --out resumes where it stopped."""
 
 import argparse
 
-from vitrail.cli.options.groups import add_training
+from vitrail.cli.options.grammar import add_data_word
+from vitrail.cli.options.groups import SOURCE, add_training
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", default="", help="its name; `vitrail recipes` lists them")
-    add_training(parser)
+    parser.add_argument("recipe", nargs="?", default="", metavar="RECIPE", help="`vitrail recipes` lists them")
+    add_data_word(parser, f"{SOURCE} (default: the recipe's)", needed=False)
+    own = "the recipe's"
+    add_training(parser, epochs=own, steps=own, batch=own, lr=own)

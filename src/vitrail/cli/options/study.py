@@ -11,6 +11,7 @@ paper is the paper's own grid with its recipes, for those who have its pictures 
 import argparse
 from pathlib import Path
 
+from vitrail.cli.options.grammar import add_data_word
 from vitrail.cli.options.groups import add_device
 
 SCALES = ("tiny", "small", "paper")
@@ -19,9 +20,7 @@ SCALES = ("tiny", "small", "paper")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("name", nargs="?", default="", help="which study; `vitrail study --list` lists them")
-    add(
-        "--data", metavar="SOURCE", default="", help="a folder, a file, or the name of a set (default: the scale's own)"
-    )
+    add_data_word(parser, "a folder, a list, shards, or a data set by name (default: the scale's own)", needed=False)
     add("--scale", choices=SCALES, default="tiny", help="how large a grid of how large networks (default: tiny)")
     add("--out", type=Path, metavar="DIR", help="a run folder a cell, and the results (default: runs/study-NAME-SCALE)")
     add("--list", action="store_true", help="say what every cell is and costs, and stop; without a name, list studies")
