@@ -61,4 +61,4 @@ def test_the_number_to_beat_is_shown() -> None:
     said: list[str] = []
     row = {"kind": "baseline", "accuracy": 0.9, "count": 10, "split": "test", "penalty": 4.0}
     demo.Brief(Plain(said.append)).progress(row)
-    assert "the number to beat: 90.00%" in said[0]
+    assert "without training: 90.00%" in said[0]

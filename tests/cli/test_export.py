@@ -94,7 +94,7 @@ def test_a_library_is_told_how_to_load_it(here: Path, capsys: pytest.CaptureFixt
         (["net.safetensors"], "--to"),
         (["nothing.safetensors", "--to", "onnx"], "nothing.safetensors"),
         (["net.safetensors", "--to", "npz", "--int8"], "--int8 goes with --to onnx, not with --to npz"),
-        (["net.safetensors", "--to", "hf", "--data", "x"], "--data goes with --to onnx"),
+        (["net.safetensors", "--to", "hf", "--data", "x"], "DATA goes with --to onnx"),
         (["net.safetensors", "--to", "hf", "--fixed-size"], "--fixed-size goes with --to onnx or torch-export"),
         (["net.safetensors", "--to", "onnx", "--opset", "7"], "opset=7 must lie between 18 and 23"),
         (["net.safetensors", "--to", "onnx", "--out", "net.safetensors"], "are the weights themselves"),

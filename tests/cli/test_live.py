@@ -43,16 +43,16 @@ def test_progress_tells_the_tallies_that_there_are(tallies: dict[str, float], sa
     [
         (
             {**SCORED, "accuracy": 0.9, "top5": 0.99},
-            "step 20: dev accuracy 90.00%, top-5 99.00%, loss 0.5000 (144 pictures)",
+            "step 20: dev accuracy 90.00%, top-5 99.00%, loss 0.5000 (144 images)",
         ),
         (
             {**SCORED, **FEATURES, "accuracy": 0.9},
-            "step 20: dev k-NN accuracy 90.00%, loss 0.5000, feature rank 12.3 of 64 (144 pictures)",
+            "step 20: dev k-NN accuracy 90.00%, loss 0.5000, feature rank 12.3 of 64 (144 images)",
         ),
-        ({**SCORED, **FEATURES}, "step 20: dev loss 0.5000, feature rank 12.3 of 64 (144 pictures)"),
+        ({**SCORED, **FEATURES}, "step 20: dev loss 0.5000, feature rank 12.3 of 64 (144 images)"),
         (
             {"kind": "look", "step": 20, "split": "train", "count": 5000, **FEATURES},
-            "step 20: train feature rank 12.3 of 64 (5,000 pictures)",
+            "step 20: train feature rank 12.3 of 64 (5,000 images)",
         ),
     ],
 )

@@ -25,7 +25,7 @@ def test_a_share_of_the_labels_is_what_the_choices_are_for(weights: str) -> None
     whole, part = planned(tuned(weights)), planned(tuned(weights, "data.part=0.1"))
     assert (whole.run.batch, part.run.batch) == (64, 16)
     assert whole.run.data.dev == part.run.data.dev == 0.1
-    assert "130 pictures to train on" in "\n".join(part.why)
+    assert "130 training images" in "\n".join(part.why)
     assert part.run.steps < whole.run.steps
 
 
@@ -43,7 +43,7 @@ def test_the_warm_up_is_a_tenth_of_the_run_however_long(
 ) -> None:
     plan = planned(tuned(weights, "data.part=0.1", *settings))
     assert plan.run.schedule.warmup == warmup
-    assert f"{steps} steps: " in "\n".join(plan.why)
+    assert f"{steps} steps (" in "\n".join(plan.why)
 
 
 def test_a_part_that_is_none_is_refused_here(weights: str) -> None:

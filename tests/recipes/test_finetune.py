@@ -93,18 +93,20 @@ def test_a_hybrid_is_resized_whole() -> None:
 def test_it_is_said() -> None:
     _, why = chosen(3_680, picture=(128, 128))
     assert why == (
-        "image size 224x224: the weights' own; --image-size for another; the pictures, typically 128x128, are enlarged",
-        "10 % of train held out to choose the best weights",
-        "batch 128: 3,312 pictures to train on",
-        "776 steps: 30.0 epochs, 77 steps of warm-up",
-        "sgd at 0.01, cosine decay, clipping at norm 1: the paper's; --sweep tries its other rates",
-        "crop of 25 to 100 % of a picture, and flip; --set augmentation.flip=0 where left is not right",
+        "image size 224x224: the weights' own; change it with --image-size; the images, typically 128x128, are "
+        "enlarged",
+        "10 % of the training images held out to choose the best weights",
+        "batch 128 for 3,312 training images; change it with --batch",
+        "776 steps (30.0 epochs, 77 steps of warm-up); change it with --epochs or --steps",
+        "learning rate 0.01, sgd, cosine decay, gradients clipped at 1, as in the paper; change it with --lr, or try "
+        "several with --sweep",
+        "crops of 25 to 100 % of an image and flips; --set augmentation.flip=0 if left and right differ",
     )
     assert chosen(50_000, has_val=True).why[1:3] == (
         "the val split chooses the best weights",
-        "batch 512: 50,000 pictures to train on, the paper's batch; accumulated where memory is short",
+        "batch 512 for 50,000 training images; change it with --batch. It is accumulated where memory is short",
     )
-    assert chosen(19).why[1] == "none held out: too few pictures"
+    assert chosen(19).why[1] == "no images held out: there are too few"
 
 
 def test_mistakes() -> None:

@@ -160,11 +160,11 @@ def test_a_run_shows_it_everywhere(tmp_path: Path, weights: str) -> None:
     assert found["test"] > 0.5
     assert {name: row["accuracy"] for name, row in result.baseline.items()} == found
     assert [row["split"] for row in watching.rows if row["kind"] == "baseline"] == ["dev", "test"]
-    assert any("first the closed form on the frozen features: 1,293 pictures to learn from, 504 to score" in note
+    assert any("1,293 images to learn from, 504 to score" in note
                for note in watching.notes)  # fmt: skip
     page = (result.folder / "report.html").read_text()
-    assert f"closed form: {100 * found['test']:.2f}%" in page
-    assert "dev, closed form" in page
+    assert f"without training: {100 * found['test']:.2f}%" in page
+    assert "dev, without training" in page
     assert len(list((tmp_path / "cache" / "features").iterdir())) == 2  # train and dev are of one set
 
 
@@ -277,7 +277,7 @@ def test_a_run_without_it_says_why(tmp_path: Path, weights: str) -> None:
     watching = Watching()
     alone = Data(source="digits", test="none", workers=0)
     go(tuning(weights, baseline="auto", data=alone, steps=2, schedule=Schedule()), tmp_path / "run", watching)
-    assert len([note for note in watching.notes if "no closed form" in note]) == 1
+    assert len([note for note in watching.notes if "no linear classifier to compare with" in note]) == 1
     assert rows(tmp_path / "run", "baseline") == []
 
 
@@ -290,7 +290,7 @@ def test_where_the_closed_form_is_better_the_run_says_so(tmp_path: Path, weights
     said = [note for note in watching.notes if f"{result.baseline['test']['accuracy']:.2%} against" in note]
     assert len(said) == 1
     assert said[0] in (tmp_path / "run/log.txt").read_text()
-    assert "closed form beats" in (tmp_path / "run/report.html").read_text()
+    assert "beats this fine-tuning" in (tmp_path / "run/report.html").read_text()
 
 
 def test_a_start_at_the_closed_form_that_only_gets_worse_is_kept(tmp_path: Path, weights: str) -> None:
@@ -318,7 +318,7 @@ def test_large_sets_are_sampled(tmp_path: Path, weights: str, monkeypatch: pytes
         "dev": (200, 50),
         "test": (200, 50),
     }
-    assert any("200 of 1,293 pictures to learn from, 100 of 504 to score" in note for note in watching.notes)
+    assert any("200 of 1,293 images to learn from, 100 of 504 to score" in note for note in watching.notes)
 
 
 def test_one_that_fails_does_not_stop_a_run(tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:

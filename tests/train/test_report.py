@@ -22,6 +22,7 @@ from vitrail.train.report import (
     duration,
     flat,
     groups,
+    numbers,
     prefixed,
     read_metrics,
     sections,
@@ -130,11 +131,22 @@ def test_a_worst_answer_that_is_right_is_not_marked_as_a_mistake(tmp_path: Path)
 
 def test_the_numbers_are_those_of_the_rows() -> None:
     tiles = tiles_of(whole_run())
-    assert tiles["test accuracy"] == ("95.00%", "342 of 360")
-    assert tiles["best dev accuracy"] == ("95.00%", "137 of 144, top 5: 99.00%, step 1,000")
+    assert tiles["test accuracy"] == ("95.00%", "342 of 360, 95% interval 92.2–96.8")
+    assert tiles["best dev accuracy"] == ("95.00%", "137 of 144, 95% interval 90.3–97.6, top 5: 99.00%, step 1,000")
     assert tiles["images a second"] == ("2,000", "41% of peak")
     assert tiles["petaFLOPs of training"] == ("10", "128k images")
     assert tiles["device time"] == ("16.7 min", "0.012 core-days")
+
+
+def test_a_fine_tuning_on_a_cpu_has_no_units_of_the_paper() -> None:
+    rows = [{name: value for name, value in row.items() if name != "memory_gb"} for row in whole_run()]
+    shown = {tile.label: tile.note for tile in numbers(rows, tuned=True)}
+    assert shown["images a second"] == ""
+    assert shown["device time"] == ""
+    assert not any("FLOPs" in label for label in shown)
+    named = dict(cost_rows([row for row in rows if row["kind"] == "train"], tuned=True))
+    assert not {"core-days", "exaFLOPs of training", "model FLOP/s utilisation, median"} & set(named)
+    assert "images seen" in named
 
 
 def test_charts_hold_what_was_measured() -> None:

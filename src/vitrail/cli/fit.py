@@ -20,9 +20,9 @@ from vitrail.core.shapes import times
 from vitrail.core.storage import cache_folder, check_writable
 from vitrail.data.loader import Batch
 from vitrail.data.source import Source
-from vitrail.evaluation.closed_form import Head
 from vitrail.evaluation.fewshot import PENALTIES
 from vitrail.evaluation.instant import Instant, Several, fit
+from vitrail.evaluation.intervals import wilson
 from vitrail.evaluation.result import shown, spanned
 
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         about = subject(args, device)
         print(headline(args.weights, about.facts, f"{times(about.preprocessing.image)} px"))
         counts = ", ".join(f"{len(source):,} of {split}" for split, source in collection.splits.items())
-        print(f"{collection.title}: {len(collection.classes):,} classes; pictures: {counts}", flush=True)
+        print(f"{collection.title}: {len(collection.classes):,} classes; images: {counts}", flush=True)
         with bars() as advance:
             made = fit(
                 about.network,
@@ -58,16 +58,17 @@ def run(args: argparse.Namespace) -> int:
         write_bundle(bundle if names is None else with_names(bundle, names), out)
     how = "kept from before" if made.found else "extracted and kept" if made.kept else "extracted anew"
     width = made.head.weight.shape[1]
-    print(f"learnt from {made.pictures:,} pictures of {made.split}, {width:,} features each, {how}")
+    print(f"learnt from {made.pictures:,} images of {made.split}, {width:,} features each, {how}")
     if made.several is None:
-        print(choice(made.head, given=args.l2 is not None))
+        for line in estimate(made, given=args.l2 is not None):
+            print(line)
         result(made)
     else:
         show_several(made.several)
     for note in dict.fromkeys((*collection.notes, *made.notes)):
         print(f"note: {note}")
     print(f"network: {out} ({size_of(out)}), in {time.monotonic() - begun:.1f} s")
-    print(f"next: vitrail predict {shlex.quote(str(out))} PICTURE...   or   vitrail serve {shlex.quote(str(out))}")
+    print(f"next: vitrail predict {shlex.quote(str(out))} IMAGE...   or   vitrail serve {shlex.quote(str(out))}")
     return 0
 
 
@@ -94,18 +95,19 @@ def pictures(args: argparse.Namespace, about: Subject, source: Source, advance: 
     return counted(found, lambda done: advance("features", min(done, len(source)), len(source)))
 
 
-def choice(head: Head, *, given: bool) -> str:
-    """How l2 and the scale were come by."""
-    if head.held is None:
-        why = "as given" if given else "the usual one"
-        return f"l2 {head.penalty:g}, {why}; scores times {head.scale:.3g} are the logits"
-    held = head.held
-    times_ = f" in {held.draws} draws" if held.draws > 1 else ""
+def estimate(made: Instant, *, given: bool) -> list[str]:
+    """What to expect of new images, by those that were held out, and how strongly the classifier was regularised."""
+    head, held = made.head, made.head.held
+    if held is None:
+        return [f"estimated accuracy: unknown, no images were held out (l2 {head.penalty:.4g})"]
+    count = min(held.count, made.pictures)  # an image that is held out in several draws says no more than in one
+    low, high = wilson(round(held.accuracy * count), count)
+    times_ = f" in {held.draws} rounds" if held.draws > 1 else ""
     why = "as given" if given else f"the best of {len(PENALTIES)}"
-    return (
-        f"l2 {head.penalty:g}, {why}: {held.accuracy:.2%} right of {held.count:,} held out{times_}; scores times "
-        f"{head.scale:.3g} are the logits, by likelihood there"
-    )
+    return [
+        f"estimated accuracy: {held.accuracy:.2%} (95% interval {100 * low:.1f}–{100 * high:.1f}), on "
+        f"{held.count:,} images held out{times_} (l2 {head.penalty:.3g}, {why})"
+    ]
 
 
 def size_of(path: Path) -> str:
@@ -121,15 +123,15 @@ def show_several(found: Several) -> None:
             rows = [(measure.name, shown(measure), spanned(measure)) for measure in measures]
             print_table(["measure", "value", "95% interval"], rows)
     if not found.scored:
-        print("scored: nothing else; a split test or val would be, or name one with --test SOURCE")
+        print("scored: nothing else; a split test or val would be, or name one with --test DATA")
 
 
 def result(made: Instant) -> None:
     if made.scored is None:
-        print("scored: nothing; a folder test or val beside train would be, or name one with --test SOURCE")
+        print("no test images: a subfolder test or val beside train would be scored, or name some with --test DATA")
         return
     top1 = made.scored.top1
     print(
-        f"{made.scored.split}: {shown(top1)} right of {top1.count:,} (95% interval {spanned(top1)}), calibration error "
-        f"{made.scored.error:.2%}"
+        f"{made.scored.split}: accuracy {shown(top1)} (95% interval {spanned(top1)}, {top1.count:,} images); its "
+        f"probabilities are off by {made.scored.error:.2%} on average"
     )

@@ -10,7 +10,7 @@ from vitrail.cli.progress import PLAIN_S as WAIT_S
 from vitrail.cli.progress import SPINNER, amount
 from vitrail.core.terminal import make_console
 from vitrail.train.observer import STEP
-from vitrail.train.rows import TALLIES, called
+from vitrail.train.rows import TALLIES, describe_score
 
 PLAIN_S = 5.0  # between two plain lines of metrics; scores and notes always come
 
@@ -38,19 +38,11 @@ def line(row: dict[str, Any]) -> str:
             *(f"{name} {value}" for name, value in tallies(row).items()),
             f"lr {rate(row['lr'])}",
             f"{row['images_per_s']:,.0f} img/s",
-            f"MFU {row['mfu']:.0%}",
-            *([f"{row['memory_gb']:.1f} GB"] if "memory_gb" in row else []),
+            *([f"MFU {row['mfu']:.0%}", f"{row['memory_gb']:.1f} GB"] if "memory_gb" in row else []),  # of a GPU
             f"left {duration(row['left_s'])}",
         ]
         return "  ".join(parts)
-    if row["kind"] == "fewshot":
-        return (
-            f"step {row['step']:,}: {row['shots']}-shot on {row['source']} {row['accuracy']:.2%} ± {row['spread']:.2%}"
-        )
-    if row["kind"] == "baseline":
-        score = f"{row['accuracy']:.2%} of {row['count']:,} {row['split']} pictures right"
-        return f"closed form on the frozen features, the number to beat: {score} (l2 {row['penalty']:g})"
-    return f"step {row['step']:,}: {scored(row)} ({row['count']:,} pictures)"
+    return describe_score(row)
 
 
 def tallies(row: dict[str, Any]) -> dict[str, str]:
@@ -60,19 +52,6 @@ def tallies(row: dict[str, Any]) -> dict[str, str]:
         for name, known in TALLIES.items()
         if name in row
     }
-
-
-def scored(row: dict[str, Any]) -> str:
-    """What was found on a split: of features without a classifier, their k-NN accuracy and rank; the rank alone where
-    there are no labels."""
-    width = f" of {row['width']}" if "width" in row else ""
-    parts = [
-        *([f"{called(row)} {row['accuracy']:.2%}"] if "accuracy" in row else []),
-        *([f"top-5 {row['top5']:.2%}"] if row.get("top5") is not None else []),
-        *([f"loss {row['loss']:.4f}"] if "loss" in row else []),
-        *([f"feature rank {row['rank']:.1f}{width}"] if "rank" in row else []),
-    ]
-    return f"{row['split']} {', '.join(parts)}"
 
 
 def briefly(row: dict[str, Any]) -> str:
@@ -234,8 +213,7 @@ class Panel:
             **tallies(row),
             "lr": rate(row["lr"]),
             "img/s": f"{row['images_per_s']:,.0f}",
-            "MFU": f"{row['mfu']:.0%}",
-            **({"memory": f"{row['memory_gb']:.1f} GB"} if "memory_gb" in row else {}),
+            **({"MFU": f"{row['mfu']:.0%}", "memory": f"{row['memory_gb']:.1f} GB"} if "memory_gb" in row else {}),
         }
         text = Text()
         for name, value in numbers.items():

@@ -1,4 +1,4 @@
-"""What `vitrail finetune --from WEIGHTS --data FOLDER` does when nothing else is said.
+"""What `vitrail finetune WEIGHTS DATA` does when nothing else is said.
 
 run, why = for_data(config, preprocessing, weights="deit.safetensors", source="pets/", samples=3680, classes=37)
 """
@@ -16,19 +16,17 @@ from vitrail.models.zoo import adapted
 from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes.change import started_from
+from vitrail.recipes.defaults import BATCH, EPOCHS, LEAST_STEPS, RATE
 from vitrail.train.config import Data, Run
 
 LARGE: Final = 20_000  # pictures: BiT's border between small sets and medium ones
 HUGE: Final = 500_000  # and between medium and large
-BATCH: Final = 512  # the paper's
-EPOCHS: Final = 30
 SEEN: Final = 10_000 * BATCH  # pictures that a medium set is trained for at most, 10,000 steps of the paper's
-LEAST_STEPS: Final = 200
 DEV: Final = 0.1
 FEW: Final = 20
 MILD: Final = (0.25, 1.0)  # area of the crop on small sets
 PAPER: Final = (0.05, 1.0)
-OPTIM: Final = Optim(kind="sgd", lr=0.01, momentum=0.9, clip=1.0)
+OPTIM: Final = Optim(kind="sgd", lr=RATE, momentum=0.9, clip=1.0)
 
 
 class Chosen(NamedTuple):
@@ -110,26 +108,27 @@ def reasons(
 ) -> tuple[str, ...]:
     """The choices of `for_data`, a line each, with what they follow from and how to have it otherwise."""
     image, steps = run.augmentation.size, run.steps or round(run.epochs * count / run.batch)
-    size = "as asked for" if given else "the weights' own; --image-size for another"
+    size = "as asked for" if given else "the weights' own; change it with --image-size"
     if image != config.image:
         size += f", positions resized from {times(config.image)}"
     if picture is not None and max(picture) < min(image):
-        size += f"; the pictures, typically {times(picture)}, are enlarged"
-    held = "the val split chooses the best weights" if has_val else "none held out: too few pictures"
+        size += f"; the images, typically {times(picture)}, are enlarged"
+    held = "the val split chooses the best weights" if has_val else "no images held out: there are too few"
     if run.data.dev:
-        held = f"{100 * run.data.dev:g} % of train held out to choose the best weights"
+        held = f"{100 * run.data.dev:g} % of the training images held out to choose the best weights"
     optim, crop = run.optim, run.augmentation.crop
-    rule = f"{optim.kind} at {optim.lr:g}, {run.schedule.decay} decay, clipping at norm {optim.clip:g}"
+    rule = f"learning rate {optim.lr:g}, {optim.kind}, {run.schedule.decay} decay, gradients clipped at {optim.clip:g}"
     if (optim, run.schedule.decay) == (OPTIM, "cosine"):
-        rule += ": the paper's; --sweep tries its other rates"
-    cut = f"crop of {100 * crop.area[0]:g} to 100 % of a picture" if isinstance(crop, InceptionCrop) else str(crop)
-    flip = ", and flip; --set augmentation.flip=0 where left is not right" if run.augmentation.flip else ", no flip"
+        rule += ", as in the paper; change it with --lr, or try several with --sweep"
+    cut = f"crops of {100 * crop.area[0]:g} to 100 % of an image" if isinstance(crop, InceptionCrop) else str(crop)
+    flip = " and flips; --set augmentation.flip=0 if left and right differ" if run.augmentation.flip else ", no flips"
     return (
         f"image size {times(image)}: {size}",
         held,
-        f"batch {run.batch}: {count:,} pictures to train on"
-        + ("" if run.batch < BATCH else ", the paper's batch; accumulated where memory is short"),
-        f"{steps:,} steps: {steps * run.batch / count:,.1f} epochs, {run.schedule.warmup} steps of warm-up",
+        f"batch {run.batch} for {count:,} training images; change it with --batch"
+        + ("" if run.batch < BATCH else ". It is accumulated where memory is short"),
+        f"{steps:,} steps ({steps * run.batch / count:,.1f} epochs, {run.schedule.warmup} steps of warm-up); change it "
+        "with --epochs or --steps",
         rule,
         f"{cut}{flip}",
         *(["several labels a picture: each class is scored by itself (sigmoid)"] if is_sigmoid(run) else []),

@@ -40,6 +40,7 @@ from vitrail.train.folder.run import RunFolder
 from vitrail.train.observer import Advance, advance_of, count_batches, ignore
 from vitrail.train.pictures import Pictures
 from vitrail.train.report import read_metrics
+from vitrail.train.rows import describe_score
 
 FILE: Final = "baseline.safetensors"
 KIND: Final = "vitrail baseline 1"
@@ -103,8 +104,8 @@ def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run:
                 return ""
             fit = f"vitrail fit {shlex.quote(run.weights)} {shlex.quote(run.data.source)} --out fitted.safetensors"
             return (
-                f"the closed form beats this fine-tuning on {row['split']}: {beaten['accuracy']:.2%} against "
-                f"{row['accuracy']:.2%} right. To have it: {fit}"
+                f"a linear classifier on the frozen features beats this fine-tuning on {row['split']}: "
+                f"{beaten['accuracy']:.2%} against {row['accuracy']:.2%}. To have it: {fit}"
             )
     return ""
 
@@ -133,7 +134,7 @@ def baseline(
     known = {row["split"] for row in read_metrics(folder.path / METRICS)[0] if row.get("kind") == "baseline"}
     for row in found.rows:
         if row["split"] not in known:
-            folder.record(row)
+            folder.record(row, describe_score(row))
         observer.progress(row)
     return found
 
@@ -151,8 +152,9 @@ def made(run: Run, pictures: Pictures, world: World, folder: Path, observer: Any
     splits = {name: some_of(source, SCORED) for name, source in scored_splits(pictures).items()}
     count, all_of_them = sum(map(len, splits.values())), sum(map(len, scored_splits(pictures).values()))
     observer.told(
-        f"first the closed form on the frozen features: {counted(len(learnt), len(pictures.train))} pictures to learn "
-        f"from, {counted(count, all_of_them)} to score; baseline=off leaves it out"
+        "first a linear classifier on the frozen features, to compare with: "
+        f"{counted(len(learnt), len(pictures.train))} images to learn from, {counted(count, all_of_them)} to score; "
+        "--set baseline=off skips it"
     )
     taking = Taking(run=run, model=model.to(world.device), world=world, advance=advance_of(observer))
     features, labels = taking.features(learnt)

@@ -44,6 +44,7 @@ from vitrail.train.report import METRICS, read_metrics
 from vitrail.train.resolve import resolved, summary
 from vitrail.train.result import Result
 from vitrail.train.resume import open_folder, resume
+from vitrail.train.rows import describe_score
 from vitrail.train.scoring import Best, Scored, Scorer, check_fewshot
 from vitrail.train.state import fault_in, pieces, state_of
 
@@ -74,7 +75,7 @@ def train(
         for text in (*why, *summary(run, pictures, world, out)):
             folder.note(text)
         if asked.baseline == "auto" and run.weights and run.baseline == "off":
-            folder.note(f"no closed form to compare with: {find_obstacle(run, pictures)}")
+            folder.note(f"no linear classifier to compare with: {find_obstacle(run, pictures)}")
         folder.warnings = []  # the report shows what comes up from here on
         training: Training | None = None
         try:
@@ -278,7 +279,7 @@ class Training:
             if self.run.evaluation.fewshot:
                 rows += self.scorer.fewshot(self.step)
             for row in rows:
-                self.folder.record(row)
+                self.folder.record(row, describe_score(row))
                 self.observer.progress(row)
                 self.rows[row["kind"]] = row
             row = self.rows.get("watch", {}) if self.pictures.watch is not None else {}
@@ -339,7 +340,7 @@ class Training:
         if state == "done":
             row, self.shown = score_chosen(self.scorer, self.folder, step=self.step, current=current, shown=self.shown)
             if row is not None:
-                self.folder.record(row)
+                self.folder.record(row, describe_score(row))
                 if self.pictures.watched != self.pictures.tested:
                     self.observer.progress(row)
                 self.rows["test"] = row

@@ -63,7 +63,7 @@ class Pictures:
 def find_pictures(data: Data, *, labelled: bool = True) -> Pictures:
     """Opens the source and cuts it up as the config says; `labelled` refuses one without labels."""
     if not data.source:
-        raise ConfigError("there are no pictures to train on: give --data SOURCE, or data.source")
+        raise ConfigError("there are no images to train on; name DATA behind the recipe, or set data.source")
     collection = open_collection(data.source)
     return cut(collection, data, labelled=labelled)
 

@@ -86,10 +86,9 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
             f"the run needs about {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; try recompute=on, or "
             "sharding=fsdp on several devices"
         )
-    figures["compute"] = (
-        f"{training_flops(work, run.batch) / 1e12:,.3g} TFLOP a step, "
-        f"{training_flops(work, run.batch * run.steps) / 1e18:,.3g} exaFLOPs in all"
-    )
+    figures["compute"] = f"{training_flops(work, run.batch) / 1e12:,.3g} TFLOP a step"
+    if not run.weights:  # to set beside Table 6
+        figures["compute"] += f", {training_flops(work, run.batch * run.steps) / 1e18:,.3g} exaFLOPs in all"
     figures["numbers"] = f"{run.precision}{COMPILED[run.compile]}, sharding {run.sharding}"
 
 
@@ -117,11 +116,9 @@ def timed(forecast: Forecast, parts: Parts, world: World) -> None:
     seconds = (time.perf_counter() - start) / max(count, 1)
     forecast.images_per_s = run.batch / seconds
     forecast.seconds = seconds * run.steps
-    share = parts.cost.utilisation(forecast.images_per_s)
-    forecast.figures["speed"] = (
-        f"{forecast.images_per_s:,.0f} images/s, {seconds * 1e3:,.0f} ms a step, MFU {share:.0%}"
-    )
+    forecast.figures["speed"] = f"{forecast.images_per_s:,.0f} images/s, {seconds * 1e3:,.0f} ms a step"
     if world.device.type == "cuda":
+        forecast.figures["speed"] += f", MFU {parts.cost.utilisation(forecast.images_per_s):.0%}"
         forecast.figures["memory"] += f"; {torch.cuda.max_memory_allocated() / 1e9:.2f} GB measured"
 
 

@@ -19,6 +19,11 @@ from vitrail.train.scoring import Scored
 from vitrail.train.selfsup_panels import panels
 
 
+def paper_cost(cost: Cost) -> tuple[str, str]:
+    """The unit of Table 2, for a pre-training."""
+    return "TPUv3-core-days at the pace of the paper's ViT-L/16", f"{cost.row()['tpuv3_core_days']:.3g}"
+
+
 def present(
     folder: RunFolder,
     run: Run,
@@ -48,7 +53,7 @@ def present(
         steps=run.steps,
         config=plain(run),
         environment=environment(folder),
-        cost=[("TPUv3-core-days at the pace of the paper's ViT-L/16", f"{cost.row()['tpuv3_core_days']:.3g}")],
+        cost=[] if run.weights else [paper_cost(cost)],
         best=gallery(score.best if score else (), source, pictures.classes),
         worst=gallery(score.worst if score else (), source, pictures.classes),
         confusion=None if score is None else score.confusion,

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.evaluation.intervals import wilson
 from vitrail.report.axis import share, short, smoothed
 from vitrail.report.charts import Charts, Colour, Lines, Series
 from vitrail.report.heat import Heat
@@ -116,7 +117,7 @@ def sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
     """In the order in which a person asks."""
     train = of_kind(rows, "train")
     found: list[Section] = [status(train, lost, facts)]
-    if tiles := numbers(rows, facts.chosen):
+    if tiles := numbers(rows, facts.chosen, tuned=bool(facts.config.get("weights"))):
         found.append(Tiles(tiles=tiles))
     end = float(facts.steps) if facts.status == "running" and facts.steps else None
     if rows:
@@ -137,7 +138,7 @@ def sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
         shown.append(gallery(f"Surest right answers{whose}", facts.best))
     if shown:
         found.append(Galleries(galleries=shown))
-    if cost := [*cost_rows(train), *facts.cost]:
+    if cost := [*cost_rows(train, tuned=bool(facts.config.get("weights"))), *facts.cost]:
         found.append(Facts(title="Cost", rows=cost))
     if facts.unreadable:
         more = f"{len(facts.unreadable) - LISTED:,} more." if len(facts.unreadable) > LISTED else ""
@@ -168,8 +169,9 @@ def status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
     )
 
 
-def numbers(rows: Sequence[Row], chosen: int = -1) -> list[Tile]:
-    """The few that matter. `chosen` is the step of the best weights, where a run chooses some."""
+def numbers(rows: Sequence[Row], chosen: int = -1, *, tuned: bool = False) -> list[Tile]:
+    """The few that matter. `chosen` is the step of the best weights, where a run chooses some. FLOPs and core-days, the
+    paper's units, are for runs from scratch, not for those that are `tuned`."""
     train, watch, test = of_kind(rows, "train"), scores(rows, "watch"), scores(rows, "test")
     averaged, closed = scores(rows, "averaged"), scores(rows, "baseline")
     found: list[Tile] = []
@@ -182,7 +184,7 @@ def numbers(rows: Sequence[Row], chosen: int = -1) -> list[Tile]:
         found.append(score_tile("averaged weights", averaged[-1]))
     if closed and not found:  # nothing is scored yet
         split = str(closed[0].get("split") or "")
-        found.append(Tile(value=share(closed[0]["accuracy"]), label="closed form, to beat", note=split))
+        found.append(Tile(value=share(closed[0]["accuracy"]), label="without training", note=split))
     loss = smoothed(column(train, "loss")[1], RECENT // 5)
     if len(loss) and math.isfinite(loss[-1]):
         found.append(Tile(value=short(loss[-1]), label="training loss", note=tally_note(train)))
@@ -190,17 +192,18 @@ def numbers(rows: Sequence[Row], chosen: int = -1) -> list[Tile]:
         found.append(told)
     rate = column(train, "images_per_s")[1][-RECENT:]
     if np.isfinite(rate).any():
-        used = last(train, "mfu")
+        used = last(train, "mfu") if last(train, "memory_gb") is not None else None  # of a GPU
         note = "" if used is None else f"{100 * used:.0f}% of peak"
         found.append(Tile(value=short(float(np.nanmedian(rate))), label="images a second", note=note))
-    if (exa := last(train, "exaflops")) is not None:
+    if (exa := last(train, "exaflops")) is not None and not tuned:
         value, unit = prefixed(exa * 1e18)
         seen = last(train, "images")
         found.append(
             Tile(value=value, label=f"{unit}FLOPs of training", note="" if seen is None else f"{short(seen)} images")
         )
     if (hours := last(train, "device_hours")) is not None:
-        found.append(Tile(value=duration(hours), label="device time", note=f"{short(hours / 24)} core-days"))
+        note = "" if tuned else f"{short(hours / 24)} core-days"
+        found.append(Tile(value=duration(hours), label="device time", note=note))
     return found
 
 
@@ -208,13 +211,19 @@ def score_tile(label: str, row: Row, closed: Sequence[Row] = ()) -> Tile:
     """A score, with that of the closed form on the same split, which fine-tuning has to beat."""
     count, top5 = row.get("count"), row.get("top5")
     notes = [
-        *([f"{round(row['accuracy'] * count):,} of {count:,}"] if count else []),
+        *([f"{round(row['accuracy'] * count):,} of {count:,}", interval(row["accuracy"], count)] if count else []),
         *([f"top 5: {share(top5)}"] if top5 is not None and (count or 0) and top5 < 1 else []),
         *([f"step {row['step']:,}"] if row.get("kind") == "watch" else []),
         *([f"best weights (step {row['step']:,})"] if row.get("weights") == "best" else []),
-        *(f"closed form: {share(one['accuracy'])}" for one in closed if one.get("split") == row.get("split")),
+        *(f"without training: {share(one['accuracy'])}" for one in closed if one.get("split") == row.get("split")),
     ]
     return Tile(value=share(row["accuracy"]), label=label, note=", ".join(notes))
+
+
+def interval(accuracy: float, count: int) -> str:
+    """How far a score can be trusted: "95% interval 92.2–96.8"."""
+    low, high = wilson(round(accuracy * count), count)
+    return f"95% interval {100 * low:.1f}–{100 * high:.1f}"
 
 
 def tally_note(train: Sequence[Row]) -> str:
@@ -299,7 +308,7 @@ def baseline_series(rows: Sequence[Row]) -> list[Series]:
     last_step = float(max(row["step"] for row in rows))
     return [
         Series(
-            name=f"{row.get('split') or ''}, closed form".removeprefix(", "),
+            name=f"{row.get('split') or ''}, without training".removeprefix(", "),
             x=np.array([0.0, last_step]),
             y=np.array([row["accuracy"], row["accuracy"]]),
             colour="amber",
@@ -317,17 +326,17 @@ def gallery(title: str, shown: Sequence[Shown]) -> Gallery:
     return Gallery(title=title, shots=[shot(picture, caption, mood=mood) for picture, caption, mood in shown])
 
 
-def cost_rows(train: Sequence[Row]) -> list[tuple[str, str]]:
-    """The ledger at the last row, and how quick the run was."""
+def cost_rows(train: Sequence[Row], *, tuned: bool = False) -> list[tuple[str, str]]:
+    """The ledger at the last row, and how quick the run was; without the paper's units where a run is `tuned`."""
     rate, used, memory = (column(train, name)[1] for name in ("images_per_s", "mfu", "memory_gb"))
     known: list[tuple[str, float | None, str]] = [
         ("images seen", last(train, "images"), "{:,.0f}"),
         ("epochs", last(train, "epoch"), "{:,.2f}"),
-        ("exaFLOPs of training", last(train, "exaflops"), "{:.4g}"),
+        ("exaFLOPs of training", None if tuned else last(train, "exaflops"), "{:.4g}"),
         ("device-hours", last(train, "device_hours"), "{:.4g}"),
-        ("core-days", last(train, "core_days"), "{:.4g}"),
+        ("core-days", None if tuned else last(train, "core_days"), "{:.4g}"),
         ("images a second, median", middle(rate), "{:,.0f}"),
-        ("model FLOP/s utilisation, median", middle(used), "{:.1%}"),
+        ("model FLOP/s utilisation, median", middle(used) if np.isfinite(memory).any() else None, "{:.1%}"),
         ("memory, most", float(np.nanmax(memory)) if np.isfinite(memory).any() else None, "{:.2f} GB"),
     ]
     return [(name, form.format(value)) for name, value, form in known if value is not None]

@@ -67,3 +67,27 @@ def middle(values: Floats) -> float | None:
 def called(row: Row) -> str:
     """What the accuracy of a row is: "accuracy", or that of neighbours by its name."""
     return f"{row['measure']} accuracy" if row.get("measure") else "accuracy"
+
+
+def describe_score(row: Row) -> str:
+    """A row that is no training step as text, for the terminal and the log."""
+    if row["kind"] == "fewshot":
+        spread = f"{row['accuracy']:.2%} ± {row['spread']:.2%}"
+        return f"step {row['step']:,}: {row['shots']}-shot accuracy on {row['source']} {spread}"
+    if row["kind"] == "baseline":
+        score = f"{row['accuracy']:.2%} of {row['count']:,} {row['split']} images right"
+        return f"a linear classifier on the frozen features, without training: {score}"
+    return f"step {row['step']:,}: {describe_split(row)} ({row['count']:,} images)"
+
+
+def describe_split(row: Row) -> str:
+    """What was found on a split: of features without a classifier, their k-NN accuracy and rank; the rank alone where
+    there are no labels."""
+    width = f" of {row['width']}" if "width" in row else ""
+    parts = [
+        *([f"{called(row)} {row['accuracy']:.2%}"] if "accuracy" in row else []),
+        *([f"top-5 {row['top5']:.2%}"] if row.get("top5") is not None else []),
+        *([f"loss {row['loss']:.4f}"] if "loss" in row else []),
+        *([f"feature rank {row['rank']:.1f}{width}"] if "rank" in row else []),
+    ]
+    return f"{row['split']} {', '.join(parts)}"

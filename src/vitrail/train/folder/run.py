@@ -136,10 +136,12 @@ class RunFolder:
             raise _unwritable(self.path, error) from error
         self._tables = {}
 
-    def record(self, row: Mapping[str, Any]) -> None:
-        """A row of metrics, with its `step`."""
+    def record(self, row: Mapping[str, Any], text: str = "") -> None:
+        """A row of metrics, with its `step`; a `text` is a line of the log, too."""
         with self._writing:
             self._metrics.append(as_line(row))
+            if text:
+                self._log.append(f"{now()} {text}\n".encode())
             board = self._open_board()
             if board is not None:
                 board.add(row)
@@ -239,7 +241,7 @@ class QuietFolder(RunFolder):
         return True
 
     def taken_up(self) -> None: ...
-    def record(self, row: Mapping[str, Any]) -> None: ...
+    def record(self, row: Mapping[str, Any], text: str = "") -> None: ...
     def rewind(self, step: int) -> None: ...
     def note(self, text: str) -> None: ...
     def log(self, text: str) -> None: ...
