@@ -9,12 +9,8 @@ from typing import Final
 from vitrail.core.errors import BadPicture
 
 USUAL: Final = 12  # bytes a pixel
-MORE: Final = {
-    "TIFF": 16,
-    "WEBP": 20,
-    "AVIF": 24,
-    "HEIC": 24,
-}  # formats whose decoders keep more; one that is not known counts as much
+# Formats whose decoders keep more; one that is not known counts as much.
+MORE: Final = {"TIFF": 16, "WEBP": 20, "AVIF": 24, "HEIC": 24}
 LIGHT: Final = frozenset({"JPEG", "PNG", "GIF", "BMP", "PPM"})
 HEAVIEST: Final = max(MORE.values())
 SMALL: Final = 1 << 24  # pixels that any file may have; beyond them ...
