@@ -191,6 +191,15 @@ def typed(page: Path) -> list[tuple[int, str]]:
     return found
 
 
+def test_the_first_command_of_the_readme_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands there, in a clone."""
+    monkeypatch.chdir(ROOT)
+    command = next(text for _, text in typed(ROOT / "README.md") if text.startswith("vitrail predict"))
+    status, said = printed(lambda: main(shlex.split(command)[1:]))
+    assert status == 0
+    assert "ship" in said
+
+
 def test_readme_names_every_command() -> None:
     """A command more is a line in the table."""
     table = (ROOT / "README.md").read_text("utf-8").partition("## Commands")[2].partition("##")[0]

@@ -1,4 +1,7 @@
-"""The examples do what their first lines say: scripts by an interpreter, notebooks by a kernel, in an empty folder."""
+"""The examples do what their first lines say: scripts by an interpreter, notebooks by a kernel, in an empty folder.
+
+python -m tests.test_examples      # runs the notebooks and keeps what they show in their files
+"""
 
 import ast
 import importlib.util
@@ -6,9 +9,9 @@ import json
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +77,21 @@ def test_a_script_runs(script: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
-def test_a_notebook_is_short_and_holds_no_outputs(notebook: Path) -> None:
-    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+def test_a_notebook_is_short_and_shows_what_it_does(notebook: Path) -> None:
+    """As it was run last, from top to bottom, to a figure at the end; small, and without a path of any machine."""
+    text = notebook.read_text("utf-8")
+    cells = json.loads(text)["cells"]
     assert cells[0]["cell_type"] == "markdown"
     assert len(cells) <= 16
-    for cell in cells:
-        assert not cell.get("outputs")
-        assert cell.get("execution_count") is None
+    assert len(text) < 400_000
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert {output["output_type"] for output in outputs} <= {"stream", "display_data", "execute_result"}
+    assert any("image/png" in output.get("data", {}) for output in code[-1]["outputs"])
+    said = "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
+    assert re.search(NOTEBOOKS_SAY[notebook.name], said, flags=re.DOTALL), said
+    assert not re.search(r"/(home|root|tmp|work|Users)/", said)
 
 
 @pytest.mark.parametrize("notebook", lanes(NOTEBOOKS))
@@ -88,7 +99,6 @@ def test_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
     for library in ("nbclient", "nbformat", "ipykernel"):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed: pip install 'vitrail[test]'")
-    shutil.copy(EXAMPLES / "ship.png", tmp_path)
     # In a process of its own: clients of kernels leave sockets behind, which are warnings here and so errors.
     command = [sys.executable, str(Path(__file__)), str(notebook), str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
@@ -98,8 +108,8 @@ def test_a_notebook_runs(notebook: Path, tmp_path: Path) -> None:
     assert re.search(NOTEBOOKS_SAY[notebook.name], said, flags=re.DOTALL), said
 
 
-def executed(notebook: Path, folder: Path) -> str:
-    """What the cells print, run one after the other by a kernel of this interpreter."""
+def executed(notebook: Path, folder: Path) -> Any:
+    """The notebook with what its cells show, run one after the other by a kernel of this interpreter."""
     import nbformat
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
@@ -113,15 +123,33 @@ def executed(notebook: Path, folder: Path) -> str:
 
     read = nbformat.read(notebook, as_version=4)
     manager = AsyncKernelManager(kernel_spec_manager=Ours(), kernel_name="python3")
-    client = NotebookClient(read, km=manager, timeout=280, resources={"metadata": {"path": str(folder)}})
+    resources = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(read, km=manager, timeout=280, resources=resources, record_timing=False)
     client.execute()
+    return read
+
+
+def printed(read: Any) -> str:
     outputs = [output for cell in read.cells if cell.cell_type == "code" for output in cell.outputs]
     return "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
+
+
+def keep_outputs() -> None:
+    """Runs every notebook in a folder of its own and writes it back with what it showed."""
+    import nbformat
+
+    os.environ.update({**environment(), "MPLBACKEND": "module://matplotlib_inline.backend_inline"})
+    for notebook in NOTEBOOKS:
+        with tempfile.TemporaryDirectory() as folder:
+            read = executed(notebook, Path(folder))
+        read.metadata = {"kernelspec": read.metadata["kernelspec"], "language_info": {"name": "python"}}
+        nbformat.write(read, notebook)
 
 
 def test_ship_is_what_its_script_draws() -> None:
     """Up to the rounding of another Pillow."""
     drawn = np.asarray(runpy.run_path(str(ROOT / "docs" / "figures" / "ship.py"))["ship"](), np.int16)
+    assert (EXAMPLES / "ship.png").read_bytes() == (ROOT / "src/vitrail/assets/ship.png").read_bytes()
     kept = np.asarray(Image.open(EXAMPLES / "ship.png").convert("RGB"), np.int16)
     assert drawn.shape == kept.shape
     assert np.abs(drawn - kept).mean() < 1
@@ -141,4 +169,7 @@ def environment() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(executed(Path(sys.argv[1]), Path(sys.argv[2])))
+    if len(sys.argv) == 3:
+        sys.stdout.write(printed(executed(Path(sys.argv[1]), Path(sys.argv[2]))))
+    else:
+        keep_outputs()
