@@ -25,7 +25,7 @@ NEEDED: Final = {
     "torch": "2.10",
     "torchvision": "0.25",
     "numpy": "2.0",
-    "pillow": "11",
+    "pillow": "11.3",
     "safetensors": "0.5",
     "rich": "13.9",
     "jinja2": "3.1",
@@ -33,6 +33,7 @@ NEEDED: Final = {
 EXTRAS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "data": ("Parquet and Hugging Face's saved sets, Patch Camelyon", {"pyarrow": "20", "h5py": "3.12"}),
     "figures": ("the figures of vitrail inspect and cost", {"matplotlib": "3.10"}),
+    "heic": ("HEIC photographs, as phones take them", {"pillow-heif": "1.1"}),
     "export": ("vitrail export --to onnx", {"onnx": "1.19", "onnxscript": "0.5", "onnxruntime": "1.23"}),
     "serve": ("vitrail serve", {"starlette": "1.0", "uvicorn": "0.35", "python-multipart": "0.0.20"}),
     "hub": ("from_pretrained of a repository, push_to_hub", {"huggingface-hub": "1.0"}),
