@@ -126,6 +126,20 @@ def work(world: World, run: Run, out: str) -> str:
     return train(run, out=Path(out), world=world).state
 
 
+def test_images_to_score_that_are_trained_on_are_told_of(photos: Path, tmp_path: Path) -> None:
+    def notes(out: Path) -> list[str]:
+        return [line for line in (out / "log.txt").read_text().splitlines() if "trained on, too" in line]
+
+    go(a_run(photos), tmp_path / "run")
+    assert not notes(tmp_path / "run")
+    everything = Data(source=str(photos), dev=0.0, watch="none", test="none", workers=0)
+    go(a_run(photos, data=everything), tmp_path / "all")
+    tuned = a_run(photos, weights=str(tmp_path / "all" / "last.safetensors"))
+    go(tuned, tmp_path / "tuned")
+    (note,) = notes(tmp_path / "tuned")
+    assert "10 of the 10 images of dev" in note
+
+
 @pytest.mark.slow
 def test_two_processes_record_what_one_does(photos: Path, tmp_path: Path) -> None:
     go(a_run(photos), tmp_path / "one")

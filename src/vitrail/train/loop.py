@@ -39,7 +39,7 @@ from vitrail.train.observer import STEP, Observer, Silent, advance_of
 from vitrail.train.pace import Pace
 from vitrail.train.pictures import Pictures, find_pictures
 from vitrail.train.presentation import present
-from vitrail.train.provenance import KEY, training_records
+from vitrail.train.provenance import KEY, note_seen, training_records
 from vitrail.train.report import METRICS, read_metrics
 from vitrail.train.resolve import resolved, summary
 from vitrail.train.result import Result
@@ -141,6 +141,7 @@ class Training:
         self.rows: dict[str, dict[str, Any]] = {}  # the last scores, by kind
         self.shown: Scored | None = None  # what the report shows: of the best weights, once there are some
         if saved is None:
+            note_seen(pictures, self.trained_on, provenance_of(self.parts.objective.learnt), world, folder.note)
             self.folder.rewind(0)  # a start that was killed before its first checkpoint may have left rows
             if world.first:
                 (folder.path / BEST).unlink(missing_ok=True)  # likewise: a run that chooses none has none
