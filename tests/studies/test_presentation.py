@@ -79,7 +79,7 @@ def test_failed_and_missing_cells_are_shown(tmp_path: Path) -> None:
     assert "5 of 16 cells are done, 1 failed" in page
     assert "relative-stem-seed0: the loss is not finite" in page
     assert page.count(">waiting<") == 10
-    assert "vitrail study positions --scale tiny --data &#39;my &lt;set&gt;&#39;" in page
+    assert "vitrail study positions &#39;my &lt;set&gt;&#39; --scale tiny" in page
 
 
 def test_nothing_yet(tmp_path: Path) -> None:
