@@ -1,11 +1,24 @@
 """The tree of errors and the help in an unknown name."""
 
 import inspect
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vitrail.core import errors
-from vitrail.core.errors import ConfigError, ImageSizeError, UnknownName, VitrailError, WeightsError, unknown
+from vitrail.core.errors import (
+    ConfigError,
+    ImageSizeError,
+    UnknownName,
+    VitrailError,
+    WeightsError,
+    reason_of,
+    unknown,
+)
 
 
 def classes() -> dict[str, type[VitrailError]]:
@@ -66,3 +79,35 @@ def test_unknown_name_like_nothing_lists_what_there_is(count: int, dots: bool) -
 def test_at_most_four_are_named() -> None:
     text = str(unknown("thing", "name", [f"name{i}" for i in range(9)]))
     assert text.count("name") == 1 + 4
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda: struct.unpack_from(">I", b"", 4),
+        lambda: int("x"),
+        lambda: float("x"),
+        lambda: json.loads("{"),
+        lambda: b"\xff".decode("utf-8"),
+        lambda: {}["key"],
+        lambda: [][1],
+        lambda: zip([1], [], strict=True).__next__(),
+        lambda: np.zeros(3).reshape(2),
+        lambda: Path("/nowhere/at/all").read_bytes(),
+        lambda: json.loads("[" * 100_000),
+        lambda: (lambda a: a)(),  # type: ignore[call-arg]
+        lambda: None.x,  # type: ignore[attr-defined]
+    ],
+)
+def test_reasons_are_about_the_file_and_not_about_python(broken: Callable[[], object]) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        broken()
+    words = reason_of(caught.value)
+    internals = ("unpack", "literal", "convert", "codec", "Errno", "reshape", "argument", "NoneType", "index")
+    assert words
+    assert not any(theirs in words for theirs in internals)
+
+
+def test_our_own_words_stay() -> None:
+    assert reason_of(ConfigError("depth=0 must be above 0")) == "depth=0 must be above 0"
+    assert reason_of(ValueError("its hash does not fit")) == "its hash does not fit"

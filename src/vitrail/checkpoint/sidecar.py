@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vitrail.checkpoint.bundle import Card, describe, described
-from vitrail.core.errors import ConfigError, CorruptWeights, WeightsError
+from vitrail.core.errors import ConfigError, CorruptWeights, WeightsError, reason_of
 from vitrail.models.config import ModelConfig
 
 
@@ -45,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise CorruptWeights(f"{path}: {path.stat().st_size} bytes are too many for a description")
         data: object = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CorruptWeights(f"{path}: cannot be read as JSON ({error})") from None
+        raise CorruptWeights(f"{path}: cannot be read as JSON ({reason_of(error)})") from None
     if not isinstance(data, dict):
         raise CorruptWeights(f"{path}: expected a JSON object")
     return cast(dict[str, Any], data)

@@ -25,6 +25,7 @@ The command line prints the message in one line and exits 2, so a message carrie
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -119,3 +120,36 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
         else f"known: {', '.join(names[:12])}{', ...' if len(names) > 12 else ''}"
     )
     return UnknownName(f"unknown {kind} {name!r}; {hint}")
+
+
+# What Python says of its own affairs; a person who gave a file wants to know about the file.
+INTERNAL = re.compile(
+    r"literal for|could not convert|unpack|buffer|not enough values|too many values|object is not|keyword argument|"
+    r"required|has no attribute|reshape|out of range|codec can't|positional|indices must|operand|Expecting|Extra data|"
+    r"Exceeds the limit|not supported between|NoneType|broadcast|iterable|argument"
+)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something could not be read, in words about the file and none about Python."""
+    text = " ".join(str(error).split())
+    if isinstance(error, VitrailError) or type(error).__module__.startswith("vitrail."):
+        return text
+    if isinstance(error, OSError):
+        return error.strerror or "it cannot be read"
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing" if error.args else "a part is missing"
+    if isinstance(error, UnicodeError):
+        return "it is not text in UTF-8"
+    kinds: dict[type[BaseException], str] = {
+        MemoryError: "it takes more memory than there is",
+        RecursionError: "it is nested too deeply",
+        EOFError: "it ends too early",
+        IndexError: "it ends too early",
+    }
+    known = next((words for kind, words in kinds.items() if isinstance(error, kind)), None)
+    if known is not None:
+        return known
+    if type(error).__name__ == "JSONDecodeError":
+        return "it is not JSON"
+    return "it is not as it should be" if not text or INTERNAL.search(text) else text

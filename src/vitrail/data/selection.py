@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 from vitrail.core.storage import read_text, replacing
 from vitrail.data.source import Source, Subset
 
@@ -76,7 +76,7 @@ class Selection:
             raise DataError(f"{path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} is no selection, or was changed by hand: {error}; write it again by what made it, as "
-                "`vitrail data dedup` does"
+                f"{path} is no selection, or was changed by hand: {reason_of(error)}; write it again by what made it, "
+                "as `vitrail data dedup` does"
             ) from None
         return made

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
-from vitrail.core.errors import DataError, VitrailError, unknown
+from vitrail.core.errors import DataError, VitrailError, reason_of, unknown
 from vitrail.core.storage import read_text, write_file
 from vitrail.evaluation.intervals import wilson
 
@@ -93,7 +93,7 @@ class Result:
         except RecursionError:
             raise DataError(f"{path} is no result of vitrail: it is nested too deeply") from None
         except (ValueError, TypeError, AttributeError, VitrailError) as error:
-            raise DataError(f"{path} is no result of vitrail: {error}") from None
+            raise DataError(f"{path} is no result of vitrail: {reason_of(error)}") from None
 
 
 def surroundings() -> dict[str, Any]:

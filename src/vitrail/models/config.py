@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
-from vitrail.core.errors import ConfigError, ImageSizeError, unknown
+from vitrail.core.errors import ConfigError, ImageSizeError, reason_of, unknown
 from vitrail.core.shapes import LARGEST_SIDE, Pair, pair, times
 
 Gelu: TypeAlias = Literal["tanh", "erf"]
@@ -336,7 +336,7 @@ def from_dict(data: dict[str, Any]) -> ModelConfig:
     try:
         return kind(**values)
     except TypeError as error:
-        raise ConfigError(f"incomplete model config: {error}") from None
+        raise ConfigError(f"incomplete model config: {reason_of(error)}") from None
 
 
 def _typed(name: str, kind: Any, value: Any) -> Any:

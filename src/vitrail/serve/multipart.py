@@ -74,8 +74,10 @@ def parse_form(content_type: str, body: bytes, most: int) -> list[tuple[str, str
         )
         parser.write(body)
         parser.finalize()
-    except FormParserError as error:
-        raise Refused(400, "unsound form", f"the multipart body cannot be taken apart: {error}") from None
+    except FormParserError:
+        raise Refused(
+            400, "unsound form", "the multipart body cannot be taken apart: its boundaries or headers are wrong"
+        ) from None
     if not form.whole:
         raise Refused(400, "truncated form", "the multipart body ends before its last boundary")
     return [named(part) for part in form.parts]

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from vitrail.core.errors import reason_of
 from vitrail.serve.multipart import parse_form
 from vitrail.serve.refusal import Refused
 
@@ -59,7 +60,7 @@ def of_json(body: bytes, most: int) -> list[Upload]:
     try:
         given: Any = json.loads(body)
     except (ValueError, RecursionError) as error:
-        words = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:160]
+        words = reason_of(error)
         raise Refused(400, "unsound JSON", f"the body cannot be read as JSON: {words}") from None
     if not isinstance(given, dict) or set(cast("dict[str, Any]", given)) != {"images"}:
         raise Refused(400, "unknown JSON", 'an object with one key is wanted: {"images": [base64, ...]}')
@@ -83,5 +84,5 @@ def decoded(text: Any, at: int) -> bytes:
         )
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise Refused(400, "not base64", f"images[{at}]: {error}") from None
+    except (binascii.Error, ValueError):
+        raise Refused(400, "not base64", f"images[{at}] is no base64, or is cut short") from None

@@ -69,9 +69,7 @@ def read_weights(path: str | Path) -> RawWeights:
         remedy = "use a machine with more memory, or a smaller file"
         raise refusal(UnsafeWeights, path, "asks for more memory than there is", remedy) from error
     except Exception as error:
-        raise refusal(
-            CorruptWeights, path, f"is damaged ({type(error).__name__}: {told(error)})", DOWNLOAD_AGAIN
-        ) from error
+        raise refusal(CorruptWeights, path, f"is damaged ({told(error)})", DOWNLOAD_AGAIN) from error
     return _sound(found)
 
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 
 from vitrail.checkpoint.files.refusal import DOWNLOAD_AGAIN, RESAVE, refusal, shown
-from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights
+from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, reason_of
 
 LENGTH_BYTES = 8
 HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
@@ -84,7 +84,9 @@ def parse_header(path: Path, raw: bytes, data_size: int) -> Header:
     try:
         content = json.loads(raw[LENGTH_BYTES:].decode("utf-8"), object_pairs_hook=unique_pairs)
     except (ValueError, RecursionError) as error:
-        raise refusal(CorruptWeights, path, f"header is not JSON as it should be ({error})", DOWNLOAD_AGAIN) from None
+        raise refusal(
+            CorruptWeights, path, f"header is not JSON as it should be ({reason_of(error)})", DOWNLOAD_AGAIN
+        ) from None
     if not isinstance(content, dict):
         raise refusal(CorruptWeights, path, "header is not a JSON object", DOWNLOAD_AGAIN)
     fields = cast(dict[str, Any], content)

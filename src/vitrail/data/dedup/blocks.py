@@ -10,7 +10,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 from vitrail.core.storage import replacing
 from vitrail.data.dedup.pairs import WITHIN, Pairs, joined
 
@@ -71,7 +71,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except (ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise DataError(f"{path} cannot be read ({error}); remove it") from None
+        raise DataError(f"{path} cannot be read ({reason_of(error)}); remove it") from None
 
 
 def waited_for(

@@ -28,7 +28,7 @@ from typing import IO, Any, Final
 import PIL
 from PIL import features
 
-from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.core.errors import BadLabels, ConfigError, DataError, reason_of
 from vitrail.core.locks import try_lock
 from vitrail.core.storage import replacing
 from vitrail.data.packing.encode import Encoding, Left, Packed
@@ -200,7 +200,7 @@ def resumed(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[Written]:
             )
         shards = [Written.of(json.loads(line)) for line in lines[1:]]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{out / JOURNAL} is damaged ({error}); remove the folder and pack anew") from None
+        raise DataError(f"{out / JOURNAL} is damaged ({reason_of(error)}); remove the folder and pack anew") from None
     kept: list[Written] = []
     reached: dict[str, int] = {}
     for shard in shards:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from vitrail.core.errors import ConfigError
+from vitrail.core.errors import ConfigError, reason_of
 
 CONFIG: Final = "config.json"
 COMMAND: Final = "command.json"
@@ -45,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); is {path.parent} a run folder?") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is damaged ({error}); remove it, or give another --out") from error
+        raise ConfigError(f"{path} is damaged ({reason_of(error)}); remove it, or give another --out") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is damaged (no table); remove it, or give another --out")
     return cast(dict[str, Any], content)

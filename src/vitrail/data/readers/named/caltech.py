@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 from vitrail.core.storage import replacing
 from vitrail.data.draws import number
 from vitrail.data.labels import Labels
@@ -59,5 +59,5 @@ def find(root: Path) -> Path:
             while piece := inner.read(1 << 20):
                 file.write(piece)
     except (zipfile.BadZipFile, KeyError, OSError) as error:
-        raise DataError(f"{wrapper}: {WRAPPED} cannot be taken out of it ({error})") from None
+        raise DataError(f"{wrapper}: {WRAPPED} cannot be taken out of it ({reason_of(error)})") from None
     return unpacked(root, FOLDER, ARCHIVE)

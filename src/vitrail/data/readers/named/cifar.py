@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 from vitrail.data.labels import Labels
 from vitrail.data.readers.named.places import Absent
 from vitrail.data.source import Arrays, Source
@@ -124,7 +124,7 @@ def read_members(archive: Path, folder: str, wanted: Sequence[str]) -> dict[str,
                 if name in wanted and member.isreg():
                     found[name] = opened.extractfile(member).read()  # type: ignore[union-attr]
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise DataError(f"{archive} is damaged or cut short ({error}); download it again") from None
+        raise DataError(f"{archive} is damaged or cut short ({reason_of(error)}); download it again") from None
     missing = [name for name in wanted if name not in found]
     if missing:
         raise DataError(f"{archive} has no member {folder}/{missing[0]}; download it again")
@@ -226,7 +226,7 @@ def unpickled(data: bytes, where: str) -> dict[bytes, Any]:
         held: Any = Tame(io.BytesIO(data), encoding="bytes").load()
         return {key.encode() if isinstance(key, str) else key: as_bytes(value) for key, value in held.items()}
     except Exception as error:  # a damaged pickle may raise anything at all
-        raise DataError(f"{where} is damaged, or no file of CIFAR: {str(error) or type(error).__name__}") from None
+        raise DataError(f"{where} is damaged, or no file of CIFAR: {reason_of(error)}") from None
 
 
 def as_bytes(value: Any) -> Any:

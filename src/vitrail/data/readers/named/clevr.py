@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 from vitrail.data.labels import Labels
 from vitrail.data.readers.named.trees import tree
 from vitrail.data.source import Source
@@ -45,7 +45,7 @@ def read(root: Path, label: Callable[[list[dict[str, Any]]], int], classes: list
             scenes = json.loads(files.read(f"{prefix}scenes/CLEVR_{split}_scenes.json"))["scenes"]
             rows = sorted((str(scene["image_filename"]), label(scene["objects"])) for scene in scenes)
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            raise DataError(f"{where} is damaged, or no file of CLEVR ({error})") from None
+            raise DataError(f"{where} is damaged, or no file of CLEVR ({reason_of(error)})") from None
         labels = Labels(np.array([value for _, value in rows], np.int64))
         labels.check(len(classes), where)
         splits[split] = files.source([f"{prefix}images/{split}/{name}" for name, _ in rows], labels, classes)

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 from vitrail.data.labels import Labels
 from vitrail.data.readers.named.kept import Tables, kept
 from vitrail.data.readers.named.pieces import Pieces
@@ -58,7 +58,9 @@ def index(paths: list[Path]) -> Tables:
                 if label >= len(CLASSES):
                     raise Malformed(f"its label is {label}")
             except (Malformed, KeyError, IndexError) as error:
-                raise DataError(f"{path}: the record at byte {start:,} is no picture of DMLab ({error})") from None
+                raise DataError(
+                    f"{path}: the record at byte {start:,} is no picture of DMLab ({reason_of(error)})"
+                ) from None
             rows.append((number, start + image[0], image[1] - image[0], label))
             names.append(PurePosixPath(data[name[0] : name[1]].decode("utf-8", "replace")).name)
     table = np.array(rows, np.int64).reshape(-1, 4)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Final
 from urllib.parse import urlsplit
 
-from vitrail.core.errors import DataError, SourceNotFound
+from vitrail.core.errors import DataError, SourceNotFound, reason_of
 from vitrail.core.storage import sync_folder
 from vitrail.data.readers.named.files import File
 
@@ -64,7 +64,7 @@ def receive(file: File, part: Path, progress: Progress | None) -> None:
         except Broken as error:
             if attempt == TRIES - 1:
                 raise SourceNotFound(
-                    f"cannot download {file.url} ({error}); run it again to go on, or put the file at "
+                    f"cannot download {file.url} ({reason_of(error)}); run it again to go on, or put the file at "
                     f"{part.with_suffix('')}"
                 ) from None
     return None

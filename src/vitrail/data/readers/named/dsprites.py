@@ -13,7 +13,7 @@ from typing import IO, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 from vitrail.core.storage import cache_folder, replacing
 from vitrail.data.labels import Labels
 from vitrail.data.readers.named.pieces import Bits
@@ -48,7 +48,7 @@ def read(root: Path, column: int, count: int) -> dict[str, Source]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
             latents = cast("NDArray[np.int64]", held["latents_classes"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is damaged or cut short ({error}); download it again") from None
+        raise DataError(f"{path} is damaged or cut short ({reason_of(error)}); download it again") from None
     if latents.ndim != 2 or latents.shape[1] != 6 or latents.dtype.kind not in "iu":
         raise DataError(f"{path} holds latents_classes {latents.shape}, not N x 6")
     bits, shape = packed(path)
@@ -87,7 +87,7 @@ def packed(path: Path) -> tuple[Path, tuple[int, ...]]:
                     left -= len(data)
             return target, shape
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-        raise DataError(f"{path} is damaged or cut short ({error}); download it again") from None
+        raise DataError(f"{path} is damaged or cut short ({reason_of(error)}); download it again") from None
     except OSError as error:
         raise DataError(f"{path} cannot be unpacked to {cache_folder('data')} ({error.strerror or error})") from None
 
@@ -99,7 +99,7 @@ def header(member: IO[bytes], path: Path) -> tuple[int, ...]:
         reads = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = reads(member)
     except ValueError as error:
-        raise DataError(f"{path}: imgs is no array ({error})") from None
+        raise DataError(f"{path}: imgs is no array ({reason_of(error)})") from None
     if fortran or dtype != np.uint8 or len(shape) != 3 or shape[2] % 8:
         raise DataError(f"{path} holds imgs {shape} of {dtype}, not N x 64 x 64 of uint8")
     return shape

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 from vitrail.data.labels import Labels
 from vitrail.data.readers.named.places import present
 from vitrail.data.source import Arrays, Source
@@ -57,7 +57,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged or cut short ({error}); download it again") from None
+        raise DataError(f"{path} is damaged or cut short ({reason_of(error)}); download it again") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] != 8 or not 1 <= data[3] <= 4 or len(data) < 4 + 4 * data[3]:

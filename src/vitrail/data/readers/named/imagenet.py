@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitrail.core.errors import BadLabels, DataError
+from vitrail.core.errors import BadLabels, DataError, reason_of
 from vitrail.data.labels import Labels
 from vitrail.data.readers.folder import is_folder, is_picture, listed, read_classes
 from vitrail.data.readers.named.kept import Tables, kept
@@ -105,7 +105,7 @@ def nested(path: Path) -> Tables:
                             rows.append((member.offset_data + one.offset_data, one.size, identity))
                             names.append(f"{identity}/{Path(one.name).name}")
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"{path} is damaged or cut short ({error}); download it again") from None
+        raise DataError(f"{path} is damaged or cut short ({reason_of(error)}); download it again") from None
     classes = sorted({identity for _, _, identity in rows})
     numbers = {identity: i for i, identity in enumerate(classes)}
     packed = Strings(names)
@@ -185,7 +185,7 @@ def from_meta(path: Path) -> list[str]:
         _, synsets = torch.load(path, weights_only=True)
         return [str(identity) for identity in synsets]
     except Exception as error:
-        raise DataError(f"{path} is not torchvision's meta.bin of ImageNet ({error})") from None
+        raise DataError(f"{path} is not torchvision's meta.bin of ImageNet ({reason_of(error)})") from None
 
 
 def from_devkit(path: Path) -> list[str]:
@@ -202,4 +202,4 @@ def from_devkit(path: Path) -> list[str]:
         translated = {int(one["ILSVRC2012_ID"].ravel()[0]): str(one["WNID"]) for one in synsets}
         return [translated[int(word)] for word in truth.split()]
     except (tarfile.TarError, zlib.error, OSError, EOFError, KeyError, ValueError, AttributeError) as error:
-        raise DataError(f"{path} is damaged, or not the development kit of ILSVRC-2012 ({error})") from None
+        raise DataError(f"{path} is damaged, or not the development kit of ILSVRC-2012 ({reason_of(error)})") from None

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from vitrail.core.errors import BadLabels, DataError
+from vitrail.core.errors import BadLabels, DataError, reason_of
 from vitrail.data.labels import Labels
 from vitrail.data.readers.folder import is_folder, listed
 from vitrail.data.readers.named.kept import Tables, kept
@@ -65,7 +65,7 @@ def further(root: Path) -> dict[str, list[str]]:
         held = json.loads(read_text(path))
         return {str(stem): [str(identity) for identity in identities] for stem, identities in held.items()}
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise DataError(f'{path} is not of the form {{"picture": ["class", ...], ...}} ({error})') from None
+        raise DataError(f'{path} is not of the form {{"picture": ["class", ...], ...}} ({reason_of(error)})') from None
 
 
 def read(root: Path) -> Source:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 from vitrail.data.labels import Labels
 from vitrail.data.readers.named.places import Absent
 from vitrail.data.readers.named.trees import Folder, Tree, Zip
@@ -87,7 +87,7 @@ def drive_of_each(kit: Tree, folder: str) -> list[str]:
             raise ValueError("a line number below 1")
         return [lines[i].split(" ")[1] for i in at]
     except (ValueError, IndexError) as error:
-        raise DataError(f"{where} is no mapping of KITTI's development kit ({error})") from None
+        raise DataError(f"{where} is no mapping of KITTI's development kit ({reason_of(error)})") from None
 
 
 def splits(drives: list[str]) -> list[str]:

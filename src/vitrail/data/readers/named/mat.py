@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 
 MATRIX: Final = 14
 COMPRESSED: Final = 15
@@ -95,7 +95,7 @@ def read_mat(path: Path, *names: str) -> dict[str, Any]:
             raise Malformed("no .mat file of version 5")
         found = dict(variables(Reader(memoryview(data)[128:], order), set(names)))
     except (Malformed, zlib.error, struct.error, ValueError, OverflowError, UnicodeDecodeError, MemoryError) as error:
-        raise DataError(f"{path} is damaged or no MATLAB file ({error}); download it again") from None
+        raise DataError(f"{path} is damaged or no MATLAB file ({reason_of(error)}); download it again") from None
     missing = [name for name in names if name not in found]
     if missing:
         raise DataError(f"{path} holds no variable {missing[0]!r}; it holds {', '.join(found) or 'none'}")

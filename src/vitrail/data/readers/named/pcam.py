@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import BadPicture, DataError
+from vitrail.core.errors import BadPicture, DataError, reason_of
 from vitrail.data.labels import Labels
 from vitrail.data.readers.named.places import inflated
 from vitrail.data.source import Source
@@ -41,7 +41,9 @@ def opened(path: Path) -> Any:
     try:
         return hdf5().File(path, "r")
     except OSError as error:
-        raise DataError(f"{path} is no HDF5 file, or is damaged or cut short ({error}); download it again") from None
+        raise DataError(
+            f"{path} is no HDF5 file, or is damaged or cut short ({reason_of(error)}); download it again"
+        ) from None
 
 
 def member(file: Any, name: str, path: Path) -> Any:

@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 from vitrail.core.storage import replacing
 
 PIECE: Final = 1 << 20
@@ -71,7 +71,7 @@ def extract(archive: Path, into: Path) -> None:
             with tarfile.open(archive) as opened:
                 opened.extractall(into, filter="data")
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{archive} is damaged or cut short ({error}); download it again") from None
+        raise DataError(f"{archive} is damaged or cut short ({reason_of(error)}); download it again") from None
 
 
 def inflated(root: Path, name: str) -> Path:
@@ -84,7 +84,7 @@ def inflated(root: Path, name: str) -> Path:
         with gzip.open(packed) as source, replacing(path) as file:
             shutil.copyfileobj(source, file, PIECE)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{packed} is damaged or cut short ({error}); download it again") from None
+        raise DataError(f"{packed} is damaged or cut short ({reason_of(error)}); download it again") from None
     except OSError as error:
         raise DataError(
             f"{packed} cannot be unpacked ({error.strerror or error}); unpack it to {path} yourself, "

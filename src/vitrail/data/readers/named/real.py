@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.core.errors import BadLabels, DataError
+from vitrail.core.errors import BadLabels, DataError, reason_of
 from vitrail.data.labels import Labels
 from vitrail.data.readers.named.imagenet import val_number
 from vitrail.data.source import Relabelled, Source, Subset
@@ -24,7 +24,7 @@ def read_real(path: Path) -> list[tuple[int, ...]]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{path} is no list of lists of class numbers ({error})") from None
+        raise DataError(f"{path} is no list of lists of class numbers ({reason_of(error)})") from None
     return rows
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from vitrail.core.errors import DataError
+from vitrail.core.errors import DataError, reason_of
 from vitrail.data.decode.picture import Picture
 from vitrail.data.labels import Labels
 from vitrail.data.readers.named.places import present
@@ -56,7 +56,9 @@ def rows(path: Path, usage: str | None) -> list[tuple[str, int]]:
                 if usage is None or row["Usage"] == usage
             ]
         except (KeyError, ValueError, TypeError, csv.Error) as error:
-            raise DataError(f"{path} is no table of image,level{',Usage' if usage else ''} ({error})") from None
+            raise DataError(
+                f"{path} is no table of image,level{',Usage' if usage else ''} ({reason_of(error)})"
+            ) from None
 
 
 def pictures(root: Path, folder: str, table: list[tuple[str, int]]) -> Source:

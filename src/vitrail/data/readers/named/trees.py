@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import BadPicture, DataError
+from vitrail.core.errors import BadPicture, DataError, reason_of
 from vitrail.data.labels import Labels
 from vitrail.data.readers.folder import Files, below
 from vitrail.data.readers.named.places import Absent
@@ -70,7 +70,9 @@ class Zip(Tree):
             with zipfile.ZipFile(path) as opened:
                 infos = [info for info in opened.infolist() if not info.is_dir()]
         except (zipfile.BadZipFile, OSError) as error:
-            raise DataError(f"{path} is no zip file, or is damaged or cut short ({error}); download it again") from None
+            raise DataError(
+                f"{path} is no zip file, or is damaged or cut short ({reason_of(error)}); download it again"
+            ) from None
         self.members = {info.filename: info for info in infos}
 
     def names(self) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import BadLabels, BadPicture, DataError, SourceNotFound
+from vitrail.core.errors import BadLabels, BadPicture, DataError, SourceNotFound, reason_of
 from vitrail.data.labels import number_classes
 from vitrail.data.readers.folder import MAX_BYTES, look, split_name
 from vitrail.data.readers.naming import by_split, expand
@@ -207,7 +207,9 @@ def described(path: Path) -> dict[str, list[str]]:
         for row in json.loads((path / DESCRIPTION).read_text("utf-8"))["shards"]:
             splits.setdefault(str(row["split"]), []).append(os.path.basename(row["name"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path / DESCRIPTION} is damaged ({error}); remove it to read the shards by name") from None
+        raise DataError(
+            f"{path / DESCRIPTION} is damaged ({reason_of(error)}); remove it to read the shards by name"
+        ) from None
     return splits
 
 
