@@ -1,6 +1,7 @@
 """A time budget: what fits is computed from a pace that is given here, and a resumed run keeps what was chosen."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.cli import main
+from vitrail.cli import main, training
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.world import World
 from vitrail.models.build import build
@@ -116,6 +117,15 @@ def test_a_pretraining_is_cut_in_length_alone() -> None:
     assert found is not None
     assert {text.partition("=")[0] for text in found.settings} <= {"steps", "schedule.warmup", "evaluation.every"}
     assert 0 < plan.run.steps < found.full_steps
+
+
+def test_the_command_for_more_time_asks_for_the_same(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Asked] = []
+    monkeypatch.setattr(training, "run", lambda args, asked: heard.append(asked) or 0)
+    typed = replace(asked, seed=3, settings=("data.dev=0.2",), minutes=1.0)
+    found = cut_down(typed, minutes=1, image_s=0.1)[2]
+    assert main(shlex.split(more_time(found, typed).partition("vitrail ")[2])) == 0
+    assert heard == [replace(typed, minutes=0.0)]
 
 
 def test_the_choice_is_made_once(asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

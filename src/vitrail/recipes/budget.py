@@ -212,10 +212,10 @@ def full_command(asked: Asked) -> str:
     """The command without a budget; it starts a run of its own."""
     words = ["vitrail", asked.verb]
     if asked.verb == "finetune":
-        words += ["--from", asked.weights, *(["--recipe", asked.recipe] if asked.recipe else [])]
+        words += [asked.weights, *([asked.data] if asked.data else [])]
+        words += ["--recipe", asked.recipe] if asked.recipe else []
     else:
-        words.append(asked.recipe)
-    words += ["--data", asked.data] if asked.data else []
+        words += [asked.recipe, *(["--data", asked.data] if asked.data else [])]
     words += ["--image-size", str(asked.image_size)] if asked.image_size else []
     words += ["--seed", str(asked.seed)] if asked.seed is not None else []
     words += [word for text in asked.settings for word in ("--set", text)]
