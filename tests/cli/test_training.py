@@ -216,7 +216,7 @@ def test_a_reader_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
     [
         (["pretrain"], "which recipe?"),
         (["pretrain", "digit"], "did you mean digits"),
-        (["pretrain", "finetune-digits"], "vitrail finetune --from WEIGHTS"),
+        (["pretrain", "finetune-digits"], "vitrail finetune WEIGHTS"),
         (["pretrain", "digits", "--set", "optim.lrr=1"], "optim.lr"),
         (["pretrain", "digits", "--set", "optim.lr=fast"], "optim.lr"),
         (["pretrain", "digits", "--data", "nowhere"], "neither a path nor a known set"),
@@ -225,7 +225,7 @@ def test_a_reader_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
         (["pretrain", "--resume", "nowhere"], "give the folder of a run"),
         (["pretrain", "digits", "--resume"], "wants a folder"),
         (["finetune"], "which weights?"),
-        (["finetune", "--from", "nowhere.safetensors"], "which pictures?"),
+        (["finetune", "--from", "nowhere.safetensors"], "which images?"),
         (["finetune", "--from", "nowhere.safetensors", "--data", "digits"], "no such weight file"),
         (["replay", "nowhere", "--step", "1"], "give the folder of a run"),
         (["report", "nowhere"], "nowhere"),
