@@ -20,6 +20,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _own_width() -> Iterator[None]:
+    """Tables are as wide as they like, also where whatever runs the tests says how wide its own terminal is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("COLUMNS", raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _forks_may_train() -> None:
     """Some tests fork children that train. Autograd looks for devices in its first backward pass; one that comes after
     torch.compile or torch.export finds some, starts threads for them, and no child may go backward any more."""

@@ -152,7 +152,7 @@ def test_int8_that_says_other_things_is_not_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("config", "lr"), [(BIT, 1e-2), (MIXED, 3e-3)], ids=["bit", "hybrid"])
 def test_int8_of_convolutions_has_its_ranges_from_pictures(config: ModelConfig, lr: float, tmp_path: Path) -> None:
     model = trained(config, lr=lr)
-    with pytest.raises(ConfigError, match="give pictures with --data"):
+    with pytest.raises(ConfigError, match="give images"):
         to_onnx(model, tmp_path / "bit.onnx", OnnxOptions(int8=True))
     done = to_onnx(model, tmp_path / "bit.onnx", OnnxOptions(int8=True, preprocessing=True), pictures=held_out())
     assert done.scores is not None
@@ -210,7 +210,7 @@ def test_what_cannot_be_is_refused_before_the_work(tmp_path: Path, monkeypatch: 
         to_onnx(grey, tmp_path / "m.onnx", OnnxOptions(preprocessing=True))
     with pytest.raises(ConfigError, match="pictures have 3 channels, this network 1"):
         to_onnx(grey, tmp_path / "m.onnx", pictures=held_out())
-    with pytest.raises(ConfigError, match="give pictures with --data"):
+    with pytest.raises(ConfigError, match="give images"):
         to_onnx(bundle(RESNET), tmp_path / "m.onnx", OnnxOptions(int8=True))
     with pytest.raises(ConfigError, match="opset=11 must lie between 18 and 23"):
         OnnxOptions(opset=11)

@@ -172,7 +172,7 @@ def test_foreign_data_is_refused_by_name(config: ModelConfig, changes: dict[str,
 
 
 def test_missing_fields_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"incomplete model config.*'width'.*'heads'"):
+    with pytest.raises(ConfigError, match=r"incomplete model config.*width.*heads"):
         from_dict({"family": "vit", "depth": 2, "mlp_width": 3})
 
 

@@ -260,7 +260,7 @@ def test_networks_and_settings_that_cannot_be(tmp_path: Path) -> None:
         vitrail.predictor(weights(tmp_path), batch=0)
     with pytest.raises(ConfigError, match="device 'nonsense' is none that torch knows"):
         vitrail.predictor(weights(tmp_path), device="nonsense")
-    with pytest.raises(vitrail.VitrailError, match="no such weight file or folder; public ones are written NAME:TAG"):
+    with pytest.raises(vitrail.VitrailError, match="no such weight file or folder"):
         vitrail.predictor(tmp_path / "nothing.safetensors")
 
 

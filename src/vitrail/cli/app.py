@@ -200,7 +200,7 @@ def check_numbers(args: argparse.Namespace) -> None:
             if isinstance(one, int) and abs(one) > LARGEST_NUMBER:
                 raise VitrailError(f"{option} is more than {LARGEST_NUMBER:,}; give a smaller number")
             if isinstance(one, float) and not math.isfinite(one):
-                raise VitrailError(f"{option} {one} is no number; give a finite one")
+                raise VitrailError(f"{option} {one} is not a finite number")
 
 
 def speaker() -> str:

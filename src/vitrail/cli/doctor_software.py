@@ -41,6 +41,7 @@ EXTRAS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 # Those that change what vitrail does, or how fast, in the order in which they are shown.
 VARIABLES: Final = (
     "VITRAIL_CACHE",
+    "VITRAIL_CHECKSUMS",
     "VITRAIL_DATA",
     "VITRAIL_HUB",
     "VITRAIL_OFFLINE",

@@ -152,4 +152,4 @@ def reason_of(error: BaseException) -> str:
         return known
     if type(error).__name__ == "JSONDecodeError":
         return "it is not JSON"
-    return "it is not as it should be" if not text or INTERNAL.search(text) else text
+    return "its content is malformed" if not text or INTERNAL.search(text) else text

@@ -5,10 +5,10 @@ weights were trained with.
 """
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
-from vitrail.core.errors import ConfigError, ImageSizeError, reason_of, unknown
+from vitrail.core.errors import ConfigError, ImageSizeError, unknown
 from vitrail.core.shapes import LARGEST_SIDE, Pair, pair, times
 
 Gelu: TypeAlias = Literal["tanh", "erf"]
@@ -333,10 +333,10 @@ def from_dict(data: dict[str, Any]) -> ModelConfig:
         if name not in known:
             raise unknown("config field", name, known)
         values[name] = _typed(name, known[name].type, value)
-    try:
-        return kind(**values)
-    except TypeError as error:
-        raise ConfigError(f"incomplete model config: {reason_of(error)}") from None
+    required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
+    if missing := [name for name in required if name not in values]:
+        raise ConfigError(f"incomplete model config: {', '.join(missing)} missing")
+    return kind(**values)
 
 
 def _typed(name: str, kind: Any, value: Any) -> Any:
