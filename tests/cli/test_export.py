@@ -43,7 +43,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def said(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> str:
     assert main(["export", *words]) == status
     seen = capsys.readouterr()
-    assert bool(seen.err) == bool(status), seen.err
+    assert ("error" in seen.err) == bool(status), seen.err
     return seen.err if status else seen.out
 
 
