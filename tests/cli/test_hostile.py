@@ -28,6 +28,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 LINES = [
     "predict W P --labels PIPE",
+    "predict PIPE",
     "predict W P --labels /dev/zero",
     "predict W P --labels SET",
     f"predict W P --labels {LONG}",

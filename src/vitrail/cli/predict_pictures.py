@@ -55,7 +55,9 @@ def is_weights(word: str) -> bool:
         return any(os.path.isfile(os.path.join(word, name)) for name in FOLDER_FILES)
     if os.path.isfile(word):
         return not has_picture(word)
-    if ":" in word and not os.path.exists(word):  # NAME:TAG
+    if os.path.exists(word):
+        raise ConfigError(f"{word} is a pipe or a device; name a regular file")
+    if ":" in word:  # NAME:TAG
         return True
     raise ConfigError(
         f"{word}: there is no such file or folder; {similar_paths(word, DEFAULT)}the first word is weights (a file, a "
