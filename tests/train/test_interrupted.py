@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,12 @@ def go(run: Run, out: Path, watching: Watching | None = None) -> None:
     train(run, out=out, world=ALONE, observer=watching or Watching())
 
 
+def await_save(out: Path, step: int) -> None:
+    """Checkpoints are written by a thread of their own: waits for the one of this step."""
+    while max(places(out / "checkpoints"), default=0) < step or any((out / "checkpoints").glob(".*")):
+        time.sleep(0.01)
+
+
 def rows(out: Path, kind: str) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [row for row in found if row["kind"] == kind]
@@ -95,6 +102,7 @@ def test_a_folder_that_is_removed_ends_the_run_which_claims_nothing(tmp_path: Pa
     out = tmp_path / "run"
 
     def remove() -> None:
+        await_save(out, 8)
         shutil.rmtree(out)
         if another:
             out.mkdir()  # as by a run that is started anew beside this one
@@ -108,7 +116,12 @@ def test_a_folder_that_is_removed_ends_the_run_which_claims_nothing(tmp_path: Pa
 
 def test_checkpoints_that_are_cleared_are_written_again(tmp_path: Path) -> None:
     run = replace(tiny_run(steps=12), keep=Keep(steps=4))
-    go(run, tmp_path / "run", Watching("train", 10, lambda: shutil.rmtree(tmp_path / "run/checkpoints")))
+
+    def clear() -> None:
+        await_save(tmp_path / "run", 8)
+        shutil.rmtree(tmp_path / "run/checkpoints")
+
+    go(run, tmp_path / "run", Watching("train", 10, clear))
     assert list(places(tmp_path / "run/checkpoints")) == [12]
 
 
