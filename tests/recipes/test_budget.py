@@ -67,6 +67,7 @@ def test_what_is_cut_fits(asked: Asked, image_s: float) -> None:
     run, pictures, found = cut_down(asked, minutes=5, image_s=image_s)
     cut = with_changes(run, found.settings)
     assert (cut.steps, cut.start) == (found.steps, "closed-form")
+    assert cut.optim.lr == pytest.approx(run.optim.lr / 10)
     assert 10 <= cut.steps < run.steps
     assert cut.schedule.warmup < cut.steps
     assert found.seconds <= 300 < found.full_seconds
@@ -87,6 +88,7 @@ def test_what_is_typed_stays(weights: str) -> None:
     assert found is not None
     assert found.steps < found.full_steps
     assert (plan.run.optim.freeze, plan.run.start) == ("embedding", "zero")
+    assert not any(text.startswith("optim.lr") for text in found.settings)  # a head at zero learns at the full rate
     with pytest.raises(ConfigError, match="--minutes 1 and steps"):
         minutes_for(replace(asked, minutes=1.0, settings=("steps=40",)), ALONE, None, started=False)
     with pytest.raises(ConfigError, match="--minutes 1 is for one run"):

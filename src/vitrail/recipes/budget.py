@@ -32,6 +32,7 @@ SCORINGS: Final = 5  # along a run that is cut
 WHOLE_SCORINGS: Final = 20  # along one that is not
 SURE_FLOPS: Final = 2e10  # a second, which any two cores reach
 SURE_READ_S: Final = 0.005  # an image
+GENTLE: Final = 0.1  # of the learning rate, for a head that is good already and blocks that must not spoil it
 LENGTH: Final = ("steps", "epochs")
 
 Measure = Callable[[Run, Pictures, World], float]  # seconds of training an image
@@ -108,8 +109,9 @@ def choose_budget(
 ) -> Budget:
     """What fits, from the seconds that an image takes in training. Settings that were `typed` stay.
 
-    A fine-tuning that does not fit starts from the closed form and trains the upper half of its blocks, or the last one
-    where that would leave less than an epoch. A backward pass is counted as two forward ones, all blocks alike."""
+    A fine-tuning that does not fit starts from the closed form, at a tenth of the learning rate, and trains the upper
+    half of its blocks, or the last one where that would leave less than an epoch. A backward pass is counted as two
+    forward ones, all blocks alike."""
     full_steps, limit = steps_of(run, pictures), 60 * minutes
     full = image_s * full_steps * run.batch + scoring_s(run, pictures, image_s, WHOLE_SCORINGS)
     if full <= limit:
@@ -122,6 +124,8 @@ def choose_budget(
     share, steps = 1.0, int((limit - scoring) / (image_s * run.batch))
     if run.weights and not find_obstacle(run, pictures):
         settings["start"] = "closed-form"
+        if "start" not in typed:
+            settings["optim.lr"] = f"{GENTLE * run.optim.lr:g}"
     if run.weights and isinstance(run.model, ViTConfig) and run.model.depth > 1 and "optim.freeze" not in typed:
         depth = run.model.depth
         for frozen in (depth // 2, depth - 1):
@@ -187,6 +191,8 @@ def explain(budget: Budget, run: Run, asked: Asked) -> tuple[str, ...]:
     cuts = [f"{budget.steps:,} of {budget.full_steps:,} steps"]
     if "start=closed-form" in budget.settings:
         cuts.append("the head starts from the closed form")
+    if any(text.startswith("optim.lr") for text in budget.settings):
+        cuts.append(f"a tenth of the learning rate ({run.optim.lr:g})")
     if any(text.startswith("optim.freeze") for text in budget.settings) and isinstance(run.model, ViTConfig):
         cuts.append(
             f"the first {run.optim.freeze.removeprefix('blocks:')} of {run.model.depth} blocks stay as they are"
