@@ -200,7 +200,7 @@ def test_sizes(text: str, value: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MB", "-3MB", "3XB", "3 M B"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no size"):
+    with pytest.raises(ConfigError, match="is not a size"):
         data_pack.size(text)
 
 

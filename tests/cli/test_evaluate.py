@@ -368,7 +368,7 @@ def test_weights_keep_their_hash_in_half_precision(tmp_path: Path) -> None:
     [
         (["--deduplicated-by", "net.safetensors"], "net.safetensors"),
         (["--out", "photos"], "photos is a folder"),
-        (["--page", "net.safetensors/page.html"], "net.safetensors is no folder"),
+        (["--page", "net.safetensors/page.html"], "net.safetensors is not a folder"),
     ],
 )
 def test_what_would_fail_at_the_end_is_refused_at_once(

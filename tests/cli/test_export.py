@@ -98,7 +98,7 @@ def test_a_library_is_told_how_to_load_it(here: Path, capsys: pytest.CaptureFixt
         (["net.safetensors", "--to", "hf", "--fixed-size"], "--fixed-size goes with --to onnx or torch-export"),
         (["net.safetensors", "--to", "onnx", "--opset", "7"], "opset=7 must lie between 18 and 23"),
         (["net.safetensors", "--to", "onnx", "--out", "net.safetensors"], "are the weights themselves"),
-        (["net.safetensors", "--to", "onnx", "--out", "net.safetensors/m.onnx"], "net.safetensors is no folder"),
+        (["net.safetensors", "--to", "onnx", "--out", "net.safetensors/m.onnx"], "net.safetensors is not a folder"),
         (["net.safetensors", "--to", "onnx", "--out", "."], "must end in .onnx"),
         (["net.safetensors", "--to", "torch-export", "--out", "m.pt"], "must end in .pt2"),
         (["net.safetensors", "--to", "onnx", "--image-size", "17"], "use 16 or 20"),

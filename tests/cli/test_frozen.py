@@ -227,7 +227,7 @@ def test_the_references_view_and_the_precision_are_other_features(here: Path, ru
 
 
 def test_a_number_of_shots_that_is_none_is_called_by_its_option(here: Path, run: Run) -> None:
-    assert "--shots: 'few' is no number of pictures" in run("fewshot", "--shots", "few", status=2)
+    assert "--shots: 'few' is not a number of images" in run("fewshot", "--shots", "few", status=2)
     assert f"{here / 'photos'} is a folder" in run("fewshot", "--out", str(here / "photos"), status=2)
 
 

@@ -158,7 +158,7 @@ def test_folders_are_looked_through_and_bad_files_named(tmp_path: Path) -> None:
     assert [one.result.weights["name"] for one in found.found] == ["b", "a"]
     assert len(found.passed_over) == 1
     assert str(tmp_path / "config.json") in found.passed_over[0]
-    with pytest.raises(DataError, match=r"config.json is no result"):
+    with pytest.raises(DataError, match=r"config.json is not a result"):
         gather([tmp_path / "config.json"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"there is no result in .*empty"):

@@ -75,7 +75,7 @@ def test_a_target_of_the_wrong_kind_is_refused(tmp_path: Path) -> None:
         check_target(tmp_path / "m.onnx", suffixes=(".onnx",))
     with pytest.raises(ExportRefused, match="is a file; a folder is to be written there"):
         check_target(tmp_path / "file", suffixes=(), folder=True)
-    with pytest.raises(ConfigError, match="file is no folder"):
+    with pytest.raises(ConfigError, match="file is not a folder"):
         check_target(tmp_path / "file" / "m.onnx", suffixes=(".onnx",))
 
 

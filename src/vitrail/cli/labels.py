@@ -64,7 +64,7 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
     try:
         rows = [row for row in csv.reader(read_text(path).splitlines()) if row]
     except (DataError, csv.Error) as error:
-        why = str(error) if isinstance(error, DataError) else f"{path} is no list of names with commas between them"
+        why = str(error) if isinstance(error, DataError) else f"{path} is not a comma-separated list of names"
         raise DataError(f"--rename {why}; give OLD=NEW or a file") from None
     for number, row in enumerate(rows, 1):
         if len(row) != 2:

@@ -149,7 +149,7 @@ class Panel:
         self.doing = (what, done, total)
         if what != STEP:
             return
-        if self.first is None or done < self.step or total != self.steps:  # another run of a search starts anew
+        if self.first is None or done < self.step or total != self.steps:  # another run of a search starts over
             self.first, self.row, self.score = (done, self.clock()), None, ""
         self.step, self.steps = done, total or 0
 

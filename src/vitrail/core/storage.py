@@ -87,7 +87,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError:
         raise DataError(f"{path} is not text in UTF-8; save it as such") from None
     except (OSError, ValueError) as error:  # a NUL in the name
-        raise DataError(f"{path}: {getattr(error, 'strerror', None) or 'is no name that a file can have'}") from None
+        raise DataError(f"{path}: {getattr(error, 'strerror', None) or 'is not a valid file name'}") from None
 
 
 def check_writable(path: Path) -> None:
@@ -97,7 +97,7 @@ def check_writable(path: Path) -> None:
             raise ConfigError(f"{path} is a folder; name a file in it")
         above = next(folder for folder in path.absolute().parents if folder.exists())
         if not above.is_dir():
-            raise ConfigError(f"{path} cannot be written: {above} is no folder")
+            raise ConfigError(f"{path} cannot be written: {above} is not a folder")
         probe = above / f".vitrail-{secrets.token_hex(8)}.tmp"  # rights alone do not say: /proc, a read-only disk
         os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         probe.unlink()

@@ -76,7 +76,7 @@ class Selection:
             raise DataError(f"{path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} is no selection, or was changed by hand: {reason_of(error)}; write it again by what made it, "
+                f"{path} is not a selection, or was edited: {reason_of(error)}; write it again with what made it, "
                 "as `vitrail data dedup` does"
             ) from None
         return made

@@ -65,7 +65,7 @@ def fit_label_head(features: Tensor, truth: Tensor, *, penalty: float | None = N
 
 
 def label_draws(count: int, share: float) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of what is held out and what is left, by their places, drawn anew until there are some hundred."""
+    """Pairs of what is held out and what is left, by their places, drawn until there are about a hundred."""
     if not share or count < FEWEST:
         return []
     held = min(max(round(share * count), 1), MOST)

@@ -89,11 +89,11 @@ class Result:
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
         except KeyError as error:
-            raise DataError(f"{path} is no result of vitrail: it has no {error}") from None
+            raise DataError(f"{path} is not a result of vitrail: it has no {error}") from None
         except RecursionError:
-            raise DataError(f"{path} is no result of vitrail: it is nested too deeply") from None
+            raise DataError(f"{path} is not a result of vitrail: it is nested too deeply") from None
         except (ValueError, TypeError, AttributeError, VitrailError) as error:
-            raise DataError(f"{path} is no result of vitrail: {reason_of(error)}") from None
+            raise DataError(f"{path} is not a result of vitrail: {reason_of(error)}") from None
 
 
 def surroundings() -> dict[str, Any]:

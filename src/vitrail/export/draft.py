@@ -67,7 +67,7 @@ def check_target(target: Path, *, suffixes: tuple[str, ...], folder: bool = Fals
         raise ConfigError(f"{target} is a folder; name a file in it, ending in {named}")
     above = next(path for path in (target.absolute() / "x").parents if path.exists() and path != target.absolute())
     if not above.is_dir():
-        raise ConfigError(f"{target} cannot be written: {above} is no folder")
+        raise ConfigError(f"{target} cannot be written: {above} is not a folder")
     for place in (above, target) if folder and target.is_dir() else (above,):
         if not os.access(place, os.W_OK | os.X_OK):
             raise ConfigError(f"{target} cannot be written: {place} may not be written to; give another --out")

@@ -23,7 +23,7 @@ class Framed(h11.Connection):
     """h11's parser, stricter in two ways: a head has a limit however it arrives (h11 has one only for heads that come
     in parts), and a request with two lengths is none (RFC 9112, 6.3). `fault` says why a request was refused."""
 
-    fault: tuple[int, str, str] = (400, "not HTTP", "this is no request that HTTP/1.1 allows")
+    fault: tuple[int, str, str] = (400, "not HTTP", "this is not a valid HTTP/1.1 request")
 
     def __init__(self, most: int) -> None:
         super().__init__(h11.SERVER, most)

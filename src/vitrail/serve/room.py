@@ -9,7 +9,7 @@ from vitrail.serve.refusal import unavailable
 
 
 class Room:
-    """At most `most` bytes reserved at a time; whoever finds no room waits for it, up to `wait_s`."""
+    """At most `most` bytes reserved at a time; a request that finds no room waits for it, up to `wait_s`."""
 
     def __init__(self, most: int, wait_s: float) -> None:
         self.most, self.wait_s = most, wait_s

@@ -84,7 +84,7 @@ class Server(uvicorn.Server):
         self.announce()
 
     async def main_loop(self) -> None:
-        """Until told to stop, then until what is in flight is answered; whoever asks meanwhile, or had just begun to,
+        """Until told to stop, then until what is in flight is answered; a client that asks meanwhile
         is told 503 and not cut off."""
         await super().main_loop()
         settings, time = self.service.settings, asyncio.get_running_loop().time

@@ -85,4 +85,4 @@ def decoded(text: Any, at: int) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise Refused(400, "not base64", f"images[{at}] is no base64, or is cut short") from None
+        raise Refused(400, "not base64", f"images[{at}] is not base64, or is cut short") from None

@@ -3,7 +3,7 @@
     plan = Plan(study=study("positions"), scale="tiny", cells=grid(study("positions"), "tiny"), out=Path("runs/mine"))
     report = go(plan, places=places_for("auto", jobs=0), watcher=Nobody(), present=write)
 
-The same call again goes on: a finished cell stays, one that was interrupted goes on from its checkpoint, one that
+The same call again goes on: a finished cell stays, one that was interrupted resumes from its checkpoint, one that
 failed is tried again. A cell that fails is told of and the others finish; only what starts from its weights is not run.
 """
 

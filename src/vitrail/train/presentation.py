@@ -37,7 +37,7 @@ def present(
     step: int,
     chosen: int,
 ) -> None:
-    """Writes report.html anew. `chosen` is the step of the best weights, below 0 where the last ones count."""
+    """Writes report.html. `chosen` is the step of the best weights, below 0 where the last ones count."""
     split, found = ("", None) if scored is None else (scored.split, scored.found)
     score, seen = (found, None) if isinstance(found, Score) else (None, found)
     whose = "" if scored is None or chosen < 0 else name_weights(scored.step, chosen)

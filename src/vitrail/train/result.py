@@ -11,7 +11,7 @@ from vitrail.train.scoring import Best
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """How a run ended: "done", or "interrupted" and to be gone on with."""
+    """How a run ended: "done", or "interrupted" and can be resumed."""
 
     folder: Path
     state: str

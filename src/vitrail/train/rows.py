@@ -70,7 +70,7 @@ def called(row: Row) -> str:
 
 
 def describe_score(row: Row) -> str:
-    """A row that is no training step as text, for the terminal and the log."""
+    """A row other than a training step as text, for the terminal and the log."""
     if row["kind"] == "fewshot":
         spread = f"{row['accuracy']:.2%} ± {row['spread']:.2%}"
         return f"step {row['step']:,}: {row['shots']}-shot accuracy on {row['source']} {spread}"

@@ -49,7 +49,7 @@ def read_pins(cache: Path | None = None) -> dict[str, str]:
     values = list(cast("dict[str, Any]", held).values()) if isinstance(held, dict) else [None]
     sound = all(isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) for value in values)
     if not sound:
-        raise WeightsError(f"{path} is no list of checksums; restore it, or remove it and pin anew")
+        raise WeightsError(f"{path} is not a list of checksums; restore it, or remove it and pin again")
     return cast("dict[str, str]", held)
 
 

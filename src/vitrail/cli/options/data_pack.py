@@ -22,6 +22,6 @@ def size(text: str) -> int:
     """256MB -> 256000000; KiB, MiB and GiB are powers of two."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", text, re.IGNORECASE)
     if not found:
-        raise ConfigError(f"{text!r} is no size; write 256MB, 1GiB or a number of bytes")
+        raise ConfigError(f"{text!r} is not a size; write 256MB, 1GiB or a number of bytes")
     base = 1024 if found[3] else 1000
     return round(float(found[1]) * base ** " kmgt".index(found[2].lower() or " "))

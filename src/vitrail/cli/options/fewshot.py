@@ -31,5 +31,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def number_of(text: str) -> int:
     if text != "all" and not text.removeprefix("-").isdecimal():
-        raise argparse.ArgumentTypeError(f'{text!r} is no number of pictures; give whole ones, or "all"')
+        raise argparse.ArgumentTypeError(f'{text!r} is not a number of images; give whole ones, or "all"')
     return ALL if text == "all" else int(text)

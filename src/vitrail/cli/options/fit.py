@@ -31,5 +31,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--shots", type=int, metavar="N", help="learn from at most N pictures of each class")
     add_labels(parser)
-    parser.add_argument("--no-cache", action="store_true", help="extract the features anew, and do not keep them")
+    parser.add_argument("--no-cache", action="store_true", help="extract the features again, and do not keep them")
     add_loading(parser)

@@ -114,7 +114,7 @@ def add_frozen(parser: argparse.ArgumentParser, *, several: bool = False) -> Non
         "224), not as the weights say",
     )
     add_precision(parser)
-    parser.add_argument("--no-cache", action="store_true", help="extract the features anew, and do not keep them")
+    parser.add_argument("--no-cache", action="store_true", help="extract the features again, and do not keep them")
     add_loading(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
     add_deduplicated(parser)
@@ -128,7 +128,7 @@ def parse_minutes(text: str) -> float:
     except ValueError:
         minutes = -1.0
     if not 0 <= minutes < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes; give one above 0, or none for no limit")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes; give one above 0, or none for no limit")
     return minutes
 
 

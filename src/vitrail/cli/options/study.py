@@ -1,6 +1,6 @@
 """Run one of the paper's studies: a grid of trainings to its end, a table, a figure and one sentence of result.
 
-The same command again goes on where it stopped: finished cells stay, one that was interrupted goes on from its
+The same command again goes on where it stopped: finished cells stay, one that was interrupted resumes from its
 checkpoint, one that failed is tried again. --list says what all of it costs before anything starts; without a name it
 lists the studies.
 
@@ -32,5 +32,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processes at once (default: 4 a GPU; on a CPU, half its cores)",
     )
     add("--seeds", type=int, default=0, metavar="N", help="seeds of each point of the grid (default: the study's own)")
-    add("--force", action="store_true", help="train cells anew whose run has changed")
+    add("--force", action="store_true", help="retrain cells whose run has changed")
     add_device(parser)

@@ -77,7 +77,7 @@ class Picture:
         max_pixels: int = MAX_PIXELS,
         reserve: Callable[[int], object] | None = None,
     ) -> None:
-        """BadPicture where this is no picture that we read, or one of more pixels than `max_pixels`. `reserve` hears
+        """BadPicture where this is not an image that we read, or one of more pixels than `max_pixels`. `reserve` hears
         how many bytes decoding will take, before any are taken; it may wait, or raise."""
         self.failed = ""
         if isinstance(data, np.ndarray):

@@ -200,7 +200,7 @@ def resumed(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[Written]:
             )
         shards = [Written.of(json.loads(line)) for line in lines[1:]]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{out / JOURNAL} is damaged ({reason_of(error)}); remove the folder and pack anew") from None
+        raise DataError(f"{out / JOURNAL} is damaged ({reason_of(error)}); remove the folder and pack again") from None
     kept: list[Written] = []
     reached: dict[str, int] = {}
     for shard in shards:

@@ -273,8 +273,8 @@ def test_the_checksum_is_the_published_one() -> None:
         (lambda data: data[:7], "cut short at byte 0"),
         (lambda data: data[:-1], "cut short"),
         (lambda data: b"\1" + data[1:], "a length does not fit its checksum"),
-        (lambda data: writers.tf_record(b"\x0a\xff\x01"), "no picture of DMLab"),
-        (lambda data: writers.tf_record(writers.tf_example({"image": b"", "filename": b""})), "no picture of DMLab"),
+        (lambda data: writers.tf_record(b"\x0a\xff\x01"), "not an image of DMLab"),
+        (lambda data: writers.tf_record(writers.tf_example({"image": b"", "filename": b""})), "not an image of DMLab"),
         (
             lambda data: writers.tf_record(writers.tf_example({"image": b"", "filename": b"", "label": 6})),
             "its label is 6",

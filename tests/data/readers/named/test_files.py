@@ -162,7 +162,7 @@ def test_a_damaged_member_of_a_zip_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadPicture, match="checksum does not fit"):
         stored.picture(0)
     path.write_bytes(data[:100])
-    with pytest.raises(DataError, match="no zip file, or is damaged"):
+    with pytest.raises(DataError, match="not a zip file, or is damaged"):
         aerial.eurosat(tmp_path)
 
 

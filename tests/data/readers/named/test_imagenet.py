@@ -230,7 +230,7 @@ def test_real_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         with pytest.raises(BadLabels, match=message):
             real_labels(source, put(tmp_path / "real.json", text))
     for text in ("{", "[1]", '[["a"]]'):
-        with pytest.raises(DataError, match="no list of lists"):
+        with pytest.raises(DataError, match="not a list of lists"):
             real_labels(source, put(tmp_path / "real.json", text))
 
 

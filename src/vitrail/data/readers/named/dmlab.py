@@ -59,7 +59,7 @@ def index(paths: list[Path]) -> Tables:
                     raise Malformed(f"its label is {label}")
             except (Malformed, KeyError, IndexError) as error:
                 raise DataError(
-                    f"{path}: the record at byte {start:,} is no picture of DMLab ({reason_of(error)})"
+                    f"{path}: the record at byte {start:,} is not an image of DMLab ({reason_of(error)})"
                 ) from None
             rows.append((number, start + image[0], image[1] - image[0], label))
             names.append(PurePosixPath(data[name[0] : name[1]].decode("utf-8", "replace")).name)

@@ -99,7 +99,7 @@ def header(member: IO[bytes], path: Path) -> tuple[int, ...]:
         reads = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = reads(member)
     except ValueError as error:
-        raise DataError(f"{path}: imgs is no array ({reason_of(error)})") from None
+        raise DataError(f"{path}: imgs is not an array ({reason_of(error)})") from None
     if fortran or dtype != np.uint8 or len(shape) != 3 or shape[2] % 8:
         raise DataError(f"{path} holds imgs {shape} of {dtype}, not N x 64 x 64 of uint8")
     return shape

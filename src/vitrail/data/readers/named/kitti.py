@@ -87,7 +87,7 @@ def drive_of_each(kit: Tree, folder: str) -> list[str]:
             raise ValueError("a line number below 1")
         return [lines[i].split(" ")[1] for i in at]
     except (ValueError, IndexError) as error:
-        raise DataError(f"{where} is no mapping of KITTI's development kit ({reason_of(error)})") from None
+        raise DataError(f"{where} is not a mapping of KITTI's development kit ({reason_of(error)})") from None
 
 
 def splits(drives: list[str]) -> list[str]:

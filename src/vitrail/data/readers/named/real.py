@@ -24,7 +24,7 @@ def read_real(path: Path) -> list[tuple[int, ...]]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{path} is no list of lists of class numbers ({reason_of(error)})") from None
+        raise DataError(f"{path} is not a list of lists of class numbers ({reason_of(error)})") from None
     return rows
 
 

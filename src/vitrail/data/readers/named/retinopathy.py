@@ -57,7 +57,7 @@ def rows(path: Path, usage: str | None) -> list[tuple[str, int]]:
             ]
         except (KeyError, ValueError, TypeError, csv.Error) as error:
             raise DataError(
-                f"{path} is no table of image,level{',Usage' if usage else ''} ({reason_of(error)})"
+                f"{path} is not a table of image,level{',Usage' if usage else ''} ({reason_of(error)})"
             ) from None
 
 

@@ -71,7 +71,7 @@ class Zip(Tree):
                 infos = [info for info in opened.infolist() if not info.is_dir()]
         except (zipfile.BadZipFile, OSError) as error:
             raise DataError(
-                f"{path} is no zip file, or is damaged or cut short ({reason_of(error)}); download it again"
+                f"{path} is not a zip file, or is damaged or cut short ({reason_of(error)}); download it again"
             ) from None
         self.members = {info.filename: info for info in infos}
 
