@@ -132,6 +132,17 @@ def parse_minutes(text: str) -> float:
     return minutes
 
 
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        dest="settings",
+        help="change a field of the recipe",
+    )
+
+
 def add_training(parser: argparse.ArgumentParser, *, epochs: str, steps: str, batch: str, lr: str) -> None:
     """What `pretrain` and `finetune` have in common; the texts say what is chosen where nothing is given."""
     parser.add_argument(
@@ -143,14 +154,7 @@ def add_training(parser: argparse.ArgumentParser, *, epochs: str, steps: str, ba
     parser.add_argument("--batch", type=int, metavar="N", help=f"images per update (default: {batch})")
     parser.add_argument("--lr", type=float, metavar="R", help=f"peak learning rate (default: {lr})")
     parser.add_argument("--image-size", type=int, default=0, metavar="N", help="pixels per side; positions are resized")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        dest="settings",
-        help="change a field of the recipe",
-    )
+    add_settings(parser)
     add_labels(parser)
     parser.add_argument(
         "--minutes",

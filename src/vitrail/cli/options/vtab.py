@@ -7,7 +7,7 @@ again goes on where it stopped, task by task; data sets that are not there are p
 import argparse
 from pathlib import Path
 
-from vitrail.cli.options.groups import add_device
+from vitrail.cli.options.groups import add_device, add_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,14 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--root", type=Path, metavar="DIR", help="holds a folder for each data set (default: $VITRAIL_DATA)")
     add("--out", type=Path, metavar="DIR", help="a run folder a task, and the results (default: runs/vtab-WEIGHTS)")
     add("--image-size", type=int, default=0, metavar="N", help="pixels a side (default: 384, as the paper)")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        dest="settings",
-        help="change a field of the recipe",
-    )
+    add_settings(parser)
     add("--seed", type=int, default=None, help="of everything that is random (default: 0)")
     add("--download", action="store_true", help="fetch the files of the sets that may be fetched")
     add("--dry-run", action="store_true", help="say which sets are there and what it will take, and stop")
