@@ -12,13 +12,12 @@ from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.checkpoint.weights import bundle_of, network
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.export.form import bordered, root_pool, shipped
-from vitrail.export.positions import resampled, sines
 from vitrail.export.subject import references, sizes
 from vitrail.models import convolution
 from vitrail.models.build import Model
 from vitrail.models.config import ResNetConfig
-from vitrail.models.position import SineTable
-from vitrail.models.resize import resize_grid
+from vitrail.models.position import SineTable, sines
+from vitrail.models.resize import resample, resize_grid
 from vitrail.models.zoo import adapted
 
 
@@ -88,14 +87,14 @@ def test_a_border_is_what_padding_gives() -> None:
 @pytest.mark.parametrize("grid", [(3, 5), (7, 2), (1, 1), (1, 9), (4, 4)])
 def test_positions_are_resampled_as_the_reference_does(grid: tuple[int, int]) -> None:
     table = torch.randn(4, 4, 6)
-    assert torch.allclose(resampled(table, grid), resize_grid(table, grid), atol=1e-6)
+    assert torch.allclose(resample(table, grid), resize_grid(table, grid), atol=1e-6)
     if grid == (4, 4):
-        assert torch.equal(resampled(table, grid), table)
+        assert torch.equal(resample(table, grid), table)
 
 
 def test_fixed_positions_are_those_of_the_grid() -> None:
     config = replace(VIT, position="sincos2d", image=(10, 21))
-    assert torch.allclose(sines(config.grid, 16).flatten(0, 1), SineTable(config)()[0, 1:], atol=1e-6)
+    assert torch.allclose(sines(config.grid, 16, torch.float32).flatten(0, 1), SineTable(config)()[0, 1:], atol=1e-6)
 
 
 @torch.no_grad()

@@ -16,10 +16,11 @@ from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import VIT, awake, images
 from vitrail.inspection.distance import attention_distance
 from vitrail.inspection.rollout import class_attention, gradient_rollout, rollout
-from vitrail.inspection.stream import layers, over_all, rebuilt, states, stream
+from vitrail.inspection.stream import states, stream
 from vitrail.models.build import build
 from vitrail.models.config import ViTConfig
-from vitrail.models.vit import ViT
+from vitrail.models.taps import Taps
+from vitrail.models.vit import Block, ViT
 
 
 class Held(TorchDispatchMode):
@@ -92,12 +93,15 @@ def test_weights_are_the_softmax_written_out(config: ViTConfig) -> None:
 @pytest.mark.parametrize("name", ATTENTIVE)
 def test_the_fused_output_is_the_one_rebuilt_from_the_weights(name: str) -> None:
     config = ATTENTIVE[name]
-    model = awake(config)
-    for view, layer in zip(stream(model, images(config)), layers(model), strict=True):
-        seen, after = rebuilt(layer, view.before)
-        torch.testing.assert_close(after, view.after)
-        torch.testing.assert_close(over_all(layer.block, seen), view.attention)
-        block, width = layer.block, config.width
+    model, pictures = awake(config), images(config)
+    taps = Taps(attention=True, explicit=True)
+    with torch.no_grad():
+        torch.testing.assert_close(model.encode(pictures, taps=taps), model.encode(pictures))
+    blocks = [part for part in model.modules() if isinstance(part, Block)]
+    for view, block, rebuilt in zip(stream(model, pictures), blocks, taps.layers, strict=True):
+        torch.testing.assert_close(rebuilt.after, view.after)
+        torch.testing.assert_close(rebuilt.attention, view.attention)
+        width = config.width
         v = block.attention.qkv(block.norm_attention(view.before))[..., 2 * width :]
         mixed = view.attention @ v.unflatten(-1, (config.heads, -1)).transpose(1, 2)
         z = view.before + block.attention.out(mixed.transpose(1, 2).flatten(2))

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from tests.models import slow
 from tests.models.tiny import HYBRID, VARIANTS, VIT, awake, images
 from vitrail.core.errors import ImageSizeError
-from vitrail.models.build import build
+from vitrail.models.build import build, build_from
 from vitrail.models.config import ViTConfig
+from vitrail.models.resize import resize_positions
 from vitrail.models.vit import MLP, AxialBlock, Block, PatchEmbedding, ViT
+from vitrail.models.zoo import adapted
 
 VITS = {name: c for name, c in VARIANTS.items() if isinstance(c, ViTConfig) and c.backbone is None}
 
@@ -114,8 +117,8 @@ def test_norm_eps_is_the_configs_everywhere(eps: float) -> None:
 @pytest.mark.parametrize(
     ("shape", "said"),
     [
-        ((2, 3, 12, 6), "(2, 3, 12, 6)"),
-        ((2, 3, 6, 15), "(2, 3, 6, 15)"),
+        ((2, 3, 7, 12), "(2, 3, 7, 12)"),
+        ((2, 3, 6, 16), "(2, 3, 6, 16)"),
         ((2, 1, 6, 12), "(2, 1, 6, 12)"),
         ((3, 6, 12), "(3, 6, 12)"),
     ],
@@ -125,7 +128,39 @@ def test_images_of_another_size_are_refused_by_size(shape: tuple[int, ...], said
         vit(VIT)(torch.zeros(shape, dtype=torch.float64))
     assert said in str(caught.value)
     assert "[B, 3, 6, 12]" in str(caught.value)
-    assert "image_size=" in str(caught.value)
+    assert "multiples of 2x3" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"attention": "axial", "class_token": False, "pool": "mean"}, {"position": "relative"}]
+)
+def test_what_is_tied_to_its_size_takes_no_other(changes: dict[str, Any]) -> None:
+    with pytest.raises(ImageSizeError, match=r"\[B, 3, 6, 12\]"):
+        vit(replace(VIT, **changes))(torch.zeros(2, 3, 12, 6, dtype=torch.float64))
+
+
+SIZED = {
+    "learned": VIT,
+    "mean, registers, no prefix": replace(VIT, pool="mean", registers=2, position_prefix=False),
+    "2-D": replace(VIT, position="learned2d"),
+    "2-D sum in every layer": replace(VIT, position="learned2d-sum", placement="every"),
+    "sines": replace(VIT, position="sincos2d"),
+    "none": replace(VIT, position="none"),
+    "hybrid": adapted(HYBRID, image_size=(32, 32)),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_images_of_another_size_are_read_as_by_a_network_resized_for_them(name: str) -> None:
+    config = SIZED[name]
+    model = vit(config)
+    size = (config.image[0] + 2 * config.patch_pixels[0], config.image[1] - config.patch_pixels[1])
+    other = adapted(config, image_size=size)
+    resized = build_from(other, resize_positions(dict(model.state_dict()), config, other))
+    x = torch.randn(2, config.channels, *size, dtype=torch.float64)
+    torch.testing.assert_close(model(x), resized(x), rtol=1e-6, atol=1e-6)
+    assert model.patch_map(x).shape == (2, config.width, *other.grid)
+    model(x).sum().backward()
 
 
 def test_hybrid_refuses_other_images_too() -> None:

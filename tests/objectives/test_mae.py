@@ -106,7 +106,7 @@ def test_the_encoder_is_the_network_on_some_of_its_tokens(changes: dict[str, Any
         tokens = vit.position(vit.tokens(objective.normalised(pixels)), 0)[picture]
         some = [tokens[at] for at in range(vit.config.prefix)]
         some += [tokens[vit.config.prefix + patch] for patch in visible[picture].tolist()]
-        slow = vit.norm(vit.layers(torch.stack(some)[None]))[0]
+        slow = vit.norm(vit.forward_blocks(torch.stack(some)[None]))[0]
         assert torch.allclose(found[picture], slow, atol=1e-5)
     for patch in range(N):
         after = objective.encoded(objective.normalised(opposed(pixels, patch)), visible)
@@ -138,7 +138,7 @@ def slow_loss(objective: Reconstruct, inputs: tuple[Tensor, ...]) -> float:
         images = (pixels[picture : picture + 1].double() / 255 - objective.mean.double()) / objective.std.double()
         tokens = vit.position(vit.tokens(images), 0)[0]
         seen = [*range(prefix), *(prefix + patch for patch in visible[picture].tolist())]
-        narrow = decoder.narrow(vit.norm(vit.layers(tokens[seen][None]))[0])
+        narrow = decoder.narrow(vit.norm(vit.forward_blocks(tokens[seen][None]))[0])
         grid = decoder.mask[0].expand(prefix + N, -1).clone()
         for token, at in zip(narrow, seen, strict=True):
             grid[at] = token

@@ -137,7 +137,7 @@ def slow_loss(objective: PredictPatches, inputs: tuple[Tensor, ...]) -> tuple[fl
         for patch in range(N):
             stands = int(source[picture, patch])
             changed[VIT.prefix + patch] = head.mask[0, 0] if stands == N else tokens[VIT.prefix + stands]
-        z = vit.norm(vit.layers(vit.position(changed[None], 0)))[0]
+        z = vit.norm(vit.forward_blocks(vit.position(changed[None], 0)))[0]
         for patch in corrupted[picture].tolist():
             told = head.predict(z[VIT.prefix + patch])
             rows, columns = place(patch)

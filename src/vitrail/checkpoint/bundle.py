@@ -8,6 +8,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.training_record import abridge
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import ModelConfig, from_dict, to_dict
 
 
@@ -45,6 +46,12 @@ class Bundle:
 
     def __post_init__(self) -> None:
         self.card.preprocessing.check_fit(self.config.image)
+
+
+def card_of(network: Backbone) -> Card:
+    """What travels with a network; one that was built by itself gets the card of a network for pixels in [-1, 1]."""
+    card = network.card
+    return card if isinstance(card, Card) else Card(preprocessing=Preprocessing(image=network.config.image))
 
 
 def describe(config: ModelConfig, card: Card) -> dict[str, Any]:

@@ -22,9 +22,9 @@ def name_imagenet(card: Card, num_classes: int) -> Card:
     return replace(card, labels=names) if card.labels is None and num_classes == len(names) else card
 
 
-def has_imagenet_names(card: object) -> bool:
+def has_imagenet_names(card: Card) -> bool:
     """Whether the class names are the bundled ones of ImageNet."""
-    return isinstance(card, Card) and card.labels == bundled_names("imagenet")
+    return card.labels == bundled_names("imagenet")
 
 
 def with_names(bundle: Bundle, names: Sequence[str]) -> Bundle:
@@ -42,9 +42,9 @@ def renaming(old: Sequence[str] | None, new: Sequence[str]) -> dict[str, Any]:
     return {RENAMED: changed} if changed else {}
 
 
-def other_names(card: object) -> list[tuple[str, ...]]:
+def other_names(card: Card) -> list[tuple[str, ...]]:
     """What data sets may call the classes beside the card's own names: WordNet ids, or the names before a renaming."""
-    if not isinstance(card, Card) or card.labels is None:
+    if card.labels is None:
         return []
     found = [imagenet_ids()] if has_imagenet_names(card) else []
     before: Any = card.provenance.get(RENAMED)

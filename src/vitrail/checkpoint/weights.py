@@ -6,18 +6,17 @@ from typing import Any, cast
 
 import torch
 
-from vitrail.checkpoint.bundle import Bundle, Card, describe
+from vitrail.checkpoint.bundle import Bundle, Card, card_of, describe
 from vitrail.checkpoint.files.seal import write_sealed
 from vitrail.checkpoint.formats.table import Tensors
 from vitrail.checkpoint.source import read_bundle
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.models.backbone import Backbone
 from vitrail.models.build import Model, build, build_from
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.resize import Numerics, resize_positions
-from vitrail.models.resnet import ResNet
-from vitrail.models.vit import ViT
 from vitrail.models.zoo import adapted
 
 
@@ -114,13 +113,13 @@ def bundle_of(
 ) -> Bundle:
     """A network and its card as data; compiled and parallel wrappers are looked through."""
     inner = model
-    while not isinstance(inner, ViT | ResNet):
+    while not isinstance(inner, Backbone):
         wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
         if not isinstance(wrapped, torch.nn.Module):
             raise ConfigError(f"{type(model).__name__} is not a vitrail network")
         inner = wrapped
     config = inner.config
-    old = inner.card if isinstance(inner.card, Card) else Card(preprocessing=Preprocessing(image=config.image))
+    old = card_of(inner)
     names = old.labels if labels is None else tuple(labels)
     if labels is None and names is not None and len(names) != config.classes:
         names = None  # the head was replaced since

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.checkpoint.bundle import card_of
 from vitrail.checkpoint.naming import other_names
 from vitrail.cli.evaluate_multi_label import show_classes, write_scores
 from vitrail.cli.exposure import Scope, choose_unseen
@@ -119,7 +120,7 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
     if args.threshold is not None and not about.multi_label:
         raise ConfigError(f"--threshold {args.threshold:g} is for multi-label weights, which {about.name} is not")
     names = about.labels if args.labels is None else read_labels(args.labels, outputs)
-    also = other_names(about.network.card) if args.labels is None else []
+    also = other_names(card_of(about.network)) if args.labels is None else []
     data = data_of(args, about, collection, split)
     source, scope = choose_unseen(args, about.provenance, collection.splits[split], f"{args.data}@{split}", world)
     data |= {"pictures": len(source), "fingerprint": source.fingerprint, "seen": scope.facts()}

@@ -30,10 +30,9 @@ def new_names(args: argparse.Namespace, names: Sequence[str] | None, num_classes
 
 def renamed(asker: "Predictor", args: argparse.Namespace) -> "Predictor":
     """The predictor with the names that --labels and --rename ask for."""
-    from vitrail.checkpoint.bundle import Card
+    from vitrail.checkpoint.bundle import card_of
 
-    card = asker.network.card
-    names = new_names(args, card.labels if isinstance(card, Card) else None, len(asker.labels))
+    names = new_names(args, card_of(asker.network).labels, len(asker.labels))
     return asker if names is None else asker.called(names)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vitrail.checkpoint.bundle import Card
+from vitrail.checkpoint.bundle import card_of
 from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.weights import network as network_of
 from vitrail.checkpoint.weights import operate
@@ -47,18 +47,15 @@ class Subject:
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        card: Any = self.network.card
-        return card.labels if isinstance(card, Card) else None
+        return card_of(self.network).labels
 
     @property
     def multi_label(self) -> bool:
-        card: Any = self.network.card
-        return isinstance(card, Card) and card.multi_label
+        return card_of(self.network).multi_label
 
     @property
     def provenance(self) -> dict[str, Any]:
-        card: Any = self.network.card
-        return card.provenance if isinstance(card, Card) else {}
+        return card_of(self.network).provenance
 
 
 @contextlib.contextmanager
@@ -85,11 +82,10 @@ def subject(args: argparse.Namespace, device: torch.device) -> Subject:
         # Now, not when the result is written: a run that is training may have replaced the file by then.
         facts = weights_facts(args.weights, network if args.image_size is None else network_of(bundle))
         network = network.to(device)
-    card: Any = network.card
     return Subject(
         name=args.weights,
         network=network,
-        preprocessing=card.preprocessing,
+        preprocessing=card_of(network).preprocessing,
         device=device,
         facts=facts,
     )

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from vitrail import __version__
+from vitrail.checkpoint.bundle import card_of
 from vitrail.checkpoint.files.read import read_weights
 from vitrail.checkpoint.files.seal import write_sealed
 from vitrail.core.errors import ConfigError, DataError, VitrailError, WeightsError, unknown
@@ -38,7 +39,6 @@ from vitrail.evaluation.defaults import Stored
 from vitrail.evaluation.embedding_file import FORMATS, Part, about_in, join, readable
 from vitrail.evaluation.features import last_read
 from vitrail.evaluation.identity import network_hash
-from vitrail.evaluation.instant import card_of
 from vitrail.evaluation.rest import Precision, at_rest, prepared
 from vitrail.models.build import Model
 

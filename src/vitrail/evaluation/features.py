@@ -16,8 +16,7 @@ from vitrail.data.draws import Draws
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.rest import Precision, at_rest, prepared
-from vitrail.models.resnet import ResNet
-from vitrail.models.vit import ViT
+from vitrail.models.backbone import Backbone
 
 HELD: Final = 64  # batches whose features wait on the device before they are fetched, so that few fetches make it wait
 
@@ -100,10 +99,8 @@ def extract(
 def last_read(network: nn.Module, images: Tensor) -> Tensor:
     """[B, C, H, W] -> [B, D]: of a ViT the representation y, through the hidden layer where there is one (the paper's
     pre-logits); of a ResNet the pooled map."""
-    if isinstance(network, ViT):
-        return network.head.features(network.represent(images))
-    if isinstance(network, ResNet):
-        return network.forward_head(network.forward_features(images), pre_logits=True)
+    if isinstance(network, Backbone):
+        return network.features(images)
     raise ConfigError(f"a {type(network).__name__} is no network of ours: which layer is its last is not known")
 
 

@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.checkpoint.bundle import Bundle, Card
+from vitrail.checkpoint.bundle import Bundle, Card, card_of
 from vitrail.checkpoint.weights import bundle_of
 from vitrail.checkpoint.weights import network as built
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.collection import Collection, agree, open_collection
 from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch, sweep
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source, Subset
 from vitrail.data.splits import stratified
 from vitrail.data.training_record import KEY, find_exposure, record_training
@@ -357,8 +356,3 @@ def told(head: Head, collection: Collection, split: str, source: Source, scored:
         "held_out": chosen,
         **({} if score is None else {"score": score}),
     }
-
-
-def card_of(network: Model) -> Card:
-    card: Any = network.card
-    return card if isinstance(card, Card) else Card(preprocessing=Preprocessing(image=network.config.image))

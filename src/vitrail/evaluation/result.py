@@ -19,10 +19,9 @@ from vitrail.core.storage import read_text, write_file
 from vitrail.evaluation.intervals import wilson
 
 if TYPE_CHECKING:  # results are read and compared without torch, which takes seconds to load
-    import torch
-
     from vitrail.data.selection import Selection
     from vitrail.data.source import Source
+    from vitrail.models.backbone import Backbone
 
 FORMAT: Final = "vitrail result 1"
 Unit: TypeAlias = Literal["share", "img/s", "ms", "bytes", "count", "number"]  # a share is shown as a percentage
@@ -103,20 +102,20 @@ def surroundings() -> dict[str, Any]:
     return environment()
 
 
-def weights_facts(name: str, network: "torch.nn.Module") -> dict[str, Any]:
+def weights_facts(name: str, network: "Backbone") -> dict[str, Any]:
     """Of the network: what it was called, its hash, its kind and size, and what its card says of its making."""
+    from vitrail.checkpoint.bundle import card_of
     from vitrail.data.training_record import abridge
     from vitrail.evaluation.identity import network_hash
 
-    config: Any = network.config
-    card: Any = network.card
+    config = network.config
     return {
         "name": name,
         "hash": network_hash(network),
         "network": type(config).__name__.removesuffix("Config"),
         "image": list(config.image),
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "provenance": abridge(card.provenance) if card is not None else {},
+        "provenance": abridge(card_of(network).provenance),
     }
 
 

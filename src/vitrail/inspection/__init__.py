@@ -19,13 +19,12 @@ from vitrail.inspection.features import colours, patch_features, patch_similarit
 from vitrail.inspection.gradcam import grad_cam
 from vitrail.inspection.overlay import overlay
 from vitrail.inspection.rollout import class_attention, gradient_rollout, joined, rollout, rollout_by_layer
-from vitrail.inspection.stream import View, stream
+from vitrail.inspection.stream import stream
 from vitrail.inspection.tokens import Tokens, tokens_of
 
 __all__ = [
     "Curves",
     "Tokens",
-    "View",
     "attention_distance",
     "attention_entropy",
     "class_attention",

@@ -6,10 +6,7 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.tokens import tokens_of, transformer
-from vitrail.models.convolution import StandardisedConv
-from vitrail.models.hybrid import HybridEmbedding
-from vitrail.models.resnet import ResNet
-from vitrail.models.vit import PatchEmbedding, ViT
+from vitrail.models.backbone import Backbone
 
 
 def filters(model: nn.Module, count: int = 28) -> Tensor:
@@ -21,27 +18,15 @@ def filters(model: nn.Module, count: int = 28) -> Tensor:
     more components."""
     if count < 1:
         raise ConfigError(f"count={count} must be at least 1")
-    kernel = _kernel(model).detach()
+    if not isinstance(model, Backbone):
+        raise ConfigError(f"a {type(model).__name__} has no filters that are known here; take a ViT, hybrid or ResNet")
+    kernel = model.kernel.detach()
     if kernel.shape[1] not in (1, 3):
         raise ConfigError(f"filters over {kernel.shape[1]} channels have no colours; 1 or 3 can be shown")
     flat = kernel.permute(0, 2, 3, 1).flatten(1).cpu().double()  # [D, P·P·C]
     parts = components(flat, min(count, max(flat.shape[0] - 1, 1), flat.shape[1]))
     tiles = stretched(parts).unflatten(1, (*kernel.shape[2:], kernel.shape[1]))
     return tiles.float().to(kernel.device).expand(*tiles.shape[:3], 3).contiguous()
-
-
-def _kernel(model: nn.Module) -> Tensor:
-    """[D, C, P, P]."""
-    root: nn.Module | None = None
-    if isinstance(model, ResNet):
-        root = model.trunk.root
-    elif isinstance(model, ViT) and isinstance(model.embedding, HybridEmbedding):
-        root = model.embedding.backbone.root
-    elif isinstance(model, ViT) and isinstance(model.embedding, PatchEmbedding):
-        return model.embedding.projection.weight
-    if not isinstance(root, StandardisedConv):
-        raise ConfigError(f"a {type(model).__name__} has no filters that are known here; take a ViT, hybrid or ResNet")
-    return root.standardised()
 
 
 def components(samples: Tensor, count: int) -> Tensor:

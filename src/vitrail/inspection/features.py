@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.stream import layers, states
+from vitrail.inspection.stream import states
 from vitrail.inspection.tokens import patches, precise, tokens_of, transformer
 
 TAIL = 0.01  # of all values, on either side, that colours leave out: a few tokens far off would grey all others
@@ -17,7 +17,7 @@ def patch_features(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
     """Patches behind a layer, through the network's last norm, so that layers compare: [B, C, H, W] prepared ->
     [B, rows, columns, D]. Layers count from 0, or from the end."""
     network = transformer(model)
-    count = len(layers(network))
+    count = network.depth
     if not -count <= layer < count:
         raise ConfigError(f"layer={layer}: this network has {count}, from 0 to {count - 1} or from -1 backwards")
     z = next(itertools.islice(states(network, images), layer % count + 1, None))

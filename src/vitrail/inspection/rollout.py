@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.stream import Layer, layers, over_all, rebuilt, stream
-from vitrail.inspection.tokens import chosen, output_row, patches, placed, precise, tokens_of, transformer
+from vitrail.inspection.stream import stream
+from vitrail.inspection.tokens import chosen, fitted, output_row, patches, precise, tokens_of, transformer
 from vitrail.models.resting import resting
+from vitrail.models.taps import Taps
+from vitrail.models.vit import ViT
 
 
 def joined(attention: Sequence[Tensor]) -> Tensor:
@@ -87,40 +89,44 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = 
         inputs, last = _inputs(network, images)
         speaks = _speaks(network, last, classes)
         row = first = output_row(precise(torch.eye(last.shape[1]).to(last)), network).expand(last.shape[0], -1)
-        for layer, z in zip(reversed(layers(network)), reversed(inputs), strict=True):
-            weight, speaks = _weighted(layer, z, speaks)
-            row = row + (row[:, None] @ weight)[:, 0]
+        for block in reversed(range(len(inputs))):
+            weights, speaks = _weighted(network, block, inputs.pop(), speaks)
+            for weight in reversed(weights):
+                row = row + (row[:, None] @ weight)[:, 0]
     return patches(row - first, tokens_of(network))
 
 
-def _inputs(network: nn.Module, images: Tensor) -> tuple[list[Tensor], Tensor]:
-    """What each layer is given, and what the last one hands on: [B, T, D] each."""
-    network = transformer(network)
+def _inputs(network: ViT, images: Tensor) -> tuple[list[Tensor], Tensor]:
+    """What each block is given, and what the last one hands on: [B, T, D] each."""
     found: list[Tensor] = []
     with torch.no_grad():
-        z = network.tokens(placed(images, network))
-        for layer in layers(network):
-            z = layer.enter(z, network)
+        z = network.embed(fitted(images, network))
+        for block in range(len(network.blocks)):
             found.append(z)
-            z = layer.block(z, layer.offsets)
+            z = network.forward_blocks(z, first=block, last=block + 1)
     return found, z
 
 
-def _speaks(network: nn.Module, last: Tensor, classes: Tensor | None) -> Tensor:
+def _speaks(network: ViT, last: Tensor, classes: Tensor | None) -> Tensor:
     """∂y/∂z_L of each picture's class: [B, T, D]."""
-    network = transformer(network)
     with torch.enable_grad():
         z = last.detach().requires_grad_()
-        logits = network.forward_head(z if network.config.norm_after_pool else network.norm(z))
+        logits = network.head(network.read(z))
         picked = logits.gather(1, chosen(logits, classes)[:, None])
         return torch.autograd.grad(picked.sum(), z)[0]
 
 
-def _weighted(layer: Layer, z: Tensor, speaks: Tensor) -> tuple[Tensor, Tensor]:
-    """Ā_l [B, T, T] and ∂y/∂z_{l-1} [B, T, D] from ∂y/∂z_l."""
+def _weighted(network: ViT, block: int, z: Tensor, speaks: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Ā_l [B, T, T] of a block's layers, the first one first; and ∂y/∂z [B, T, D] at its input, from that at its
+    output."""
+    taps = Taps(attention=True, explicit=True)
     with torch.enable_grad():
         z = z.detach().requires_grad_()
-        seen, out = rebuilt(layer, z)
-        by_weight, by_input = torch.autograd.grad(out, (seen, z), speaks)
-    helpful = precise(by_weight * seen.detach()).clamp(min=0).mean(dim=1, keepdim=True)
-    return over_all(layer.block, helpful)[:, 0], by_input
+        out = network.forward_blocks(z, first=block, last=block + 1, taps=taps)
+        seen = [tap.weights for tap in taps.layers]
+        *by_weight, by_input = torch.autograd.grad(out, (*seen, z), speaks)
+    found: list[Tensor] = []
+    for tap, weights, slope in zip(taps.layers, seen, by_weight, strict=True):
+        helpful = precise(slope * weights.detach()).clamp(min=0).mean(dim=1, keepdim=True)
+        found.append(tap.spread(helpful)[:, 0])
+    return found, by_input

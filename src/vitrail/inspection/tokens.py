@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitrail.core.errors import ConfigError
+from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.shapes import Pair, times
 from vitrail.models.vit import ViT
 
@@ -36,9 +36,7 @@ def transformer(model: nn.Module) -> ViT:
 
 def tokens_of(model: nn.Module) -> Tokens:
     config = transformer(model).config
-    rows, columns = config.patch
-    stride = 1 if config.backbone is None else config.backbone.stride
-    return Tokens(config.prefix, config.grid, config.class_token, (rows * stride, columns * stride))
+    return Tokens(config.prefix, config.grid, config.class_token, config.patch_pixels)
 
 
 def patches(z: Tensor, tokens: Tokens, dim: int = -1) -> Tensor:
@@ -62,6 +60,17 @@ def placed(images: Tensor, model: nn.Module) -> Tensor:
         )
     like = next(model.parameters())
     return images.to(like.device, like.dtype)
+
+
+def fitted(images: Tensor, network: ViT) -> Tensor:
+    """The same, of the network's own size: what is read off them lies on its grid."""
+    images = placed(images, network)
+    if tuple(images.shape[1:]) != (network.config.channels, *network.config.image):
+        raise ImageSizeError(
+            f"images of {tuple(images.shape)} do not fit a network for [B, {network.config.channels}, "
+            f"{times(network.config.image).replace('x', ', ')}]; load it with image_size=... to resize its positions"
+        )
+    return images
 
 
 def precise(z: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from vitrail.core.shapes import Pair
 from vitrail.models.fused import attend, attends, split_linear, suits
+from vitrail.models.taps import Taps
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -66,13 +67,21 @@ class Attention(nn.Module):
         q, k, _ = self.project(z)
         return attention_weights(q, k, None if offsets is None else relative_logits(q, offsets))
 
-    def forward(self, z: Tensor, offsets: Tensor | None = None, queries: int | None = None) -> Tensor:
+    def forward(
+        self, z: Tensor, offsets: Tensor | None = None, queries: int | None = None, taps: Taps | None = None
+    ) -> Tensor:
         """[B, T, D] -> [B, T, D], or [B, queries, D] for the first tokens alone, which still see all others."""
         dropout = self.dropout if self.training else 0.0
-        if queries is None and offsets is None and not dropout and attends(z, self.qkv, self.heads):
+        tapped = taps is not None and taps.attention
+        if queries is None and offsets is None and not dropout and not tapped and attends(z, self.qkv, self.heads):
             return self.out(attend(z, self.qkv, self.heads))  # Eqs. 5-8
         q, k, v = self.project(z) if queries is None else self.project_first(z, queries)
         bias = None if offsets is None else relative_logits(q, offsets)
+        if taps is not None and tapped:
+            weights = attention_weights(q, k, bias)
+            taps.take_attention(q, k, v, weights)
+            if taps.explicit:
+                return self.out((weights @ v).transpose(1, 2).flatten(2))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)  # Eqs. 6, 7
         return self.out(mixed.transpose(1, 2).flatten(2))  # Eq. 8
 
@@ -93,3 +102,22 @@ def columns(z: Tensor, grid: Pair) -> Tensor:
 
 def from_columns(z: Tensor, grid: Pair) -> Tensor:
     return z.unflatten(0, (-1, grid[1])).transpose(1, 2).flatten(1, 2)
+
+
+def spread_rows(weights: Tensor, grid: Pair) -> Tensor:
+    """Weights within rows as weights over all tokens, zero between rows: [B·rows, X, columns, columns] -> [B, X, N, N]
+    for X heads."""
+    count, own = grid[0], weights.unflatten(0, (-1, grid[0])).movedim(1, 2)  # [B, X, rows, columns, columns]
+    whole = weights.new_zeros(*own.shape[:2], *grid, *grid)
+    each = torch.arange(count, device=weights.device)
+    whole[:, :, each, :, each, :] = own.movedim(2, 0)
+    return whole.flatten(4, 5).flatten(2, 3)
+
+
+def spread_columns(weights: Tensor, grid: Pair) -> Tensor:
+    """The same of columns: [B·columns, X, rows, rows] -> [B, X, N, N]."""
+    count, own = grid[1], weights.unflatten(0, (-1, grid[1])).movedim(1, 2)  # [B, X, columns, rows, rows]
+    whole = weights.new_zeros(*own.shape[:2], *grid, *grid)
+    each = torch.arange(count, device=weights.device)
+    whole[:, :, :, each, :, each] = own.movedim(2, 0)
+    return whole.flatten(4, 5).flatten(2, 3)

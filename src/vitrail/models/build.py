@@ -5,6 +5,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitrail.models.hybrid import HybridEmbedding
 from vitrail.models.initialise import initialise
@@ -12,7 +13,7 @@ from vitrail.models.position import SineTable
 from vitrail.models.resnet import ResNet
 from vitrail.models.vit import PatchEmbedding, ViT
 
-Model: TypeAlias = ViT | ResNet
+Model: TypeAlias = Backbone
 
 
 def build(config: ModelConfig) -> Model:

@@ -245,6 +245,17 @@ class ViTConfig:
         return self.patches + self.prefix
 
     @property
+    def patch_pixels(self) -> Pair:
+        """Pixels of the image from one patch to the next."""
+        stride = 1 if self.backbone is None else self.backbone.stride
+        return self.patch[0] * stride, self.patch[1] * stride
+
+    @property
+    def any_size(self) -> bool:
+        """Whether images of other sizes than `image` can be read: neither attention nor positions are tied to it."""
+        return self.attention == "full" and self.position != "relative"
+
+    @property
     def placed(self) -> Placement:
         """Where positions enter, with the paper's way filled in."""
         return self.placement or ("every" if self.position == "relative" else "stem")

@@ -45,6 +45,17 @@ def pad_same(x: Tensor, side: int, stride: int, value: float = 0.0) -> Tensor:
     return F.pad(x, widths, value=value) if any(widths) else x
 
 
+class RootPool(nn.Module):
+    """The root's max-pool as a module, which export replaces by one that survives other runtimes."""
+
+    def __init__(self, config: ResNetConfig):
+        super().__init__()
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:
+        return root_pool(x, self.config)
+
+
 def root_pool(x: Tensor, config: ResNetConfig) -> Tensor:
     """The root's 3x3 max-pool. No ReLU stands before BiT's, so padding by zero and by minus infinity differ there."""
     if config.root == "3x3":

@@ -17,3 +17,12 @@ class HybridEmbedding(PatchEmbedding):
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(self.backbone(images))
+
+    def grid_of(self, images: Tensor) -> Pair:
+        rows, columns = self.projection.stride
+        stride = self.backbone.config.stride
+        return images.shape[2] // (rows * stride), images.shape[3] // (columns * stride)
+
+    @property
+    def kernel(self) -> Tensor:
+        return self.backbone.kernel

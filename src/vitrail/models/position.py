@@ -9,7 +9,9 @@ The class token has a row of its own unless `position_prefix` is off; registers 
 import torch
 from torch import Tensor, nn
 
+from vitrail.core.shapes import Pair
 from vitrail.models.config import ViTConfig
+from vitrail.models.resize import resample
 
 
 class LearnedTable(nn.Module):
@@ -23,8 +25,11 @@ class LearnedTable(nn.Module):
     def initialise(self) -> None:
         nn.init.normal_(self.table, std=0.02)
 
-    def forward(self) -> Tensor:
+    def forward(self, grid: Pair | None = None) -> Tensor:
         split = _prefix_rows(self.config)
+        if grid is not None:
+            own = resample(self.table[0, split:].unflatten(0, self.config.grid), grid)
+            return _whole(self.config, self.table[:, :split] if split else None, own.flatten(0, 1)[None])
         if self.table.shape[1] == self.config.tokens:
             return self.table
         return _whole(self.config, self.table[:, :split] if split else None, self.table[:, split:])
@@ -46,11 +51,14 @@ class AxesTable(nn.Module):
         for table in self.parameters():
             nn.init.normal_(table, std=0.02)
 
-    def forward(self) -> Tensor:
-        shape = (*self.config.grid, -1)
-        x, y = self.columns[None].expand(shape), self.rows[:, None].expand(shape)
-        grid = torch.cat([x, y], dim=-1) if self.config.position == "learned2d" else x + y
-        return _whole(self.config, self.prefix, grid.reshape(1, self.config.patches, self.config.width))
+    def forward(self, grid: Pair | None = None) -> Tensor:
+        columns, rows = self.columns[None], self.rows[:, None]
+        if grid is not None:
+            columns, rows = resample(columns, (1, grid[1])), resample(rows, (grid[0], 1))
+        shape = (*(grid or self.config.grid), self.columns.shape[1])
+        x, y = columns.expand(shape), rows.expand(shape)
+        both = torch.cat([x, y], dim=-1) if self.config.position == "learned2d" else x + y
+        return _whole(self.config, self.prefix, both.flatten(0, 1)[None])
 
 
 class SineTable(nn.Module):
@@ -64,12 +72,7 @@ class SineTable(nn.Module):
         self.register_buffer("table", self._table(), persistent=False)
 
     def _table(self) -> Tensor:
-        rows, columns = self.config.grid
-        quarter = self.config.width // 4
-        rate = 10_000.0 ** -(torch.arange(quarter, dtype=torch.float64) / max(quarter - 1, 1))
-        y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-        x, y = x.reshape(-1, 1) * rate, y.reshape(-1, 1) * rate
-        return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)[None].float()
+        return sines(self.config.grid, self.config.width, torch.float64).flatten(0, 1)[None].float()
 
     def initialise(self) -> None:
         self.table.copy_(self._table())
@@ -78,8 +81,22 @@ class SineTable(nn.Module):
         """Fixed tables are in no weight file: make one where the network was built without storage."""
         self.table = self._table().to(like.device, like.dtype)
 
-    def forward(self) -> Tensor:
-        return _whole(self.config, None, self.table)
+    def forward(self, grid: Pair | None = None) -> Tensor:
+        if grid is None:
+            return _whole(self.config, None, self.table)
+        made = sines(grid, self.config.width, torch.float32, self.table.device).to(self.table.dtype)
+        return _whole(self.config, None, made.flatten(0, 1)[None])
+
+
+def sines(grid: Pair, width: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Fixed positions of a grid: [rows, columns, D]. A graph with an open grid holds them in float32."""
+    quarter = width // 4
+    rate = 10_000.0 ** -(torch.arange(quarter, dtype=torch.float64) / max(quarter - 1, 1))
+    rate = rate.to(dtype=dtype, device=device)
+    shape = (grid[0], grid[1], quarter)
+    x = (torch.arange(grid[1], dtype=dtype, device=device)[:, None] * rate)[None].expand(shape)
+    y = (torch.arange(grid[0], dtype=dtype, device=device)[:, None] * rate)[:, None].expand(shape)
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1)
 
 
 class RelativeOffsets(nn.Module):
@@ -120,10 +137,11 @@ class Positions(nn.Module):
             return None
         return self.tables[layer if self.placed == "every" else 0]
 
-    def forward(self, z: Tensor, layer: int) -> Tensor:
-        """Tokens with what positions add at the input of a layer, counted from 0."""
+    def forward(self, z: Tensor, layer: int, grid: Pair | None = None) -> Tensor:
+        """Tokens with what positions add at the input of a layer, counted from 0. For a grid that is not the network's
+        own they are resampled (3.2)."""
         table = None if self.relative else self._at(layer)
-        return z if table is None else z + table()
+        return z if table is None else z + table(grid)
 
     def offsets(self, layer: int) -> Tensor | None:
         """What relative positions give to the attention of a layer."""
@@ -139,4 +157,5 @@ def _whole(config: ViTConfig, prefix: Tensor | None, grid: Tensor) -> Tensor:
     """The table for all tokens, with zeros where a class token or register has no position: [1, T, D]."""
     have = 0 if prefix is None else prefix.shape[1]
     empty = grid.new_zeros(1, config.prefix - have, config.width)
-    return torch.cat([part for part in (prefix, empty, grid) if part is not None and part.shape[1]], dim=1)
+    before = [part for part in (prefix, empty) if part is not None and part.shape[1]]
+    return torch.cat([*before, grid], dim=1) if before else grid

@@ -3,6 +3,7 @@
 Three numerics. `reference` is what the official code computes, `scipy.ndimage.zoom(order=1)`: corner to corner,
 bilinear. `bilinear` is the half-pixel form. `bicubic` is antialiased half-pixel bicubic. All work in float64 and return
 the table's own type; the class token's row is left alone, and a table of the right size is returned as it is.
+`resample` is the first of them for a single forward pass at another size.
 """
 
 from typing import Literal, TypeAlias, get_args
@@ -40,6 +41,24 @@ def _bicubic(lines: Tensor, size: int) -> Tensor:
     doubled = lines.flatten(0, 1)[None, :, None].expand(-1, -1, 2, -1)
     out = F.interpolate(doubled, (2, size), mode="bicubic", align_corners=False, antialias=True)
     return out[0, :, 0].unflatten(0, lines.shape[:2])
+
+
+def resample(table: Tensor, grid: Pair) -> Tensor:
+    """A grid of vectors on another grid, in operations that a graph with an open image size can hold: [rows, columns,
+    D] -> [new rows, new columns, D]. Corner to corner and bilinear, the `reference` numerics in float32: along each
+    axis a product with a matrix of hats. On the table's own grid that matrix is the identity, so nothing changes
+    there, not by a bit."""
+    rows, columns, width = table.shape
+    exact = table.to(torch.promote_types(table.dtype, torch.float32))
+    tall = hats(rows, grid[0], exact) @ exact.flatten(1)
+    return (hats(columns, grid[1], exact) @ tall.view(-1, columns, width)).to(table.dtype)
+
+
+def hats(old: int, new: int, like: Tensor) -> Tensor:
+    """Weights [new, old] of linear interpolation between `old` places, from the first to the last."""
+    steps = torch.arange(new, device=like.device, dtype=like.dtype)
+    place = steps * (old - 1) / steps[-1:].clamp_min(1)
+    return (1 - (place[:, None] - torch.arange(old, device=like.device, dtype=like.dtype)).abs()).clamp_min(0)
 
 
 def resize_position(table: Tensor, old: Pair, new: Pair, numerics: Numerics = "reference") -> Tensor:

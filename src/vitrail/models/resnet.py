@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.shapes import Pair
 from vitrail.models.attention import Attention, columns, from_columns, from_rows, rows
-from vitrail.models.card import Card
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import ResNetConfig
-from vitrail.models.convolution import StandardisedConv, root_pool
+from vitrail.models.convolution import RootPool, StandardisedConv
+from vitrail.models.taps import Intermediates, layer_numbers
 
 
 class AxialMixing(nn.Module):
@@ -109,6 +110,7 @@ class Trunk(nn.Module):
         self.root = StandardisedConv(config, config.channels, config.root_width, side, stride)
         post = config.unit == "postactivation"
         self.norm_root = group_norm(config, config.root_width) if post else None
+        self.pool = RootPool(config)
         unit = PostActivationUnit if post else PreActivationUnit
         self.stages = nn.ModuleList()
         grid, width = config.pooled, config.root_width
@@ -125,20 +127,27 @@ class Trunk(nn.Module):
         x = self.root(images)
         if self.norm_root is not None:
             x = F.relu(self.norm_root(x), inplace=True)
-        return root_pool(x, self.config)
+        return self.pool(x)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, found: list[Tensor] | None = None) -> Tensor:
+        """With `found` the map behind each stage is left there."""
         x = self.stem(images)
         for stage in self.stages:
             x = stage(x)
+            if found is not None:
+                found.append(x)
         return x
 
+    @property
+    def kernel(self) -> Tensor:
+        """The filters that see the image, as standardised: [D, C, P, P]."""
+        return self.root.standardised()
 
-class ResNet(nn.Module):
+
+class ResNet(Backbone):
     """A BiT ResNet: images to logits [B, K], or to features [B, 2048w] where there is no head."""
 
-    card: Card | None = None  # what travels with the weights; the checkpoint layer puts it here and reads it
-    class_token_only: bool = False  # as a ViT has it; here there is no such token
+    config: ResNetConfig
 
     def __init__(self, config: ResNetConfig):
         super().__init__()
@@ -159,12 +168,19 @@ class ResNet(nn.Module):
         return self.forward_head(self.forward_features(images))
 
     @property
+    def blocks(self) -> nn.ModuleList:  # pyright: ignore[reportIncompatibleVariableOverride] - held by the trunk
+        return self.trunk.stages
+
+    @property
     def num_features(self) -> int:
         return self.config.features
 
     @property
-    def num_classes(self) -> int:
-        return self.config.classes
+    def num_prefix_tokens(self) -> int:
+        return 0
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, _ in self.named_parameters() if name.endswith("_offsets")}
 
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits; an identity where there is none."""
@@ -172,14 +188,49 @@ class ResNet(nn.Module):
 
     def forward_features(self, images: Tensor) -> Tensor:
         """The feature map behind the last norm: [B, C, H, W] -> [B, features, rows, columns]."""
+        return self._forward_map(images, None)
+
+    def _forward_map(self, images: Tensor, found: list[Tensor] | None) -> Tensor:
         if images.shape[1] != self.config.channels:
             raise ImageSizeError(
                 f"images of {tuple(images.shape)} have not the {self.config.channels} channels of this network"
             )
         if self.config.mixing == "axial" and tuple(images.shape[2:]) != self.config.image:
             raise ImageSizeError(f"images of {tuple(images.shape)} do not fit axial tables for {self.config.image}")
-        x = self.trunk(images)
+        return self._normed(self.trunk(images, found))
+
+    def _normed(self, x: Tensor) -> Tensor:
         return x if self.norm is None else F.relu(self.norm(x), inplace=True)
+
+    @property
+    def kernel(self) -> Tensor:
+        return self.trunk.kernel
+
+    def features(self, images: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(images), pre_logits=True)
+
+    def patch_map(self, images: Tensor) -> Tensor:
+        return self.forward_features(images)
+
+    def forward_intermediates(
+        self,
+        images: Tensor,
+        layers: int | list[int] | tuple[int, ...] | None = None,
+        *,
+        norm: bool = True,
+        prefix: bool = True,
+        attention: bool = False,
+        qkv: bool = False,
+    ) -> tuple[Tensor, Intermediates]:
+        """The map behind each stage; the last norm fits the last stage alone, so `norm` means that one."""
+        if attention or qkv:
+            raise ConfigError("a ResNet has no attention; take a ViT or a hybrid")
+        stages = list[Tensor]()
+        out = self._forward_map(images, stages)
+        wanted = layer_numbers(layers, len(stages))
+        last = out if norm else stages[-1]
+        maps = tuple(last if stage == len(stages) - 1 else stages[stage] for stage in wanted)
+        return out, Intermediates(layers=wanted, tokens=tuple(x.flatten(2).transpose(1, 2) for x in maps), maps=maps)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         y = features.mean(dim=(2, 3))
@@ -189,13 +240,15 @@ class ResNet(nn.Module):
         """A new zero-initialised linear head; 0 leaves none. It reads the mean of the map: "avg", in timm's words."""
         if global_pool not in (None, "avg", "mean"):
             raise ConfigError(f"global_pool={global_pool!r}: a ResNet's head reads the mean of its map, which is 'avg'")
-        self.config = replace(self.config, classes=num_classes)
+        self.config = replace(  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, as built
+            self.config, classes=num_classes
+        )
         like = next(self.parameters())
         self.head = self._head(num_classes)
         if self.head is not None:
             self.head.to(like.device, like.dtype)
         self.initialise()
-        self.card = None if self.card is None else self.card.without_labels()
+        self.forget_labels()
 
 
 def group_norm(config: ResNetConfig, channels: int) -> nn.GroupNorm:

@@ -6,6 +6,9 @@
     y    = LN(z_L^0)                                         (4)
 
 A hybrid differs in `embedding` alone (hybrid.py), an Axial-ViT in `blocks` (D.6).
+
+There is one forward pass, `encode`. Whatever else is asked of a network goes through it: some of the tokens (`keep`),
+masked ones, images of another size, a few tokens of the last layer (`queries`), intermediates (`taps`).
 """
 
 from dataclasses import replace
@@ -14,22 +17,26 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from vitrail.core.errors import ImageSizeError
 from vitrail.core.shapes import Pair, times
 from vitrail.models import attention
 from vitrail.models.attention import Attention
-from vitrail.models.card import Card
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import ViTConfig
 from vitrail.models.fused import gelu_linear, suits
 from vitrail.models.heads import ClassificationHead, pool_named, pooled
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.position import Positions
 from vitrail.models.stochastic_depth import StochasticDepth
+from vitrail.models.taps import Intermediates, Taps, layer_numbers
 
 
 class PatchEmbedding(nn.Module):
     """x_p E: the image cut into patches in raster order, each projected to width D. [B, C, H, W] -> [B, N, D]."""
+
+    as_convolution: bool = False  # for export: what runtimes outside PyTorch have a kernel for
 
     def __init__(self, channels: int, width: int, patch: Pair):
         super().__init__()
@@ -41,10 +48,22 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """As one matrix product on flattened patches: the same as the convolution, and quicker on accelerators."""
+        if self.as_convolution:
+            return self.projection(images).flatten(2).transpose(1, 2)
         rows, columns = self.projection.stride
         cut = images.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))  # [B, C, H/P, P, W/P, P]
         patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, C·P·P]
         return F.linear(patches, self.projection.weight.flatten(1), self.projection.bias)
+
+    def grid_of(self, images: Tensor) -> Pair:
+        """Rows and columns of the patches of images."""
+        rows, columns = self.projection.stride
+        return images.shape[2] // rows, images.shape[3] // columns
+
+    @property
+    def kernel(self) -> Tensor:
+        """The filters that see the image: [D, C, P, P]."""
+        return self.projection.weight
 
 
 class MLP(nn.Module):
@@ -86,12 +105,23 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.skip = StochasticDepth(config.stochastic_depth * layer / max(config.depth - 1, 1))
 
-    def forward(self, z: Tensor, offsets: Tensor | None = None, queries: int | None = None) -> Tensor:
-        z = z[:, :queries] + self.skip(self.dropout(self.mix(self.norm_attention(z), offsets, queries)))  # Eq. 2
-        return z + self.skip(self.mlp(self.norm_mlp(z)))  # Eq. 3
+    def forward(
+        self, z: Tensor, offsets: Tensor | None = None, queries: int | None = None, taps: Taps | None = None
+    ) -> Tensor:
+        before = z
+        attended = self.attend(self.norm_attention(z), offsets, queries, taps)
+        z = z[:, :queries] + self.skip(self.dropout(attended))  # Eq. 2
+        z = z + self.skip(self.mlp(self.norm_mlp(z)))  # Eq. 3
+        if taps is not None:
+            taps.take_layer(before, z, self.spread)
+        return z
 
-    def mix(self, z: Tensor, offsets: Tensor | None, queries: int | None) -> Tensor:
-        return self.attention(z, offsets, queries)
+    def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
+        return self.attention(z, offsets, queries, taps)
+
+    def spread(self, weights: Tensor) -> Tensor:
+        """Attention weights as those over all tokens of an image, which here they are."""
+        return weights
 
 
 class RowBlock(Block):
@@ -101,16 +131,23 @@ class RowBlock(Block):
         super().__init__(config, layer)
         self.grid = config.grid
 
-    def mix(self, z: Tensor, offsets: Tensor | None, queries: int | None) -> Tensor:
-        return attention.from_rows(self.attention(attention.rows(z, self.grid), offsets), self.grid)[:, :queries]
+    def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
+        mixed = self.attention(attention.rows(z, self.grid), offsets, None, taps)
+        return attention.from_rows(mixed, self.grid)[:, :queries]
+
+    def spread(self, weights: Tensor) -> Tensor:
+        return attention.spread_rows(weights, self.grid)
 
 
 class ColumnBlock(RowBlock):
     """A layer whose tokens see their own column of the grid alone (D.6)."""
 
-    def mix(self, z: Tensor, offsets: Tensor | None, queries: int | None) -> Tensor:
-        mixed = self.attention(attention.columns(z, self.grid), offsets)
+    def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
+        mixed = self.attention(attention.columns(z, self.grid), offsets, None, taps)
         return attention.from_columns(mixed, self.grid)[:, :queries]
+
+    def spread(self, weights: Tensor) -> Tensor:
+        return attention.spread_columns(weights, self.grid)
 
 
 class AxialBlock(nn.Module):
@@ -121,19 +158,18 @@ class AxialBlock(nn.Module):
         self.row = RowBlock(config, layer)
         self.column = ColumnBlock(config, layer)
 
-    def forward(self, z: Tensor, offsets: Tensor | None = None, queries: int | None = None) -> Tensor:
-        return self.column(self.row(z, offsets), offsets, queries)
+    def forward(
+        self, z: Tensor, offsets: Tensor | None = None, queries: int | None = None, taps: Taps | None = None
+    ) -> Tensor:
+        return self.column(self.row(z, offsets, None, taps), offsets, queries, taps)
 
 
-class ViT(nn.Module):
+class ViT(Backbone):
     """Images to logits: [B, C, H, W] -> [B, K], or to the representation y [B, D] where there is no head."""
 
-    card: Card | None = None  # what travels with the weights; the checkpoint layer puts it here and reads it
-    # Whether the last layer, in training mode, computes the class token alone where the head reads no other. At depth
-    # 12 that saves 7 % of the work, and a hook on the last layer sees one token. vitrail's own training asks for it.
-    class_token_only: bool = False
+    config: ViTConfig
 
-    def __init__(self, config: ViTConfig, embedding: nn.Module):
+    def __init__(self, config: ViTConfig, embedding: PatchEmbedding):
         super().__init__()
         self.config = config
         self.embedding = embedding
@@ -154,59 +190,174 @@ class ViT(nn.Module):
 
     def tokens(self, images: Tensor) -> Tensor:
         """[x_class; registers; x_p E]: the tokens before positions, [B, T, D]."""
-        if tuple(images.shape[1:]) != (self.config.channels, *self.config.image):
-            raise ImageSizeError(
-                f"images of {tuple(images.shape)} do not fit a network for [B, {self.config.channels}, "
-                f"{times(self.config.image).replace('x', ', ')}]; load it with image_size=... to resize its positions"
-            )
+        self._check(images)
         patches = self.embedding(images)
         prefix = [
             token.expand(patches.shape[0], -1, -1) for token in (self.class_token, self.registers) if token is not None
         ]
         return torch.cat([*prefix, patches], dim=1) if prefix else patches
 
-    def encode(self, images: Tensor) -> Tensor:
-        """z_L, before the last norm: [B, C, H, W] -> [B, T, D]."""
-        return self._encode(images, None)
+    def embed(
+        self,
+        images: Tensor,
+        *,
+        keep: Tensor | None = None,
+        masked: Tensor | None = None,
+        mask_token: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """z_0 (Eq. 1): [B, C, H, W] -> [B, T, D]. `masked` patches [B, N] give way to the `mask_token` [1, 1, D] before
+        positions are added; those not in `keep` [B, M] are left out after that, so that T is prefix + M. `positions`
+        [1, T, D] are added in place of the network's own."""
+        z, prefix = self.tokens(images), self.config.prefix
+        if masked is not None:
+            assert mask_token is not None
+            hidden = F.pad(masked, (prefix, 0)) if prefix else masked
+            z = torch.where(hidden[:, :, None], mask_token.to(z.dtype), z)
+        z = self.position(z, 0, self._other_grid(images)) if positions is None else z + positions.to(z.dtype)
+        if keep is not None:
+            kept = z[:, prefix:].gather(1, keep[:, :, None].expand(-1, -1, z.shape[2]))
+            z = torch.cat([z[:, :prefix], kept], dim=1)
+        return self.dropout(z)
 
-    def _encode(self, images: Tensor, queries: int | None) -> Tensor:
-        """z_L of the first tokens: [B, C, H, W] -> [B, queries, D]; of all where `queries` is none."""
-        return self.layers(self.dropout(self.position(self.tokens(images), 0)), queries)  # Eq. 1
+    def encode(
+        self,
+        images: Tensor,
+        *,
+        keep: Tensor | None = None,
+        masked: Tensor | None = None,
+        mask_token: Tensor | None = None,
+        positions: Tensor | None = None,
+        queries: int | None = None,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        """z_L, before the last norm: [B, C, H, W] -> [B, T, D], or the first `queries` tokens of it. Images may be of
+        another size than the network's own. `taps` collect what each layer does; the rest is for `embed`."""
+        z = self.embed(images, keep=keep, masked=masked, mask_token=mask_token, positions=positions)
+        return self.forward_blocks(z, self._other_grid(images), queries=queries, taps=taps)
 
-    def layers(self, z: Tensor, queries: int | None = None) -> Tensor:
-        """z_0, positions included, through all layers to z_L: [B, T, D] -> [B, T, D], or the first `queries` tokens of
-        it. Where positions enter at the stem alone, T may be any number: a part of the tokens will do."""
-        last = self.config.depth - 1
-        for layer, block in enumerate(self.blocks):
+    def forward_blocks(
+        self,
+        z: Tensor,
+        grid: Pair | None = None,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        queries: int | None = None,
+        taps: Taps | None = None,
+    ) -> Tensor:
+        """z_0, positions included, through all layers to z_L, or from z_first to z_last: [B, T, D] -> [B, T, D], or the
+        first `queries` tokens of it. Where positions enter at the stem alone, T may be any number. `grid` is that of
+        images of another size."""
+        end = self.config.depth if last is None else last
+        for layer in range(first, end):
             if layer:
-                z = self.position(z, layer)
-            z = block(z, self.position.offsets(layer), queries if layer == last else None)  # Eqs. 2, 3
+                z = self.position(z, layer, grid)
+            few = queries if layer == self.config.depth - 1 else None
+            z = self._block(layer, z, self.position.offsets(layer), few, taps)  # Eqs. 2, 3
         return z
+
+    def _block(self, layer: int, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
+        block = self.blocks[layer]
+        if self.grad_checkpointing and self.training and torch.is_grad_enabled():
+            return cast(Tensor, checkpoint(block, z, offsets, queries, taps, use_reentrant=False))
+        return block(z, offsets, queries, taps)
+
+    def _check(self, images: Tensor) -> None:
+        """Channels must be the network's; so must the size where positions or attention are tied to it."""
+        config = self.config
+        if self.open_size or tuple(images.shape[1:]) == (config.channels, *config.image):
+            return
+        step = config.patch_pixels
+        whole = images.ndim == 4 and not (images.shape[2] % step[0] or images.shape[3] % step[1])
+        if not config.any_size or not whole or images.shape[1] != config.channels:
+            fits = f"; multiples of {times(step)} do, too" if config.any_size else ""
+            raise ImageSizeError(
+                f"images of {tuple(images.shape)} do not fit a network for [B, {config.channels}, "
+                f"{times(config.image).replace('x', ', ')}]{fits}"
+            )
+
+    def _other_grid(self, images: Tensor) -> Pair | None:
+        """The grid of images of another size than the network's own."""
+        if not self.open_size and tuple(images.shape[2:]) == self.config.image:
+            return None
+        return self.embedding.grid_of(images)
 
     @property
     def queries(self) -> int | None:
         """How many tokens the last layer has to compute; none for all of them. Eq. 4 reads the class token alone."""
         return 1 if self.class_token_only and self.training and self.config.pool == "token" else None
 
-    def represent(self, images: Tensor) -> Tensor:
+    def represent(self, images: Tensor, positions: Tensor | None = None) -> Tensor:
         """y, the image's representation (Eq. 4): [B, C, H, W] -> [B, D]."""
-        z = self._encode(images, self.queries)
+        return self.read(self.encode(images, positions=positions, queries=self.queries))
+
+    def read(self, z: Tensor) -> Tensor:
+        """What the head reads of z_L (Eq. 4): [B, T, D] -> [B, D]. LN works on each token by itself, so where one token
+        is read the others can stay out."""
         if self.config.pool == "mean" and not self.config.norm_after_pool:
             return pooled(self.norm(z), self.config)
-        return self.norm(pooled(z, self.config))  # Eq. 4: LN works on each token by itself, so the others can stay out
+        return self.norm(pooled(z, self.config))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.represent(images))
 
-    # What people have in their fingers from timm.
+    def features(self, images: Tensor) -> Tensor:
+        return self.head.features(self.represent(images))
+
+    @property
+    def kernel(self) -> Tensor:
+        return self.embedding.kernel
+
+    def patch_map(self, images: Tensor) -> Tensor:
+        z = self.norm(self.encode(images)[:, self.config.prefix :])
+        return self._map(z, images)
+
+    def _map(self, patches: Tensor, images: Tensor) -> Tensor:
+        """[B, N, D] -> [B, D, rows, columns]."""
+        grid = self._other_grid(images) or self.config.grid
+        return patches.transpose(1, 2).unflatten(2, grid)
+
+    def forward_intermediates(
+        self,
+        images: Tensor,
+        layers: int | list[int] | tuple[int, ...] | None = None,
+        *,
+        norm: bool = True,
+        prefix: bool = True,
+        attention: bool = False,
+        qkv: bool = False,
+    ) -> tuple[Tensor, Intermediates]:
+        wanted = layer_numbers(layers, self.depth)
+        taps = Taps(attention=attention or qkv)
+        z = self.encode(images, taps=taps)
+        found = [taps.layers[layer] for layer in wanted]
+        tokens = [self.norm(tap.after) if norm else tap.after for tap in found]
+        start = self.config.prefix
+        return z if self.config.norm_after_pool else self.norm(z), Intermediates(
+            layers=wanted,
+            tokens=tuple(z if prefix else z[:, start:] for z in tokens),
+            maps=tuple(self._map(z[:, start:], images) for z in tokens),
+            attention=tuple(tap.attention for tap in found) if attention else (),
+            qkv=tuple((i.q, i.k, i.v) for i in (tap.inside for tap in found) if i is not None) if qkv else (),
+        )
 
     @property
     def num_features(self) -> int:
         return self.config.width
 
     @property
-    def num_classes(self) -> int:
-        return self.config.classes
+    def num_prefix_tokens(self) -> int:
+        return self.config.prefix
+
+    def no_weight_decay(self) -> set[str]:
+        names = {name for name, _ in self.named_parameters()}
+        return {name for name in names if name.startswith(("class_token", "registers", "position."))}
+
+    @property
+    def depth(self) -> int:
+        """Layers with attention; an axial block has two."""
+        return self.config.depth * (2 if self.config.attention == "axial" else 1)
 
     def get_classifier(self) -> nn.Module:
         """The last layer, from features to logits; an identity where there is none."""
@@ -217,9 +368,9 @@ class ViT(nn.Module):
         z = self.encode(images)
         return z if self.config.norm_after_pool else self.norm(z)
 
-    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens of `forward_features` to logits, or to what the last layer reads."""
-        y = pooled(tokens, self.config)
+        y = pooled(features, self.config)
         if self.config.norm_after_pool:
             y = self.norm(y)
         return self.head.features(y) if pre_logits else self.head(y)
@@ -228,7 +379,7 @@ class ViT(nn.Module):
         """A new zero-initialised linear head in place of the whole old one (3.2); 0 leaves none. `global_pool` is what
         it reads, in timm's words ("token", "avg"); as before where it is not given."""
         pool = self.config.pool if global_pool is None else pool_named(global_pool)
-        self.config = replace(
+        self.config = replace(  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, as built
             self.config,
             classes=num_classes,
             head="linear" if num_classes else "none",
@@ -238,4 +389,4 @@ class ViT(nn.Module):
         like = self.norm.weight
         self.head = ClassificationHead(self.config).to(like.device, like.dtype)
         self.head.initialise()
-        self.card = None if self.card is None else self.card.without_labels()
+        self.forget_labels()

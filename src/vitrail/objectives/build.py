@@ -3,12 +3,12 @@
 from typing import TypeAlias
 
 import torch
-from torch import nn
 
 from vitrail.data.draws import keyed, number
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.mix import Mix
 from vitrail.distributed.world import World
+from vitrail.models.backbone import Backbone
 from vitrail.models.build import bare
 from vitrail.models.config import ModelConfig
 from vitrail.objectives.classification import Classification, Classify
@@ -23,7 +23,7 @@ ObjectiveConfig: TypeAlias = Classification | MaskedPatches | MAE | MoCo | DINO
 
 def build_objective(
     config: ObjectiveConfig,
-    network: nn.Module,
+    network: Backbone,
     *,
     classes: int,
     preprocessing: Preprocessing,

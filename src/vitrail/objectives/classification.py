@@ -13,6 +13,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.mix import Mix, one_hot
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import ModelConfig
 from vitrail.models.walk import macs
 from vitrail.objectives.objective import Objective, Outcome
@@ -54,7 +55,7 @@ class Classify(Objective):
     """The network's logits against targets [B, K]. A place without a picture counts for nothing."""
 
     def __init__(
-        self, network: nn.Module, config: Classification, classes: int, preprocessing: Preprocessing, mix: Mix
+        self, network: Backbone, config: Classification, classes: int, preprocessing: Preprocessing, mix: Mix
     ) -> None:
         super().__init__(network, preprocessing)
         self.config, self.classes, self.mix = config, classes, mix

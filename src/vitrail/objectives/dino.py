@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.shapes import Pair, pair, times
@@ -17,6 +17,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Range
 from vitrail.distributed.world import World
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.vit import ViT
 from vitrail.models.walk import macs
@@ -123,7 +124,7 @@ class Distil(Objective):
     seen: Tensor
 
     def __init__(
-        self, network: nn.Module, config: DINO, preprocessing: Preprocessing, *, steps: int, world: World
+        self, network: Backbone, config: DINO, preprocessing: Preprocessing, *, steps: int, world: World
     ) -> None:
         vit = learner(network, "dino")
         super().__init__(vit, preprocessing)
@@ -143,7 +144,7 @@ class Distil(Objective):
         return cast(ViT, self.network)
 
     @property
-    def learnt(self) -> nn.Module:
+    def learnt(self) -> Backbone:
         return self.teacher.network
 
     def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:

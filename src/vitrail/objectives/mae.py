@@ -15,6 +15,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.distributed.world import World
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.position import SineTable
@@ -166,7 +167,7 @@ class Reconstruct(Objective):
     labelled = False
 
     def __init__(
-        self, network: nn.Module, config: MAE, preprocessing: Preprocessing, *, steps: int, world: World
+        self, network: Backbone, config: MAE, preprocessing: Preprocessing, *, steps: int, world: World
     ) -> None:
         super().__init__(learner(network, "MAE"), preprocessing)
         self.config, self.model = config, config.suited(self._vit.config)
@@ -201,10 +202,8 @@ class Reconstruct(Objective):
 
     def encoded(self, images: Tensor, visible: Tensor) -> Tensor:
         """Class token, registers and visible patches behind the encoder's last norm: [B, T - M, D]."""
-        network, prefix = self._vit, self.model.prefix
-        tokens = network.position(network.tokens(as_weights(images, network)), 0)
-        z = torch.cat([tokens[:, :prefix], picked(tokens[:, prefix:], visible)], 1)
-        return network.norm(network.layers(network.dropout(z)))
+        network = self._vit
+        return network.norm(network.encode(as_weights(images, network), keep=visible))
 
     def taken(self, patches: Tensor) -> tuple[Tensor, Tensor]:
         """What is taken out of each patch [B, M, P·P·3], its mean and deviation [B, M, 1]. The published code's ways:

@@ -17,6 +17,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.distributed.world import World
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import ModelConfig, ViTConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.vit import ViT
@@ -126,7 +127,7 @@ class PredictPatches(Objective):
     labelled = False
 
     def __init__(
-        self, network: nn.Module, config: MaskedPatches, preprocessing: Preprocessing, *, steps: int, world: World
+        self, network: Backbone, config: MaskedPatches, preprocessing: Preprocessing, *, steps: int, world: World
     ) -> None:
         super().__init__(learner(network, "masked patches"), preprocessing)
         self.config, self.model = config, config.suited(self._vit.config)
@@ -181,14 +182,8 @@ class PredictPatches(Objective):
         # Patches are embedded one by one: the embedding of another patch is what its pixels embed to in this place. As
         # bytes they change places without a gradient that would have to be carried back.
         images = as_weights(self.normalised(self.swapped(pixels, source)), network)
-        tokens = network.tokens(images)
-        prefix = self.model.prefix
-        masked = source == self.model.patches
-        if prefix:
-            masked = F.pad(masked, (prefix, 0))
-        tokens = torch.where(masked[:, :, None], self.head.mask.to(tokens.dtype), tokens)
-        z = network.layers(network.dropout(network.position(tokens, 0)))
-        return self.head(network.norm(picked(z, corrupted + prefix))).float()
+        z = network.encode(images, masked=source == self.model.patches, mask_token=self.head.mask)
+        return self.head(network.norm(picked(z, corrupted + self.model.prefix))).float()
 
     def swapped(self, pixels: Tensor, source: Tensor) -> Tensor:
         """The pictures with other patches where those stand; masked ones are still there."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
@@ -18,8 +18,9 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.distributed.exchange import gathered
 from vitrail.distributed.world import World
+from vitrail.models.backbone import Backbone
 from vitrail.models.config import ModelConfig, ViTConfig
-from vitrail.models.vit import PatchEmbedding, ViT
+from vitrail.models.vit import ViT
 from vitrail.models.walk import macs
 from vitrail.objectives.multicrop import two_views
 from vitrail.objectives.objective import Objective, Outcome
@@ -76,7 +77,7 @@ class Contrast(Objective):
     labelled = False
 
     def __init__(
-        self, network: nn.Module, config: MoCo, preprocessing: Preprocessing, *, steps: int, world: World
+        self, network: Backbone, config: MoCo, preprocessing: Preprocessing, *, steps: int, world: World
     ) -> None:
         vit = learner(network, "moco")
         super().__init__(vit, preprocessing)
@@ -84,7 +85,7 @@ class Contrast(Objective):
         self.projector = NormedMLP(vit.config.width, config.hidden, config.hidden, config.width)
         self.predictor = NormedMLP(config.width, config.hidden, config.width)
         if config.frozen_embedding:
-            cast(PatchEmbedding, vit.embedding).projection.requires_grad_(False)
+            vit.embedding.projection.requires_grad_(False)
         self.teacher = Teacher(vit, self.projector)
 
     @property

@@ -15,7 +15,6 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop, Range
 from vitrail.data.transforms.policy import Distort
 from vitrail.models.config import ModelConfig, ViTConfig
-from vitrail.models.heads import pooled
 from vitrail.models.position import SineTable
 from vitrail.models.resize import resize_grid
 from vitrail.models.vit import ViT
@@ -96,14 +95,4 @@ def represent_at(network: ViT, images: Tensor, at: PositionsAt) -> Tensor:
     if size == network.config.image:
         return network.represent(images)
     assert size == at.size, f"{times(size)} pictures, positions for {times(at.size)}"
-    config, patches = network.config, network.embedding(images)
-    prefix = [
-        token.expand(len(images), -1, -1) for token in (network.class_token, network.registers) if token is not None
-    ]
-    z = torch.cat([*prefix, patches], dim=1)
-    positions = at(network)
-    z = network.dropout(z if positions is None else z + positions.to(z.dtype))  # Eq. 1
-    z = network.layers(z, network.queries)
-    if config.pool == "mean" and not config.norm_after_pool:
-        return pooled(network.norm(z), config)
-    return network.norm(pooled(z, config))
+    return network.represent(images, at(network))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.models.backbone import Backbone
 
 
 class Outcome(NamedTuple):
@@ -28,13 +29,13 @@ class Objective(nn.Module, ABC):
     its values, and before those of a checkpoint. All that must be remembered is in the state dict.
     """
 
-    network: nn.Module
+    network: Backbone
     couples = False  # whether the loss of one sample depends on others of its batch: then accumulation is refused
     labelled = True  # whether it asks for labels; one that learns from the pictures alone does not
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: nn.Module, preprocessing: Preprocessing) -> None:
+    def __init__(self, network: Backbone, preprocessing: Preprocessing) -> None:
         super().__init__()
         self.network = network
         self.register_buffer("mean", torch.tensor(preprocessing.mean).view(3, 1, 1), persistent=False)
@@ -62,6 +63,6 @@ class Objective(nn.Module, ABC):
         """Told when a step is done, after the update: a teacher may follow here."""
 
     @property
-    def learnt(self) -> nn.Module:
+    def learnt(self) -> Backbone:
         """The network that is scored and written; where a teacher is the better one, that."""
         return self.network

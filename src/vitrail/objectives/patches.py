@@ -2,14 +2,13 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import cast
 
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair
 from vitrail.models.config import ModelConfig, ViTConfig
-from vitrail.models.vit import PatchEmbedding, ViT
+from vitrail.models.vit import ViT
 
 GREY = 128  # how a report shows a patch that is not seen
 
@@ -39,7 +38,7 @@ def put(patches: Tensor, places: Tensor, values: Tensor) -> Tensor:
 
 def as_weights(images: Tensor, network: ViT) -> Tensor:
     """Images in the type that the network's weights have just now: bfloat16 copies in a bfloat16 run."""
-    return images.to(cast(PatchEmbedding, network.embedding).projection.weight.dtype)
+    return images.to(network.embedding.projection.weight.dtype)
 
 
 def patched(model: ModelConfig, objective: str) -> ViTConfig:

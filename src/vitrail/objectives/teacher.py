@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.distributed.pieces import local
+from vitrail.models.backbone import Backbone
 from vitrail.models.vit import ViT
 
 aten: Any = torch.ops.aten  # torch._foreach_* are these
@@ -32,7 +33,7 @@ class Teacher(nn.Module):
         return super().train(False)
 
     @torch.no_grad()
-    def start(self, network: nn.Module, head: nn.Module) -> None:
+    def start(self, network: Backbone, head: nn.Module) -> None:
         """Becomes the learner as it is, fixed tables included."""
         for own, theirs in ((self.network, network), (self.head, head)):
             aten._foreach_copy_(held(own.parameters()), held(theirs.parameters()))
@@ -40,7 +41,7 @@ class Teacher(nn.Module):
                 table.copy_(other)
 
     @torch.no_grad()
-    def follow(self, network: nn.Module, head: nn.Module, momentum: float) -> None:
+    def follow(self, network: Backbone, head: nn.Module, momentum: float) -> None:
         """Moves 1 - momentum of the way to the learner."""
         for own, theirs in ((self.network, network), (self.head, head)):
             aten._foreach_lerp_.Scalar(held(own.parameters()), held(theirs.parameters()), 1 - momentum)

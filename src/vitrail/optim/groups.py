@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from torch import nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.models.resnet import ResNet
 from vitrail.optim.config import Optim
 
 KERNELS = (
@@ -79,7 +78,7 @@ def network_of(module: nn.Module) -> nn.Module:
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
     """What layers are counted by: an encoder's blocks, a ResNet's stages; none where there are neither."""
-    blocks = network.trunk.stages if isinstance(network, ResNet) else getattr(network, "blocks", None)
+    blocks = getattr(network, "blocks", None)
     return list(blocks) if isinstance(blocks, nn.ModuleList | nn.Sequential) else []
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.bundle import Card
+from vitrail.checkpoint.bundle import card_of
 from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.shipped import DEFAULT
 from vitrail.checkpoint.weights import network, operate
@@ -27,7 +27,6 @@ from vitrail.core.shapes import Pair, times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.device import find_device
 from vitrail.models.build import Model
-from vitrail.models.vit import ViT
 from vitrail.predict.answer import Answer, Prediction
 from vitrail.predict.feed import default_threads, grouped, prepared
 from vitrail.predict.picture import Given, image_from, is_one, named
@@ -75,14 +74,13 @@ class Predictor:
         urls: bool = False,
         threshold: float = THRESHOLD,
     ) -> None:
-        config, card = network.config, network.card
+        config, known = network.config, card_of(network)
         if config.channels != 3:
             raise ConfigError(f"this network takes {config.channels} channels; pictures are prepared in 3")
         if batch < 1:
             raise ConfigError(f"batch={batch} must be at least 1")
         if not 0 <= threshold <= 1:
             raise ConfigError(f"threshold={threshold} must be between 0 and 1")
-        known = card if isinstance(card, Card) else Card(preprocessing=Preprocessing(image=config.image))
         names = known.labels if labels is None else tuple(labels)
         if names is not None and len(names) != config.classes:
             raise ConfigError(f"{len(names)} labels for {config.classes} classes")
@@ -174,16 +172,11 @@ class Predictor:
 
     def embedded(self, batch: Tensor) -> Tensor:
         """Prepared pictures to features: uint8 [N, 3, H, W] -> float32 [N, D] on the CPU."""
-        network = self.network
-        return self._read(batch, lambda x: network.forward_head(network.forward_features(x), pre_logits=True))
+        return self._read(batch, self.network.features)
 
     def mapped(self, batch: Tensor) -> Tensor:
         """Prepared pictures to patch tokens: uint8 [N, 3, H, W] -> float32 [N, rows, columns, D] on the CPU."""
-        network = self.network
-        if not isinstance(network, ViT):
-            return self._read(batch, lambda x: network.forward_features(x).permute(0, 2, 3, 1))
-        prefix, grid = network.config.prefix, network.config.grid
-        return self._read(batch, lambda x: network.norm(network.encode(x)[:, prefix:]).unflatten(1, grid))
+        return self._read(batch, lambda x: self.network.patch_map(x).permute(0, 2, 3, 1))
 
     def ranked(self, probabilities: Tensor, topk: int = 5, threshold: float | None = None) -> list[Prediction]:
         """Rows [N, K] as predictions; of equally likely classes the one with the smaller number comes first. Of a

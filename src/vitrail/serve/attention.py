@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.inspection.rollout import onward
-from vitrail.inspection.stream import layers, stream
+from vitrail.inspection.stream import stream
 from vitrail.inspection.tokens import Tokens, output_row, patches, precise, tokens_of
 from vitrail.models.vit import ViT
 from vitrail.serve.refusal import Refused
@@ -20,7 +20,7 @@ def shape(network: nn.Module) -> dict[str, Any]:
     tokens = tokens_of(network)
     return {
         "grid": list(tokens.grid),
-        "layers": len(layers(network)),
+        "layers": network.depth,
         "heads": network.config.heads,
         "class_token": tokens.class_token,
     }
@@ -30,7 +30,7 @@ def check(network: nn.Module, layer: int | None, most: int) -> None:
     """Refuses a network without attention, a layer that is not there, and maps of more than `most` bytes."""
     if not isinstance(network, ViT):
         raise Refused(409, "no attention", f"the model is a {type(network).__name__}, which has none; a ViT has")
-    count = len(layers(network))
+    count = network.depth
     if layer is not None and not 0 <= layer < count:
         raise Refused(400, "no such layer", f"layer={layer}: this network has the layers 0 to {count - 1}")
     tokens = tokens_of(network)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.rollout import rollout
-from vitrail.inspection.stream import layers
 from vitrail.inspection.tokens import Tokens, tokens_of, transformer
 from vitrail.models.resting import resting
 from vitrail.models.vit import ViT
@@ -51,7 +50,7 @@ class Given:
     @cached_property
     def depth(self) -> int:
         """Layers, of which an axial block has two."""
-        return len(layers(transformer(self.model)))
+        return transformer(self.model).depth
 
     @cached_property
     def classes(self) -> int:

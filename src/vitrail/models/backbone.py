@@ -1,0 +1,124 @@
+"""What the rest of the package knows of a network, whatever its family: images in, logits, features or maps out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitrail.models.config import ModelConfig
+from vitrail.models.taps import Intermediates
+
+
+class Backbone(nn.Module, ABC):
+    """A network of any family: [B, C, H, W] -> logits [B, K], or features [B, D] where there is no head."""
+
+    config: ModelConfig
+    blocks: nn.ModuleList  # what layers are counted by, for freezing and decay of the rate: blocks, or stages
+    card: Any = None  # what travels with the weights, set by the checkpoint layer: a checkpoint.bundle.Card
+    grad_checkpointing: bool = False  # whether blocks are computed again in the backward pass
+    # Whether the last layer, in training mode, computes the class token alone where the head reads no other. At depth
+    # 12 that saves 7 % of the work, and a hook on the last layer sees one token. vitrail's own training asks for it.
+    class_token_only: bool = False
+    open_size: bool = False  # for export: a graph in which the image size is open, so nothing may be compared with it
+
+    # Images to something.
+
+    @abstractmethod
+    def features(self, images: Tensor) -> Tensor:
+        """What the last layer reads: [B, C, H, W] -> [B, D]. Of a ViT the representation y (Eq. 4), through the hidden
+        layer where there is one; of a ResNet the mean of its map."""
+
+    @abstractmethod
+    def patch_map(self, images: Tensor) -> Tensor:
+        """A vector for each patch, behind the last norm: [B, C, H, W] -> [B, D, rows, columns]."""
+
+    @abstractmethod
+    def forward_intermediates(
+        self,
+        images: Tensor,
+        layers: int | list[int] | tuple[int, ...] | None = None,
+        *,
+        norm: bool = True,
+        prefix: bool = True,
+        attention: bool = False,
+        qkv: bool = False,
+    ) -> tuple[Tensor, Intermediates]:
+        """The output of `forward_features`, and what each of some layers made of the images.
+
+        `layers` are counted from 0, negative ones from the end; a single number means the last so many, none means all.
+        `norm` puts the network's last norm behind each, `prefix` keeps class token and registers in the token
+        sequences. `attention` and `qkv` add those of each layer."""
+
+    @abstractmethod
+    def forward_features(self, images: Tensor) -> Tensor:
+        """What the last layer of the encoder gives, behind the last norm."""
+
+    @abstractmethod
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """The output of `forward_features` to logits, or to what the last layer reads."""
+
+    @property
+    @abstractmethod
+    def kernel(self) -> Tensor:
+        """The filters that see the image: [D, C, P, P]."""
+
+    # The head.
+
+    @abstractmethod
+    def get_classifier(self) -> nn.Module:
+        """The last layer, from features to logits; an identity where there is none."""
+
+    @abstractmethod
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new zero-initialised linear head in place of the whole old one (3.2); 0 leaves none."""
+
+    def forget_labels(self) -> None:
+        """For a new head: the class names of the old one go."""
+        self.card = None if self.card is None else self.card.without_labels()
+
+    # What people have in their fingers from timm.
+
+    @property
+    @abstractmethod
+    def num_features(self) -> int:
+        """D: the length of a representation."""
+
+    @property
+    def embed_dim(self) -> int:
+        return self.num_features
+
+    @property
+    def num_classes(self) -> int:
+        return self.config.classes
+
+    @property
+    @abstractmethod
+    def num_prefix_tokens(self) -> int:
+        """Class token and registers."""
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Whether training computes each block again in the backward pass, for less memory."""
+        self.grad_checkpointing = enable
+
+    @abstractmethod
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that are no kernels, biases or norms, and should not decay: tokens and positions."""
+
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_class_token: bool = False,
+        norm: bool = True,
+    ) -> tuple[Tensor, ...] | tuple[tuple[Tensor, Tensor], ...]:
+        """As in DINO's code: patch tokens [B, N, D] of the last n layers, or of a list of them; on their grid with
+        `reshape` [B, D, rows, columns], and each with its class token [B, D] if asked."""
+        layers = n if isinstance(n, int) else tuple(n)
+        _, found = self.forward_intermediates(x, layers, norm=norm)
+        skip = self.num_prefix_tokens
+        out = found.maps if reshape else tuple(z[:, skip:] for z in found.tokens)
+        if not return_class_token:
+            return out
+        return tuple((z, tokens[:, 0]) for z, tokens in zip(out, found.tokens, strict=True))
