@@ -18,7 +18,7 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.model_card import blank_card, model_card, plain
 from vitrail.checkpoint.weights import bundle_of
 from vitrail.core.errors import ConfigError, WeightsError, WeightsNotFound
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 
 ROOT = Path(__file__).parents[2]
 PROVENANCE = {

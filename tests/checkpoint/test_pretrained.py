@@ -22,7 +22,8 @@ from vitrail.checkpoint.public.registry import find
 from vitrail.checkpoint.weights import load
 from vitrail.core.errors import ConfigError, CorruptWeights, UnknownName, VitrailError, WeightsNotFound
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.resize import resize_position
 from vitrail.models.zoo import backbone, model_config
 

@@ -28,7 +28,8 @@ from vitrail.core.errors import (
     WeightsNotFound,
 )
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.config import ViTConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.resize import resize_grid, resize_position
 
 Tensors = dict[str, Tensor]

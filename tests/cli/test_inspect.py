@@ -20,7 +20,7 @@ from vitrail.cli.app import main
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection import figures, page, style
 from vitrail.inspection.kinds import KINDS
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 
 CLASSES = ("a", "b", "c", "d", "wood pigeon")
 

@@ -9,7 +9,7 @@ from tests.models.tiny import HYBRID, RESNET, VIT
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.mix import Mix
 from vitrail.models.build import build
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 from vitrail.objectives.classification import Classification, Classify
 
 KINDS: dict[str, ModelConfig] = {

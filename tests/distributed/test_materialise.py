@@ -17,7 +17,7 @@ from vitrail.distributed.parallel import Sharding, parallelise
 from vitrail.distributed.pieces import whole
 from vitrail.distributed.world import World
 from vitrail.models.build import build
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.initialise import initialise
 from vitrail.objectives.classification import Classify
 

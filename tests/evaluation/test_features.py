@@ -16,7 +16,7 @@ from vitrail.data.source import Arrays, Encoded
 from vitrail.evaluation import features as module
 from vitrail.evaluation.features import Squared, extract, features
 from vitrail.models.build import build
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 
 
 def pictures(image: tuple[int, int], labels: Labels) -> Arrays:

@@ -22,7 +22,7 @@ from vitrail.evaluation.features import last_read
 from vitrail.evaluation.fewshot import PENALTIES, PENALTY, decompose, ridge
 from vitrail.evaluation.instant import Instant, at_most, fit, some_of
 from vitrail.models.build import Model
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 
 NETWORKS: dict[str, ModelConfig] = {
     "class token": VIT,

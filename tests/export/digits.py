@@ -11,7 +11,8 @@ from vitrail.data.loader import sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.export import Pictures
 from vitrail.models.build import Model, build
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import backbone
 
 VIT = ViTConfig(width=32, depth=2, mlp_width=64, heads=2, image=(16, 16), patch=(4, 4), classes=10)

@@ -12,7 +12,7 @@ from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.checkpoint.weights import bundle_of, network
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.export.form import bordered, root_pool, shipped
-from vitrail.export.subject import references, sizes
+from vitrail.export.subject import references
 from vitrail.models import convolution
 from vitrail.models.build import Model
 from vitrail.models.config import ResNetConfig
@@ -39,7 +39,7 @@ def test_every_network_at_its_own_size_and_at_others(name: str) -> None:
     model = awake(config, torch.float32)
     shown = images(config, 3, torch.float32)
     assert off(model(shown), shipped(model)(shown)) < 5e-6
-    possible = sizes(config)
+    possible = config.open_sizes
     assert bool(possible.why) == (possible.step is None)
     if possible.step is None:
         return
@@ -50,7 +50,7 @@ def test_every_network_at_its_own_size_and_at_others(name: str) -> None:
 
 
 def test_which_sizes_one_file_takes() -> None:
-    fixed = {name for name, config in VARIANTS.items() if sizes(config).step is None}
+    fixed = {name for name, config in VARIANTS.items() if config.open_sizes.step is None}
     assert {name for name in fixed if isinstance(VARIANTS[name], ResNetConfig)} == {
         "axial resnet",
         "axial resnet, odd grid",
@@ -59,12 +59,12 @@ def test_which_sizes_one_file_takes() -> None:
     }
     assert {"relative, stem", "axial", "hybrid", "hybrid, axial", "hybrid, relative"} <= fixed
     assert "learned, every" not in fixed
-    assert sizes(VIT).step == (2, 3)
-    assert sizes(RESNET).any
+    assert VIT.open_sizes.step == (2, 3)
+    assert RESNET.open_sizes.any
     same = replace(RESNET, padding="same", image=(24, 32))
-    assert (sizes(same).step, sizes(same).any) == ((8, 8), False)
+    assert (same.open_sizes.step, same.open_sizes.any) == ((8, 8), False)
     hybrid = VARIANTS["hybrid, patch 2x1"]
-    assert sizes(adapted(hybrid, image_size=(32, 32))).step == (16, 8)
+    assert adapted(hybrid, image_size=(32, 32)).open_sizes.step == (16, 8)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (9, 12), (12, 9), (7, 7)])

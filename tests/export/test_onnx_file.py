@@ -20,8 +20,9 @@ from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.export import OnnxOptions, Written, form, onnx_file, runtime, to_onnx
 from vitrail.export.runtime import Session
-from vitrail.export.subject import reference, sizes
-from vitrail.models.config import ModelConfig, ResNetConfig
+from vitrail.export.subject import reference
+from vitrail.models.config import ResNetConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
 
 onnx = pytest.importorskip("onnx")
@@ -170,7 +171,7 @@ def test_every_network(name: str, tmp_path: Path) -> None:
     done = to_onnx(bundle(config), tmp_path / "m.onnx")
     assert_checked(done)
     assert Session(done.target).inner.get_outputs()[0].name == ("logits" if config.classes else "features")
-    assert bool(done.notes) == (sizes(config).step is None)
+    assert bool(done.notes) == (config.open_sizes.step is None)
 
 
 @pytest.mark.slow

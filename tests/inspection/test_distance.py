@@ -13,7 +13,7 @@ from tests.models.tiny import RESNET, VIT, awake, images
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.inspection.distance import attention_distance, attention_entropy, distance_matrix
 from vitrail.inspection.stream import stream
-from vitrail.models.attention import Attention
+from vitrail.models import attention
 from vitrail.models.build import build
 from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
@@ -22,10 +22,10 @@ from vitrail.models.vit import ViT
 def with_weights(config: ViTConfig, monkeypatch: pytest.MonkeyPatch, made: Callable[[int], Tensor]) -> ViT:
     """A network whose heads all have the given weights [T, T]."""
 
-    def weights(self: Attention, z: Tensor, offsets: Tensor | None = None) -> Tensor:
-        return made(z.shape[1]).expand(z.shape[0], self.heads, -1, -1)
+    def weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+        return made(q.shape[2]).expand(*q.shape[:2], -1, -1)
 
-    monkeypatch.setattr(Attention, "weights", weights)
+    monkeypatch.setattr(attention, "attention_weights", weights)
     return build(config)
 
 

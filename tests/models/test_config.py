@@ -10,7 +10,9 @@ import pytest
 
 from tests.models.tiny import BACKBONE, HYBRID, RESNET, VARIANTS, VIT
 from vitrail.core.errors import ConfigError, ImageSizeError, UnknownName
-from vitrail.models.config import CHOICES, ModelConfig, ResNetConfig, ViTConfig, from_dict, to_dict
+from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.config_checks import CHOICES
+from vitrail.models.family import ModelConfig, from_dict, to_dict
 from vitrail.models.zoo import ZOO
 
 AXIAL = replace(VIT, attention="axial", class_token=False, pool="mean")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.models.tiny import OTHERS, POSITIONS, RESNETS, VARIANTS, VIT, awake, images, small, tiny
 from vitrail.models.build import Model, build
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import ZOO
 
 

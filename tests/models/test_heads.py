@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.models.tiny import RESNET, VARIANTS, VIT, awake, images
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.heads import pooled
 from vitrail.models.resnet import ResNet
 from vitrail.models.vit import ViT

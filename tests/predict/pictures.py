@@ -12,7 +12,7 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.weights import save
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import Model
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 
 CLASSES = ("a", "b", "c", "d", "wood pigeon")
 NETWORKS: dict[str, ModelConfig] = {

@@ -10,7 +10,7 @@ from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError
 from vitrail.data.transforms.mix import Mix
 from vitrail.distributed.world import World
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import ZOO, model_config, network_name
 from vitrail.train.memory import fitting, portion
 from vitrail.train.pictures import find_pictures

@@ -9,7 +9,7 @@ from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.training_record import abridge
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import ModelConfig, from_dict, to_dict
+from vitrail.models.family import ModelConfig, from_dict, to_dict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

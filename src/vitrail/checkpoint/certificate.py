@@ -15,7 +15,6 @@ from vitrail.checkpoint import peers
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.weights import network
 from vitrail.models.build import Model
-from vitrail.models.resnet import ResNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +78,8 @@ def _row(place: str, mine: Tensor, theirs: Tensor) -> Row:
 
 def places(model: Model) -> tuple[nn.Module, list[nn.Module]]:
     """Where the stem ends, and the blocks, in our networks."""
-    if isinstance(model, ResNet):
-        units = [unit for stage in model.trunk.stages for unit in stage.children()]
-        return units[0], units
-    return model.blocks[0], list(model.blocks)
+    units = model.units()
+    return units[0], units
 
 
 @torch.no_grad()

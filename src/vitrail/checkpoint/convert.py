@@ -24,7 +24,7 @@ from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import write_bundle
 from vitrail.core.errors import ConfigError, ExportRefused, WeightsError
 from vitrail.data.training_record import list_records
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 
 OWN = "vitrail"
 FILE_SUFFIXES = (".safetensors", ".npz", ".pth", ".pt", ".bin")

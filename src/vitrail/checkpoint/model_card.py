@@ -13,7 +13,7 @@ from vitrail.checkpoint.bundle import Bundle
 from vitrail.core.shapes import times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.training_record import KEY
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import network_name
 
@@ -80,19 +80,12 @@ def rendered(**parts: object) -> str:
 
 
 def network_rows(config: ModelConfig) -> list[Row]:
-    rows = [
+    return [
         ("network", network_name(config)),
         ("parameters", f"{parameters(config):,}"),
         ("multiply-accumulates a picture", f"{macs(config) / 1e9:.3g} G"),
+        *config.table,
     ]
-    if isinstance(config, ViTConfig):
-        rows += [
-            ("patches", times(config.grid)),
-            ("layers", str(config.depth)),
-            ("heads", str(config.heads)),
-            ("width", str(config.width)),
-        ]
-    return rows
 
 
 def picture_rows(preprocessing: Preprocessing) -> list[Row]:

@@ -6,7 +6,7 @@ Each is loaded with `strict=True`, so that a certificate also says that the othe
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from vitrail.checkpoint.files.read import read_weights
 from vitrail.checkpoint.files.refusal import told
 from vitrail.checkpoint.formats.timm import architecture
-from vitrail.core.errors import ExportRefused
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.core.errors import ConfigError, ExportRefused
+from vitrail.models.config import ResNetConfig, vit_config
+from vitrail.models.family import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,7 @@ def peer(format_name: str, config: ModelConfig, target: Path) -> Peer | str:
         return f"{library} is not installed"
     try:
         return builders[format_name](config, target)
-    except (ExportRefused, RuntimeError, ValueError, AssertionError) as error:
+    except (ConfigError, ExportRefused, RuntimeError, ValueError, AssertionError) as error:
         return f"{library} cannot build this network ({told(error)})"
 
 
@@ -55,17 +56,20 @@ def timm_peer(config: ModelConfig, target: Path) -> Peer:
     file = target / "model.safetensors" if target.is_dir() else target
     network: Any
     with torch.device("meta"):  # its own weights would be drawn only to be overwritten
-        if isinstance(config, ResNetConfig):
-            network = timm_bit(config)
-        else:
-            name, args = architecture(config)
-            network = timm.create_model(name, pretrained=False, **_tuples(args))
+        network = timm_network(config)
     network.load_state_dict(_floats(file), strict=True, assign=True)
     version = f"timm {timm.__version__}"
-    if isinstance(config, ResNetConfig):
-        units = [block for stage in network.stages for block in stage.blocks]
-        return Peer(library=version, network=network.eval(), first=units[0], blocks=units)
-    return Peer(library=version, network=network.eval(), first=network.blocks[0], blocks=list(network.blocks))
+    staged = hasattr(network, "stages")
+    units = [block for stage in network.stages for block in stage.blocks] if staged else list(network.blocks)
+    return Peer(library=version, network=network.eval(), first=units[0], blocks=units)
+
+
+@singledispatch
+def timm_network(config: ModelConfig) -> Any:
+    import timm
+
+    name, args = architecture(config)
+    return timm.create_model(name, pretrained=False, **_tuples(args))
 
 
 def timm_created(name: str, args: dict[str, Any], target: Path) -> nn.Module:
@@ -77,6 +81,7 @@ def timm_created(name: str, args: dict[str, Any], target: Path) -> nn.Module:
     return timm.create_model(name, checkpoint_path=str(target), **args).eval()
 
 
+@timm_network.register
 def timm_bit(config: ResNetConfig) -> Any:
     """timm's BiT of any depth and width, also those it has no name for."""
     from timm.layers.std_conv import StdConv2d
@@ -100,13 +105,15 @@ def huggingface_peer(config: ModelConfig, target: Path) -> Peer:
     transformers.utils.logging.disable_progress_bar()
     name = "AutoModelForImageClassification" if config.classes else "AutoModel"
     # A pooler that is not in the folder would be drawn anew; without one there is nothing behind the last norm.
-    without = {"add_pooling_layer": False} if isinstance(config, ViTConfig) and config.head == "none" else {}
+    without = {"add_pooling_layer": False} if getattr(config, "head", "") == "none" else {}
     network = getattr(transformers, name).from_pretrained(str(target), dtype=torch.float32, **without).eval()
-    if isinstance(config, ResNetConfig):
-        units = [layer for stage in getattr(network, "bit", network).encoder.stages for layer in stage.layers]
+    inner = getattr(network, "bit", None) or getattr(network, "vit", network)
+    if hasattr(inner, "layers"):
+        units = list(inner.layers)
+    elif hasattr(inner.encoder, "stages"):
+        units = [layer for stage in inner.encoder.stages for layer in stage.layers]
     else:
-        vit = getattr(network, "vit", network)
-        units = list(vit.layers if hasattr(vit, "layers") else vit.encoder.layer)
+        units = list(inner.encoder.layer)
 
     def logits(out: Any) -> Tensor:
         if config.classes:
@@ -126,8 +133,7 @@ def torchvision_peer(config: ModelConfig, target: Path) -> Peer:
     import torchvision
     from torchvision.models.vision_transformer import VisionTransformer
 
-    if not isinstance(config, ViTConfig):
-        raise TypeError("torchvision's format holds ViTs")
+    config = vit_config(config, "torchvision's format")
     with torch.device("meta"):
         network = VisionTransformer(
             image_size=config.image[0],

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from vitrail.checkpoint.bundle import Card, describe, described
 from vitrail.core.errors import ConfigError, CorruptWeights, WeightsError, reason_of
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 
 
 def sidecar_of(weights: Path) -> Path:

@@ -13,10 +13,10 @@ from vitrail.checkpoint.source import read_bundle
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.backbone import Backbone
+from vitrail.models.backbone import backbone
 from vitrail.models.build import Model, build, build_from
-from vitrail.models.config import ModelConfig, ViTConfig
-from vitrail.models.resize import Numerics, resize_positions
+from vitrail.models.family import ModelConfig
+from vitrail.models.resize import Numerics
 from vitrail.models.zoo import adapted
 
 
@@ -66,25 +66,17 @@ def _exact(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _resized(bundle: Bundle, config: ModelConfig, numerics: Numerics) -> Tensors:
-    if isinstance(bundle.config, ViTConfig) and isinstance(config, ViTConfig):
-        return resize_positions(bundle.tensors, bundle.config, config, numerics)
-    if not isinstance(config, ViTConfig) and config.mixing == "axial" and config.image != bundle.config.image:
-        raise ConfigError(f"an axial ResNet's relative positions are tied to image_size={bundle.config.image}")
-    return bundle.tensors
+    return bundle.config.resize(bundle.tensors, config, numerics)
 
 
 def _new_head(bundle: Bundle, classes: int) -> Bundle:
     old = bundle.config
-    if isinstance(old, ViTConfig):
-        config = adapted(old, classes=classes, head="linear" if classes else "none")
-        weight, bias, features = "head.classifier.weight", "head.classifier.bias", old.width
-    else:
-        config = adapted(old, classes=classes)
-        weight, bias, features = "head.weight", "head.bias", old.features
+    config = adapted(old, **old.linear_head(classes))
+    weight, bias = f"{old.head_layer}.weight", f"{old.head_layer}.bias"
     tensors = {name: tensor for name, tensor in bundle.tensors.items() if not name.startswith("head.")}
     if classes:
         like = next(iter(tensors.values()))
-        tensors |= {weight: like.new_zeros(classes, features), bias: like.new_zeros(classes)}
+        tensors |= {weight: like.new_zeros(classes, old.features), bias: like.new_zeros(classes)}
     return Bundle(config=config, tensors=tensors, card=bundle.card.without_labels())
 
 
@@ -112,12 +104,7 @@ def bundle_of(
     provenance: dict[str, Any] | None = None,
 ) -> Bundle:
     """A network and its card as data; compiled and parallel wrappers are looked through."""
-    inner = model
-    while not isinstance(inner, Backbone):
-        wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
-        if not isinstance(wrapped, torch.nn.Module):
-            raise ConfigError(f"{type(model).__name__} is not a vitrail network")
-        inner = wrapped
+    inner = backbone(model)
     config = inner.config
     old = card_of(inner)
     names = old.labels if labels is None else tuple(labels)

@@ -13,9 +13,9 @@ from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.core.paper import JFT_CLASSES, JFT_IMAGES, jft_epochs, printed_exaflops
 from vitrail.core.shapes import Pair, times
 from vitrail.core.storage import check_writable
-from vitrail.evaluation.compute import counted_macs, padding_macs, tpuv3_core_days, training_flops
+from vitrail.evaluation.compute import counted_macs, tpuv3_core_days, training_flops
 from vitrail.evaluation.result import Measure, Result, weights_facts
-from vitrail.models.config import ModelConfig, ViTConfig, to_dict
+from vitrail.models.family import ModelConfig, to_dict
 from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import SLUGS, ZOO, adapted, resolve, slug
 from vitrail.optim.config import Optim
@@ -144,8 +144,7 @@ def sizes_of(one: Asked, args: argparse.Namespace) -> list[Pair | int]:
         return list(args.image_size)
     if one.bundle is not None or one.config.image != (224, 224):
         return [one.config.image]
-    patch = one.config.patch[0] if isinstance(one.config, ViTConfig) and one.config.backbone is None else 1
-    return [224, 384 - 384 % patch]
+    return [224, 384 - 384 % one.config.size_step[0]]
 
 
 def show_size(networks: list[Asked], args: argparse.Namespace) -> None:
@@ -153,7 +152,7 @@ def show_size(networks: list[Asked], args: argparse.Namespace) -> None:
     for one in networks:
         for size in sizes_of(one, args):
             config = adapted(one.config, image_size=size, classes=args.classes)
-            tokens = f"{config.tokens:,}" if isinstance(config, ViTConfig) else "-"
+            tokens = f"{config.tokens:,}" if config.tokens else "-"
             cells = [
                 times(config.image),
                 f"{config.classes:,}",
@@ -177,7 +176,7 @@ def show_training(networks: list[Asked], trainings: list[list[Training]], args: 
     heads = ("network", "image", "data", "pictures", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3 core-days")
     print_table(heads, rows, left=3, title="Training")
     print("exaFLOPs are 6 x MACs x pictures x epochs, as in the paper; core-days at the pace of its ViT-L/16.")
-    if any(padding_macs(one.config) for one in networks):
+    if any(one.config.padding_macs for one in networks):
         print("As in the paper, what a convolution multiplies of its padding does not count here; in GMACs it does.")
 
 
@@ -210,7 +209,7 @@ def show_memory(networks: list[Asked], args: argparse.Namespace) -> None:
     for one in networks:
         config = adapted(one.config, image_size=trained_at(one, args), classes=args.classes)
         state = memory.state_bytes(config, Optim(), low=True, average=False)
-        for recompute in (False, True) if isinstance(config, ViTConfig) else (False,):
+        for recompute in (False, True) if config.can_recompute else (False,):
             each = memory.image_bytes(config, low=True, recompute=recompute)
             room = [card * 1e9 - memory.CUDA_OWN - state for card in CARDS]
             fits = [max(int(left * memory.USED) // each, 0) for left in room]

@@ -14,7 +14,7 @@ from vitrail.core.console import millions, print_table
 from vitrail.core.errors import BadPicture, ConfigError, DataError, unknown
 from vitrail.core.shapes import times
 from vitrail.core.storage import check_writable, write_file
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 
 if TYPE_CHECKING:
     import torch
@@ -183,7 +183,7 @@ def many(args: argparse.Namespace, about: "Subject", source: "Source") -> "Itera
     from vitrail.cli.subject import batches
     from vitrail.inspection.parts.given import portion
 
-    size = args.batch or (min(16, portion(about.network)) if isinstance(about.network.config, ViTConfig) else 16)
+    size = args.batch or (min(16, portion(about.network)) if about.network.config.tokens else 16)
     for batch in batches(replaced(args, batch=size), source, about.preprocessing, about.device):
         if bool(batch.valid.any()):
             yield about.preprocessing.normalise(batch.pixels[batch.valid]).to(about.device)
@@ -258,7 +258,7 @@ def class_number(text: str | None, labels: tuple[str, ...] | None, classes: int)
 
 def patch_of(text: str | None, config: ModelConfig) -> tuple[int, int] | None:
     """Row and column, from 0."""
-    if text is None or not isinstance(config, ViTConfig):
+    if text is None or not config.tokens:
         return None
     try:
         row, column = (int(part) - 1 for part in text.split(","))
@@ -384,13 +384,14 @@ def facts(looked: Looked) -> "list[Tile]":
     config = looked.about.network.config
     count = sum(parameter.numel() for parameter in looked.about.network.parameters())
     tiles = [Tile(value=millions(count), label="parameters"), Tile(value=times(config.image), label="pixels")]
-    if isinstance(config, ViTConfig):
+    if config.tokens:
+        about = dict(config.table)
         tiles += [
             Tile(value=times(config.grid), label="patches", note=other(config.prefix)),
-            Tile(value=str(config.depth), label="layers", note=f"of {config.heads} heads, width {config.width}"),
+            Tile(value=str(config.layers), label="layers", note=f"of {about['heads']} heads, width {config.features}"),
         ]
     else:
-        tiles.append(Tile(value=str(sum(config.blocks)), label="blocks", note=f"in {len(config.blocks)} stages"))
+        tiles.append(Tile(value=str(config.units), label="blocks", note=f"in {config.layers} stages"))
     if config.classes:
         tiles.append(Tile(value=f"{config.classes:,}", label="classes"))
     return tiles

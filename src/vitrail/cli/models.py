@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vitrail.core.console import giga, millions, print_table
 from vitrail.core.errors import ConfigError, UnknownName, unknown
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import SLUGS, ZOO, list_models, model_config, resolve, slug
 
@@ -76,8 +76,7 @@ def sizes_of(name: str) -> tuple[int, int]:
 
 def sized(name: str, size: int, classes: int) -> ModelConfig:
     """The config at an image size, or at the next smaller one that the patch divides."""
-    patch = ZOO[name]
-    side = patch.patch[0] if isinstance(patch, ViTConfig) and patch.backbone is None else 1
+    side = ZOO[name].size_step[0]
     return model_config(name, image_size=size - size % side, classes=classes)
 
 
@@ -93,18 +92,17 @@ def row(name: str, sizes: tuple[int, int], classes: int) -> list[str]:
 
 def tokens(config: ModelConfig) -> str:
     """A convolutional network has no sequence."""
-    return f"{config.tokens:,}" if isinstance(config, ViTConfig) else "-"
+    return f"{config.tokens:,}" if config.tokens else "-"
 
 
 def record(name: str, classes: int) -> dict[str, object]:
     out: dict[str, object] = {"network": name, "name": slug(name)}
     for size in sizes_of(name):
         config = sized(name, size, classes)
-        length = config.tokens if isinstance(config, ViTConfig) else None
         out[str(size)] = {
             "image": config.image,
             "parameters": parameters(config),
-            "tokens": length,
+            "tokens": config.tokens,
             "macs": macs(config),
         }
     return out

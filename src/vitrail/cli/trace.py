@@ -3,7 +3,8 @@
 import argparse
 
 from vitrail.core.console import print_table
-from vitrail.models.walk import Step, summed, walk
+from vitrail.models.family import Step
+from vitrail.models.walk import summed, walk
 from vitrail.models.zoo import model_config, resolve
 
 

@@ -1,6 +1,7 @@
 """Values and their texts: a text is read as the annotated type asks, a value is written so that it is read again."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -20,9 +21,25 @@ def hints(kind: type) -> dict[str, Any]:
     return {field.name: known[field.name] for field in fields(cast(Any, kind))}
 
 
+class Choice(ABC):
+    """A base class of configs to which others can be added: a field of this type may hold any that is registered, as if
+    its annotation named them all."""
+
+    __slots__ = ()
+
+    @classmethod
+    @abstractmethod
+    def registered(cls) -> tuple[type[Any], ...]: ...
+
+
 def members(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type."""
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    """The types of a union, or the one type; of an open choice all that are registered."""
+    named = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    found: list[Any] = []
+    for member in named:
+        is_open = isinstance(member, type) and issubclass(member, Choice) and not is_dataclass(member)
+        found += cast(type[Choice], member).registered() if is_open else [member]
+    return tuple(found)
 
 
 def classes_of(hint: Any) -> list[type[Any]]:

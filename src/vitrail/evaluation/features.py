@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.errors import DataError
 from vitrail.core.shapes import Pair
 from vitrail.data import tensorflow
 from vitrail.data.decode.picture import Picture
@@ -16,7 +16,7 @@ from vitrail.data.draws import Draws
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.rest import Precision, at_rest, prepared
-from vitrail.models.backbone import Backbone
+from vitrail.models.backbone import backbone
 
 HELD: Final = 64  # batches whose features wait on the device before they are fetched, so that few fetches make it wait
 
@@ -99,9 +99,7 @@ def extract(
 def last_read(network: nn.Module, images: Tensor) -> Tensor:
     """[B, C, H, W] -> [B, D]: of a ViT the representation y, through the hidden layer where there is one (the paper's
     pre-logits); of a ResNet the pooled map."""
-    if isinstance(network, Backbone):
-        return network.features(images)
-    raise ConfigError(f"a {type(network).__name__} is no network of ours: which layer is its last is not known")
+    return backbone(network).features(images)
 
 
 def fetch(held: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:

@@ -6,7 +6,7 @@ from hashlib import sha256
 import torch
 
 from vitrail.checkpoint.weights import bundle_of
-from vitrail.models.config import to_dict
+from vitrail.models.family import to_dict
 
 
 def network_hash(network: torch.nn.Module) -> str:

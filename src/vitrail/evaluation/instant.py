@@ -36,7 +36,6 @@ from vitrail.evaluation.labelled import single, tally
 from vitrail.evaluation.multi_label import THRESHOLD, MultiLabel
 from vitrail.evaluation.result import Measure, share
 from vitrail.models.build import Model
-from vitrail.models.config import ViTConfig
 from vitrail.models.zoo import adapted
 
 BATCH: Final = 64
@@ -326,11 +325,8 @@ def with_head(
 ) -> Model:
     """The network with another last layer; a hidden layer before it (the paper's pre-logits) stays."""
     bundle = bundle_of(network)
-    if isinstance(bundle.config, ViTConfig):
-        kind = "tanh" if bundle.config.head == "tanh" else "linear"
-        config, place = adapted(bundle.config, classes=len(classes), head=kind), "head.classifier"
-    else:
-        config, place = adapted(bundle.config, classes=len(classes)), "head"
+    config = adapted(bundle.config, **bundle.config.new_last_layer(len(classes)))
+    place = config.head_layer
     like = next(iter(bundle.tensors.values()))
     layer = {f"{place}.weight": head.weight.to(like), f"{place}.bias": head.bias.to(like)}
     card = Card(preprocessing=bundle.card.preprocessing, labels=classes, provenance=provenance, multi_label=multi_label)

@@ -5,6 +5,9 @@ concatenation: a runtime that merges a zero pad into the pool behind it, as ONNX
 infinity. And where the image size is left open, positions are resampled in the graph (3.2, `reference` numerics).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,7 +17,6 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import Model, build_from
 from vitrail.models.config import ResNetConfig
 from vitrail.models.convolution import RootPool, StandardisedConv, pad_same
-from vitrail.models.vit import PatchEmbedding
 
 
 def shipped(model: Model, *, dynamic: bool = False, preprocessing: Preprocessing | None = None) -> nn.Module:
@@ -30,14 +32,13 @@ def shipped(model: Model, *, dynamic: bool = False, preprocessing: Preprocessing
 def replace_parts(module: nn.Module, dynamic: bool) -> None:
     """Puts what leaves PyTorch unharmed in the place of what does not."""
     for name, child in module.named_children():
-        if isinstance(child, StandardisedConv):
-            setattr(module, name, FixedConv(child, dynamic))
-        elif isinstance(child, RootPool):
-            setattr(module, name, BorderedPool(child.config, dynamic))
-        else:
-            if isinstance(child, PatchEmbedding):
-                child.as_convolution = True
-            replace_parts(child, dynamic)
+        make = REPLACED.get(type(child))
+        if make is not None:
+            setattr(module, name, make(child, dynamic))
+            continue
+        if hasattr(child, "as_convolution"):
+            setattr(child, "as_convolution", True)  # noqa: B010 (torch types attributes as tensors)
+        replace_parts(child, dynamic)
 
 
 class Normalised(nn.Module):
@@ -87,9 +88,9 @@ def same_widths(side: int, stride: int) -> Pair:
 class BorderedPool(nn.Module):
     """A max-pool whose border of zeros no optimiser takes for padding."""
 
-    def __init__(self, config: ResNetConfig, dynamic: bool):
+    def __init__(self, pool: RootPool, dynamic: bool):
         super().__init__()
-        self.config, self.dynamic = config, dynamic
+        self.config, self.dynamic = pool.config, dynamic
 
     def forward(self, x: Tensor) -> Tensor:
         return root_pool(x, self.config, dynamic=self.dynamic)
@@ -116,3 +117,9 @@ def bordered(x: Tensor, axis: int, widths: Pair) -> Tensor:
     """Zeros before and behind along one axis, by concatenation."""
     zeros = torch.zeros_like(x.narrow(axis, 0, 1))
     return torch.cat([*[zeros] * widths[0], x, *[zeros] * widths[1]], dim=axis)
+
+
+REPLACED: dict[type[nn.Module], Callable[[Any, bool], nn.Module]] = {
+    StandardisedConv: FixedConv,
+    RootPool: BorderedPool,
+}

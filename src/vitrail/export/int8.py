@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.export.pictures import CALIBRATION, Pictures
-from vitrail.models.config import ModelConfig, ResNetConfig
+from vitrail.models.family import ModelConfig
 
 KEPT: Final = "mlp.contract"  # whose activations stay floats
 LAYERS: Final = ("qkv", "out", "expand", "contract", "hidden", "classifier", "head")  # positions are products, too
@@ -39,7 +39,7 @@ class Quantised:
 
 def convolutional(config: ModelConfig) -> bool:
     """Whether there are convolutions that need pictures."""
-    return isinstance(config, ResNetConfig) or config.backbone is not None
+    return config.has_convolutions
 
 
 def quantise(plain: Path, path: Path, bundle: Bundle, pictures: Pictures | None, *, pixels: bool) -> Quantised:

@@ -27,7 +27,8 @@ from vitrail.export.check import Forward, Report, check
 from vitrail.export.draft import check_target, drafted
 from vitrail.export.subject import Weights, path_of, reference, taken
 from vitrail.export.written import Written, files_of
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.config import ViTConfig, vit_config
+from vitrail.models.family import ModelConfig
 
 Library: TypeAlias = Literal["hf", "timm", "npz", "torchvision"]
 
@@ -140,8 +141,9 @@ def flat(module: Callable[[Tensor], Any], logits: Callable[[Any], Tensor] | None
 def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:
     """A name of timm's and what differs from it, for `timm.create_model`; refused where timm has no such network."""
     name, args = architecture(config)
-    if isinstance(config, ResNetConfig):
+    if not config.tokens:
         return name, {field: value for field, value in args.items() if USUAL.get(field) != value}
+    config = vit_config(config, "a network of timm's")
     shape = (config.width, config.depth, config.heads, config.patch[0])
     square = config.patch[0] == config.patch[1] and config.mlp_width == 4 * config.width
     if config.backbone is None and square and shape in NAMED:
@@ -164,7 +166,7 @@ def usage(config: ModelConfig, target: Path, to: str, call: tuple[str, dict[str,
         case "hf":
             if config.classes:
                 return f'transformers.AutoModelForImageClassification.from_pretrained("{target}")'
-            bare = isinstance(config, ViTConfig) and config.head == "none"  # its own pooler would be random
+            bare = getattr(config, "head", "") == "none"  # its own pooler would be random
             return f'transformers.AutoModel.from_pretrained("{target}"{", add_pooling_layer=False" if bare else ""})'
         case "timm" if folder:
             return f'timm.create_model("local-dir:{target}", pretrained=True)'
@@ -173,7 +175,7 @@ def usage(config: ModelConfig, target: Path, to: str, call: tuple[str, dict[str,
             args = "".join(f", {field}={value!r}" for field, value in call[1].items())
             return f'timm.create_model("{call[0]}", checkpoint_path="{target}"{args})'
         case "torchvision":
-            assert isinstance(config, ViTConfig)
+            config = vit_config(config, "torchvision's format")
             read = "torch.load" if target.suffix != ".safetensors" else "safetensors.torch.load_file"
             less = "" if config.classes else "del model.heads.head; "
             return f'model = {vision(config)}; {less}model.load_state_dict({read}("{target}"))'

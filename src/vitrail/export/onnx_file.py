@@ -30,9 +30,10 @@ from vitrail.export.pace import Pace, pace
 from vitrail.export.pictures import Pictures
 from vitrail.export.runtime import Session, need_libraries
 from vitrail.export.scores import Scores, score
-from vitrail.export.subject import Sizes, Weights, path_of, reference, references, sizes, taken
+from vitrail.export.subject import Weights, path_of, reference, references, taken
 from vitrail.export.trace import hushed, traced
 from vitrail.export.written import Written, files_of
+from vitrail.models.family import ImageSizes
 
 SUFFIX: Final = (".onnx",)
 OPSETS: Final = (18, 23)  # that torch writes and the runtimes of the day read
@@ -73,7 +74,9 @@ def to_onnx(
     check_target(target, suffixes=SUFFIX, source=path_of(weights))
     bundle = taken(weights, image_size, exact=True)
     check_options(bundle, options, pictures)
-    open_sizes = Sizes(step=None, why="a fixed size was asked for") if options.fixed_size else sizes(bundle.config)
+    open_sizes = (
+        ImageSizes(step=None, why="a fixed size was asked for") if options.fixed_size else bundle.config.open_sizes
+    )
     replaced = target.exists()
     with drafted(target) as draft:
         plain = draft.with_name(f"float-{draft.name}") if options.int8 else draft
@@ -105,7 +108,7 @@ def held(bundle: Bundle) -> int:
     return sum(tensor.nbytes for tensor in bundle.tensors.values())
 
 
-def write(bundle: Bundle, path: Path, options: OnnxOptions, open_sizes: Sizes) -> None:
+def write(bundle: Bundle, path: Path, options: OnnxOptions, open_sizes: ImageSizes) -> None:
     """The graph without what torch knows of this machine, with its metadata."""
     import onnx
 
@@ -147,7 +150,7 @@ def converted(program: ExportedProgram, opset: int, names: tuple[str, str]) -> A
     return done.model_proto
 
 
-def name_axes(model: Any, open_sizes: Sizes) -> None:
+def name_axes(model: Any, open_sizes: ImageSizes) -> None:
     """Words for the open axes, in the place of the tracer's numbers."""
     words: dict[int, str] = {0: "batch"}
     if open_sizes.any:
@@ -189,7 +192,7 @@ def examined(
     bundle: Bundle,
     path: Path,
     options: OnnxOptions,
-    open_sizes: Sizes,
+    open_sizes: ImageSizes,
     pictures: Pictures | None,
     name: str,
 ) -> Written:

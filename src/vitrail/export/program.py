@@ -14,9 +14,10 @@ from vitrail.core.shapes import Pair
 from vitrail.export.check import check
 from vitrail.export.draft import check_target, drafted
 from vitrail.export.form import shipped
-from vitrail.export.subject import Sizes, Weights, path_of, references, sizes, taken
+from vitrail.export.subject import Weights, path_of, references, taken
 from vitrail.export.trace import hushed, traced
 from vitrail.export.written import Written, files_of
+from vitrail.models.family import ImageSizes
 
 SUFFIX: Final = (".pt2",)
 DESCRIPTION: Final = "vitrail.json"  # in the archive: config, preprocessing, labels, provenance and version
@@ -31,12 +32,12 @@ def to_torch_export(
     check_target(target, suffixes=SUFFIX, source=path_of(weights))
     bundle = taken(weights, image_size, exact=True)
     config = bundle.config
-    open_sizes = Sizes(step=None, why="a fixed size was asked for") if fixed_size else sizes(config)
+    open_sizes = ImageSizes(step=None, why="a fixed size was asked for") if fixed_size else config.open_sizes
     open_sizes = replace(open_sizes, any=False)  # torch holds to the multiples that it was traced with
     if open_sizes.step is not None and any(
         side % step for side, step in zip(config.image, open_sizes.step, strict=True)
     ):
-        open_sizes = Sizes(step=None, why=f"{config.image} is no multiple of the stride {open_sizes.step[0]}")
+        open_sizes = ImageSizes(step=None, why=f"{config.image} is no multiple of the stride {open_sizes.step[0]}")
     replaced = target.exists()
     with drafted(target) as draft:
         form = shipped(network(bundle), dynamic=open_sizes.step is not None)

@@ -1,6 +1,6 @@
 """What is exported: a bundle, the image sizes that one file of it can take, and the networks to hold it against."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -13,7 +13,7 @@ from vitrail.checkpoint.weights import bundle_of, network, operate
 from vitrail.core.shapes import Pair
 from vitrail.export.check import Forward
 from vitrail.models.build import Model
-from vitrail.models.config import ModelConfig, ResNetConfig
+from vitrail.models.family import ImageSizes
 
 Weights: TypeAlias = str | Path | Model | Bundle
 FURTHER: Final = (2, 1)  # steps that the second size of a check is larger by: not square, so that a swapped axis shows
@@ -39,40 +39,7 @@ def path_of(weights: Weights) -> Path | None:
     return Path(weights) if isinstance(weights, str | Path) and Path(weights).exists() else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
-    """Image sizes that one file takes: multiples of `step`, or `any` at all; without a step the network's own alone,
-    and `why` it is so."""
-
-    step: Pair | None
-    any: bool = False
-    why: str = ""
-
-
-def sizes(config: ModelConfig) -> Sizes:
-    """What the network allows. A ViT is open where its positions can be resampled in the graph, a ResNet always."""
-    if isinstance(config, ResNetConfig):
-        if config.mixing == "axial":
-            return Sizes(step=None, why="an axial ResNet's relative positions are tied to one size")
-        stride = config.stride
-        if config.padding == "symmetric":
-            return Sizes(step=(stride, stride), any=True)
-        return multiples(config, (stride, stride))
-    if config.position == "relative":
-        return Sizes(step=None, why="relative positions are tied to one size")
-    if config.attention == "axial":
-        return Sizes(step=None, why="axial attention is tied to one grid")
-    stride = 1 if config.backbone is None else config.backbone.stride
-    return multiples(config, (stride * config.patch[0], stride * config.patch[1]))
-
-
-def multiples(config: ModelConfig, step: Pair) -> Sizes:
-    if config.image[0] % step[0] or config.image[1] % step[1]:
-        return Sizes(step=None, why="SAME padding at a size that leaves pixels over is laid on for that size alone")
-    return Sizes(step=step)
-
-
-def references(bundle: Bundle, open_sizes: Sizes, *, pixels: bool = False) -> dict[Pair, Forward]:
+def references(bundle: Bundle, open_sizes: ImageSizes, *, pixels: bool = False) -> dict[Pair, Forward]:
     """The networks that a file is held against: at its own size, and where sizes are open at a larger, oblong one."""
     own = bundle.config.image
     wanted = [own]

@@ -11,12 +11,12 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from vitrail.core.shapes import Pair
-from vitrail.export.subject import Sizes
+from vitrail.models.family import ImageSizes
 
 SPECULATIVE: Final = 2  # a batch or grid of one would be taken for a constant
 
 
-def traced(form: nn.Module, image: Pair, channels: int, sizes: Sizes, *, pixels: bool = False) -> ExportedProgram:
+def traced(form: nn.Module, image: Pair, channels: int, sizes: ImageSizes, *, pixels: bool = False) -> ExportedProgram:
     """The graph of a shipped network, with an open batch and, where sizes have a step, multiples of it as image."""
     shapes: dict[int, Any] = {0: Dim("batch")}
     if sizes.step is not None:

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.tokens import tokens_of, transformer
-from vitrail.models.backbone import Backbone
+from vitrail.models.backbone import backbone
 
 
 def filters(model: nn.Module, count: int = 28) -> Tensor:
@@ -18,9 +18,7 @@ def filters(model: nn.Module, count: int = 28) -> Tensor:
     more components."""
     if count < 1:
         raise ConfigError(f"count={count} must be at least 1")
-    if not isinstance(model, Backbone):
-        raise ConfigError(f"a {type(model).__name__} has no filters that are known here; take a ViT, hybrid or ResNet")
-    kernel = model.kernel.detach()
+    kernel = backbone(model).kernel.detach()
     if kernel.shape[1] not in (1, 3):
         raise ConfigError(f"filters over {kernel.shape[1]} channels have no colours; 1 or 3 can be shown")
     flat = kernel.permute(0, 2, 3, 1).flatten(1).cpu().double()  # [D, P·P·C]

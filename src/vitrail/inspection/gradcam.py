@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.tokens import chosen, placed, precise
-from vitrail.models.resnet import ResNet
+from vitrail.inspection.tokens import chosen, has_attention, placed, precise
+from vitrail.models.backbone import backbone
 from vitrail.models.resting import resting
 
 
@@ -14,9 +14,10 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) ->
     -> [B, rows, columns], none below 0.
 
     max(Σ_c α_c F_c, 0) over the channels F_c of the map behind the last norm, α_c the mean over places of ∂y/∂F_c."""
-    if not isinstance(model, ResNet):
+    if has_attention(model):
         raise ConfigError(f"grad_cam is for ResNets, not for a {type(model).__name__}; take gradient_rollout")
-    if model.head is None:
+    model = backbone(model)
+    if not model.config.classes:
         raise ConfigError("this network has no classes to explain: it has no head")
     with torch.inference_mode(False), resting(model):
         with torch.no_grad():

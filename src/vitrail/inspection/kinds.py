@@ -27,7 +27,6 @@ from vitrail.inspection.parts.learned import (
     positions_part,
     similarity_part,
 )
-from vitrail.models.resnet import ResNet
 
 TOKENLESS: Final = "a ResNet has no tokens and no attention between them"
 COMPARED: Final = 16  # pictures below which CKA is noise
@@ -48,7 +47,7 @@ class Kind:
         config: Any = given.model.config
         if self.tokens and not given.transformer:
             return TOKENLESS
-        if self.resnet and not isinstance(given.model, ResNet):
+        if self.resnet and given.transformer:
             return "it is for ResNets; a transformer has rollout and gradient-weighted rollout"
         if self.classes and not given.classes:
             return "this network has no head, so no classes"

@@ -1,6 +1,7 @@
 """Where the tokens of a network lie on its picture, and what every function here takes for granted of both."""
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,14 @@ class Tokens:
         return self.grid[0] * self.grid[1]
 
 
+def has_attention(model: nn.Module) -> TypeGuard[ViT]:
+    """Whether a network has tokens, and attention between them, to look at."""
+    return isinstance(model, ViT)
+
+
 def transformer(model: nn.Module) -> ViT:
     """The network, if it has tokens to look at."""
-    if isinstance(model, ViT):
+    if has_attention(model):
         return model
     raise ConfigError(
         f"a {type(model).__name__} has no tokens and no attention between them; take a ViT or a hybrid "

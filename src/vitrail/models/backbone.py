@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitrail.models.config import ModelConfig
+from vitrail.core.errors import ConfigError
+from vitrail.models.family import ModelConfig
 from vitrail.models.taps import Intermediates
 
 
@@ -21,6 +22,10 @@ class Backbone(nn.Module, ABC):
     # 12 that saves 7 % of the work, and a hook on the last layer sees one token. vitrail's own training asks for it.
     class_token_only: bool = False
     open_size: bool = False  # for export: a graph in which the image size is open, so nothing may be compared with it
+
+    def units(self) -> list[nn.Module]:
+        """All blocks one by one, whatever stages they are in."""
+        return list(self.blocks)
 
     # Images to something.
 
@@ -122,3 +127,14 @@ class Backbone(nn.Module, ABC):
         if not return_class_token:
             return out
         return tuple((z, tokens[:, 0]) for z, tokens in zip(out, found.tokens, strict=True))
+
+
+def backbone(module: nn.Module) -> Backbone:
+    """The network inside a module; compiled and parallel wrappers are looked through."""
+    inner = module
+    while not isinstance(inner, Backbone):
+        wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
+        if not isinstance(wrapped, nn.Module):
+            raise ConfigError(f"a {type(module).__name__} is not a vitrail network; take one of `vitrail models`")
+        inner = wrapped
+    return inner

@@ -6,19 +6,16 @@ import torch
 from torch import Tensor
 
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
-from vitrail.models.hybrid import HybridEmbedding
+from vitrail.models.family import ModelConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.position import SineTable
-from vitrail.models.resnet import ResNet
-from vitrail.models.vit import PatchEmbedding, ViT
 
 Model: TypeAlias = Backbone
 
 
 def build(config: ModelConfig) -> Model:
     """A fresh network, initialised as in the reference from torch's current seed."""
-    model = _assemble(config)
+    model = config.build()
     initialise(model)
     return model
 
@@ -26,7 +23,7 @@ def build(config: ModelConfig) -> Model:
 def bare(config: ModelConfig) -> Model:
     """The network without storage: names, shapes and rules, and nothing else."""
     with torch.device("meta"):
-        return _assemble(config)
+        return config.build()
 
 
 def build_from(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
@@ -42,15 +39,3 @@ def build_from(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
 def skeleton(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of every tensor that the network holds, without holding any."""
     return {name: tuple(tensor.shape) for name, tensor in bare(config).state_dict().items()}
-
-
-def _assemble(config: ModelConfig) -> Model:
-    if isinstance(config, ResNetConfig):
-        return ResNet(config)
-    return ViT(config, _embedding(config))
-
-
-def _embedding(config: ViTConfig) -> PatchEmbedding:
-    if config.backbone is None:
-        return PatchEmbedding(config.channels, config.width, config.patch)
-    return HybridEmbedding(config.backbone, config.width, config.patch)

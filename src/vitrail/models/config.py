@@ -5,43 +5,46 @@ weights were trained with.
 """
 
 import math
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitrail.core.errors import ConfigError, ImageSizeError, unknown
-from vitrail.core.shapes import LARGEST_SIDE, Pair, pair, times
+from vitrail.core.errors import ConfigError, ImageSizeError
+from vitrail.core.shapes import Pair, times
+from vitrail.models.config_checks import (
+    MOST_BLOCKS,
+    MOST_PATCHES,
+    Attention,
+    Gelu,
+    Head,
+    Mixing,
+    Padding,
+    Placement,
+    Pool,
+    PoolPadding,
+    Position,
+    Root,
+    Standardisation,
+    Unit,
+    check_choices,
+    check_most,
+    check_positive,
+    check_positive_pairs,
+    check_types,
+)
+from vitrail.models.family import ImageSizes, ModelConfig, Step, register_family
 
-Gelu: TypeAlias = Literal["tanh", "erf"]
-Position: TypeAlias = Literal["none", "learned", "learned2d", "learned2d-sum", "relative", "sincos2d"]
-Placement: TypeAlias = Literal["stem", "every", "shared"]
-Pool: TypeAlias = Literal["token", "mean"]
-Head: TypeAlias = Literal["none", "linear", "tanh"]
-Attention: TypeAlias = Literal["full", "axial"]
-Unit: TypeAlias = Literal["preactivation", "postactivation"]
-Root: TypeAlias = Literal["7x7", "3x3"]
-Standardisation: TypeAlias = Literal["std+eps", "sqrt(var+eps)"]
-Padding: TypeAlias = Literal["same", "symmetric"]
-PoolPadding: TypeAlias = Literal["zero", "infinity"]
-Mixing: TypeAlias = Literal["convolution", "axial"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-# Beyond these no machine computes, and merely naming all the tensors would take minutes.
-MOST: Final = {
-    "depth": 1024,
-    "width": 1 << 16,
-    "mlp_width": 1 << 18,
-    "heads": 1 << 12,
-    "channels": 1 << 12,
-    "classes": 1 << 24,
-    "registers": 1 << 12,
-    "groups": 1 << 16,
-    "axial_heads": 1 << 12,
-}
-MOST_BLOCKS: Final = 1024  # of one stage of a ResNet
-MOST_PATCHES: Final = 1 << 18
+    from vitrail.models.resize import Numerics
+    from vitrail.models.resnet import ResNet
+    from vitrail.models.vit import ViT
 
 
+@register_family
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ResNetConfig:
+class ResNetConfig(ModelConfig):
     """A BiT ResNet: width factor, blocks a stage, GroupNorm and weight-standardised convolutions.
 
     `unit="preactivation"` is the ResNet-v2 of the BiT baselines; `"postactivation"` is the hybrid's backbone. The 3x3
@@ -49,6 +52,9 @@ class ResNetConfig:
     the place of each 3x3 convolution (AxialResNet, D.6); its tables of relative positions tie it to `image`. A hybrid's
     backbone may have no blocks at all: the root alone (R+ViT-Ti/16).
     """
+
+    family: ClassVar[str] = "resnet"
+    head_layer: ClassVar[str] = "head"
 
     blocks: tuple[int, ...]
     image: Pair = (224, 224)
@@ -125,9 +131,66 @@ class ResNetConfig:
     def stage_grid(self, grid: Pair, stage: int) -> Pair:
         return grid if stage == 0 else shrink(grid, 2)
 
+    @property
+    def layers(self) -> int:
+        return len(self.blocks)
 
+    @property
+    def units(self) -> int:
+        return sum(self.blocks)
+
+    @property
+    def patch_pixels(self) -> Pair:
+        return self.stride, self.stride
+
+    @property
+    def tied_to_size(self) -> str:
+        return "an axial ResNet's relative positions are tied to one size" if self.mixing == "axial" else ""
+
+    @property
+    def open_sizes(self) -> ImageSizes:
+        if self.tied_to_size:
+            return ImageSizes(step=None, why=self.tied_to_size)
+        if self.padding == "symmetric":
+            return ImageSizes(step=self.patch_pixels, any=True)
+        return multiples(self)
+
+    @property
+    def has_convolutions(self) -> bool:
+        return True
+
+    @property
+    def title(self) -> str:
+        return f"ResNet of {'+'.join(map(str, self.blocks))} blocks, width factor {self.factor:g}"
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        return self.blocks, self.factor, self.root, self.mixing
+
+    def build(self) -> "ResNet":
+        from vitrail.models.resnet import ResNet
+
+        return ResNet(self)
+
+    def walk(self) -> Iterator[Step]:
+        from vitrail.models.walk import resnet_steps
+
+        return resnet_steps(self)
+
+    def activation_bytes(self, width: int, *, recompute: bool) -> int:
+        """About four times what each unit gives."""
+        return 4 * width * sum(math.prod(step.shape) for step in self.walk())
+
+    @property
+    def padding_macs(self) -> int:
+        from vitrail.models.walk import padding_macs
+
+        return padding_macs(self)
+
+
+@register_family
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ViTConfig:
+class ViTConfig(ModelConfig):
     """A Vision Transformer (Table 1) or, with a backbone, a hybrid (3.1).
 
     `patch` is taken on the image, or on the backbone's feature map (1x1 in the paper). `placement=None` is the paper's
@@ -135,6 +198,9 @@ class ViTConfig:
     position of its own (the original code) or none (big_vision). `norm_after_pool` is timm's order for average pooling;
     the reference normalises every token first.
     """
+
+    family: ClassVar[str] = "vit"
+    head_layer: ClassVar[str] = "head.classifier"
 
     width: int
     depth: int
@@ -251,124 +317,165 @@ class ViTConfig:
         return self.patch[0] * stride, self.patch[1] * stride
 
     @property
-    def any_size(self) -> bool:
-        """Whether images of other sizes than `image` can be read: neither attention nor positions are tied to it."""
-        return self.attention == "full" and self.position != "relative"
-
-    @property
     def placed(self) -> Placement:
         """Where positions enter, with the paper's way filled in."""
         return self.placement or ("every" if self.position == "relative" else "stem")
 
+    @property
+    def features(self) -> int:
+        return self.width
 
-ModelConfig: TypeAlias = ViTConfig | ResNetConfig
+    @property
+    def layers(self) -> int:
+        return self.depth
+
+    @property
+    def units(self) -> int:
+        return self.depth
+
+    @property
+    def size_step(self) -> Pair:
+        return self.patch if self.backbone is None else (1, 1)
+
+    @property
+    def tied_to_size(self) -> str:
+        if self.position != "relative":
+            return ""
+        return f"relative positions run over the raster index of a {times(self.grid)} grid and cannot be resized in 2-D"
+
+    @property
+    def open_sizes(self) -> ImageSizes:
+        if self.position == "relative":
+            return ImageSizes(step=None, why="relative positions are tied to one size")
+        if self.attention == "axial":
+            return ImageSizes(step=None, why="axial attention is tied to one grid")
+        return multiples(self)
+
+    @property
+    def has_convolutions(self) -> bool:
+        return self.backbone is not None
+
+    @property
+    def title(self) -> str:
+        if self.backbone is not None:
+            return f"hybrid ViT of {self.depth} layers, width {self.width}"
+        height, width = self.patch
+        patch = str(height) if height == width else times(self.patch)
+        return f"ViT of {self.depth} layers, width {self.width}, patch {patch}"
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        stem = None if self.backbone is None else self.backbone.shape
+        return self.width, self.depth, self.mlp_width, self.heads, self.patch, self.attention, stem
+
+    @property
+    def table(self) -> list[tuple[str, str]]:
+        return [
+            ("patches", times(self.grid)),
+            ("layers", str(self.depth)),
+            ("heads", str(self.heads)),
+            ("width", str(self.width)),
+        ]
+
+    def build(self) -> "ViT":
+        from vitrail.models.hybrid import HybridEmbedding
+        from vitrail.models.vit import PatchEmbedding, ViT
+
+        if self.backbone is None:
+            return ViT(self, PatchEmbedding(self.channels, self.width, self.patch))
+        return ViT(self, HybridEmbedding(self.backbone, self.width, self.patch))
+
+    def walk(self) -> Iterator[Step]:
+        from vitrail.models.walk import vit_steps
+
+        return vit_steps(self)
+
+    def activation_bytes(self, width: int, *, recompute: bool) -> int:
+        """A token of a block: the inputs of both norms and their outputs (4D), q, k and v (3D), what attention gives
+        (D), and the MLP's inside before and after GELU (2M). With recomputation only the inputs of the blocks stay, and
+        what one block needs at its peak (10D + 3M)."""
+        tokens, d, m = self.tokens, self.width, self.mlp_width
+        layers = self.depth * (2 if self.attention == "axial" else 1)
+        kept = tokens * (layers * d + 10 * d + 3 * m) if recompute else tokens * layers * (8 * d + 2 * m)
+        stem = 0 if self.backbone is None else self.backbone.activation_bytes(1, recompute=recompute)
+        return width * (kept + stem + 4 * tokens * d) + 8 * self.classes
+
+    @property
+    def can_recompute(self) -> bool:
+        return True
+
+    @property
+    def padding_macs(self) -> int:
+        return 0 if self.backbone is None else self.backbone.padding_macs
+
+    def settle(self, changes: dict[str, Any]) -> None:
+        """No classes means no head and the other way round; the backbone sees the network's image and channels."""
+        if "head" not in changes:
+            if changes.get("classes") == 0:
+                changes["head"] = "none"
+            elif self.head == "none" and "classes" in changes:
+                changes["head"] = "linear"
+        elif changes["head"] == "none" and "classes" not in changes:
+            changes["classes"] = 0
+        if changes.get("pool") == "token" and not self.class_token:
+            changes.setdefault("class_token", True)
+        inner: ResNetConfig | None = changes.get("backbone", self.backbone)
+        if inner is not None:
+            image, channels = changes.get("image", self.image), changes.get("channels", self.channels)
+            changes["backbone"] = replace(inner, image=image, channels=channels)
+
+    def configured_like(self, old: ModelConfig) -> ModelConfig:
+        """Where both are ViTs, also with the same head, pooling, positions and regularisers: a name means a shape."""
+        if not isinstance(old, ViTConfig):
+            return super(ViTConfig, self).configured_like(old)
+        names = ("width", "depth", "mlp_width", "heads", "patch")
+        stem = None if self.backbone is None else replace(self.backbone, image=old.image, channels=old.channels)
+        return replace(old, **{name: getattr(self, name) for name in names}, backbone=stem)
+
+    def linear_head(self, classes: int) -> dict[str, Any]:
+        return {"classes": classes, "head": "linear" if classes else "none"}
+
+    def new_last_layer(self, classes: int) -> dict[str, Any]:
+        return {"classes": classes, "head": "tanh" if self.head == "tanh" else "linear"}
+
+    def without_head(self) -> dict[str, Any]:
+        return {"classes": 0, "head": "none"}
+
+    def resize(
+        self, tensors: "dict[str, Tensor]", new: ModelConfig, numerics: "Numerics" = "reference"
+    ) -> "dict[str, Tensor]":
+        from vitrail.models.resize import resize_positions
+
+        return resize_positions(tensors, self, vit_config(new), numerics)
+
+    def redraw_positions(self, tensors: "dict[str, Tensor]", drawn: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+        from vitrail.models.resize import redraw_grid
+
+        return redraw_grid(tensors, drawn, self)
+
+    @property
+    def fixed_bytes(self) -> int:
+        return 8 * self.tokens * self.width if self.position == "sincos2d" else 0
+
+
+def vit_config(config: ModelConfig | None, what: str = "this") -> ViTConfig:
+    """The config of a ViT or hybrid, for what asks for one by its nature; other networks are refused by name."""
+    if not isinstance(config, ViTConfig):
+        title = "missing" if config is None else config.title
+        raise ConfigError(f"{what} needs a ViT, and the model is {title}")
+    return config
+
+
+def multiples(config: ModelConfig) -> ImageSizes:
+    """Multiples of the patch, or of a backbone's stride."""
+    step = config.patch_pixels
+    if config.image[0] % step[0] or config.image[1] % step[1]:
+        return ImageSizes(
+            step=None, why="SAME padding at a size that leaves pixels over is laid on for that size alone"
+        )
+    return ImageSizes(step=step)
 
 
 def shrink(size: Pair, stride: int) -> Pair:
     """The size behind a strided convolution under either padding rule: rounded up."""
     return (-(-size[0] // stride), -(-size[1] // stride))
-
-
-CHOICES: dict[str, tuple[str | None, ...]] = {
-    "gelu": get_args(Gelu),
-    "position": get_args(Position),
-    "placement": (None, *get_args(Placement)),
-    "pool": get_args(Pool),
-    "head": get_args(Head),
-    "attention": get_args(Attention),
-    "unit": get_args(Unit),
-    "root": get_args(Root),
-    "standardisation": get_args(Standardisation),
-    "padding": get_args(Padding),
-    "pool_padding": get_args(PoolPadding),
-    "mixing": get_args(Mixing),
-}
-
-
-def check_types(config: ModelConfig) -> None:
-    """Numbers are numbers and switches are switches; a file, a shell or a slip may say otherwise."""
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.type in (int, bool) and type(value) is not field.type:
-            raise ConfigError(f"{field.name}={value!r} must be of type {getattr(field.type, '__name__', field.type)}")
-        if field.type is float and (type(value) not in (int, float) or not -math.inf < value < math.inf):
-            raise ConfigError(f"{field.name}={value!r} must be a finite number")
-
-
-def check_choices(config: ModelConfig) -> None:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name in CHOICES and value not in CHOICES[field.name]:
-            raise unknown(field.name, str(value), [str(choice) for choice in CHOICES[field.name]])
-
-
-def check_positive(config: ModelConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not value > 0:
-            raise ConfigError(f"{name}={value} must be above 0")
-
-
-def check_most(config: ModelConfig) -> None:
-    """Sizes that no machine could compute."""
-    for field in fields(config):
-        if field.name in MOST and getattr(config, field.name) > MOST[field.name]:
-            raise ConfigError(f"{field.name}={getattr(config, field.name)} is more than {MOST[field.name]:,}")
-    if max(config.image) > LARGEST_SIDE:
-        raise ImageSizeError(f"image={times(config.image)} is larger than {LARGEST_SIDE} pixels a side")
-
-
-def check_positive_pairs(config: ModelConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not (len(value) == 2 and min(value) >= 1):
-            raise ConfigError(f"{name}={value} must be (height, width), both at least 1")
-
-
-def to_dict(config: ModelConfig) -> dict[str, Any]:
-    """Plain data for a file header; `from_dict` reads it back."""
-    return {"family": "resnet" if isinstance(config, ResNetConfig) else "vit", **asdict(config)}
-
-
-def from_dict(data: dict[str, Any]) -> ModelConfig:
-    """The config that `to_dict` wrote; unknown or ill-typed fields are refused by name."""
-    families: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
-    rest = dict(data)
-    family = str(rest.pop("family", None))
-    if family not in families:
-        raise unknown("model family", family, families)
-    kind = families[family]
-    known = {field.name: field for field in fields(kind)}
-    values: dict[str, Any] = {}
-    for name, value in rest.items():
-        if name not in known:
-            raise unknown("config field", name, known)
-        values[name] = _typed(name, known[name].type, value)
-    required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
-    if missing := [name for name in required if name not in values]:
-        raise ConfigError(f"incomplete model config: {', '.join(missing)} missing")
-    return kind(**values)
-
-
-def _typed(name: str, kind: Any, value: Any) -> Any:
-    """JSON knows no tuples and blurs 1 and 1.0; everything else must already be right."""
-    if name == "backbone":
-        if value is None:
-            return None
-        if not isinstance(value, dict) or cast(dict[str, Any], value).get("family", "resnet") != "resnet":
-            raise ConfigError(f"backbone={value!r} must be the config of a ResNet")
-        try:
-            return from_dict({"family": "resnet", **cast(dict[str, Any], value)})
-        except ConfigError as error:
-            raise ConfigError(f"backbone: {error}") from None
-    if name in ("image", "patch", "blocks"):
-        if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
-            raise ConfigError(f"{name}={value!r} must be a list of whole numbers")
-        return pair(list(value)) if name != "blocks" and len(value) == 2 else tuple(value)
-    if kind is float and type(value) is int and abs(value) < 2**53:
-        return float(value)
-    if not isinstance(value, kind if kind in (int, float, bool) else (str, type(None))) or (
-        type(value) is bool and kind is not bool
-    ):
-        raise ConfigError(f"{name}={value!r} must be of type {getattr(kind, '__name__', 'text')}")
-    return value

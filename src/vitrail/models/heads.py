@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from vitrail.core.errors import unknown
-from vitrail.models.config import Pool, ViTConfig
+from vitrail.models.config import ViTConfig
+from vitrail.models.config_checks import Pool
 from vitrail.models.initialise import lecun_normal_
 
 

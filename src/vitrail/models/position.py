@@ -65,6 +65,7 @@ class SineTable(nn.Module):
     """Fixed 2-D sine-cosine positions: a quarter of the width each for sin x, cos x, sin y, cos y."""
 
     table: Tensor
+    fixed: bool = True  # no weight file brings it: it makes itself
 
     def __init__(self, config: ViTConfig):
         super().__init__()

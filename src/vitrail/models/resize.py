@@ -6,6 +6,7 @@ the table's own type; the class token's row is left alone, and a table of the ri
 `resample` is the first of them for a single forward pass at another size.
 """
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -80,11 +81,8 @@ def resize_positions(
     """All position tables of a network's tensors for another grid, of whatever kind and wherever placed (D.4)."""
     if old.grid == new.grid:
         return tensors
-    if old.position == "relative":
-        raise ConfigError(
-            f"relative positions run over the raster index of a {times(old.grid)} grid and cannot be resized in 2-D; "
-            f"keep image_size={times(old.image)}"
-        )
+    if old.tied_to_size:
+        raise ConfigError(f"{old.tied_to_size}; keep image_size={times(old.image)}")
     out = dict(tensors)
     for name, tensor in tensors.items():
         if not name.startswith("position.tables."):
@@ -98,4 +96,14 @@ def resize_positions(
                 out[name] = resize_grid(tensor[None], (1, new.grid[1]), numerics)[0]
             case _:
                 pass
+    return out
+
+
+def redraw_grid(tensors: dict[str, Tensor], drawn: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+    """Tensors with the grid's positions as another network has them; a class token keeps its own."""
+    out = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.startswith("position.tables.") and not name.endswith(".prefix"):
+            kept = tensor.shape[-2] - config.patches if name.endswith(".table") else 0
+            out[name] = torch.cat([tensor[..., :kept, :], drawn[name][..., kept:, :].to(tensor.dtype)], dim=-2)
     return out

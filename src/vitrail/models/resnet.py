@@ -171,6 +171,9 @@ class ResNet(Backbone):
     def blocks(self) -> nn.ModuleList:  # pyright: ignore[reportIncompatibleVariableOverride] - held by the trunk
         return self.trunk.stages
 
+    def units(self) -> list[nn.Module]:
+        return [unit for stage in self.trunk.stages for unit in stage.children()]
+
     @property
     def num_features(self) -> int:
         return self.config.features

@@ -268,10 +268,10 @@ class ViT(Backbone):
         config = self.config
         if self.open_size or tuple(images.shape[1:]) == (config.channels, *config.image):
             return
-        step = config.patch_pixels
-        whole = images.ndim == 4 and not (images.shape[2] % step[0] or images.shape[3] % step[1])
-        if not config.any_size or not whole or images.shape[1] != config.channels:
-            fits = f"; multiples of {times(step)} do, too" if config.any_size else ""
+        step = config.open_sizes.step
+        whole = images.ndim == 4 and step and not (images.shape[2] % step[0] or images.shape[3] % step[1])
+        if not whole or images.shape[1] != config.channels:
+            fits = f"; multiples of {times(step)} do, too" if step else ""
             raise ImageSizeError(
                 f"images of {tuple(images.shape)} do not fit a network for [B, {config.channels}, "
                 f"{times(config.image).replace('x', ', ')}]{fits}"

@@ -1,30 +1,20 @@
 """A tensor's walk through a network in closed form: shape, parameters and multiply-accumulates, line by line. No torch.
 
 The sums of a walk are the model table. MACs count matrix products and convolutions, padded taps included (the paper's
-exaFLOPs leave those out: evaluation/compute.py); normalisation, softmax and GELU are left out.
+exaFLOPs leave those out: `padding_macs`); normalisation, softmax and GELU are left out.
 """
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from vitrail.core.shapes import Pair, times
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One line: what happened, the shape that came out, what it cost."""
-
-    name: str
-    shape: tuple[int, ...]
-    params: int = 0
-    macs: int = 0
+from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.family import ModelConfig, Step
 
 
 def walk(config: ModelConfig) -> list[Step]:
     """The steps of one image through the network, from pixels to logits."""
-    return list(_resnet(config) if isinstance(config, ResNetConfig) else _vit(config))
+    return list(config.walk())
 
 
 def parameters(config: ModelConfig) -> int:
@@ -36,7 +26,7 @@ def macs(config: ModelConfig) -> int:
     return sum(step.macs for step in walk(config))
 
 
-def _vit(c: ViTConfig) -> Iterator[Step]:
+def vit_steps(c: ViTConfig) -> Iterator[Step]:
     n, t, d = c.patches, c.tokens, c.width
     yield Step("image", (*c.image, c.channels))
     channels = c.channels
@@ -108,7 +98,7 @@ def _table(c: ViTConfig) -> int:
             return 0
 
 
-def _resnet(c: ResNetConfig) -> Iterator[Step]:
+def resnet_steps(c: ResNetConfig) -> Iterator[Step]:
     yield Step("image", (*c.image, c.channels))
     yield from _backbone(c)
     f = c.features
@@ -175,3 +165,33 @@ def summed(steps: Iterable[Step]) -> Step:
     """All steps as one line; the shape is the last one's."""
     rows = list(steps)
     return Step("total", rows[-1].shape, sum(s.params for s in rows), sum(s.macs for s in rows))
+
+
+def padding_macs(config: ResNetConfig) -> int:
+    """Multiply-accumulates of one image that only multiply padding."""
+    side, stride = (7, 2) if config.root == "7x7" else (3, 1)
+    wasted = _on_padding(config, config.image, side, stride) * config.channels * config.root_width
+    if config.mixing != "convolution":
+        return wasted
+    grid = config.pooled
+    for stage, count in enumerate(config.blocks):
+        inner = config.bottleneck(stage) ** 2
+        wasted += _on_padding(config, grid, 3, 2 if stage else 1) * inner
+        grid = config.stage_grid(grid, stage)
+        wasted += (count - 1) * _on_padding(config, grid, 3, 1) * inner
+    return wasted
+
+
+def _on_padding(config: ResNetConfig, size: tuple[int, int], side: int, stride: int) -> int:
+    """Taps of a convolution over a plane that lie outside of it."""
+    outputs = math.prod(-(-length // stride) for length in size)
+    inside = math.prod(_taps_inside(config.padding == "same", length, side, stride) for length in size)
+    return outputs * side * side - inside
+
+
+def _taps_inside(same: bool, length: int, side: int, stride: int) -> int:
+    """Along one axis, over all outputs. The SAME rule puts the odd pixel of padding behind."""
+    outputs = -(-length // stride)
+    before = max((outputs - 1) * stride + side - length, 0) // 2 if same else side // 2
+    starts = (at * stride - before for at in range(outputs))
+    return sum(min(start + side, length) - max(start, 0) for start in starts)

@@ -12,8 +12,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from vitrail.core.errors import ConfigError, UnknownName, unknown
-from vitrail.core.shapes import Pair, pair, times
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.core.shapes import Pair, pair
+from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 
 # width, depth, MLP width, heads. B, L, H: Table 1; Ti, S: the same authors' later "How to train your ViT"; g, G:
 # "Scaling Vision Transformers".
@@ -185,46 +186,18 @@ def adapted(
         changes["image"] = pair(image_size)
     if classes is not None:
         changes["classes"] = classes
-    if isinstance(config, ViTConfig):
-        _move_together(config, changes)
+    config.settle(changes)
     return replace(config, **changes)
-
-
-def _move_together(config: ViTConfig, changes: dict[str, Any]) -> None:
-    """No classes means no head and the other way round; the backbone sees the network's image and channels."""
-    if "head" not in changes:
-        if changes.get("classes") == 0:
-            changes["head"] = "none"
-        elif config.head == "none" and "classes" in changes:
-            changes["head"] = "linear"
-    elif changes["head"] == "none" and "classes" not in changes:
-        changes["classes"] = 0
-    if changes.get("pool") == "token" and not config.class_token:
-        changes.setdefault("class_token", True)
-    inner: ResNetConfig | None = changes.get("backbone", config.backbone)
-    if inner is not None:
-        image, channels = changes.get("image", config.image), changes.get("channels", config.channels)
-        changes["backbone"] = replace(inner, image=image, channels=channels)
 
 
 def network_name(config: ModelConfig) -> str:
     """The paper's notation where a network has the shape of one with a name, whatever its head or pooling; else its
     shape in words."""
-    found = next((name for name, known in ZOO.items() if shape(known) == shape(config)), "")
-    if found:
-        return found
-    if not isinstance(config, ViTConfig):
-        return f"ResNet of {'+'.join(map(str, config.blocks))} blocks, width factor {config.factor:g}"
-    if config.backbone is not None:
-        return f"hybrid ViT of {config.depth} layers, width {config.width}"
-    height, width = config.patch
-    patch = str(height) if height == width else times(config.patch)
-    return f"ViT of {config.depth} layers, width {config.width}, patch {patch}"
+    found = next((name for name, known in ZOO.items() if known.shape == config.shape), "")
+    return found or config.title
 
 
-def shape(config: ModelConfig) -> tuple[object, ...]:
-    """What tells the named networks apart."""
-    if not isinstance(config, ViTConfig):
-        return config.blocks, config.factor, config.root, config.mixing
-    stem = None if config.backbone is None else shape(config.backbone)
-    return config.width, config.depth, config.mlp_width, config.heads, config.patch, config.attention, stem
+def with_known_fields(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """The config with those of the changes that its family has a field for: a ResNet has no dropout."""
+    known = {field.name for field in fields(config)}
+    return replace(config, **{name: value for name, value in changes.items() if name in known})

@@ -10,7 +10,7 @@ from vitrail.data.transforms.mix import Mix
 from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.build import bare
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 from vitrail.objectives.classification import Classification, Classify
 from vitrail.objectives.dino import DINO, Distil
 from vitrail.objectives.mae import MAE, Reconstruct

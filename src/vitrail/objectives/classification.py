@@ -14,7 +14,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.mix import Mix, one_hot
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.walk import macs
 from vitrail.objectives.objective import Objective, Outcome
 

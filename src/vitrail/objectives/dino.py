@@ -18,7 +18,8 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Range
 from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.config import ViTConfig, vit_config
+from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
 from vitrail.models.walk import macs
 from vitrail.objectives.multicrop import PositionsAt, cropped, represent_at, resizable, two_views
@@ -89,8 +90,7 @@ class DINO:
 
     def suited(self, model: ModelConfig) -> ViTConfig:
         """The model, where it can learn this."""
-        if not isinstance(model, ViTConfig):
-            raise ConfigError("objective dino trains a ViT, not a ResNet; use a ViT")
+        model = vit_config(model, "objective dino")
         if not self.local_views:
             return model
         size = self.local(model.image, model.patch)

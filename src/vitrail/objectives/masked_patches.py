@@ -18,7 +18,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.config import ViTConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.vit import ViT
 from vitrail.models.walk import macs

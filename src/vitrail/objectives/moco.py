@@ -19,7 +19,8 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.distributed.exchange import gathered
 from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.config import ViTConfig, vit_config
+from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
 from vitrail.models.walk import macs
 from vitrail.objectives.multicrop import two_views
@@ -56,9 +57,7 @@ class MoCo:
 
     def suited(self, model: ModelConfig) -> ViTConfig:
         """The model, where it can learn this."""
-        if not isinstance(model, ViTConfig):
-            raise ConfigError("objective moco trains a ViT, not a ResNet; use a ViT")
-        return model
+        return vit_config(model, "objective moco")
 
     def work(self, model: ModelConfig) -> float:
         """MACs of a picture: two views through the learner, and through the teacher, whose gradient is not taken."""

@@ -14,7 +14,8 @@ from vitrail.core.shapes import Pair, times
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop, Range
 from vitrail.data.transforms.policy import Distort
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.config import ViTConfig, vit_config
+from vitrail.models.family import ModelConfig
 from vitrail.models.position import SineTable
 from vitrail.models.resize import resize_grid
 from vitrail.models.vit import ViT
@@ -42,8 +43,7 @@ def cropped(augmentation: Augmentation, size: Pair, area: Range) -> Augmentation
 
 def resizable(model: ModelConfig, objective: str) -> ViTConfig:
     """The model, where it can see pictures of other sizes than its own."""
-    if not isinstance(model, ViTConfig):
-        raise ConfigError(f"objective {objective} trains a ViT, not a ResNet; use a ViT")
+    model = vit_config(model, f"objective {objective}")
     for bad, what in (
         (model.backbone is not None, "the backbone of a hybrid"),
         (model.attention != "full", "attention='axial'"),

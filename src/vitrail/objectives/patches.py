@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.config import ViTConfig, vit_config
+from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
 
 GREY = 128  # how a report shows a patch that is not seen
@@ -43,8 +44,7 @@ def as_weights(images: Tensor, network: ViT) -> Tensor:
 
 def patched(model: ModelConfig, objective: str) -> ViTConfig:
     """The model, where its tokens are patches of the picture."""
-    if not isinstance(model, ViTConfig):
-        raise ConfigError(f"objective {objective} hides patches, and a ResNet has none; use a ViT")
+    model = vit_config(model, f"objective {objective}, which hides patches,")
     if model.backbone is not None:
         raise ConfigError(
             f"objective {objective} hides patches of the picture, and a hybrid's tokens come from its feature map; "

@@ -16,7 +16,6 @@ from typing import Any, Final, cast
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.world import World
 from vitrail.evaluation.compute import training_flops
-from vitrail.models.config import ViTConfig
 from vitrail.recipes.asked import Asked, Planned
 from vitrail.recipes.change import with_changes
 from vitrail.recipes.finetune import warmup_for
@@ -126,8 +125,14 @@ def choose_budget(
         settings["start"] = "closed-form"
         if "start" not in typed:
             settings["optim.lr"] = f"{GENTLE * run.optim.lr:g}"
-    if run.weights and isinstance(run.model, ViTConfig) and run.model.depth > 1 and "optim.freeze" not in typed:
-        depth = run.model.depth
+    if (
+        run.weights
+        and run.model is not None
+        and run.model.tokens
+        and run.model.layers > 1
+        and "optim.freeze" not in typed
+    ):
+        depth = run.model.layers
         for frozen in (depth // 2, depth - 1):
             share = 1 - 2 * frozen / (3 * depth)
             settings["optim.freeze"] = f"blocks:{frozen}"
@@ -193,9 +198,9 @@ def explain(budget: Budget, run: Run, asked: Asked) -> tuple[str, ...]:
         cuts.append("the head starts from the closed form")
     if any(text.startswith("optim.lr") for text in budget.settings):
         cuts.append(f"a tenth of the learning rate ({run.optim.lr:g})")
-    if any(text.startswith("optim.freeze") for text in budget.settings) and isinstance(run.model, ViTConfig):
+    if any(text.startswith("optim.freeze") for text in budget.settings) and run.model is not None:
         cuts.append(
-            f"the first {run.optim.freeze.removeprefix('blocks:')} of {run.model.depth} blocks stay as they are"
+            f"the first {run.optim.freeze.removeprefix('blocks:')} of {run.model.layers} blocks stay as they are"
         )
     return (
         f"{head}: {', '.join(cuts)}; about {clock(budget.seconds)} instead of {clock(budget.full_seconds)} at "

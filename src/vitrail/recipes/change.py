@@ -13,12 +13,10 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.readers.named.tasks import TASKS, Task
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Crop, ResizeCrop, Squash
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.family import FAMILIES, ModelConfig
 from vitrail.models.zoo import ZOO, adapted, resolve
 from vitrail.objectives.build import ObjectiveConfig
 from vitrail.train.config import Run
-
-SHAPE = ("width", "depth", "mlp_width", "heads", "patch", "backbone")  # what a ViT's name stands for
 
 
 def with_changes(run: Run, settings: Iterable[str]) -> Run:
@@ -49,17 +47,12 @@ def kept_answer(augmentation: Augmentation, task: Task) -> Augmentation:
 def named_model(old: ModelConfig | None, text: str) -> Any:
     """The named network as the run had its own: of the same image size and classes and, where both are ViTs, with the
     same head, pooling, positions and regularisers. NotImplemented for a text that names no network."""
-    if text.strip().lower() in ("none", "vitconfig", "resnetconfig"):
+    if text.strip().lower() in ("none", *(kind.__name__.lower() for kind in FAMILIES.values())):
         return NotImplemented
     config = ZOO[resolve(text.strip())]
     if old is None:
         return config
-    if not isinstance(config, ViTConfig) or not isinstance(old, ViTConfig):
-        return adapted(config, classes=old.classes, image_size=old.image)
-    shape = {name: getattr(config, name) for name in SHAPE}
-    if config.backbone is not None:
-        shape["backbone"] = replace(config.backbone, image=old.image, channels=old.channels)
-    return replace(old, **shape)
+    return config.configured_like(old)
 
 
 def class_names(old: tuple[str, ...], text: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from vitrail.core.shapes import Pair, pair, times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
 from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule

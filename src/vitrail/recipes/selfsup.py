@@ -17,7 +17,7 @@ from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessin
 from vitrail.data.transforms.augmentation import Augmentation, cifar, reference_inception
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.data.transforms.policy import Distort
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted, model_config
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE

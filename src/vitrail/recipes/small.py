@@ -14,7 +14,7 @@ from vitrail.data.transforms.augmentation import Augmentation, cifar
 from vitrail.data.transforms.erase import RandomErasing
 from vitrail.data.transforms.mix import Mix
 from vitrail.data.transforms.policy import RandAugment
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import SHAPES, SMALL_SHAPES, model_config, vit
 from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule

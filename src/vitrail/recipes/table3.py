@@ -18,8 +18,8 @@ from typing import Final
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import reference_inception
-from vitrail.models.config import ModelConfig, ViTConfig
-from vitrail.models.zoo import model_config
+from vitrail.models.family import ModelConfig
+from vitrail.models.zoo import model_config, with_known_fields
 from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
 from vitrail.train.config import Data, Run
@@ -30,13 +30,13 @@ IMAGENET21K_CLASSES: Final = 21_843
 
 def _network(name: str, classes: int, dropout: float) -> ModelConfig:
     config = model_config(name, classes=classes)
-    return replace(config, head="tanh", dropout=dropout) if isinstance(config, ViTConfig) else config
+    return with_known_fields(config, head="tanh", dropout=dropout)
 
 
 def _with(base: Run, name: str, network: str, *, lr: float | None = None) -> Run:
     """The same pre-training of another network."""
     assert base.model is not None
-    dropout = base.model.dropout if isinstance(base.model, ViTConfig) else 0.0
+    dropout = getattr(base.model, "dropout", 0.0)
     optim = base.optim if lr is None else replace(base.optim, lr=lr)
     return replace(base, name=name, model=_network(network, base.model.classes, dropout), optim=optim)
 

@@ -8,14 +8,13 @@ from torch import Tensor, nn
 
 from vitrail.inspection.rollout import onward
 from vitrail.inspection.stream import stream
-from vitrail.inspection.tokens import Tokens, output_row, patches, precise, tokens_of
-from vitrail.models.vit import ViT
+from vitrail.inspection.tokens import Tokens, has_attention, output_row, patches, precise, tokens_of
 from vitrail.serve.refusal import Refused
 
 
 def shape(network: nn.Module) -> dict[str, Any]:
     """What the maps of a network look like; empty where there are none."""
-    if not isinstance(network, ViT):
+    if not has_attention(network):
         return {}
     tokens = tokens_of(network)
     return {
@@ -28,7 +27,7 @@ def shape(network: nn.Module) -> dict[str, Any]:
 
 def check(network: nn.Module, layer: int | None, most: int) -> None:
     """Refuses a network without attention, a layer that is not there, and maps of more than `most` bytes."""
-    if not isinstance(network, ViT):
+    if not has_attention(network):
         raise Refused(409, "no attention", f"the model is a {type(network).__name__}, which has none; a ViT has")
     count = network.depth
     if layer is not None and not 0 <= layer < count:

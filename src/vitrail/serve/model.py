@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.decode.picture import Picture
-from vitrail.models.vit import ViT
+from vitrail.inspection.tokens import has_attention
 from vitrail.predict.predictor import Predictor
 from vitrail.serve import attention
 from vitrail.serve.line import Ticket
@@ -74,7 +74,7 @@ class Served:
 
     @property
     def transformer(self) -> bool:
-        return isinstance(self.predictor.network, ViT)
+        return has_attention(self.predictor.network)
 
     def about(self) -> dict[str, Any]:
         """The answer of /model."""

@@ -11,7 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitrail.core.shapes import pair
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.config import ResNetConfig, vit_config
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted, axial, axial_resnet50, mini_bit
 from vitrail.recipes.change import resized
 from vitrail.recipes.table3 import bit_r50x1_jft, vit_b16_jft, vit_b32_jft
@@ -54,20 +55,20 @@ def networks(scale: Scale, source: str) -> tuple[tuple[Network, ...], int]:
         return paper_networks(source), 1
     if scale == "tiny":
         run, seeds, patches = replace(for_cores(source, steps=80), batch=32), 2, (4, 2)
-        assert isinstance(run.model, ViTConfig)
-        run = resized(replace(run, model=replace(run.model, patch=(2, 2))), 8)  # as many pixels as the digits have
+        run = resized(
+            replace(run, model=replace(vit_config(run.model), patch=(2, 2))), 8
+        )  # as many pixels as the digits have
         resnet = ResNetConfig(blocks=(1, 1), factor=0.25, root="3x3", groups=4, axial_heads=4)
         names, resnet_name = {patch: f"ViT/{patch}" for patch in patches}, "R8"
     else:
         run, seeds, patches = resized(for_card(source, steps=3000), SIDE), 3, (8, 4)
         resnet = mini_bit("mini-R14")
         names, resnet_name = {patch: f"ViT-Mini/{patch}" for patch in patches}, "mini-R14"
-    assert isinstance(run.model, ViTConfig)
-    found: list[Network] = []
+    model, found = vit_config(run.model), list[Network]()
     for patch in patches:
-        plain = replace(run.model, patch=pair(patch), pool="mean", class_token=False)
+        plain = replace(model, patch=pair(patch), pool="mean", class_token=False)
         found += both(run, names[patch], plain, f"Axial-{names[patch]}", replace(plain, attention="axial"))
-    resnet = adapted(resnet, image_size=run.augmentation.size, classes=run.model.classes)
+    resnet = adapted(resnet, image_size=run.augmentation.size, classes=model.classes)
     crosswise = replace(resnet, mixing="axial")
     return (*found, *both(run, resnet_name, resnet, f"Axial-{resnet_name}", crosswise)), seeds
 
@@ -84,9 +85,9 @@ def paper_networks(source: str) -> tuple[Network, ...]:
     found: list[Network] = []
     for name, patch, recipe in (("ViT-B/32", 32, vit_b32_jft), ("ViT-B/16", 16, vit_b16_jft)):
         run = paper_run(recipe(), source)
-        assert isinstance(run.model, ViTConfig)
-        crosswise = replace(axial("B", patch), classes=run.model.classes, head=run.model.head)
-        found += both(run, name, run.model, f"Axial-{name}", crosswise)
+        model = vit_config(run.model)
+        crosswise = replace(axial("B", patch), classes=model.classes, head=model.head)
+        found += both(run, name, model, f"Axial-{name}", crosswise)
     run = paper_run(bit_r50x1_jft(), source)
     assert run.model is not None
     crosswise = replace(axial_resnet50(), classes=run.model.classes)

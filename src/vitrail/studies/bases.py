@@ -10,7 +10,7 @@ from typing import Final
 
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.data.transforms.mix import Mix
-from vitrail.models.config import ViTConfig
+from vitrail.models.config import vit_config
 from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Schedule
 from vitrail.recipes import small
@@ -31,8 +31,7 @@ LOOKS: Final = 4  # scorings along the way
 def for_cores(source: str = "", *, steps: int, width: int = 32, depth: int = 2) -> Run:
     """Digits at 16 px on two cores: a ViT of 16 patches, a second or two a hundred steps."""
     run = digits()
-    assert isinstance(run.model, ViTConfig)
-    model = replace(run.model, width=width, depth=depth, mlp_width=2 * width, heads=2, head="linear")
+    model = replace(vit_config(run.model), width=width, depth=depth, mlp_width=2 * width, heads=2, head="linear")
     run = replace(run, model=model, batch=64, optim=replace(run.optim, lr=5e-3))
     return shortened(given(run, source), steps, looks=1)
 
@@ -45,11 +44,11 @@ def for_card(source: str = "", *, steps: int) -> Run:
     sees hardly a picture too often, and what keeps it from learning them by heart would cost more than it brings."""
     name = re.split("[:@]", source)[0] or "cifar10"  # without the folder or the split
     run = RECIPES.get(name, small.cifar10)()
-    assert isinstance(run.model, ViTConfig)
-    size = run.model.image
+    model = vit_config(run.model)
+    size = model.image
     run = replace(
         run,
-        model=replace(run.model, stochastic_depth=0.0, position="learned"),
+        model=replace(model, stochastic_depth=0.0, position="learned"),
         augmentation=replace(cifar(size, padding=min(size) // 8), flip=run.augmentation.flip),
         objective=Classification(smoothing=0.1),
         mix=Mix(),

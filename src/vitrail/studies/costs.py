@@ -17,7 +17,7 @@ from vitrail.core.paper import JFT_CLASSES, JFT_IMAGES
 from vitrail.data.collection import open_collection
 from vitrail.data.readers.named.catalogue import SETS
 from vitrail.evaluation.compute import training_flops
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted, network_name
 from vitrail.studies.cell import Cell
 from vitrail.train.config import Data

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from vitrail.core.paper import JFT_IMAGES
-from vitrail.models.config import ModelConfig, ViTConfig
-from vitrail.models.zoo import model_config, slug
+from vitrail.models.config import ViTConfig, vit_config
+from vitrail.models.family import ModelConfig
+from vitrail.models.zoo import model_config, slug, with_known_fields
 from vitrail.objectives.classification import Classification
 from vitrail.recipes import table3
 from vitrail.studies.bases import for_card, for_cores, given, with_dev
@@ -167,10 +168,8 @@ def search_cells(base: Run, grid: Grid) -> Iterator[Cell]:
 def cell(
     base: Run, grid: Grid, family: str, name: str, part: float, with_: Regularisers, seed: int, *, kind: str
 ) -> Cell:
-    assert isinstance(base.model, ViTConfig)
-    model = grid.networks[family][name](base.model)
-    if isinstance(model, ViTConfig):
-        model = replace(model, dropout=with_.dropout)
+    model = grid.networks[family][name](vit_config(base.model))
+    model = with_known_fields(model, dropout=with_.dropout)
     run = with_network(with_dev(base, grid.dev), model)
     run = replace(
         run,
@@ -190,9 +189,7 @@ def subsets_of_jft(source: str) -> Iterator[Cell]:
     for name, recipe in FIGURE_4.items():
         for part in JFT_PARTS:
             run = given(recipe(), source)
-            model = model_config(name, classes=table3.JFT_CLASSES)
-            if isinstance(model, ViTConfig):
-                model = replace(model, head="tanh")
+            model = with_known_fields(model_config(name, classes=table3.JFT_CLASSES), head="tanh")
             run = replace(
                 run,
                 name=f"data-size {name} {part:.2g}",

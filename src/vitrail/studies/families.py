@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.config import ResNetConfig, ViTConfig, vit_config
 from vitrail.models.zoo import backbone, mini_bit
 from vitrail.recipes.change import resized
 from vitrail.train.config import Run
@@ -33,5 +33,4 @@ def groups_at(factor: float) -> int:
 
 def at_8_px(run: Run) -> Run:
     """A run on 16 px brought down to 8 and patches of 2: as many tokens, and a quarter of the time for a ResNet."""
-    assert isinstance(run.model, ViTConfig)
-    return resized(replace(run, model=replace(run.model, patch=(2, 2))), 8)
+    return resized(replace(run, model=replace(vit_config(run.model), patch=(2, 2))), 8)

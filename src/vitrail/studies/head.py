@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from vitrail.models.config import ViTConfig
+from vitrail.models.config import ViTConfig, vit_config
 from vitrail.recipes.table3 import vit_b16_jft
 from vitrail.studies.bases import for_card, for_cores, given, with_dev
 from vitrail.studies.cell import Cell, Outcome, Scale
@@ -54,7 +54,7 @@ def grid_of(scale: Scale, source: str) -> tuple[Run, tuple[float, ...], int]:
 
 def cells(scale: Scale, source: str) -> Sequence[Cell]:
     base, rates, seeds = grid_of(scale, source)
-    assert isinstance(base.model, ViTConfig)
+    model = vit_config(base.model)
     return tuple(
         Cell(
             name=f"{head}-lr{rate:g}-seed{seed}",
@@ -62,7 +62,7 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
             run=replace(
                 base,
                 name=f"head {head} {rate:g}",
-                model=with_head(base.model, head),
+                model=with_head(model, head),
                 optim=replace(base.optim, lr=rate),
                 seed=seed,
             ),

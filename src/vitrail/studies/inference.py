@@ -18,7 +18,7 @@ from vitrail.evaluation.rest import Precision
 from vitrail.evaluation.speed import Limits, Passes, Speed, speed
 from vitrail.inspection.figures import ground
 from vitrail.inspection.style import LIGHT, Theme, blank, legible, styled
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
 
 if TYPE_CHECKING:
@@ -42,17 +42,12 @@ class Measured:
 def sizes_for(config: ModelConfig, device: torch.device) -> tuple[Pair, ...]:
     """D.5's sizes, each brought down to what the patch divides; those a CPU can do in a minute where there is no GPU.
     A network whose positions are tied to its size has that one alone."""
-    if tied(config):
+    if config.tied_to_size:
         return (config.image,)
     sizes = SIZES if max(config.image) > 64 else SMALL_SIZES
-    patch = config.patch if isinstance(config, ViTConfig) and config.backbone is None else (1, 1)
-    fitted = [(size - size % patch[0], size - size % patch[1]) for size in sizes]
+    step = config.size_step
+    fitted = [(size - size % step[0], size - size % step[1]) for size in sizes]
     return tuple(size for size in fitted if prod(size))[: None if device.type == "cuda" else ON_HOST]
-
-
-def tied(config: ModelConfig) -> bool:
-    """Whether an image of another size needs other positions than can be had from these."""
-    return config.position == "relative" if isinstance(config, ViTConfig) else config.mixing == "axial"
 
 
 def random_weights(config: ModelConfig) -> Bundle:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from vitrail.core.paper import TABLE_8
-from vitrail.models.config import ViTConfig
+from vitrail.models.config import ViTConfig, vit_config
 from vitrail.recipes.table3 import vit_b16_jft
 from vitrail.studies.bases import for_card, for_cores, given
 from vitrail.studies.cell import Cell, Outcome, Scale
@@ -33,22 +33,19 @@ def grid_of(scale: Scale, source: str) -> tuple[Run, int]:
         return replace(run, evaluation=Evaluation(fewshot="imagenet")), 1
     run = for_cores(source, steps=150) if scale == "tiny" else for_card(source, steps=5000)
     if scale == "small":
-        assert isinstance(run.model, ViTConfig)
-        run = replace(run, model=replace(run.model, width=192, depth=6, mlp_width=384, heads=3))
+        run = replace(run, model=replace(vit_config(run.model), width=192, depth=6, mlp_width=384, heads=3))
     run = replace(run, evaluation=Evaluation(every=run.steps, fewshot=run.data.source))
     return run, 2 if scale == "tiny" else 3
 
 
 def cells(scale: Scale, source: str) -> Sequence[Cell]:
     base, seeds = grid_of(scale, source)
-    assert isinstance(base.model, ViTConfig)
+    model = vit_config(base.model)
     return tuple(
         Cell(
             name=f"{kind}-{place}-seed{seed}",
             at={"positions": kind, "placed": place, "seed": seed},
-            run=replace(
-                base, name=f"positions {kind} {place}", model=with_positions(base.model, kind, place), seed=seed
-            ),
+            run=replace(base, name=f"positions {kind} {place}", model=with_positions(model, kind, place), seed=seed),
         )
         for kind, place in TABLE_8
         for seed in range(seeds)

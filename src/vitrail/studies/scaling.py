@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Final
 
 from vitrail.core.paper import AVERAGE_5, TABLE_6, Compute
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.config import ViTConfig, vit_config
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import model_config, slug
 from vitrail.recipes import table3, table4
 from vitrail.recipes.change import resized
@@ -80,27 +81,24 @@ def base_of(scale: Scale, source: str, steps: int) -> Run:
     if scale == "tiny":
         return at_8_px(for_cores(source, steps=steps))
     run = replace(for_card(source, steps=steps), batch=128)
-    assert isinstance(run.model, ViTConfig)
-    return replace(run, model=replace(run.model, position="sincos2d"))
+    return replace(run, model=replace(vit_config(run.model), position="sincos2d"))
 
 
 def cell(family: str, name: str, make: Network, base: Run, seed: int) -> Cell:
-    assert isinstance(base.model, ViTConfig)
     length = f"{base.steps:,} steps"
     return Cell(
         name=f"{slug(name)}-{base.steps}-seed{seed}",
         at={"family": family, "network": name, "length": length, "task": ITSELF, "seed": seed},
-        run=replace(with_network(base, make(base.model)), name=f"scaling {name}, {length}", seed=seed),
+        run=replace(with_network(base, make(vit_config(base.model))), name=f"scaling {name}, {length}", seed=seed),
     )
 
 
 def with_network(run: Run, model: ModelConfig) -> Run:
     """The run with another network. Where the run's own ViT is wide, its rate is that of a wide one: narrower ones and
     ResNets take more, as short runs scored on a dev split say. The paper's rates fall with size, too (Table 3)."""
-    own = run.model
-    factor = 1.0
-    if isinstance(own, ViTConfig) and own.width >= WIDE:
-        factor = min(own.width / model.width, NARROW) if isinstance(model, ViTConfig) else CONVOLUTIONS
+    own, factor = run.model, 1.0
+    if own is not None and own.tokens and own.features >= WIDE:
+        factor = min(own.features / model.features, NARROW) if model.tokens else CONVOLUTIONS
     return replace(run, model=model, optim=replace(run.optim, lr=run.optim.lr * factor))
 
 

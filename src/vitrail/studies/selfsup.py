@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.models.config import ViTConfig
+from vitrail.models.config import vit_config
 from vitrail.models.zoo import adapted
 from vitrail.objectives.masked_patches import MaskedPatches, Target
 from vitrail.recipes import selfsup
@@ -89,10 +89,8 @@ def plan(scale: Scale, source: str) -> Plan:
         base = for_card(source, steps=10_000)
         recipes = (selfsup.masked_cifar10, selfsup.mae_cifar10, selfsup.moco_cifar10, selfsup.dino_cifar10)
         length, steps, seeds = for_compute, {0.01: 1200, 0.1: 2000, 1.0: 3000}, 3
-    assert isinstance(base.model, ViTConfig)
-    own = recipes[0]().model
-    assert isinstance(own, ViTConfig)
-    base = replace(base, model=replace(base.model, position=own.position, pool="mean", class_token=False))
+    own = vit_config(recipes[0]().model)
+    base = replace(base, model=replace(vit_config(base.model), position=own.position, pool="mean", class_token=False))
     tuning = replace(base, optim=replace(base.optim, lr=base.optim.lr / 2), batch=min(base.batch, 128))
     before = {
         name: replace(run, evaluation=Evaluation(every=run.steps, fewshot=run.data.source))
@@ -111,9 +109,7 @@ def pretrainings(base: Run, recipes: Sequence[Callable[[], Run]]) -> Iterator[tu
 
 def on_base(run: Run, base: Run) -> Run:
     """The recipe with the network and the source of the base; what is its own in the network stays."""
-    own, common = run.model, base.model
-    assert isinstance(own, ViTConfig)
-    assert isinstance(common, ViTConfig)
+    own, common = vit_config(run.model), vit_config(base.model)
     shape = replace(
         own, width=common.width, depth=common.depth, mlp_width=common.mlp_width, heads=common.heads, patch=common.patch
     )

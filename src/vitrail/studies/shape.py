@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitrail.core.shapes import pair
-from vitrail.models.config import ViTConfig
+from vitrail.models.config import ViTConfig, vit_config
 from vitrail.models.walk import macs, parameters
 from vitrail.recipes.change import resized
 from vitrail.recipes.table3 import vit_b32_jft
@@ -88,8 +88,7 @@ def grid_of(scale: Scale, source: str) -> tuple[Run, Shape, dict[str, list[Shape
 
 def cells(scale: Scale, source: str) -> Sequence[Cell]:
     run, base, lines, head_width, seeds = grid_of(scale, source)
-    assert isinstance(run.model, ViTConfig)
-    model = run.model
+    model = vit_config(run.model)
     unit = macs(base.of(model, head_width))
     places = [(BASE, base), *((line, shape) for line in LINES for shape in lines[line])]
     out: list[Cell] = []

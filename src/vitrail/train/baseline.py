@@ -32,7 +32,6 @@ from vitrail.evaluation.identity import network_hash
 from vitrail.evaluation.instant import some_of
 from vitrail.evaluation.labelled import single, tally
 from vitrail.models.build import Model
-from vitrail.models.config import ViTConfig
 from vitrail.train.config import Run
 from vitrail.train.feed import worker_count
 from vitrail.train.folder.layout import METRICS
@@ -199,7 +198,7 @@ def frozen(run: Run) -> Model:
     that features which other commands have kept are found."""
     assert run.model is not None
     bundle = operate(find_weights(run.weights), None, run.model.image)
-    if isinstance(bundle.config, ViTConfig) and bundle.config.head == "tanh":
+    if getattr(bundle.config, "head", "") == "tanh":
         bundle = operate(bundle, 0)
     return network(bundle)
 

@@ -8,7 +8,7 @@ from vitrail.core.shapes import times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.mix import Mix
-from vitrail.models.config import ModelConfig
+from vitrail.models.family import ModelConfig
 from vitrail.objectives.build import ObjectiveConfig
 from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule

@@ -12,8 +12,8 @@ from math import prod
 
 import torch
 
-from vitrail.models.config import ModelConfig, ViTConfig
-from vitrail.models.walk import parameters, walk
+from vitrail.models.family import ModelConfig
+from vitrail.models.walk import parameters
 from vitrail.optim.config import Optim
 
 CUDA_OWN = 1 << 30  # context, libraries, workspaces
@@ -37,15 +37,7 @@ def image_bytes(config: ModelConfig, *, low: bool, recompute: bool) -> int:
     """What one image adds while a step runs."""
     width = 2 if low else 4
     pixels = prod(config.image) * config.channels * 5  # as bytes and as floats
-    if not isinstance(config, ViTConfig):
-        return pixels + 4 * width * sum(prod(step.shape) for step in walk(config))
-    tokens, d, m = config.tokens, config.width, config.mlp_width
-    layers = config.depth * (2 if config.attention == "axial" else 1)
-    kept = tokens * (layers * d + 10 * d + 3 * m) if recompute else tokens * layers * (8 * d + 2 * m)
-    stem = 0
-    if config.backbone is not None:
-        stem = 4 * sum(prod(step.shape) for step in walk(config.backbone))
-    return pixels + width * (kept + stem + 4 * tokens * d) + 8 * config.classes
+    return pixels + config.activation_bytes(width, recompute=recompute)
 
 
 def free_bytes(device: torch.device) -> int:

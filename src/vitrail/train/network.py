@@ -12,9 +12,8 @@ from vitrail.checkpoint.weights import network, operate
 from vitrail.data.draws import keyed, number
 from vitrail.distributed.materialise import draw
 from vitrail.models.build import Model, bare, build
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.initialise import initialise
-from vitrail.models.position import SineTable
 from vitrail.models.zoo import adapted
 from vitrail.objectives.classification import Classification, start_bias
 from vitrail.train.config import Run
@@ -24,9 +23,9 @@ REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
 
 def wanted_otherwise(config: ModelConfig, run: Run) -> dict[str, Any]:
     """The regularisers that a run wants otherwise than the weights' own config."""
-    if not isinstance(config, ViTConfig) or not isinstance(run.model, ViTConfig):
-        return {}
-    return {name: getattr(run.model, name) for name in REGULARISERS}
+    return {
+        name: getattr(run.model, name) for name in REGULARISERS if hasattr(config, name) and hasattr(run.model, name)
+    }
 
 
 def starting_network(run: Run, labels: tuple[str, ...], *, fresh: bool = False, multi_label: bool = False) -> Model:
@@ -83,8 +82,8 @@ def bias_in_place(network: nn.Module, run: Run) -> None:
 def tables_only(module: nn.Module) -> None:
     """Fixed tables make themselves; all else a checkpoint brings."""
     for part in module.modules():
-        if isinstance(part, SineTable):
-            part.initialise()
+        if getattr(part, "fixed", False) and callable(fill := getattr(part, "initialise", None)):
+            fill()
 
 
 def with_facts(bundle: Bundle, facts: dict[str, Any]) -> Bundle:
@@ -93,14 +92,8 @@ def with_facts(bundle: Bundle, facts: dict[str, Any]) -> Bundle:
 
 def positions_drawn(bundle: Bundle, seed: int) -> Bundle:
     """With the grid's positions as a network of this size would start with; a class token keeps its own."""
-    if not isinstance(bundle.config, ViTConfig):
-        return bundle
-    new, tensors = fresh_network(bundle.config, seed).state_dict(), dict(bundle.tensors)
-    for name, tensor in bundle.tensors.items():
-        if name.startswith("position.tables.") and not name.endswith(".prefix"):
-            kept = tensor.shape[-2] - bundle.config.patches if name.endswith(".table") else 0
-            tensors[name] = torch.cat([tensor[..., :kept, :], new[name][..., kept:, :].to(tensor.dtype)], dim=-2)
-    return replace(bundle, tensors=tensors)
+    drawn = fresh_network(bundle.config, seed).state_dict()
+    return replace(bundle, tensors=bundle.config.redraw_positions(bundle.tensors, drawn))
 
 
 def fresh_network(config: ModelConfig, seed: int) -> Model:

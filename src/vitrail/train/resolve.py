@@ -13,7 +13,7 @@ from vitrail.data.resident import first_size
 from vitrail.distributed.device import name_device
 from vitrail.distributed.world import World
 from vitrail.evaluation.compute import training_flops
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import adapted, network_name
 from vitrail.objectives.build import weights_in
@@ -74,18 +74,16 @@ def fitted(run: Run, model: ModelConfig, classes: int) -> ModelConfig:
         raise ConfigError(f"the network takes pictures of {model.channels} channels; they are read as RGB, with 3")
     if not run.objective.labelled:
         kind = type(run.objective).__name__
-        if not isinstance(model, ViTConfig):
+        if not model.tokens:
             raise ConfigError(f"objective={kind} is for a ViT, and the model is {network_name(model)}")
         if run.mix.mixup or run.mix.cutmix:
             raise ConfigError(f"objective={kind} has no labels to mix; set mix.mixup=0 and mix.cutmix=0")
         if run.baseline == "on" or run.start == "closed-form":
             asked = "start=closed-form" if run.start == "closed-form" else "baseline=on"
             raise ConfigError(f"{asked} is of a classifier, which objective={kind} does not train; leave it out")
-        return adapted(model, classes=0, head="none")
-    model = adapted(model, classes=classes)
-    if run.weights and isinstance(model, ViTConfig):
-        model = adapted(model, head="linear")  # the whole old head is thrown away (3.2)
-    return model
+        return adapted(model, **model.without_head())
+    # Of weights the whole old head is thrown away (3.2).
+    return adapted(model, **model.linear_head(classes)) if run.weights else adapted(model, classes=classes)
 
 
 def compiled(run: Run, world: World) -> Compile:

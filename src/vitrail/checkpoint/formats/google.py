@@ -22,7 +22,9 @@ from vitrail.checkpoint.formats.plain import position_entry, require_plain
 from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, same
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.shapes import Pair, times
-from vitrail.models.config import ModelConfig, Position, ResNetConfig, ViTConfig
+from vitrail.models.config import ResNetConfig, ViTConfig, vit_config
+from vitrail.models.config_checks import Position
+from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import backbone
 
 PREFIXES = ("opt/target/", "params/", "img/")  # the last is the image tower of a two-tower model (LiT)
@@ -157,9 +159,10 @@ def _released_image(shapes: Shapes, position: Position, size: tuple[int, int], p
 
 def describe_inferred(config: ModelConfig) -> str | None:
     """What was inferred of a file beyond its tensors, in words."""
-    if not isinstance(config, ViTConfig) or config.position == "learned":
+    position = getattr(config, "position", "learned")
+    if position == "learned":
         return None
-    return f"no positions in the file: read as position={config.position!r} at {times(config.image)} px"
+    return f"no positions in the file: read as position={position!r} at {times(config.image)} px"
 
 
 def _infer_backbone(shapes: Shapes) -> ResNetConfig:
@@ -171,8 +174,7 @@ def _infer_backbone(shapes: Shapes) -> ResNetConfig:
 def refuse_unreadable(config: ModelConfig, layout: Layout) -> None:
     """Refuse to write what Google's own code would read as another network, naming the field."""
     table(config, layout)  # what has no place at all is refused first
-    if not isinstance(config, ViTConfig):
-        return
+    config = vit_config(config, layout.name)
     if layout is BIG_VISION and config.position == "learned" and config.class_token and config.position_prefix:
         raise ExportRefused(
             "npz-big-vision keeps no position for the class token: field position_prefix=True cannot be held; use npz"

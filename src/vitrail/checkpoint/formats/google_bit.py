@@ -1,11 +1,13 @@
 """Google's `.npz` files of BiT ResNets (`BiT-M-R50x1.npz` and its kin), with the numerics of the original code."""
 
 import re
+from functools import singledispatch
 
 from vitrail.checkpoint.formats.google import conv
 from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, same
 from vitrail.core.errors import ExportRefused
-from vitrail.models.config import ModelConfig, ResNetConfig
+from vitrail.models.config import ResNetConfig
+from vitrail.models.family import ModelConfig
 
 NAME = "npz-bit"
 ROOT = "resnet/root_block/standardized_conv2d/kernel"
@@ -36,10 +38,13 @@ def infer(shapes: Shapes) -> ModelConfig:
     )
 
 
+@singledispatch
 def table(config: ModelConfig) -> list[Entry]:
-    if not isinstance(config, ResNetConfig):
-        raise ExportRefused(f"{NAME} holds BiT ResNets; this network is a ViT")
-    c = config
+    raise ExportRefused(f"{NAME} holds BiT ResNets; this network is a {config.title}")
+
+
+@table.register
+def _(c: ResNetConfig) -> list[Entry]:
     if (c.unit, c.root, c.mixing) != ("preactivation", "7x7", "convolution"):
         raise ExportRefused(f"{NAME} has no place for field unit={c.unit!r}, root={c.root!r} or mixing={c.mixing!r}")
     rows = [conv("trunk.root.weight", ROOT)]

@@ -5,6 +5,7 @@ whose tensors stand without the `vit.` in front, may carry a pooler: a hidden ta
 """
 
 import re
+from functools import singledispatch
 from typing import Any, cast
 
 from vitrail.checkpoint.formats.plain import position_entry, require_plain
@@ -12,7 +13,8 @@ from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, both, parte
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.shapes import Pair, pair
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 
 NAME = "huggingface"
 MULTI_LABEL = "multi_label_classification"  # what its config.json calls a problem of several labels
@@ -143,9 +145,8 @@ def _infer_bit(get: Settings) -> ResNetConfig:
     )
 
 
+@singledispatch
 def table(config: ModelConfig) -> list[Entry]:
-    if isinstance(config, ResNetConfig):
-        return _bit_table(config)
     c = require_plain(NAME, config, heads=("none", "linear", "tanh"), free=("qkv_bias",))
     if c.head == "tanh" and c.classes:
         raise ExportRefused(
@@ -168,6 +169,7 @@ def table(config: ModelConfig) -> list[Entry]:
     return rows + (both("head.classifier", "classifier") if c.classes else [])
 
 
+@table.register
 def _bit_table(c: ResNetConfig) -> list[Entry]:
     if (c.unit, c.root, c.mixing) != ("preactivation", "7x7", "convolution"):
         raise ExportRefused(
@@ -198,20 +200,32 @@ def settings(
         "torch_dtype": dtype,
         **({"problem_type": MULTI_LABEL} if multi_label else {}),
     }
-    if isinstance(c, ResNetConfig):
-        bit: dict[str, Any] = {
-            "model_type": "bit",
-            "architectures": ["BitForImageClassification"],
-            "layer_type": "preactivation",
-            "depths": list(c.blocks),
-            "embedding_size": c.root_width,
-            "hidden_sizes": [4 * c.bottleneck(stage) for stage in range(len(c.blocks))],
-            "num_groups": c.groups,
-            "global_padding": None,
-            "width_factor": 1,
-        }
-        return bit | common
-    vit: dict[str, Any] = {
+    return _network_settings(c) | common
+
+
+@singledispatch
+def _network_settings(c: ModelConfig) -> dict[str, Any]:
+    raise ExportRefused(f"huggingface has no such network: {c.title}")
+
+
+@_network_settings.register
+def _(c: ResNetConfig) -> dict[str, Any]:
+    return {
+        "model_type": "bit",
+        "architectures": ["BitForImageClassification"],
+        "layer_type": "preactivation",
+        "depths": list(c.blocks),
+        "embedding_size": c.root_width,
+        "hidden_sizes": [4 * c.bottleneck(stage) for stage in range(len(c.blocks))],
+        "num_groups": c.groups,
+        "global_padding": None,
+        "width_factor": 1,
+    }
+
+
+@_network_settings.register
+def _(c: ViTConfig) -> dict[str, Any]:
+    return {
         "model_type": "vit",
         "architectures": ["ViTForImageClassification" if c.classes else "ViTModel"],
         "hidden_size": c.width,
@@ -226,7 +240,6 @@ def settings(
         "patch_size": c.patch[0] if c.patch[0] == c.patch[1] else list(c.patch),
         "qkv_bias": c.qkv_bias,
     }
-    return vit | common
 
 
 def labels(settings: dict[str, Any], classes: int) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors
 from vitrail.core.errors import unknown
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.models.config import ModelConfig, ResNetConfig
+from vitrail.models.family import ModelConfig
 
 
 def half_squash(image: Pair) -> Preprocessing:
@@ -104,7 +104,7 @@ SHORT = {"hf": "huggingface", "google": "npz", "bit": "npz-bit"}
 def find_format(name: str, config: ModelConfig | None = None) -> Format:
     """A format by name; plain `npz` means BiT's own layout for a BiT ResNet."""
     name = SHORT.get(name, name)
-    if name == "npz" and isinstance(config, ResNetConfig):
+    if name == "npz" and config is not None and not config.tokens:
         name = "npz-bit"
     if name not in FORMATS:
         raise unknown("weight format", name, ["vitrail", *FORMATS, *SHORT])

@@ -2,7 +2,8 @@
 
 from vitrail.checkpoint.formats.table import Entry, class_row_added, same
 from vitrail.core.errors import ExportRefused
-from vitrail.models.config import ModelConfig, ViTConfig
+from vitrail.models.config import ViTConfig
+from vitrail.models.family import ModelConfig
 
 
 def require_plain(
@@ -10,7 +11,7 @@ def require_plain(
 ) -> ViTConfig:
     """The config as a plain ViT, or a refusal that names the first field the format has no place for."""
     if not isinstance(config, ViTConfig):
-        raise ExportRefused(f"{format_name} holds ViTs; this network is a BiT ResNet")
+        raise ExportRefused(f"{format_name} holds ViTs; this network is a {config.title}")
     rules: dict[str, tuple[object, ...]] = {
         "attention": ("full",),
         "position": ("learned",),

@@ -16,7 +16,7 @@ from vitrail.checkpoint.files.refusal import check_budget, told
 from vitrail.core.errors import MismatchedWeights
 from vitrail.core.shapes import Pair, pair
 from vitrail.models.build import skeleton
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 
 Tensors: TypeAlias = dict[str, Tensor]
 
@@ -97,14 +97,14 @@ def identity(path: Path, config: ModelConfig, theirs: Tensors) -> list[Entry]:
 
 def shapes_of(path: Path, config: ModelConfig, theirs: Tensors) -> dict[str, tuple[int, ...]]:
     """What the network holds; a file that speaks of more layers than it has tensors is not taken at its word."""
-    layers = sum(config.blocks) if isinstance(config, ResNetConfig) else config.depth
+    layers = config.units
     if layers > len(theirs):
         raise MismatchedWeights(
             f"{path}: {len(theirs)} tensors cannot hold the {layers} layers that the file speaks of"
         )
-    if isinstance(config, ViTConfig) and config.position == "sincos2d":  # no tensor of the file vouches for its size
+    if config.fixed_bytes:
         held = sum(tensor.nbytes for tensor in theirs.values())
-        check_budget(path, held, 8 * config.tokens * config.width, what="its fixed positions")
+        check_budget(path, held, config.fixed_bytes, what="its fixed positions")
     try:
         return skeleton(config)
     except RuntimeError as error:  # torch counts bytes in 64 bits

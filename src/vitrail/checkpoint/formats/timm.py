@@ -4,6 +4,7 @@ timm computes with the exact GELU, and standardises kernels by sqrt(var + 1e-8) 
 """
 
 from dataclasses import replace
+from functools import singledispatch
 from typing import Any, get_args
 
 from vitrail.checkpoint.formats.infer import grid_of, heads_of
@@ -11,7 +12,8 @@ from vitrail.checkpoint.formats.table import Entry, Shapes, both, pointwise, sam
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import Interpolation, Preprocessing
-from vitrail.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.family import ModelConfig
 
 NAME = "timm"
 
@@ -20,8 +22,9 @@ def recognises(names: set[str]) -> bool:
     return "patch_embed.proj.weight" in names or {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
 
 
+@singledispatch
 def table(config: ModelConfig) -> list[Entry]:
-    return _resnet_table(config) if isinstance(config, ResNetConfig) else _vit_table(config)
+    raise ExportRefused(f"timm has no such network: {config.title}")
 
 
 def infer(shapes: Shapes) -> ModelConfig:
@@ -66,6 +69,7 @@ def infer(shapes: Shapes) -> ModelConfig:
     )
 
 
+@table.register
 def _vit_table(c: ViTConfig) -> list[Entry]:
     if c.head == "tanh":
         raise ExportRefused(
@@ -98,6 +102,7 @@ def _vit_table(c: ViTConfig) -> list[Entry]:
     return rows + (both("head.classifier", "head") if c.classes else [])
 
 
+@table.register
 def _resnet_table(c: ResNetConfig) -> list[Entry]:
     rows = _trunk_table(c, "trunk.", "")
     if c.unit == "preactivation":
@@ -161,16 +166,25 @@ BIT_NAMES: dict[tuple[tuple[int, ...], float], str] = {
 HYBRID_NAMES: dict[tuple[int, ...], str] = {(3, 4, 9): "vit_base_r50_s16_224", (3, 4, 6, 3): "vit_large_r50_s32_224"}
 
 
+@singledispatch
 def architecture(c: ModelConfig) -> tuple[str, dict[str, Any]]:
     """timm's `create_model` arguments for a config: an architecture name, and what differs from it."""
+    raise ExportRefused(f"timm has no such network: {c.title}")
+
+
+@architecture.register
+def _(c: ResNetConfig) -> tuple[str, dict[str, Any]]:
+    name = BIT_NAMES.get((c.blocks, c.factor))
+    if name is None:
+        raise ExportRefused(
+            f"timm has no name for a BiT of field blocks={c.blocks} at factor={c.factor}; write a file instead"
+        )
+    return name, {"in_chans": c.channels, "num_classes": c.classes}
+
+
+@architecture.register
+def _(c: ViTConfig) -> tuple[str, dict[str, Any]]:
     common: dict[str, Any] = {"in_chans": c.channels, "num_classes": c.classes}
-    if isinstance(c, ResNetConfig):
-        name = BIT_NAMES.get((c.blocks, c.factor))
-        if name is None:
-            raise ExportRefused(
-                f"timm has no name for a BiT of field blocks={c.blocks} at factor={c.factor}; write a file instead"
-            )
-        return name, common
     args: dict[str, Any] = {
         "img_size": list(c.image),
         "embed_dim": c.width,
@@ -205,7 +219,7 @@ def settings(c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...] | No
         "crop_pct": 1.0 if p.resize is None else min(p.image) / p.resize,
         "crop_mode": "squash" if p.resize is None else "center",
         "num_classes": classes,
-        "fixed_input_size": isinstance(c, ViTConfig),  # timm hands `img_size` to such networks, and a ResNet takes none
+        "fixed_input_size": bool(c.tokens),  # timm hands `img_size` to such networks, and a ResNet takes none
     }
     out: dict[str, Any] = {
         "architecture": name,

@@ -5,7 +5,7 @@ import argparse
 from vitrail.cli.options.grammar import add_out
 from vitrail.cli.options.groups import add_labels
 from vitrail.cli.options.trace import image_size
-from vitrail.models.config import CHOICES
+from vitrail.models.config_checks import CHOICES
 
 TYPES = ("float32", "bfloat16", "float16")
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.rollout import rollout
-from vitrail.inspection.tokens import Tokens, tokens_of, transformer
+from vitrail.inspection.tokens import Tokens, has_attention, tokens_of, transformer
 from vitrail.models.resting import resting
-from vitrail.models.vit import ViT
 
 Pixels = NDArray[np.uint8]
 
@@ -41,7 +40,7 @@ class Given:
 
     @property
     def transformer(self) -> bool:
-        return isinstance(self.model, ViT)
+        return has_attention(self.model)
 
     @cached_property
     def tokens(self) -> Tokens:
