@@ -1,10 +1,10 @@
 """What the command line promises whichever command is asked for."""
 
-import argparse
 import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +22,10 @@ def command(monkeypatch: pytest.MonkeyPatch):
 
     def install(run) -> None:
         module = SimpleNamespace(
-            __doc__="A probe.", run=run, add_arguments=lambda parser: parser.add_argument("--n", type=int, default=1)
+            __doc__="A probe.",
+            run=run,
+            add_arguments=lambda parser: parser.add_argument("--n", type=int, default=1),
+            OPTIONS=make_dataclass("ProbeOptions", [("n", int)]),
         )
         monkeypatch.setitem(app.COMMANDS, "probe", app.Command("Tests", "a probe", "probe"))
         monkeypatch.setattr(app, "import_module", lambda name: module)
@@ -31,7 +34,7 @@ def command(monkeypatch: pytest.MonkeyPatch):
 
 
 def raising(error: BaseException):
-    def run(args: argparse.Namespace) -> int:
+    def run(options: object) -> int:
         raise error
 
     return run
@@ -73,13 +76,13 @@ def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_bad_arguments_are_one_line(argv, complaint, command, capsys: pytest.CaptureFixture[str]) -> None:
-    command(lambda args: 0)
+    command(lambda options: 0)
     assert app.main(argv) == 2
     assert capsys.readouterr().err == f"vitrail: error: {complaint}\n"
 
 
 def test_arguments_reach_the_command_and_its_status_comes_back(command) -> None:
-    command(lambda args: args.n)
+    command(lambda options: options.n)
     assert app.main(["probe", "--n", "7"]) == 7
 
 
@@ -117,14 +120,16 @@ def test_a_reader_that_leaves_is_no_error(writer: str, lines: int) -> None:
     """`vitrail models | head -1`, with as much output as a pipe holds and with more."""
     code = f"""
 import sys, time, rich
+from dataclasses import make_dataclass
 from types import SimpleNamespace
 from vitrail.cli import app
-def run(args):
+def run(options):
     time.sleep(0.2)
     for i in range({lines}):
         {writer}(i)
     return 0
-app.import_module = lambda name: SimpleNamespace(__doc__="", run=run, add_arguments=lambda parser: None)
+module = SimpleNamespace(__doc__="", run=run, add_arguments=lambda parser: None, OPTIONS=make_dataclass("Options", []))
+app.import_module = lambda name: module
 sys.exit(app.main(["models"]))
 """
     read, write = os.pipe()

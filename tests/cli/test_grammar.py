@@ -1,20 +1,20 @@
 """One grammar for all commands, the older forms, and what is said to a misspelt word."""
 
-import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from vitrail.cli import finetune, inspect, training
-from vitrail.cli.app import COMMANDS, MEANT, main, parser_of
+from vitrail.cli.app import COMMANDS, MEANT, main, parse_options
 from vitrail.core.errors import VitrailError
 
 Told = pytest.CaptureFixture[str]
 
 
-def parsed(text: str) -> argparse.Namespace:
+def parsed(text: str) -> Any:
     command, *words = text.split()
-    return parser_of(command).parse_intermixed_args(words)
+    return parse_options(command, words)
 
 
 @pytest.mark.parametrize(
@@ -39,18 +39,15 @@ def test_both_forms_mean_the_same(new: str, old: str) -> None:
 
 @pytest.mark.parametrize("text", ["W D", "--from W --data D", "--from W D", "D --from W", "W --data D"])
 def test_finetune_takes_weights_and_data_in_any_form(text: str) -> None:
-    args = parsed(f"finetune {text} --out R")
-    finetune.settle(args)
-    assert (args.weights, args.data, args.out) == ("W", "D", Path("R"))
+    options = finetune.settle(parsed(f"finetune {text} --out R"))
+    assert (options.weights, options.data, options.out) == ("W", "D", Path("R"))
 
 
 def test_inspect_tells_images_from_data() -> None:
-    args = parsed("inspect W folder a.jpg b.PNG --out look")
-    inspect.settle(args)
-    assert (args.weights, args.data, args.images) == ("W", "folder", ["a.jpg", "b.PNG"])
-    args = parsed("inspect a.jpg")
-    inspect.settle(args)
-    assert (args.weights, args.data, args.images) == ("vitrail-cifar10", None, ["a.jpg"])
+    options = inspect.settle(parsed("inspect W folder a.jpg b.PNG --out look"))
+    assert (options.weights, options.data, options.images) == ("W", "folder", ("a.jpg", "b.PNG"))
+    options = inspect.settle(parsed("inspect a.jpg"))
+    assert (options.weights, options.data, options.images) == ("vitrail-cifar10", None, ("a.jpg",))
 
 
 @pytest.mark.parametrize(
@@ -112,9 +109,9 @@ def test_suggested_commands_are_commands() -> None:
 
 
 def test_short_options_are_settings() -> None:
-    args = parsed("finetune W D --epochs 3 --lr 0.003 --batch 8 --set log=2")
-    assert training.short_settings(args) == ["epochs=3.0", "batch=8", "optim.lr=0.003"]
-    asked = training.asked_by(args, "finetune", "W")
+    options = parsed("finetune W D --epochs 3 --lr 0.003 --batch 8 --set log=2")
+    assert training.short_settings(options) == ["epochs=3.0", "batch=8", "optim.lr=0.003"]
+    asked = training.asked_by(options, "finetune", "W")
     assert asked.settings == ("log=2", "epochs=3.0", "batch=8", "optim.lr=0.003")
     assert training.short_settings(parsed("pretrain R --steps 7")) == ["steps=7"]
 

@@ -16,7 +16,7 @@ from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.sidecar import sidecar_of
 from vitrail.checkpoint.weights import bundle_of, save
 from vitrail.cli import serve
-from vitrail.cli.app import main, parser_of
+from vitrail.cli.app import main, parse_options
 from vitrail.data.class_names import BUNDLED, bundled_names, imagenet_ids
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.matching import match
@@ -129,9 +129,7 @@ def test_predict_serve_and_export_take_names(here: Path, capsys: pytest.CaptureF
     picture("red", 0).save("one.png")
     assert main(["predict", "weights.safetensors", "one.png", "--topk", "5", "--rename", "a=aardvark", *CPU]) == 0
     assert "aardvark" in capsys.readouterr().out
-    served = serve.loaded(
-        parser_of("serve").parse_args(["weights.safetensors", "--rename", "a=aardvark", *CPU]), True, None
-    )
+    served = serve.loaded(parse_options("serve", ["weights.safetensors", "--rename", "a=aardvark", *CPU]), True, None)
     assert served.about()["labels"][0] == "aardvark"
     assert (
         main(["export", "weights.safetensors", "--to", "timm", "--out", "t.safetensors", "--rename", "a=aardvark"]) == 0

@@ -141,9 +141,10 @@ def test_weights_tell_what_was_left_out_of_all_their_trainings() -> None:
 def test_results_are_read_without_torch(tmp_path: Path) -> None:
     """`vitrail compare` should not take seconds."""
     result().write(tmp_path / "result.json")
-    code = "import sys; from vitrail.cli.compare import run; import argparse, pathlib; " + (
-        "run(argparse.Namespace(results=[pathlib.Path(sys.argv[1])], measures=[], out=None)); "
-        "sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from pathlib import Path; "
+        "from vitrail.cli.compare import run; from vitrail.cli.options.compare import CompareOptions; "
+        "run(CompareOptions(results=(Path(sys.argv[1]),))); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

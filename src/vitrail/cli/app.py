@@ -9,15 +9,18 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib import import_module
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, cast
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar, cast
 
 from vitrail import __version__
 from vitrail.cli.examples import EXAMPLES
 from vitrail.cli.options.grammar import NeededWord, complain, missing_words
 from vitrail.core.errors import VitrailError, unknown
 from vitrail.core.terminal import clean_line, guarded_streams
+
+T = TypeVar("T")
 
 LARGEST_NUMBER: Final = 2**53  # beyond it not even a float counts by ones
 
@@ -39,13 +42,15 @@ class Command(NamedTuple):
 class OptionsModule(Protocol):
     """What a module in `cli/options` offers; its docstring is the command's description."""
 
+    OPTIONS: type[Any]  # a dataclass with a field for each option
+
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
 
 class CommandModule(Protocol):
     """What the module of a command's work offers."""
 
-    def run(self, args: argparse.Namespace) -> int: ...
+    def run(self, options: Any) -> int: ...
 
 
 COMMANDS = {
@@ -192,9 +197,9 @@ def trouble(error: Exception) -> str:
     return "a number or a nesting is beyond what this machine computes with; give a smaller one"
 
 
-def check_numbers(args: argparse.Namespace) -> None:
+def check_numbers(values: Mapping[str, object]) -> None:
     """Refuses numbers that no option can mean."""
-    for name, value in vars(args).items():
+    for name, value in values.items():
         for one in cast("list[object]", value) if isinstance(value, list) else [value]:
             option = f"--{name.replace('_', '-')}"
             if isinstance(one, int) and abs(one) > LARGEST_NUMBER:
@@ -230,9 +235,8 @@ def dispatch(argv: list[str]) -> int:
         name, at = " ".join(argv[at : at + 2]), at + 1
     if name not in COMMANDS:
         raise unknown_command(name)
-    args = parser_of(name).parse_intermixed_args(argv[at + 1 :])  # vitrail predict W --topk 1 a.jpg
-    check_numbers(args)
-    return cast(CommandModule, import_module(COMMANDS[name].module)).run(args)
+    options = parse_options(name, argv[at + 1 :])
+    return cast(CommandModule, import_module(COMMANDS[name].module)).run(options)
 
 
 def unknown_command(name: str) -> VitrailError:
@@ -242,6 +246,23 @@ def unknown_command(name: str) -> VitrailError:
         return unknown("command", name, COMMANDS)
     lines = [f"`vitrail {each}` ({COMMANDS[each].help})" for each in meant]
     return VitrailError(f"unknown command {name!r}; did you mean {' or '.join(lines)}?")
+
+
+def parse_options(name: str, words: Sequence[str]) -> Any:
+    """What was typed behind a command, as the dataclass of its options."""
+    values = vars(parser_of(name).parse_intermixed_args(words))  # vitrail predict W --topk 1 a.jpg
+    check_numbers(values)
+    return build_options(cast(OptionsModule, import_module(COMMANDS[name].options)).OPTIONS, values)
+
+
+def build_options(kind: type[T], values: Mapping[str, object]) -> T:
+    """A dataclass from values of the same names, lists as tuples. A field without a value and a value without a field
+    are mistakes of the program."""
+    names = {field.name for field in fields(cast(Any, kind))}
+    if different := names.symmetric_difference(values):
+        raise TypeError(f"{kind.__name__}: fields and options differ in {', '.join(sorted(different))}")
+    lists = {name: tuple(cast("list[object]", value)) for name, value in values.items() if isinstance(value, list)}
+    return kind(**{**values, **lists})
 
 
 def parser_of(name: str) -> Parser:

@@ -1,11 +1,10 @@
 """What `vitrail compare` does."""
 
-import argparse
 import csv
 import io
 from collections.abc import Sequence
-from pathlib import Path
 
+from vitrail.cli.options.compare import CompareOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.core.storage import write_file
@@ -16,12 +15,12 @@ WIDE = 6  # columns above which a terminal gets a table for each data set, and o
 FORMATS = (".md", ".csv", ".html")
 
 
-def run(args: argparse.Namespace) -> int:
-    out: Path | None = args.out
+def run(options: CompareOptions) -> int:
+    out = options.out
     if out is not None and out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {out}: the name says the format; end it in {', '.join(FORMATS)}")
-    gathered = gather(args.results)
-    table = compare(gathered.found, args.measures)
+    gathered = gather(options.results)
+    table = compare(gathered.found, options.measures)
     notes = [*table.notes, *(f"passed over: {why}" for why in gathered.passed_over)]
     show(table)
     for note in notes:

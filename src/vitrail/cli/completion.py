@@ -7,6 +7,7 @@ from typing import Final
 
 from vitrail.cli.app import COMMANDS, parser_of
 from vitrail.cli.completion_scripts import SCRIPTS, Completed, Option, Value
+from vitrail.cli.options.completion import CompletionOptions
 
 # What is wanted where, by the name of a value in the help, or of the field it goes to. A command's own comes first.
 WANTED: Final = {
@@ -39,8 +40,8 @@ WANTED: Final = {
 FILES: Final = ("weights", "set", "file")  # beside their names, a path will do
 
 
-def run(args: argparse.Namespace) -> int:
-    print(SCRIPTS[args.shell](completed()), end="")
+def run(options: CompletionOptions) -> int:
+    print(SCRIPTS[options.shell](completed()), end="")
     return 0
 
 

@@ -1,23 +1,22 @@
 """What `vitrail convert` does."""
 
-import argparse
-
 from vitrail.cli.labels import new_names
+from vitrail.cli.options.convert import ConvertOptions
 from vitrail.core.console import print_table
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: ConvertOptions) -> int:
     import torch
 
     from vitrail.checkpoint.convert import Conversion, convert
     from vitrail.models.walk import parameters
 
-    given = {"heads": args.heads, "position": args.position, "image": args.image_size}
+    given = {"heads": options.heads, "position": options.position, "image": options.image_size}
     facts = {name: value for name, value in given.items() if value is not None}
-    dtype = None if args.type is None else getattr(torch, args.type)
-    name = lambda bundle: new_names(args, bundle.card.labels, bundle.config.classes)  # noqa: E731
+    dtype = None if options.type is None else getattr(torch, options.type)
+    name = lambda bundle: new_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)  # noqa: E731
     done: Conversion = convert(
-        args.source, args.target, args.to, dtype=dtype, unofficial=args.unofficial, name=name, **facts
+        options.source, options.target, options.to, dtype=dtype, unofficial=options.unofficial, name=name, **facts
     )
     seal = done.certificate
     print(f"{done.source} -> {done.target} ({done.format}), {parameters(done.config):,} parameters")

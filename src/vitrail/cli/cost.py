@@ -1,11 +1,11 @@
 """What `vitrail cost` does."""
 
-import argparse
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitrail.checkpoint.bundle import Bundle
+from vitrail.cli.options.cost import CostOptions
 from vitrail.cli.progress import bars
 from vitrail.cli.training import RUNS
 from vitrail.core.console import giga, millions, print_table
@@ -45,34 +45,34 @@ class Training(NamedTuple):
     classes: int | None
 
 
-def run(args: argparse.Namespace) -> int:
-    check(args)
-    networks = [asked(text) for text in args.models]
-    trainings = [trainings_of(one, args) for one in networks]
-    show_size(networks, args)
-    show_training(networks, trainings, args)
-    show_memory(networks, args)
+def run(options: CostOptions) -> int:
+    check(options)
+    networks = [asked(text) for text in options.models]
+    trainings = [trainings_of(one, options) for one in networks]
+    show_size(networks, options)
+    show_training(networks, trainings, options)
+    show_memory(networks, options)
     found, how = list[Measured](), dict[str, Any]()
-    out: Path | None = args.out
-    if args.measure:
+    out = options.out
+    if options.measure:
         out = out or RUNS / f"cost-{slug(networks[0].name)}"
         check_writable(out / "speed.png")
-        found, how = measure(networks, args)
+        found, how = measure(networks, options)
         draw(found, how["device"], out)
     if out is not None:
         for at, (one, name) in enumerate(zip(networks, file_names(networks), strict=True)):
-            result(one, trainings[at], args, found[at] if found else None, how).write(out / name)
+            result(one, trainings[at], options, found[at] if found else None, how).write(out / name)
             print(f"result: {out / name}")
     return 0
 
 
-def check(args: argparse.Namespace) -> None:
+def check(options: CostOptions) -> None:
     """What can be refused before anything is read or measured. 0 is what stands where nothing was said."""
-    for option, value in (("--images", args.images), ("--epochs", args.epochs), ("--seconds", args.seconds)):
+    for option, value in (("--images", options.images), ("--epochs", options.epochs), ("--seconds", options.seconds)):
         if not 0 <= value < math.inf:
             raise ConfigError(f"{option} {value:g} must be above 0 and finite")
-    if args.batch and min(args.batch) < 1:
-        raise ConfigError(f"--batch {min(args.batch)} must be at least 1")
+    if options.batch and min(options.batch) < 1:
+        raise ConfigError(f"--batch {min(options.batch)} must be at least 1")
 
 
 def file_names(networks: list[Asked]) -> list[str]:
@@ -102,23 +102,24 @@ def asked(text: str) -> Asked:
     return Asked(text, title if title in ZOO else Path(text).stem, bundle.config, bundle)
 
 
-def trainings_of(one: Asked, args: argparse.Namespace) -> list[Training]:
+def trainings_of(one: Asked, options: CostOptions) -> list[Training]:
     """What was asked for; the paper's own where nothing was."""
-    if args.images and args.data:
+    if options.images and options.data:
         raise ConfigError("--images or --data: one of them says how many pictures there are")
-    if args.images:
-        if not args.epochs:
-            raise ConfigError(f"how often is each of the {args.images:,} pictures seen? give --epochs E")
-        return [Training("yours", args.images, args.epochs, None)]
-    if args.epochs and not args.data:
-        raise ConfigError(f"--epochs {args.epochs:g} of what? give --data NAME or --images N")
+    if options.images:
+        if not options.epochs:
+            raise ConfigError(f"how often is each of the {options.images:,} pictures seen? give --epochs E")
+        return [Training("yours", options.images, options.epochs, None)]
+    if options.epochs and not options.data:
+        raise ConfigError(f"--epochs {options.epochs:g} of what? give --data NAME or --images N")
     found: list[Training] = []
-    for name in (args.data,) if args.data else ("imagenet", "imagenet21k", "jft"):
+    for name in (options.data,) if options.data else ("imagenet", "imagenet21k", "jft"):
         images, classes = pictures_of(name)
         usual = jft_epochs(one.name) if name == "jft" else EPOCHS.get(name, ())
-        if not args.epochs and not usual:
+        if not options.epochs and not usual:
             raise ConfigError(f"how many epochs on {name}? give --epochs E")
-        found += [Training(name, images, epochs, classes) for epochs in ((args.epochs,) if args.epochs else usual)]
+        lengths = (options.epochs,) if options.epochs else usual
+        found += [Training(name, images, epochs, classes) for epochs in lengths]
     return found
 
 
@@ -138,20 +139,20 @@ def pictures_of(name: str) -> tuple[int, int | None]:
     return len(only_or(collection, "trainval1000" if few else "train")), len(collection.classes) or None
 
 
-def sizes_of(one: Asked, args: argparse.Namespace) -> list[Pair | int]:
+def sizes_of(one: Asked, options: CostOptions) -> list[Pair | int]:
     """As asked for; else the network's own, and the paper's size of fine-tuning for one that has a name."""
-    if args.image_size:
-        return list(args.image_size)
+    if options.image_size:
+        return list(options.image_size)
     if one.bundle is not None or one.config.image != (224, 224):
         return [one.config.image]
     return [224, 384 - 384 % one.config.size_step[0]]
 
 
-def show_size(networks: list[Asked], args: argparse.Namespace) -> None:
+def show_size(networks: list[Asked], options: CostOptions) -> None:
     rows: list[list[str]] = []
     for one in networks:
-        for size in sizes_of(one, args):
-            config = adapted(one.config, image_size=size, classes=args.classes)
+        for size in sizes_of(one, options):
+            config = adapted(one.config, image_size=size, classes=options.classes)
             tokens = f"{config.tokens:,}" if config.tokens else "-"
             cells = [
                 times(config.image),
@@ -164,15 +165,15 @@ def show_size(networks: list[Asked], args: argparse.Namespace) -> None:
     print_table(("network", "image", "classes", "tokens", "parameters", "GMACs"), rows, left=2)
 
 
-def show_training(networks: list[Asked], trainings: list[list[Training]], args: argparse.Namespace) -> None:
+def show_training(networks: list[Asked], trainings: list[list[Training]], options: CostOptions) -> None:
     """exaFLOPs and core-days, with what Table 6 prints where it has the row."""
     rows: list[list[str]] = []
     for one, each in zip(networks, trainings, strict=True):
         for training in each:
-            flops, printed = exaflops(one, training, args), table_6(one, training, args)
-            cells = [f"{training.images:,}", f"{training.epochs:g}", f"{classes_of(one, training, args):,}"]
+            flops, printed = exaflops(one, training, options), table_6(one, training, options)
+            cells = [f"{training.images:,}", f"{training.epochs:g}", f"{classes_of(one, training, options):,}"]
             cells += [amount(flops), "" if printed is None else f"{printed:,g}", amount(tpuv3_core_days(flops * 1e18))]
-            rows.append([one.name, times(trained_at(one, args)), training.name, *cells])
+            rows.append([one.name, times(trained_at(one, options)), training.name, *cells])
     heads = ("network", "image", "data", "pictures", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3 core-days")
     print_table(heads, rows, left=3, title="Training")
     print("exaFLOPs are 6 x MACs x pictures x epochs, as in the paper; core-days at the pace of its ViT-L/16.")
@@ -184,30 +185,30 @@ def amount(value: float) -> str:
     return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
 
 
-def trained_at(one: Asked, args: argparse.Namespace) -> Pair:
-    return adapted(one.config, image_size=args.image_size[0] if args.image_size else None).image
+def trained_at(one: Asked, options: CostOptions) -> Pair:
+    return adapted(one.config, image_size=options.image_size[0] if options.image_size else None).image
 
 
-def classes_of(one: Asked, training: Training, args: argparse.Namespace) -> int:
-    return args.classes if args.classes is not None else training.classes or one.config.classes
+def classes_of(one: Asked, training: Training, options: CostOptions) -> int:
+    return options.classes if options.classes is not None else training.classes or one.config.classes
 
 
-def exaflops(one: Asked, training: Training, args: argparse.Namespace) -> float:
-    config = adapted(one.config, image_size=trained_at(one, args), classes=classes_of(one, training, args))
+def exaflops(one: Asked, training: Training, options: CostOptions) -> float:
+    config = adapted(one.config, image_size=trained_at(one, options), classes=classes_of(one, training, options))
     return training_flops(counted_macs(config), training.images * training.epochs) / 1e18
 
 
-def table_6(one: Asked, training: Training, args: argparse.Namespace) -> float | None:
+def table_6(one: Asked, training: Training, options: CostOptions) -> float | None:
     """The printed figure, for the network, set, size and head that it is of."""
-    same = training.name == "jft" and trained_at(one, args) == (224, 224) and args.classes in (None, JFT_CLASSES)
+    same = training.name == "jft" and trained_at(one, options) == (224, 224) and options.classes in (None, JFT_CLASSES)
     return printed_exaflops(one.name, training.epochs) if same else None
 
 
-def show_memory(networks: list[Asked], args: argparse.Namespace) -> None:
+def show_memory(networks: list[Asked], options: CostOptions) -> None:
     """What training takes, by the closed forms that choose a run's micro-batch."""
     rows: list[list[str]] = []
     for one in networks:
-        config = adapted(one.config, image_size=trained_at(one, args), classes=args.classes)
+        config = adapted(one.config, image_size=trained_at(one, options), classes=options.classes)
         state = memory.state_bytes(config, Optim(), low=True, average=False)
         for recompute in (False, True) if config.can_recompute else (False,):
             each = memory.image_bytes(config, low=True, recompute=recompute)
@@ -220,7 +221,7 @@ def show_memory(networks: list[Asked], args: argparse.Namespace) -> None:
     print_table(heads, rows, left=3, title=title)
 
 
-def measure(networks: list[Asked], args: argparse.Namespace) -> tuple[list[Measured], dict[str, Any]]:
+def measure(networks: list[Asked], options: CostOptions) -> tuple[list[Measured], dict[str, Any]]:
     """Runs every network at every size, and prints a line for each; and how it was done, for the results."""
     import torch
 
@@ -228,20 +229,20 @@ def measure(networks: list[Asked], args: argparse.Namespace) -> tuple[list[Measu
     from vitrail.distributed.device import name_device
 
     found: list[Measured] = []
-    with alone(args) as place, bars() as progress:
+    with alone(options.device) as place, bars() as progress:
         kind, threads = place.type, torch.get_num_threads()
-        seconds = args.seconds or SECONDS.get(kind, SECONDS["cpu"])
-        precision: Any = {"cuda": "bfloat16"}.get(kind, "float32") if args.precision == "auto" else args.precision
+        seconds = options.seconds or SECONDS.get(kind, SECONDS["cpu"])
+        precision: Any = {"cuda": "bfloat16"}.get(kind, "float32") if options.precision == "auto" else options.precision
         device = name_device(place) if kind != "cpu" else f"CPU ({threads} thread{'s' * (threads > 1)})"
         for at, one in enumerate(networks):
-            config = adapted(one.config, classes=args.classes)
+            config = adapted(one.config, classes=options.classes)
             room = memory.free_bytes(place)
             bundle = one.bundle if one.bundle is not None else random_weights(config)
-            sizes = args.image_size or sizes_for(config, place)
+            sizes = options.image_size or sizes_for(config, place)
             tell = lambda text, at=at: progress(text, at, len(networks))  # noqa: E731
             found.append(
                 measured(one.name, bundle, sizes, device=place, precision=precision,
-                         batches=tuple(args.batch), seconds=seconds, room=room, tell=tell)
+                         batches=tuple(options.batch), seconds=seconds, room=room, tell=tell)
             )  # fmt: skip
     show_speed(found, networks, f"Inference on {device}, {precision}")
     return found, {"precision": precision, "seconds": seconds, "device": device}
@@ -285,20 +286,20 @@ def draw(found: list[Measured], device: str, out: Path) -> None:
 
 
 def result(
-    one: Asked, trainings: list[Training], args: argparse.Namespace, found: Measured | None, how: dict[str, Any]
+    one: Asked, trainings: list[Training], options: CostOptions, found: Measured | None, how: dict[str, Any]
 ) -> Result:
     """All of it as data; `how` is how it was measured. A network by name has no weights, so no hash."""
     from vitrail.checkpoint.weights import network
 
-    config = adapted(one.config, classes=args.classes)
+    config = adapted(one.config, classes=options.classes)
     facts = {"name": one.text, "hash": None, "image": list(config.image), "parameters": parameters(config)}
     measures = [Measure(name="parameters", value=parameters(config), unit="count")]
-    for size in sizes_of(one, args):
+    for size in sizes_of(one, options):
         sized = adapted(config, image_size=size)
         measures.append(Measure(name=f"MACs {times(sized.image)}", value=macs(sized), unit="count"))
     for training in trainings:
         name = f"exaFLOPs {training.name}, {training.epochs:g} epochs"
-        measures.append(Measure(name=name, value=exaflops(one, training, args), unit="number"))
+        measures.append(Measure(name=name, value=exaflops(one, training, options), unit="number"))
     details: dict[str, Any] = {}
     for size, speed in found.speeds.items() if found else ():
         best = speed.best

@@ -1,11 +1,11 @@
 """What `vitrail data` does."""
 
-import argparse
 import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from vitrail.cli.options.data import DataOptions
 from vitrail.cli.progress import bars
 from vitrail.core.console import print_table
 from vitrail.core.errors import DataError
@@ -20,33 +20,35 @@ INCLUDED, FETCHED, BY_HAND = "in the package", "--download", "by hand"  # where 
 SOFTWARE: Final = "vitrail contact sheet"  # how a sheet of ours is known again
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.source is None:
-        return list_names(args.json)
+def run(options: DataOptions) -> int:
+    if options.source is None:
+        return list_names(options.json)
     from vitrail.cli.opening import open_data
     from vitrail.data.overview.summary import SAMPLE, summarise
 
-    collection = open_data(args.source, download=args.download)
+    collection = open_data(options.source, download=options.download)
     counts = [len(source) for source in collection.splits.values()]
-    total, done = sum(counts) if args.check else sum(min(count, SAMPLE) for count in counts), 0
+    total, done = sum(counts) if options.check else sum(min(count, SAMPLE) for count in counts), 0
     with bars() as bar:
 
         def progress(more: int) -> None:
             nonlocal done
             done += more
-            bar("decoding" if args.check else "reading headers", done, total)
+            bar("decoding" if options.check else "reading headers", done, total)
 
-        summaries = summarise(collection, check=args.check, strict=args.strict, workers=args.workers, progress=progress)
-    if args.json:
+        summaries = summarise(
+            collection, check=options.check, strict=options.strict, workers=options.workers, progress=progress
+        )
+    if options.json:
         print(json.dumps(record(collection, summaries)))
     else:
         describe(collection, summaries)
-    if args.sheet or not (args.json or args.no_sheet):
-        target = Path(args.sheet) if args.sheet else Path(f"contact-sheet-{slug(collection, args.source)}.png")
+    if options.sheet or not (options.json or options.no_sheet):
+        target = Path(options.sheet) if options.sheet else Path(f"contact-sheet-{slug(collection, options.source)}.png")
         said = write_sheet(collection, target)
-        if not args.json:
+        if not options.json:
             print(said)
-    return 1 if args.check and any(summary.unreadable for summary in summaries.values()) else 0
+    return 1 if options.check and any(summary.unreadable for summary in summaries.values()) else 0
 
 
 def describe(collection: "Collection", summaries: "dict[str, SplitSummary]") -> None:

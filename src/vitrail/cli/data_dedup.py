@@ -1,10 +1,10 @@
 """What `vitrail data dedup` does."""
 
-import argparse
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitrail.cli.options.data_dedup import DedupOptions
 from vitrail.cli.progress import bars, on_interrupt
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError, DataError
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     from vitrail.data.source import Source
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: DedupOptions) -> int:
     from vitrail.data.dedup.find import Job, find
     from vitrail.data.dedup.record import COLUMNS
     from vitrail.data.dedup.search import Method
     from vitrail.data.dedup.show import write_page
     from vitrail.data.overview.survey import cores
 
-    if not (args.against or args.within):
+    if not (options.against or options.within):
         raise ConfigError("nothing to compare with; name test sets behind --against, or ask for --within")
-    called, train = chosen(args.train, ("train",), args.download)
+    called, train = chosen(options.train, ("train",), options.download)
     tests: dict[str, Source] = {}
-    for text in args.against:
-        name, source = chosen(text, ("test", "val"), args.download)
+    for text in options.against:
+        name, source = chosen(text, ("test", "val"), options.download)
         name = text if name in tests else name  # two folders of one name are told apart by their paths
         if name in tests:
             raise ConfigError(f"--against names {name} twice")
         tests[name] = source
     rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    workers = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if args.workers is None else args.workers
-    embedding = identity(args.embed) if args.embed else ""
-    with bars() as bar, on_interrupt(f"what was read is kept in {args.out}; the same command resumes"):
+    workers = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if options.workers is None else options.workers
+    embedding = identity(options.embed) if options.embed else ""
+    with bars() as bar, on_interrupt(f"what was read is kept in {options.out}; the same command resumes"):
         job = Job(
             train=train,
             tests=tests,
-            out=Path(args.out),
+            out=Path(options.out),
             called=called,
-            method=Method(near=not args.exact, cosine=args.cosine, embedding=embedding),
-            embed=embedder(args.embed) if args.embed else None,
-            within=args.within,
+            method=Method(near=not options.exact, cosine=options.cosine, embedding=embedding),
+            embed=embedder(options.embed) if options.embed else None,
+            within=options.within,
             workers=workers if workers > 1 else 0,  # one process is this one
             rank=rank,
             world=world,

@@ -1,29 +1,29 @@
 """What `vitrail data pack` does."""
 
-import argparse
 import sys
 
+from vitrail.cli.options.data_pack import PackOptions
 from vitrail.cli.progress import bars, on_interrupt
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: PackOptions) -> int:
     from vitrail.cli.data import readable
     from vitrail.cli.opening import open_data
     from vitrail.data.packing.pack import pack
 
-    collection = open_data(args.source, download=args.download)
+    collection = open_data(options.source, download=options.download)
     for note in collection.notes:
         print(f"note: {note}", file=sys.stderr)
-    kept = f"the shards that are complete stay in {args.out}; the same command resumes"
+    kept = f"the shards that are complete stay in {options.out}; the same command resumes"
     with bars() as bar, on_interrupt(kept):
         report = pack(
             collection.splits,
-            args.out,
-            shard_size=args.shard_size,
-            max_side=args.max_side,
-            quality=args.quality,
-            workers=args.workers,
-            strict=args.strict,
+            options.out,
+            shard_size=options.shard_size,
+            max_side=options.max_side,
+            quality=options.quality,
+            workers=options.workers,
+            strict=options.strict,
             progress=lambda done, total: bar("packing", done, total),
         )
     for split, count in report.splits.items():

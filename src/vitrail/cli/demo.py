@@ -1,6 +1,5 @@
 """What `vitrail demo` does."""
 
-import argparse
 import io
 import os
 import shlex
@@ -16,6 +15,7 @@ import torch
 
 from vitrail.cli import training
 from vitrail.cli.live import Panel, Plain, Quiet, duration, observer
+from vitrail.cli.options.demo import DemoOptions
 from vitrail.core.errors import ConfigError
 from vitrail.core.storage import write_file
 from vitrail.distributed.world import joined
@@ -30,14 +30,14 @@ SCORES: Final = 5  # of a run that are shown; its report has them all
 SHOWN: Final = 3  # which of the held-out digits is written as a picture to ask with
 
 
-def run(args: argparse.Namespace) -> int:
-    out: Path = args.out
+def run(options: DemoOptions) -> int:
+    out = options.out
     if is_done(out / "finetune"):
         print(f"The demo has been run in {out}; another --out runs it anew.")
         follow(out / "finetune", digit(out))
         return 0
     begun = time.monotonic()
-    pretrain = Asked(verb="pretrain", recipe="digits", seed=args.seed)
+    pretrain = Asked(verb="pretrain", recipe="digits", seed=options.seed)
     finetune = replace(
         pretrain, verb="finetune", recipe="finetune-digits", weights=str(out / "pretrain" / "last.safetensors")
     )
@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
     with observer(0) as panel:
         watching = Brief(panel)
         watching.told("1  Pre-training: a small ViT from scratch on 16 px digits, 16 patches an image")
-        low = step(pretrain, out / "pretrain", args.device, watching)
+        low = step(pretrain, out / "pretrain", options.device, watching)
         if low.test is None:
             return stopped(out)
         watching = Brief(panel)
         watching.told("\n2  Fine-tuning (3.2): the same weights at 32 px, 64 patches, positions resized, a new head")
-        high = step(finetune, out / "finetune", args.device, watching)
+        high = step(finetune, out / "finetune", options.device, watching)
         if high.test is None:
             return stopped(out)
     print()

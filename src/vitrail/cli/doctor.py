@@ -1,6 +1,5 @@
 """What `vitrail doctor` does."""
 
-import argparse
 import json
 import platform
 import sys
@@ -11,15 +10,16 @@ import vitrail
 from vitrail.cli.doctor_findings import Finding, findings
 from vitrail.cli.doctor_machine import caches, driver, memory, processor, runs, shared_memory
 from vitrail.cli.doctor_software import NEEDED, anonymous, extras, probed, variables, version_of
+from vitrail.cli.options.doctor import DoctorOptions
 
 Facts = dict[str, Any]
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: DoctorOptions) -> int:
     facts = examined()
     found = findings(facts)
     usable = not any(finding.fault for finding in found)
-    if args.json:
+    if options.json:
         told = [{"fault": finding.fault, "what": finding.what, "remedy": finding.remedy} for finding in found]
         print(json.dumps({**facts, "findings": told, "usable": usable}, indent=2))
     else:

@@ -1,13 +1,13 @@
 """What `vitrail embed` does."""
 
-import argparse
 import contextlib
 import os
-from pathlib import Path
 
 from vitrail.cli.fit import size_of
+from vitrail.cli.opening import open_data
+from vitrail.cli.options.embed import EmbedOptions
 from vitrail.cli.progress import bars, on_interrupt
-from vitrail.cli.subject import default_workers, headline, opened, subject
+from vitrail.cli.subject import default_workers, headline, subject
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import times
 from vitrail.core.storage import check_writable
@@ -21,24 +21,24 @@ NAMED = 3  # unreadable pictures that are named
 PATIENCE_S = 3600.0  # a process may be that much longer at its last part than the others
 
 
-def run(args: argparse.Namespace) -> int:
-    out: Path = args.out
+def run(options: EmbedOptions) -> int:
+    out = options.out
     if out.suffix not in FORMATS:
         raise ConfigError(f"{out}: embeddings are written as {' or '.join(FORMATS)}; give such a name")
-    if args.batch < 0:
-        raise ConfigError(f"--batch {args.batch} must be at least 1")
-    with joined(args.device, timeout_s=PATIENCE_S) as world:
+    if options.batch < 0:
+        raise ConfigError(f"--batch {options.batch} must be at least 1")
+    with joined(options.device, timeout_s=PATIENCE_S) as world:
         if world.first:
             check_writable(out)
-            if args.download:
-                opened(args)
+            if options.download:
+                open_data(options.data, download=True)
         world.barrier()
-        collection = opened(argparse.Namespace(data=args.data, download=False))
-        splits = wanted(collection, args.split)
-        about = subject(args, world.device)
-        about.computing_in(args.precision)
+        collection = open_data(options.data)
+        splits = wanted(collection, options.split)
+        about = subject(options.weights, world.device, image_size=options.image_size)
+        about.computing_in(options.precision)
         origin = {
-            "name": args.weights,
+            "name": options.weights,
             "network": about.facts["network"],
             "source": collection.name,
             "made_by": "vitrail embed",
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         if world.first:
             image = times(about.preprocessing.image)
             count = sum(map(len, splits.values()))
-            print(headline(args.weights, about.facts, f"{image} px", args.precision))
+            print(headline(options.weights, about.facts, f"{image} px", options.precision))
             print(f"{collection.title}: {count:,} pictures of {', '.join(splits)}", flush=True)
         kept = on_interrupt("the parts that are done are kept; the same command resumes")
         with bars() as bar, kept if world.first else contextlib.nullcontext():
@@ -59,16 +59,16 @@ def run(args: argparse.Namespace) -> int:
                 out,
                 preprocessing=about.preprocessing,
                 world=world,
-                dtype=args.type,
-                precision=args.precision,
-                batch=args.batch or (256 if world.device.type == "cuda" else 64),
-                workers=args.workers if args.workers >= 0 else shared_workers(world),
+                dtype=options.type,
+                precision=options.precision,
+                batch=options.batch or (256 if world.device.type == "cuda" else 64),
+                workers=options.workers if options.workers >= 0 else shared_workers(world),
                 origin=origin,
-                force=args.force,
+                force=options.force,
                 tell=tell,
             )
         if world.first:
-            tell_of(done, args.type)
+            tell_of(done, options.type)
     return 1 if done.unreadable and not done.pictures else 0
 
 

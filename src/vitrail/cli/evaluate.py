@@ -1,6 +1,5 @@
 """What `vitrail evaluate` does."""
 
-import argparse
 import csv
 import io
 import sys
@@ -14,6 +13,8 @@ from vitrail.checkpoint.naming import other_names
 from vitrail.cli.evaluate_multi_label import show_classes, write_scores
 from vitrail.cli.exposure import Scope, choose_unseen
 from vitrail.cli.labels import read_labels
+from vitrail.cli.opening import open_data
+from vitrail.cli.options.evaluate import EvaluateOptions
 from vitrail.cli.progress import bars, waiting
 from vitrail.cli.subject import (
     Subject,
@@ -21,7 +22,6 @@ from vitrail.cli.subject import (
     chosen,
     data_of,
     headline,
-    opened,
     subject,
 )
 from vitrail.core.console import print_table
@@ -61,40 +61,40 @@ class Scored:
     notes: tuple[str, ...]
 
 
-def run(args: argparse.Namespace) -> int:
-    sizes: list[int | None] = args.image_size or [None]
+def run(options: EvaluateOptions) -> int:
+    sizes: Sequence[int | None] = options.image_size or (None,)
     if len(set(sizes)) < len(sizes):
         raise ConfigError(f"--image-size {' '.join(map(str, sizes))} names a size twice")
-    if args.seed < 0:
-        raise ConfigError(f"--seed {args.seed} must be at least 0")
-    if args.threshold is not None and not 0 <= args.threshold <= 1:
-        raise ConfigError(f"--threshold {args.threshold:g} must be between 0 and 1")
-    check_distinct({"--out": args.out, "--page": args.page, "--answers": args.answers})
-    with joined(args.device) as world:
-        for path in (args.out, args.page, args.answers) if world.first else ():
+    if options.seed < 0:
+        raise ConfigError(f"--seed {options.seed} must be at least 0")
+    if options.threshold is not None and not 0 <= options.threshold <= 1:
+        raise ConfigError(f"--threshold {options.threshold:g} must be between 0 and 1")
+    check_distinct({"--out": options.out, "--page": options.page, "--answers": options.answers})
+    with joined(options.device) as world:
+        for path in (options.out, options.page, options.answers) if world.first else ():
             if path is not None:
                 check_writable(path)
-        if args.download and world.first:
-            opened(args)
+        if options.download and world.first:
+            open_data(options.data, download=True)
         world.barrier()
-        collection = opened(args)
+        collection = open_data(options.data, download=options.download)
         split, _ = chosen(collection, "test", "val")
-        done = scored(args, sizes, collection, split, world)
+        done = scored(options, sizes, collection, split, world)
         if world.first:
             for size, one in zip(sizes, done, strict=False):  # fewer of them after an interrupt
-                write(args, one, size if len(sizes) > 1 else None)
-            show(args, done, collection, split)
+                write(options, one, size if len(sizes) > 1 else None)
+            show(options, done, collection, split)
     return 0 if len(done) == len(sizes) else 130
 
 
 def scored(
-    args: argparse.Namespace, sizes: Sequence[int | None], collection: "Collection", split: str, world: World
+    options: EvaluateOptions, sizes: Sequence[int | None], collection: "Collection", split: str, world: World
 ) -> list[Scored]:
     """One for each size, or as many of them as an interrupt left time for."""
     done: list[Scored] = []
     for size in sizes:
         try:
-            done.append(score(args, size, collection, split, world))
+            done.append(score(options, size, collection, split, world))
         except KeyboardInterrupt:
             if not done:
                 print("stopped; nothing was scored or written", file=sys.stderr)
@@ -113,42 +113,53 @@ def check_distinct(outputs: dict[str, Path | None]) -> None:
             raise ConfigError(f"{first} and {option} are both {path}; give each a file of its own")
 
 
-def score(args: argparse.Namespace, size: int | None, collection: "Collection", split: str, world: World) -> Scored:
+def score(options: EvaluateOptions, size: int | None, collection: "Collection", split: str, world: World) -> Scored:
     """Everything of one image size; the answers are the same in all processes."""
-    about = subject(argparse.Namespace(**{**vars(args), "image_size": size}), world.device)
+    about = subject(options.weights, world.device, image_size=size)
     outputs = about.network.config.classes
-    if args.threshold is not None and not about.multi_label:
-        raise ConfigError(f"--threshold {args.threshold:g} is for multi-label weights, which {about.name} is not")
-    names = about.labels if args.labels is None else read_labels(args.labels, outputs)
-    also = other_names(card_of(about.network)) if args.labels is None else []
-    data = data_of(args, about, collection, split)
-    source, scope = choose_unseen(args, about.provenance, collection.splits[split], f"{args.data}@{split}", world)
+    if options.threshold is not None and not about.multi_label:
+        raise ConfigError(f"--threshold {options.threshold:g} is for multi-label weights, which {about.name} is not")
+    names = about.labels if options.labels is None else read_labels(options.labels, outputs)
+    also = other_names(card_of(about.network)) if options.labels is None else []
+    data = data_of(about, collection, split, options.deduplicated_by)
+    source, scope = choose_unseen(
+        collection.splits[split],
+        f"{options.data}@{split}",
+        weights=options.weights,
+        provenance=about.provenance,
+        include_seen=options.include_seen,
+        without=options.without,
+        world=world,
+    )
     data |= {"pictures": len(source), "fingerprint": source.fingerprint, "seen": scope.facts()}
     collection = replace(collection, splits={**collection.splits, split: source})
-    labels, matching = labellings(args, names, outputs, collection, split, also)
-    about.computing_in(args.precision)
+    labels, matching = labellings(options, names, outputs, collection, split, also)
+    about.computing_in(options.precision)
     ledger = Ledger()
     with bars() as bar:
         tell = lambda done: bar("pictures", min(done * world.size, len(source)), len(source))  # noqa: E731
         if world.first:
             tell(0)
+        given = batches(
+            options, source, about.preprocessing, world.device, rank=world.rank, world=world.size, ledger=ledger
+        )
         said = answers(
             about.network,
-            batches(args, source, about.preprocessing, world.device, rank=world.rank, world=world.size, ledger=ledger),
+            given,
             about.preprocessing,
             count=len(source),
             classes=outputs,
             labels=labels,
             device=world.device,
             world=world,
-            precision=args.precision,
+            precision=options.precision,
             progress=tell if world.first else None,
             multi_label=about.multi_label,
         )
     unreadable = sorted(str(entry) for part in world.gather(list(ledger.known.values())) for entry in part)
     main = next(iter(labels))
     with waiting("computing intervals"):
-        found = assessed(args, said, labels, matching)
+        found = assessed(options, said, labels, matching)
     return Scored(
         about=about,
         source=source,
@@ -156,29 +167,29 @@ def score(args: argparse.Namespace, size: int | None, collection: "Collection", 
         matching=matching,
         said=said,
         found=found,
-        result=result_of(args, about, data, matching, found, unreadable, main),
+        result=result_of(options, about, data, matching, found, unreadable, main),
         notes=(*matching.notes, *remarks(said, labels, found, unreadable)),
     )
 
 
 def assessed(
-    args: argparse.Namespace, said: Answers, labels: dict[str, Labels], matching: Matching
+    options: EvaluateOptions, said: Answers, labels: dict[str, Labels], matching: Matching
 ) -> Assessment | MultiLabel:
     """One class for each image, or each class by itself where the weights are multi-label."""
     main = next(iter(labels))
     if said.scores is not None:
-        threshold = THRESHOLD if args.threshold is None else args.threshold
-        return assess(said.scores, said.seen, labels[main], matching.names, threshold=threshold, seed=args.seed)
+        threshold = THRESHOLD if options.threshold is None else options.threshold
+        return assess(said.scores, said.seen, labels[main], matching.names, threshold=threshold, seed=options.seed)
     return Assessment(
         judged=judge(said, labels[main], main),
         names=matching.names,
         real=judge(said, labels[REAL], REAL) if REAL in labels and main != REAL else None,
-        seed=args.seed,
+        seed=options.seed,
     )
 
 
 def labellings(
-    args: argparse.Namespace,
+    options: EvaluateOptions,
     names: Sequence[str] | None,
     outputs: int,
     collection: "Collection",
@@ -187,16 +198,16 @@ def labellings(
 ) -> tuple[dict[str, Labels], Matching]:
     """The labels to score by, as numbers of the network's outputs: the data's own, where they have some, and ReaL's."""
     source = collection.splits[split]
-    if not source.classes and args.real is None:
+    if not source.classes and options.real is None:
         collection.need_labels()
         raise DataError(f"{collection.name}@{split} has no labels; choose another split")
     classes = source.classes or tuple(map(str, range(outputs)))
-    matching = match(outputs, names, classes, collection.name, by_number=args.by_number, also=also)
+    matching = match(outputs, names, classes, collection.name, by_number=options.by_number, also=also)
     labels: dict[str, Labels] = {}
     if source.classes:
         labels[ORIGINAL] = matching.relabelled(source.labels)
-    if args.real is not None:
-        labels[REAL] = matching.usual(real_rows(source, args.real), str(args.real))
+    if options.real is not None:
+        labels[REAL] = matching.usual(real_rows(source, options.real), str(options.real))
     return labels, matching
 
 
@@ -225,7 +236,7 @@ def remarks(
 
 
 def result_of(
-    args: argparse.Namespace,
+    options: EvaluateOptions,
     about: Subject,
     data: dict[str, Any],
     matching: Matching,
@@ -236,10 +247,10 @@ def result_of(
     config: dict[str, Any] = {
         "image": list(about.preprocessing.image),
         "preprocessing": about.preprocessing.to_dict(),
-        "precision": args.precision,
+        "precision": options.precision,
         "labels": labels,
         "classes": matching.how,
-        "seed": args.seed,
+        "seed": options.seed,
     }
     if isinstance(found, MultiLabel):
         config["threshold"] = found.threshold
@@ -259,18 +270,18 @@ def sized(path: Path, size: int | None) -> Path:
     return path if size is None else path.with_name(f"{path.stem}-{size}{path.suffix}")
 
 
-def write(args: argparse.Namespace, one: Scored, size: int | None) -> None:
+def write(options: EvaluateOptions, one: Scored, size: int | None) -> None:
     source = one.source
-    if args.out is not None:
-        one.result.write(sized(args.out, size))
-    if args.answers is not None:
+    if options.out is not None:
+        one.result.write(sized(options.out, size))
+    if options.answers is not None:
         names = [source.name(at) for at in range(len(source))]
         if isinstance(one.found, MultiLabel):
-            write_scores(sized(args.answers, size), one.found, names)
+            write_scores(sized(options.answers, size), one.found, names)
         else:
-            write_answers(sized(args.answers, size), one.found, one.matching.names, names)
-    if args.page is not None:
-        write_file(sized(args.page, size), page_of(one).encode())
+            write_answers(sized(options.answers, size), one.found, one.matching.names, names)
+    if options.page is not None:
+        write_file(sized(options.page, size), page_of(one).encode())
 
 
 def page_of(one: Scored) -> str:
@@ -300,14 +311,14 @@ def write_answers(path: Path, found: Assessment, called: Sequence[str], names: S
     write_file(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
-def show(args: argparse.Namespace, done: Sequence[Scored], collection: "Collection", split: str) -> None:
+def show(options: EvaluateOptions, done: Sequence[Scored], collection: "Collection", split: str) -> None:
     """What a person sees."""
     one, count = done[0], len(collection.splits[split])
     image = "x".join(map(str, one.about.preprocessing.image))
     size = [f"{image} px"] if len(done) == 1 else []
-    print(headline(args.weights, one.result.weights, *size, args.precision))
+    print(headline(options.weights, one.result.weights, *size, options.precision))
     classes = f"{len(collection.classes):,} classes, matched {one.matching.how}" if collection.classes else "no labels"
-    where = f"{args.data}@{split}" if len(collection.splits) > 1 else args.data
+    where = f"{options.data}@{split}" if len(collection.splits) > 1 else options.data
     print(f"{where}: {count:,} {'picture' if count == 1 else 'pictures'}, {classes}")
     for line in one.scope.lines():
         print(line)
@@ -317,8 +328,8 @@ def show(args: argparse.Namespace, done: Sequence[Scored], collection: "Collecti
         show_sizes(done)
     for note in dict.fromkeys(note for each in done for note in each.notes):
         print(f"note: {note}")
-    several = args.image_size or []
-    for word, path in (("result", args.out), ("page", args.page), ("answers", args.answers)):
+    several = options.image_size or ()
+    for word, path in (("result", options.out), ("page", options.page), ("answers", options.answers)):
         if path is not None:
             paths = [sized(path, each) for each in several] if len(several) > 1 else [path]
             print(f"{word}: {', '.join(map(str, paths))}")

@@ -1,10 +1,10 @@
 """What `vitrail export` does."""
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.labels import new_names
+from vitrail.cli.options.export import ExportOptions
 from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
@@ -26,100 +26,100 @@ ENDINGS = {
 NAMED = 3  # unreadable pictures that are named
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: ExportOptions) -> int:
     from vitrail.checkpoint.naming import with_names
     from vitrail.checkpoint.pretrained import find_weights
     from vitrail.core.console import millions
     from vitrail.models.walk import parameters
     from vitrail.models.zoo import network_name
 
-    check_arguments(args)
-    out = named(args)
-    if out.exists() and Path(args.weights).exists() and out.samefile(args.weights):
+    check_arguments(options)
+    out = named(options)
+    if out.exists() and Path(options.weights).exists() and out.samefile(options.weights):
         raise ConfigError(f"{out} are the weights themselves; give another --out")
-    with reading(args.weights):
-        bundle = find_weights(args.weights)
-    names = new_names(args, bundle.card.labels, bundle.config.classes)
+    with reading(options.weights):
+        bundle = find_weights(options.weights)
+    names = new_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)
     if names is not None:
         bundle = with_names(bundle, names)
-    if args.image_size is not None:
+    if options.image_size is not None:
         from vitrail.checkpoint.weights import operate
 
-        bundle = operate(bundle, image_size=args.image_size)
+        bundle = operate(bundle, image_size=options.image_size)
     image = "x".join(map(str, bundle.config.image))
-    print(
-        f"{args.weights}: {network_name(bundle.config)}, {millions(parameters(bundle.config))} parameters, {image} px"
-    )
+    count = f"{millions(parameters(bundle.config))} parameters"
+    print(f"{options.weights}: {network_name(bundle.config)}, {count}, {image} px")
     with bars() as progress, on_interrupt(f"{out} was not written; start again with the same command"):
-        progress(f"exporting to {args.to}, and checking it", 0, None)
-        done = exported(args, bundle, out)
-    show(args, done)
+        progress(f"exporting to {options.to}, and checking it", 0, None)
+        done = exported(options, bundle, out)
+    show(done)
     return 0
 
 
-def check_arguments(args: argparse.Namespace) -> None:
+def check_arguments(options: ExportOptions) -> None:
     """Options of one form that were given to another would be passed over in silence."""
     given = {
-        "--int8": args.int8,
-        "--with-preprocessing": args.with_preprocessing,
-        "DATA": args.data is not None,
-        "--opset": args.opset != 20,
+        "--int8": options.int8,
+        "--with-preprocessing": options.with_preprocessing,
+        "DATA": options.data is not None,
+        "--opset": options.opset != 20,
     }
     strange = [option for option, there in given.items() if there]
-    if args.to != "onnx" and strange:
-        raise ConfigError(f"{', '.join(strange)} goes with --to onnx, not with --to {args.to}")
-    if args.to not in ("onnx", "torch-export") and args.fixed_size:
-        raise ConfigError(f"--fixed-size goes with --to onnx or torch-export, not with --to {args.to}")
+    if options.to != "onnx" and strange:
+        raise ConfigError(f"{', '.join(strange)} goes with --to onnx, not with --to {options.to}")
+    if options.to not in ("onnx", "torch-export") and options.fixed_size:
+        raise ConfigError(f"--fixed-size goes with --to onnx or torch-export, not with --to {options.to}")
 
 
-def named(args: argparse.Namespace) -> Path:
+def named(options: ExportOptions) -> Path:
     """--out, or the name of the weights with the form's ending, in the current folder."""
-    if args.out is not None:
-        return args.out
-    name = Path(str(args.weights).replace(":", "-")).resolve().name if args.weights else "model"
+    if options.out is not None:
+        return options.out
+    name = Path(options.weights.replace(":", "-")).resolve().name if options.weights else "model"
     for suffix in (".safetensors", ".npz", ".pth", ".pt", ".bin"):
         name = name.removesuffix(suffix)
-    return Path(name + (".int8" if args.int8 else "") + ENDINGS[args.to])
+    return Path(name + (".int8" if options.int8 else "") + ENDINGS[options.to])
 
 
-def exported(args: argparse.Namespace, bundle: "Bundle", out: Path) -> "Written":
+def exported(options: ExportOptions, bundle: "Bundle", out: Path) -> "Written":
     from vitrail import export
 
-    match args.to:
+    match options.to:
         case "onnx":
-            options = export.OnnxOptions(
-                fixed_size=args.fixed_size,
-                preprocessing=args.with_preprocessing,
-                int8=args.int8,
-                opset=args.opset,
-                least_agreement=args.agreement,
+            how = export.OnnxOptions(
+                fixed_size=options.fixed_size,
+                preprocessing=options.with_preprocessing,
+                int8=options.int8,
+                opset=options.opset,
+                least_agreement=options.agreement,
             )
             with bars() as progress:
-                return export.to_onnx(bundle, out, options, pictures=pictures(args, bundle, progress))
+                return export.to_onnx(bundle, out, how, pictures=pictures(options, bundle, progress))
         case "torch-export":
-            return export.to_torch_export(bundle, out, fixed_size=args.fixed_size)
+            return export.to_torch_export(bundle, out, fixed_size=options.fixed_size)
         case library:
             return export.to_library(bundle, out, library)
 
 
 def pictures(
-    args: argparse.Namespace, bundle: "Bundle", progress: "Callable[[str, int, int | None], None]"
+    options: ExportOptions, bundle: "Bundle", progress: "Callable[[str, int, int | None], None]"
 ) -> "Pictures | None":
     """The images of DATA: the test split is scored, int8 finds its ranges in the training split."""
-    if args.data is None:
+    if options.data is None:
         return None
     from vitrail.checkpoint.naming import other_names
-    from vitrail.cli.subject import chosen, default_workers, opened
+    from vitrail.cli.opening import open_data
+    from vitrail.cli.subject import chosen, default_workers
     from vitrail.evaluation.matching import match
     from vitrail.export import Pictures
 
-    collection = opened(args)
+    collection = open_data(options.data, download=options.download)
     split, source = chosen(collection, "test", "val")
     labels, config = None, bundle.config
     if source.classes and config.classes:
         also = other_names(bundle.card)
         matching = match(
-            config.classes, bundle.card.labels, source.classes, args.data, by_number=args.by_number, also=also
+            config.classes, bundle.card.labels, source.classes, options.data, by_number=options.by_number, also=also
         )
         labels = matching.relabelled(source.labels)
         for note in matching.notes:
@@ -129,12 +129,12 @@ def pictures(
         source=source,
         labels=labels,
         calibration=None if split == "train" else collection.splits.get("train"),
-        workers=default_workers() if args.workers < 0 else args.workers,
+        workers=default_workers() if options.workers < 0 else options.workers,
         progress=progress,
     )
 
 
-def show(args: argparse.Namespace, done: "Written") -> None:
+def show(done: "Written") -> None:
     """What a person sees: where it is, how far it is from the network, what it costs and gives, how it is loaded."""
     size = f"{done.bytes / 1e6:,.2f} MB"
     if done.plain is not None:

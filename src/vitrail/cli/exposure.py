@@ -1,6 +1,5 @@
 """Images that the weights were trained on are no test: what is left out of a score, and what is said about it."""
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,21 +75,28 @@ def count_images(count: int) -> str:
 
 
 def choose_unseen(
-    args: argparse.Namespace, provenance: dict[str, Any], source: Source, called: str, world: World | None = None
+    source: Source,
+    called: str,
+    *,
+    weights: str,
+    provenance: dict[str, Any],
+    include_seen: bool,
+    without: Path | None = None,
+    world: World | None = None,
 ) -> tuple[Source, Scope]:
-    """The images to score: without those of --without, and without those that the weights were trained on, unless they
+    """The images to score: without those of `without`, and without those that the weights were trained on, unless they
     are asked for. Where none is left, that is an error. All processes call it."""
-    dropped, without = 0, ""
-    if getattr(args, "without", None) is not None:
-        kept, without = leave_out(source, args.without)
+    dropped, selection = 0, ""
+    if without is not None:
+        kept, selection = leave_out(source, without)
         dropped, source = len(source) - len(kept), kept
     exposure = find_exposure(provenance, source, lambda one: hash_together(one, world))
-    scope = Scope(given=len(source), exposure=exposure, included=args.include_seen, dropped=dropped, without=without)
-    if args.include_seen or not exposure.count:
+    scope = Scope(given=len(source), exposure=exposure, included=include_seen, dropped=dropped, without=selection)
+    if include_seen or not exposure.count:
         return source, scope
     if exposure.count == len(source):
         raise DataError(
-            f"all {count_images(len(source))} of {called} were used to train {args.weights}, so a score would say "
+            f"all {count_images(len(source))} of {called} were used to train {weights}, so a score would say "
             "nothing about new images; give images that it has not seen, or add --include-seen"
         )
     return Subset(source, np.flatnonzero(~exposure.seen)), scope

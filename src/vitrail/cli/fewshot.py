@@ -1,6 +1,5 @@
 """What `vitrail fewshot` does."""
 
-import argparse
 import math
 import statistics
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from typing import Final
 
 from vitrail.cli import frozen
 from vitrail.cli.frozen import Frozen, Task
-from vitrail.cli.options.fewshot import ALL
+from vitrail.cli.options.fewshot import ALL, FewshotOptions
 from vitrail.cli.subject import Subject
 from vitrail.core.console import print_table
 from vitrail.core.errors import BadLabels, ConfigError
@@ -20,29 +19,29 @@ SHOTS: Final = (1, 5, 10, 25)
 SEEDS: Final = (0, 1, 2)
 
 
-def run(args: argparse.Namespace) -> int:
-    check(args)
-    tasks = frozen.tasks(args)
-    shots, notes = wanted(args.shots, tasks)
-    with frozen.ready(args) as about:
+def run(options: FewshotOptions) -> int:
+    check(options)
+    tasks = frozen.tasks(options, options.data, options.test or ())
+    shots, notes = wanted(options.shots, tasks)
+    with frozen.ready(options) as about:
         parts = list[Frozen]()
         for at, task in enumerate(tasks):
-            parts.append(frozen.frozen(args, about, task))
-            frozen.introduce(args, about, task, parts[-1], first=at == 0)
+            parts.append(frozen.frozen(options, about, task))
+            frozen.introduce(options, about, task, parts[-1], first=at == 0)
         both = list(zip(tasks, parts, strict=True))
-        results = swept(args, about, both, shots) if args.sweep else drawn(args, about, both, shots)
+        results = swept(options, about, both, shots) if options.sweep else drawn(options, about, both, shots)
     notes += [note for part in parts for note in part.notes]
-    frozen.finish(args, results, notes)
+    frozen.finish(options, results, notes)
     return 0
 
 
-def check(args: argparse.Namespace) -> None:
+def check(options: FewshotOptions) -> None:
     """What can be refused before anything is read."""
-    if args.sweep and (args.seeds or args.penalty is not None):
+    if options.sweep and (options.seeds or options.penalty is not None):
         raise ConfigError("--sweep draws nothing and tries every penalty; leave --seeds and --penalty out")
-    if args.penalty is not None and not 0 < args.penalty < math.inf:
-        raise ConfigError(f"--penalty {args.penalty:g} must be above 0 and finite")
-    for option, values, least in (("--shots", args.shots, 1), ("--seeds", args.seeds, 0)):
+    if options.penalty is not None and not 0 < options.penalty < math.inf:
+        raise ConfigError(f"--penalty {options.penalty:g} must be above 0 and finite")
+    for option, values, least in (("--shots", options.shots, 1), ("--seeds", options.seeds, 0)):
         if values and min(values) < least:
             raise ConfigError(f"{option} {min(values)} must be at least {least}")
 
@@ -68,10 +67,10 @@ def wanted(asked: Sequence[int] | None, tasks: Sequence[Task]) -> tuple[list[int
 
 
 def drawn(
-    args: argparse.Namespace, about: Subject, both: Sequence[tuple[Task, Frozen]], shots: Sequence[int]
+    options: FewshotOptions, about: Subject, both: Sequence[tuple[Task, Frozen]], shots: Sequence[int]
 ) -> list[Result]:
     """The variant of today: several draws, one penalty."""
-    seeds, penalty = list(dict.fromkeys(args.seeds or SEEDS)), args.penalty or PENALTY
+    seeds, penalty = list(dict.fromkeys(options.seeds or SEEDS)), options.penalty or PENALTY
     rows, results = list[list[str]](), list[Result]()
     for task, part in both:
         count, by_shots, measures = scored(part), dict[str, list[float]](), list[Measure]()
@@ -89,14 +88,14 @@ def drawn(
             rows.append(row)
         config = {"variant": "draws", "shots": list(map(called, shots)), "seeds": seeds, "penalty": penalty}
         details = {"by_seed": by_shots}
-        results.append(frozen.result("fewshot", args, about, task, part, measures, config=config, details=details))
+        results.append(frozen.result("fewshot", options, about, task, part, measures, config=config, details=details))
     by_seed = ["std", *(f"seed {seed}" for seed in seeds)] if len(seeds) > 1 else []
     table(["shots", "accuracy", "95% interval", *by_seed], rows, len(both))
     return results
 
 
 def swept(
-    args: argparse.Namespace, about: Subject, both: Sequence[tuple[Task, Frozen]], shots: Sequence[int]
+    options: FewshotOptions, about: Subject, both: Sequence[tuple[Task, Frozen]], shots: Sequence[int]
 ) -> list[Result]:
     """The older variant: every penalty, and for each number of shots the one of the best mean rank over the sets."""
     grids = {
@@ -124,7 +123,7 @@ def swept(
             "ranked_over": [one.title for one, _ in both],
         }
         details = {"by_penalty": {measured(n): {f"{p:g}": a for p, a in grids[n][at].items()} for n in shots}}
-        results.append(frozen.result("fewshot", args, about, task, part, measures, config=config, details=details))
+        results.append(frozen.result("fewshot", options, about, task, part, measures, config=config, details=details))
     heads = ["shots", "accuracy", "95% interval", "penalty", *(["at its own best"] if len(both) > 1 else [])]
     table(heads, rows, len(both))
     print(

@@ -1,30 +1,29 @@
 """What `vitrail finetune` does."""
 
-import argparse
+from dataclasses import replace
 
 from vitrail.cli import training
+from vitrail.cli.options.finetune import FinetuneOptions
 from vitrail.core.errors import ConfigError
 
 
-def run(args: argparse.Namespace) -> int:
-    settle(args)
-    if not args.weights:
-        if args.resume is not None:
-            return training.run(args, None)
+def run(options: FinetuneOptions) -> int:
+    options = settle(options)
+    if not options.weights:
+        if options.resume is not None:
+            return training.run(options, None)
         raise ConfigError("which weights? vitrail finetune WEIGHTS DATA: a file, a folder, a run, or NAME:TAG")
-    if not args.data and not args.recipe:
+    if not options.data and not options.recipe:
         raise ConfigError(
             "which images? vitrail finetune WEIGHTS DATA: a folder with one subfolder per class, or another source"
         )
-    return training.run(args, training.asked_by(args, "finetune", args.weights))
+    return training.run(options, training.asked_by(options, "finetune", options.weights))
 
 
-def settle(args: argparse.Namespace) -> None:
+def settle(options: FinetuneOptions) -> FinetuneOptions:
     """WEIGHTS DATA, or --from WEIGHTS and DATA in either form."""
-    args.data = args.data or ""
-    if not args.start:
-        args.weights = args.weights or ""
-        return
-    if args.weights and args.data:
-        raise ConfigError(f"--from {args.start} and {args.weights} both name weights; leave one out")
-    args.weights, args.data = args.start, args.data or args.weights or ""
+    if not options.start:
+        return options
+    if options.weights and options.data:
+        raise ConfigError(f"--from {options.start} and {options.weights} both name weights; leave one out")
+    return replace(options, weights=options.start, data=options.data or options.weights)

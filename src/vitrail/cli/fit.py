@@ -1,6 +1,5 @@
 """What `vitrail fit` does."""
 
-import argparse
 import math
 import shlex
 import time
@@ -11,9 +10,10 @@ from vitrail.checkpoint.naming import with_names
 from vitrail.checkpoint.weights import bundle_of, write_bundle
 from vitrail.cli.frozen import counted
 from vitrail.cli.labels import new_names
-from vitrail.cli.options.fit import SUFFIX
+from vitrail.cli.opening import open_data
+from vitrail.cli.options.fit import SUFFIX, FitOptions
 from vitrail.cli.progress import Advance, bars, on_interrupt
-from vitrail.cli.subject import Subject, alone, batches, headline, opened, subject
+from vitrail.cli.subject import Subject, alone, batches, headline, subject
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import times
@@ -26,17 +26,17 @@ from vitrail.evaluation.intervals import wilson
 from vitrail.evaluation.result import shown, spanned
 
 
-def run(args: argparse.Namespace) -> int:
-    check(args)
+def run(options: FitOptions) -> int:
+    check(options)
     begun = time.monotonic()
-    collection = opened(args)
-    test = None if args.test is None else opened(argparse.Namespace(data=args.test, download=args.download))
+    collection = open_data(options.data, download=options.download)
+    test = None if options.test is None else open_data(options.test, download=options.download)
     collection.need_labels()  # before the weights are read
-    names = new_names(args, collection.classes, len(collection.classes))
-    kept = "" if args.no_cache else "; features that are complete are kept for the next start"
-    with alone(args) as device, on_interrupt(f"{args.out} was not written{kept}"):
-        about = subject(args, device)
-        print(headline(args.weights, about.facts, f"{times(about.preprocessing.image)} px"))
+    names = new_names(options.labels, options.rename, collection.classes, len(collection.classes))
+    kept = "" if options.no_cache else "; features that are complete are kept for the next start"
+    with alone(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
+        about = subject(options.weights, device, image_size=options.image_size)
+        print(headline(options.weights, about.facts, f"{times(about.preprocessing.image)} px"))
         counts = ", ".join(f"{len(source):,} of {split}" for split, source in collection.splits.items())
         print(f"{collection.title}: {len(collection.classes):,} classes; images: {counts}", flush=True)
         with bars() as advance:
@@ -44,15 +44,15 @@ def run(args: argparse.Namespace) -> int:
                 about.network,
                 collection,
                 test=test,
-                penalty=args.l2,
-                held_out=args.dev,
-                shots=args.shots,
-                name=args.weights,
+                penalty=options.l2,
+                held_out=options.dev,
+                shots=options.shots,
+                name=options.weights,
                 device=device,
-                batches=lambda source: pictures(args, about, source, advance),
-                folder=None if args.no_cache else cache_folder("features"),
+                batches=lambda source: pictures(options, about, source, advance),
+                folder=None if options.no_cache else cache_folder("features"),
             )
-        out: Path = args.out
+        out = options.out
         out.parent.mkdir(parents=True, exist_ok=True)
         bundle = bundle_of(made.network)
         write_bundle(bundle if names is None else with_names(bundle, names), out)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     width = made.head.weight.shape[1]
     print(f"learnt from {made.pictures:,} images of {made.split}, {width:,} features each, {how}")
     if made.several is None:
-        for line in estimate(made, given=args.l2 is not None):
+        for line in estimate(made, given=options.l2 is not None):
             print(line)
         result(made)
     else:
@@ -72,26 +72,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def check(args: argparse.Namespace) -> None:
+def check(options: FitOptions) -> None:
     """What can be refused before anything is read."""
-    out: Path = args.out
+    out = options.out
     if out.suffix != SUFFIX:
         raise ConfigError(f"--out {out}: a network is written as {SUFFIX}; name it {out.with_suffix(SUFFIX)}")
     check_writable(out)
-    if Path(args.weights).exists() and out.exists() and out.samefile(args.weights):
+    if Path(options.weights).exists() and out.exists() and out.samefile(options.weights):
         raise ConfigError(f"--out {out} is the file of the weights themselves; give another name")
-    if args.l2 is not None and not 0 < args.l2 < math.inf:
-        raise ConfigError(f"--l2 {args.l2:g} must be above 0 and finite")
-    if not 0 <= args.dev < 1:
-        raise ConfigError(f"--dev {args.dev:g} must be at least 0 and below 1")
-    if args.shots is not None and args.shots < 1:
-        raise ConfigError(f"--shots {args.shots} must be at least 1")
+    if options.l2 is not None and not 0 < options.l2 < math.inf:
+        raise ConfigError(f"--l2 {options.l2:g} must be above 0 and finite")
+    if not 0 <= options.dev < 1:
+        raise ConfigError(f"--dev {options.dev:g} must be at least 0 and below 1")
+    if options.shots is not None and options.shots < 1:
+        raise ConfigError(f"--shots {options.shots} must be at least 1")
 
 
-def pictures(args: argparse.Namespace, about: Subject, source: Source, advance: Advance) -> Iterator[Batch]:
+def pictures(options: FitOptions, about: Subject, source: Source, advance: Advance) -> Iterator[Batch]:
     """The pictures of a source; how far they are is told on stderr."""
     advance("features", 0, len(source))
-    found = batches(args, source, about.preprocessing, about.device)
+    found = batches(options, source, about.preprocessing, about.device)
     return counted(found, lambda done: advance("features", min(done, len(source)), len(source)))
 
 

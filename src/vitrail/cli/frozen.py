@@ -1,11 +1,9 @@
 """What `fewshot`, `probe` and `knn` have in common: a split to learn from, one to score, and the features of both."""
 
-import argparse
 import contextlib
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.cli.exposure import Scope, choose_unseen, count_images, find_shared
+from vitrail.cli.opening import open_data
+from vitrail.cli.options.groups import FrozenOptions
 from vitrail.cli.progress import bars, on_interrupt
 from vitrail.cli.subject import (
     Subject,
@@ -22,7 +22,6 @@ from vitrail.cli.subject import (
     chosen,
     data_of,
     headline,
-    opened,
     subject,
 )
 from vitrail.core.errors import BadLabels, ConfigError, DataError
@@ -89,22 +88,20 @@ class Frozen:
     unreadable: tuple[str, ...]
 
 
-def tasks(args: argparse.Namespace) -> list[Task]:
-    """Of DATA, --test and --held-out, whether they are one text or a list."""
-    data: list[str] = args.data if isinstance(args.data, list) else [args.data]
-    tests: list[str] = args.test if isinstance(args.test, list) else [args.test] if args.test else []
-    if args.out is not None:
-        check_writable(args.out)
+def tasks(options: FrozenOptions, data: Sequence[str], tests: Sequence[str]) -> list[Task]:
+    """One for each of `data`; what is scored may be in `tests`, as many as there are of them."""
+    if options.out is not None:
+        check_writable(options.out)
     if len(set(data)) < len(data):
         raise ConfigError(f"{' '.join(data)} names a data set twice")
     if tests and len(tests) != len(data):
         raise ConfigError(
             f"{len(tests)} --test for {len(data)} data sets; give one for each, in the same order, or none"
         )
-    if tests and args.held_out is not None:
+    if tests and options.held_out is not None:
         raise ConfigError("--test and --held-out both say what is scored; give one of them")
     both = zip(data, tests or [None] * len(data), strict=True)
-    return [apart(task(args, text, test), test or text) for text, test in both]
+    return [apart(task(options, text, test), test or text) for text, test in both]
 
 
 def apart(task: Task, called: str) -> Task:
@@ -126,17 +123,17 @@ def apart(task: Task, called: str) -> Task:
     return replace(task, shared=places[shared], notes=(note,))
 
 
-def task(args: argparse.Namespace, text: str, test: str | None) -> Task:
-    collection = opened(argparse.Namespace(data=text, download=args.download))
+def task(options: FrozenOptions, text: str, test: str | None) -> Task:
+    collection = open_data(text, download=options.download)
     collection.need_labels()
     train, source = chosen(collection, "train")
-    if args.held_out is not None:
-        held = stratified(source.labels, args.held_out)
+    if options.held_out is not None:
+        held = stratified(source.labels, options.held_out)
         if not len(held):
-            raise ConfigError(f"--held-out {args.held_out} of {len(source):,} pictures leaves none to score")
+            raise ConfigError(f"--held-out {options.held_out} of {len(source):,} pictures leaves none to score")
         return Task(collection=collection, train=train, test=train, held=held)
     if test is not None:
-        other = opened(argparse.Namespace(data=test, download=args.download))
+        other = open_data(test, download=options.download)
         other.need_labels()
         split, scored = chosen(other, "test", "val")
         name = f"{other.title}@{split}"
@@ -155,20 +152,28 @@ def task(args: argparse.Namespace, text: str, test: str | None) -> Task:
 
 
 @contextlib.contextmanager
-def ready(args: argparse.Namespace) -> Generator[Subject]:
+def ready(options: FrozenOptions) -> Generator[Subject]:
     """The network on its device, in the precision that was asked for."""
-    with alone(args) as device:
-        about = subject(args, device)
-        about.computing_in(args.precision)
+    with alone(options.device) as device:
+        about = subject(options.weights, device, image_size=options.image_size)
+        about.computing_in(options.precision)
         yield about
 
 
-def frozen(args: argparse.Namespace, about: Subject, task: Task) -> Frozen:
+def frozen(options: FrozenOptions, about: Subject, task: Task) -> Frozen:
     """The features of both parts, kept ones or new ones."""
-    unseen, scope = choose_unseen(args, about.provenance, task.scored(), f"{task.title}@{task.test}")
+    unseen, scope = choose_unseen(
+        task.scored(),
+        f"{task.title}@{task.test}",
+        weights=options.weights,
+        provenance=about.provenance,
+        include_seen=options.include_seen,
+    )
     wanted = task.scored_places() if scope.included else task.scored_places()[~scope.exposure.seen]
     splits = dict.fromkeys([task.train, task.test])
-    parts = {split: extracted(args, about, task.collection.splits[split], f"{task.title}@{split}") for split in splits}
+    parts = {
+        split: extracted(options, about, task.collection.splits[split], f"{task.title}@{split}") for split in splits
+    }
     notes, unreadable = list(task.notes), list[str]()
     for split, part in parts.items():
         source = task.collection.splits[split]
@@ -210,16 +215,16 @@ def frozen(args: argparse.Namespace, about: Subject, task: Task) -> Frozen:
     )
 
 
-def extracted(args: argparse.Namespace, about: Subject, source: Source, called: str) -> Kept:
+def extracted(options: FrozenOptions, about: Subject, source: Source, called: str) -> Kept:
     """The features of one split. They are told of on stderr while they are made."""
-    view = Squared(about.preprocessing.image) if args.reference else about.preprocessing
+    view = Squared(about.preprocessing.image) if options.reference else about.preprocessing
 
-    kept = "" if args.no_cache else "; features that are complete are kept for the next start"
+    kept = "" if options.no_cache else "; features that are complete are kept for the next start"
     with bars() as bar, on_interrupt(f"no score was written{kept}"):
 
         def pictures(bare: Source) -> Iterator[Batch]:
             bar(f"features of {called}", 0, len(bare))
-            found = batches(args, bare, view, about.device)
+            found = batches(options, bare, view, about.device)
             return counted(found, lambda done: bar(f"features of {called}", min(done, len(bare)), len(bare)))
 
         return cached_features(
@@ -228,9 +233,9 @@ def extracted(args: argparse.Namespace, about: Subject, source: Source, called: 
             about.preprocessing,
             about.device,
             batches=pictures,
-            folder=None if args.no_cache else cache_folder("features"),
-            precision=args.precision,
-            view="squared, truncated" if args.reference else "",
+            folder=None if options.no_cache else cache_folder("features"),
+            precision=options.precision,
+            view="squared, truncated" if options.reference else "",
         )
 
 
@@ -242,11 +247,11 @@ def counted(batches: Iterable[Batch], tell: Callable[[int], None]) -> Iterator[B
         tell(done)
 
 
-def introduce(args: argparse.Namespace, about: Subject, task: Task, features: Frozen, *, first: bool = True) -> None:
+def introduce(options: FrozenOptions, about: Subject, task: Task, features: Frozen, *, first: bool = True) -> None:
     """What was looked at, before the numbers."""
     if first:
         image = "x".join(map(str, about.preprocessing.image))
-        print(headline(args.weights, about.facts, f"{image} px", args.precision))
+        print(headline(options.weights, about.facts, f"{image} px", options.precision))
     scored = "held out of it" if task.held is not None else f"of {task.test}"
     how = "kept from before" if features.found else "extracted and kept" if features.kept else "extracted anew"
     print(
@@ -259,7 +264,7 @@ def introduce(args: argparse.Namespace, about: Subject, task: Task, features: Fr
 
 def result(
     kind: str,
-    args: argparse.Namespace,
+    options: FrozenOptions,
     about: Subject,
     task: Task,
     features: Frozen,
@@ -270,18 +275,18 @@ def result(
 ) -> Result:
     """With its provenance: the data are those that were scored, and beside them those that were learnt from."""
     train, test = task.learnt_from(), features.source
-    data = data_of(args, about, task.collection, task.test)
+    data = data_of(about, task.collection, task.test, options.deduplicated_by)
     data |= {"pictures": len(test), "fingerprint": test.fingerprint, "seen": features.scope.facts()}
     if task.held is not None:
-        data["split"] = f"{args.held_out:g} of {task.test}"
+        data["split"] = f"{options.held_out:g} of {task.test}"
     if task.elsewhere is not None:
         data |= {"name": task.elsewhere[0], "split": task.elsewhere[1]}
     learnt = {"name": task.title, "split": task.train, "pictures": len(train), "fingerprint": train.fingerprint}
     common = {
         "image": list(about.preprocessing.image),
         "preprocessing": about.preprocessing.to_dict(),
-        "view": "reference" if args.reference else "weights' own",
-        "precision": args.precision,
+        "view": "reference" if options.reference else "weights' own",
+        "precision": options.precision,
         "features": features.train.shape[1],
     }
     return Result(
@@ -294,11 +299,11 @@ def result(
     )
 
 
-def finish(args: argparse.Namespace, results: Sequence[Result], notes: Iterable[str]) -> None:
+def finish(options: FrozenOptions, results: Sequence[Result], notes: Iterable[str]) -> None:
     """What else is to be said, and the files: FILE, or FILE-SET where there are several sets."""
     for note in dict.fromkeys(notes):
         print(f"note: {note}")
-    out: Path | None = args.out
+    out = options.out
     if out is None:
         return
     names = [out] if len(results) == 1 else [out.with_name(f"{out.stem}-{slug(r)}{out.suffix}") for r in results]

@@ -1,14 +1,14 @@
 """What `vitrail inspect` does."""
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.labels import read_labels
+from vitrail.cli.options.inspect import InspectOptions
 from vitrail.cli.progress import bars
 from vitrail.core.console import millions, print_table
 from vitrail.core.errors import BadPicture, ConfigError, DataError, unknown
@@ -30,23 +30,24 @@ NAMED = 3  # unreadable pictures that are named
 PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: InspectOptions) -> int:
     from vitrail.cli.subject import alone, subject
     from vitrail.inspection.style import toolkit
 
     toolkit()  # before anything that takes time
-    settle(args)
-    check_writable(args.out / PAGE)
-    wanted = kinds(args.only)
-    with alone(args) as device:
-        looked = pictures(args, subject(args, device), wanted)
-        done = made(looked.given, wanted, named=args.only is not None)
+    options = settle(options)
+    check_writable(options.out / PAGE)
+    wanted = kinds(options.only)
+    with alone(options.device) as device:
+        about = subject(options.weights, device, image_size=options.image_size)
+        looked = pictures(options, about, wanted)
+        done = made(looked.given, wanted, named=options.only is not None)
         parts, left_out = done.parts, done.left_out
         if done.stopped:
-            return stop(args, looked, done)
+            return stop(options, looked, done)
         if not parts and not ("explorer" in wanted and looked.given.transformer):
             raise ConfigError(f"nothing can be drawn: {'; '.join(left_out)}")
-        written = write(args, looked, parts, left_out, wanted)
+        written = write(options, looked, parts, left_out, wanted)
     rows = [[part.kind, part.title, ", ".join(one.name for one in part.drawings)] for part in parts]
     if "explorer" in wanted and looked.given.transformer:
         rows.append(["explorer", "Every layer and head, to click through", "in the page"])
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def stop(args: argparse.Namespace, looked: "Looked", done: "Made") -> int:
+def stop(options: InspectOptions, looked: "Looked", done: "Made") -> int:
     """What an interrupt leaves: a page of the figures that were ready, and how to make the others."""
     rest = ",".join(done.stopped)
     print(f"stopped; to make the rest, give the same command with --only {rest}", file=sys.stderr)
@@ -68,24 +69,24 @@ def stop(args: argparse.Namespace, looked: "Looked", done: "Made") -> int:
         print("nothing was written", file=sys.stderr)
         return 130
     left_out = [*done.left_out, f"{', '.join(done.stopped)}: stopped before they were made"]
-    written = write(args, looked, done.parts, left_out, [part.kind for part in done.parts])
+    written = write(options, looked, done.parts, left_out, [part.kind for part in done.parts])
     print(f"page with {', '.join(part.kind for part in done.parts)}: {written}", file=sys.stderr)
     return 130
 
 
-def settle(args: argparse.Namespace) -> None:
+def settle(options: InspectOptions) -> InspectOptions:
     """Which words are images, and which one is a data set; a first word that is an image leaves out WEIGHTS."""
     from vitrail.checkpoint.shipped import DEFAULT
     from vitrail.data.readers.folder import is_picture
 
-    words = list(args.words)
-    if is_picture(args.weights):  # vitrail inspect cat.jpg
-        args.weights, words = DEFAULT, [args.weights, *words]
-    args.images = [*(word for word in words if is_picture(word)), *args.images]
-    sources = [*(word for word in words if not is_picture(word)), *([args.data] if args.data else [])]
+    weights, words = options.weights, options.words
+    if is_picture(weights):  # vitrail inspect cat.jpg
+        weights, words = DEFAULT, (weights, *words)
+    images = (*(word for word in words if is_picture(word)), *options.images)
+    sources = [*(word for word in words if not is_picture(word)), *([options.data] if options.data else [])]
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(sources)}: one data set at a time; name single images by their files")
-    args.data = sources[0] if sources else None
+    return replace(options, weights=weights, words=(), images=images, data=sources[0] if sources else None)
 
 
 def kinds(text: str | None) -> list[str]:
@@ -114,7 +115,7 @@ class Looked:
     unreadable: tuple[str, ...]  # of the set
 
 
-def pictures(args: argparse.Namespace, about: "Subject", wanted: list[str]) -> Looked:
+def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Looked:
     """The pictures by name, or some of the set, and the set for what takes many."""
     import torch
 
@@ -122,8 +123,8 @@ def pictures(args: argparse.Namespace, about: "Subject", wanted: list[str]) -> L
     from vitrail.inspection.kinds import KINDS
     from vitrail.inspection.parts.given import Given
 
-    title, source, gone = crowd(args) if args.data else ("", None, ())
-    named = [(Path(name).name, *opened_picture(Path(name), about)) for name in args.images]
+    title, source, gone = crowd(options, options.data) if options.data else ("", None, ())
+    named = [(Path(name).name, *opened_picture(Path(name), about)) for name in options.images]
     if not named and source is not None:
         named = sampled(source, about)
     if not named and any(kind == "explorer" or KINDS[kind].pictures for kind in wanted):
@@ -135,40 +136,41 @@ def pictures(args: argparse.Namespace, about: "Subject", wanted: list[str]) -> L
     shape = (0, 3, *config.image)
     pixels = torch.stack([tensor for _, tensor, _ in named]) if named else torch.zeros(shape, dtype=torch.uint8)
     images = about.preprocessing.normalise(pixels).to(about.device)
-    labels = names_of(args, about, source)
+    labels = names_of(options, about, source)
     given = Given(
         model=about.network,
         images=images,
         pixels=[view for _, _, view in named],
         names=[name for name, _, _ in named],
-        crowd=(lambda: iter(images.split(4))) if source is None else (lambda: many(args, about, source)),
+        crowd=(lambda: iter(images.split(4))) if source is None else (lambda: many(options, about, source)),
         count=len(images) if source is None else len(source),
         labels=labels,
-        asked=class_number(args.asked, labels, config.classes),
-        layers=[layer - 1 for layer in args.layers],
-        patch=patch_of(args.patch, config),
+        asked=class_number(options.asked, labels, config.classes),
+        layers=[layer - 1 for layer in options.layers],
+        patch=patch_of(options.patch, config),
     )
-    facts: dict[str, object] = {"images": [str(name) for name in args.images]}
+    facts: dict[str, object] = {"images": [str(name) for name in options.images]}
     if source is not None:
         name, _, split = title.rpartition("@")
         facts |= data_facts(name, split, source, deduplicated=None)
     return Looked(about=about, given=given, data=facts, unreadable=gone)
 
 
-def crowd(args: argparse.Namespace) -> "tuple[str, Source, tuple[str, ...]]":
+def crowd(options: InspectOptions, data: str) -> "tuple[str, Source, tuple[str, ...]]":
     """Pictures of the set, evenly spread over it, and the names of those among them that cannot be read. These are
     found before anything is measured: every number says of how many pictures it is."""
     import numpy as np
 
-    from vitrail.cli.subject import chosen, opened
+    from vitrail.cli.opening import open_data
+    from vitrail.cli.subject import chosen
     from vitrail.data.source import Subset
     from vitrail.evaluation.cache import readable
 
-    if args.count < 1:
-        raise ConfigError(f"--count {args.count}: one picture at least")
-    collection = opened(args)
+    if options.count < 1:
+        raise ConfigError(f"--count {options.count}: one picture at least")
+    collection = open_data(data, download=options.download)
     split, source = chosen(collection, "val", "test", "train")
-    places = np.unique(np.linspace(0, len(source) - 1, min(args.count, len(source))).astype(np.int64))
+    places = np.unique(np.linspace(0, len(source) - 1, min(options.count, len(source))).astype(np.int64))
     sound = np.array([readable(source, int(at)) for at in places], dtype=np.bool_)
     if not sound.any():
         raise DataError(
@@ -178,19 +180,15 @@ def crowd(args: argparse.Namespace) -> "tuple[str, Source, tuple[str, ...]]":
     return f"{collection.title}@{split}", Subset(source, places[sound]), gone
 
 
-def many(args: argparse.Namespace, about: "Subject", source: "Source") -> "Iterator[torch.Tensor]":
+def many(options: InspectOptions, about: "Subject", source: "Source") -> "Iterator[torch.Tensor]":
     """Prepared pictures of the set, those that can be read. Attention of all heads is large, so batches are small."""
     from vitrail.cli.subject import batches
     from vitrail.inspection.parts.given import portion
 
-    size = args.batch or (min(16, portion(about.network)) if about.network.config.tokens else 16)
-    for batch in batches(replaced(args, batch=size), source, about.preprocessing, about.device):
+    size = options.batch or (min(16, portion(about.network)) if about.network.config.tokens else 16)
+    for batch in batches(replace(options, batch=size), source, about.preprocessing, about.device):
         if bool(batch.valid.any()):
             yield about.preprocessing.normalise(batch.pixels[batch.valid]).to(about.device)
-
-
-def replaced(args: argparse.Namespace, *, batch: int) -> argparse.Namespace:
-    return argparse.Namespace(**{**vars(args), "batch": batch})
 
 
 def opened_picture(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]":
@@ -222,13 +220,13 @@ def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor
     return [(Path(source.name(at)).name, *both) for at, both in found.items()]
 
 
-def names_of(args: argparse.Namespace, about: "Subject", source: "Source | None") -> tuple[str, ...] | None:
+def names_of(options: InspectOptions, about: "Subject", source: "Source | None") -> tuple[str, ...] | None:
     """What the classes are called: by a file, by the weights, or by the set where it has as many."""
     from vitrail.evaluation.matching import numbered
 
     classes = about.network.config.classes
-    if args.labels is not None:
-        return read_labels(args.labels, classes)
+    if options.labels is not None:
+        return read_labels(options.labels, classes)
     if about.labels is not None:
         return about.labels
     told = () if source is None else source.classes
@@ -326,16 +324,14 @@ def counting(model: "torch.nn.Module", kind: str) -> Generator[None]:
                 hook.remove()
 
 
-def write(
-    args: argparse.Namespace, looked: Looked, parts: "list[Part]", left_out: list[str], wanted: list[str]
-) -> Path:
+def write(options: InspectOptions, looked: Looked, parts: "list[Part]", left_out: list[str], wanted: list[str]) -> Path:
     """The figures, the numbers and the page."""
     from vitrail.evaluation.result import Measure, Result
     from vitrail.inspection.page import inspection_page
     from vitrail.inspection.parts.exploring import explorer_of
     from vitrail.inspection.style import LIGHT, save
 
-    out, given = args.out, looked.given
+    out, given = options.out, looked.given
     name = Path(looked.about.name).name
     with bars() as progress:
         drawings = [drawing for part in parts for drawing in part.drawings]
@@ -362,9 +358,9 @@ def write(
             "image": list(looked.about.preprocessing.image),
             "preprocessing": looked.about.preprocessing.to_dict(),
             "kinds": wanted,
-            "layers": list(args.layers),
-            "class": args.asked,
-            "patch": args.patch,
+            "layers": list(options.layers),
+            "class": options.asked,
+            "patch": options.patch,
         },
     ).write(out / RESULT)
     return out / PAGE

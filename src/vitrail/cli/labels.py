@@ -1,6 +1,5 @@
 """--labels and --rename: what the classes are called, in every command that names or writes them."""
 
-import argparse
 import csv
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,10 @@ if TYPE_CHECKING:
     from vitrail.predict.predictor import Predictor
 
 
-def new_names(args: argparse.Namespace, names: Sequence[str] | None, num_classes: int) -> tuple[str, ...] | None:
+def new_names(
+    labels: str | None, renames: Sequence[str], names: Sequence[str] | None, num_classes: int
+) -> tuple[str, ...] | None:
     """The class names that --labels and --rename ask for, given those there are; none where neither was given."""
-    labels, renames = args.labels, list[str](getattr(args, "rename", []))
     if labels is None and not renames:
         return None
     if labels is not None:
@@ -28,11 +28,11 @@ def new_names(args: argparse.Namespace, names: Sequence[str] | None, num_classes
     return changed(names, read_renames(renames))
 
 
-def renamed(asker: "Predictor", args: argparse.Namespace) -> "Predictor":
+def renamed(asker: "Predictor", labels: str | None, renames: Sequence[str]) -> "Predictor":
     """The predictor with the names that --labels and --rename ask for."""
     from vitrail.checkpoint.bundle import card_of
 
-    names = new_names(args, card_of(asker.network).labels, len(asker.labels))
+    names = new_names(labels, renames, card_of(asker.network).labels, len(asker.labels))
     return asker if names is None else asker.called(names)
 
 

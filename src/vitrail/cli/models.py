@@ -1,9 +1,9 @@
 """What `vitrail models` does."""
 
-import argparse
 import json
 from collections.abc import Sequence
 
+from vitrail.cli.options.models import ModelsOptions
 from vitrail.core.console import giga, millions, print_table
 from vitrail.core.errors import ConfigError, UnknownName, unknown
 from vitrail.models.family import ModelConfig
@@ -11,27 +11,27 @@ from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import SLUGS, ZOO, list_models, model_config, resolve, slug
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.pin:
-        return pin_weights(args.pin)
-    if args.verify:
-        return verify_weights(as_json=args.json)
-    names = list_models(args.pattern)
+def run(options: ModelsOptions) -> int:
+    if options.pin:
+        return pin_weights(options.pin)
+    if options.verify:
+        return verify_weights(as_json=options.json)
+    names = list_models(options.pattern)
     if not names:
-        raise no_match(args.pattern)
-    if args.json:
+        raise no_match(options.pattern)
+    if options.json:
         for name in names:
-            print(json.dumps(record(name, args.classes)))
+            print(json.dumps(record(name, options.classes)))
         return 0
     for sizes in ((224, 384), (32, 64)):
-        rows = [row(name, sizes, args.classes) for name in names if sizes_of(name) == sizes]
+        rows = [row(name, sizes, options.classes) for name in names if sizes_of(name) == sizes]
         if rows:
             small, large = sizes
             heads = [f"tokens {small}", f"GMACs {small}", f"tokens {large}", f"GMACs {large}"]
             print_table(["network", "name", "parameters", *heads], rows, left=2)
     if any("/14" in name for name in names):
         print("Patch 14 does not divide 384: those columns are at 378.")
-    print(f"{len(names)} networks; parameters with {args.classes} classes at the smaller size.")
+    print(f"{len(names)} networks; parameters with {options.classes} classes at the smaller size.")
     return 0
 
 

@@ -1,6 +1,5 @@
 """What `vitrail predict` does."""
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.labels import renamed
+from vitrail.cli.options.predict import PredictOptions
 from vitrail.cli.predict_output import Output, output
 from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.core.console import millions
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     from vitrail.predict.predictor import Predictor
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: PredictOptions) -> int:
     from vitrail.cli.predict_pictures import listing, parted
     from vitrail.cli.subject import alone
 
-    for name, value in (("--topk", args.topk), ("--batch", args.batch)):
+    for name, value in (("--topk", options.topk), ("--batch", options.batch)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} {value} must be at least 1")
-    weights, words = parted(args.words) if args.weights is None else (args.weights, args.words)
-    found = listing(words, args.attention)
-    with alone(args) as device:
-        asker = ready(args, weights, device)
+    weights, words = parted(options.words) if options.weights is None else (options.weights, options.words)
+    found = listing(words, options.attention)
+    with alone(options.device) as device:
+        asker = ready(options, weights, device)
         done = Session(
             asker=asker,
-            out=output(as_json=args.json, as_csv=args.csv, multi_label=asker.multi_label),
-            topk=args.topk,
-            drawn=drawing(args.attention, asker),
+            out=output(as_json=options.json, as_csv=options.csv, multi_label=asker.multi_label),
+            topk=options.topk,
+            drawn=drawing(options.attention, asker),
         )
         print(headline(weights, asker), file=sys.stderr)
         for line in (*found.notes, *found.closed):
             tell(line)
         with on_interrupt("the answers so far are complete; start again with the images that are missing"):
-            through(done, found, args.workers)
+            through(done, found, options.workers)
     if not done.seen:
         raise DataError("no names of pictures came from stdin")
     if done.failed:
@@ -56,18 +56,18 @@ def run(args: argparse.Namespace) -> int:
     return 1 if done.failed or found.closed else 0
 
 
-def ready(args: argparse.Namespace, weights: str, device: "torch.device") -> "Predictor":
+def ready(options: PredictOptions, weights: str, device: "torch.device") -> "Predictor":
     """The network that was asked for, if it has classes to name."""
     from vitrail.predict.predictor import THRESHOLD, predictor
 
-    batch = args.batch or (128 if device.type == "cuda" else 32)
-    threshold = THRESHOLD if args.threshold is None else args.threshold
+    batch = options.batch or (128 if device.type == "cuda" else 32)
+    threshold = THRESHOLD if options.threshold is None else options.threshold
     with reading(weights):
         asker = predictor(
             weights,
             device=device,
-            image_size=args.image_size,
-            precision=args.precision,
+            image_size=options.image_size,
+            precision=options.precision,
             batch=batch,
             threshold=threshold,
         )
@@ -75,12 +75,12 @@ def ready(args: argparse.Namespace, weights: str, device: "torch.device") -> "Pr
         raise ConfigError(
             f"{weights} has no head, so it names no classes; give it one with `vitrail fit`, or fine-tune it"
         )
-    if args.threshold is not None and not asker.multi_label:
+    if options.threshold is not None and not asker.multi_label:
         raise ConfigError(
-            f"--threshold {args.threshold:g} is for multi-label weights, and {weights} has one class for each image; "
-            "--topk N shows more classes"
+            f"--threshold {options.threshold:g} is for multi-label weights, and {weights} has one class for each "
+            "image; --topk N shows more classes"
         )
-    return renamed(asker, args)
+    return renamed(asker, options.labels, options.rename)
 
 
 def headline(weights: str, asker: "Predictor") -> str:

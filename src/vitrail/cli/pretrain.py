@@ -1,15 +1,13 @@
 """What `vitrail pretrain` does."""
 
-import argparse
-
 from vitrail.cli import training
+from vitrail.cli.options.pretrain import PretrainOptions
 from vitrail.core.errors import ConfigError
 
 
-def run(args: argparse.Namespace) -> int:
-    args.data = args.data or ""
-    if not args.recipe:
-        if args.resume is not None:
-            return training.run(args, None)
+def run(options: PretrainOptions) -> int:
+    if not options.recipe:
+        if options.resume is not None:
+            return training.run(options, None)
         raise ConfigError("which recipe? `vitrail recipes` lists them")
-    return training.run(args, training.asked_by(args, "pretrain"))
+    return training.run(options, training.asked_by(options, "pretrain"))

@@ -1,9 +1,9 @@
 """What `vitrail probe` does."""
 
-import argparse
 import math
 
 from vitrail.cli import frozen
+from vitrail.cli.options.probe import ProbeOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.evaluation.accuracy import TOP
@@ -12,20 +12,20 @@ from vitrail.evaluation.probe import PENALTIES, TOLERANCE, probe, search
 from vitrail.evaluation.result import Measure, share, shown, spanned
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.penalty is not None and not 0 < args.penalty < math.inf:
-        raise ConfigError(f"--penalty {args.penalty:g} must be above 0 and finite")
-    if args.iterations < 1:
-        raise ConfigError(f"--iterations {args.iterations} must be at least 1")
-    (task,) = frozen.tasks(args)
-    with frozen.ready(args) as about:
-        part = frozen.frozen(args, about, task)
-        frozen.introduce(args, about, task, part)
+def run(options: ProbeOptions) -> int:
+    if options.penalty is not None and not 0 < options.penalty < math.inf:
+        raise ConfigError(f"--penalty {options.penalty:g} must be above 0 and finite")
+    if options.iterations < 1:
+        raise ConfigError(f"--iterations {options.iterations} must be at least 1")
+    (task,) = frozen.tasks(options, [options.data], [options.test] if options.test else [])
+    with frozen.ready(options) as about:
+        part = frozen.frozen(options, about, task)
+        frozen.introduce(options, about, task, part)
     classes, tried = len(task.classes), dict[float, float]()
-    penalty: float | None = args.penalty
+    penalty: float | None = options.penalty
     if penalty is None:
         penalty, tried = search(part.train, part.train_labels, classes)
-    made = probe(part.train, part.train_labels, classes, penalty, iterations=args.iterations)
+    made = probe(part.train, part.train_labels, classes, penalty, iterations=options.iterations)
     measures = list[Measure]()
     for guesses in (1, TOP):
         if guesses == 1 or classes > TOP:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         "gradient": made.gradient,
         "converged": made.converged,
     }
-    config = {"penalty": penalty, "penalties": [] if args.penalty is not None else list(PENALTIES)}
-    done = frozen.result("probe", args, about, task, part, measures, config=config, details=details)
-    frozen.finish(args, [done], notes)
+    config = {"penalty": penalty, "penalties": [] if options.penalty is not None else list(PENALTIES)}
+    done = frozen.result("probe", options, about, task, part, measures, config=config, details=details)
+    frozen.finish(options, [done], notes)
     return 0

@@ -1,17 +1,18 @@
 """What `vitrail recipes` does."""
 
-import argparse
 import json
+from collections.abc import Sequence
 
+from vitrail.cli.options.recipes import RecipesOptions
 from vitrail.core.console import print_table
 from vitrail.recipes.registry import Entry, find, recipes
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.name is None:
+def run(options: RecipesOptions) -> int:
+    if options.name is None:
         list_all()
         return 0
-    show(find(args.name), args.set, as_json=args.json)
+    show(find(options.name), options.set, as_json=options.json)
     return 0
 
 
@@ -22,7 +23,7 @@ def list_all() -> None:
     print("vitrail recipes NAME shows the settings of one; each can be changed with --set NAME=VALUE.")
 
 
-def show(entry: Entry, settings: list[str], *, as_json: bool) -> None:
+def show(entry: Entry, settings: Sequence[str], *, as_json: bool) -> None:
     """The docstring and the flat config; what is not the default is marked."""
     from vitrail.core.settings import flat, plain
     from vitrail.recipes.change import with_changes

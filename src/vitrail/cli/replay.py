@@ -1,10 +1,10 @@
 """What `vitrail replay` does."""
 
-import argparse
 import math
 
 from PIL import Image
 
+from vitrail.cli.options.replay import ReplayOptions
 from vitrail.cli.progress import waiting
 from vitrail.core.console import print_table
 from vitrail.distributed.world import joined
@@ -17,13 +17,13 @@ SHOWN = 20
 SHEET = 64
 
 
-def run(args: argparse.Namespace) -> int:
-    config = run_in(args.run)
-    with joined(args.device) as world, waiting(f"running step {args.step} again"):
+def run(options: ReplayOptions) -> int:
+    config = run_in(options.run)
+    with joined(options.device) as world, waiting(f"running step {options.step} again"):
         pictures = find_pictures(config.data, labelled=config.objective.labelled)
-        found = replay(config, pictures, args.run, args.step, world)
+        found = replay(config, pictures, options.run, options.step, world)
     show(found)
-    path = args.run / f"replay-{args.step}.png"
+    path = options.run / f"replay-{options.step}.png"
     sheet(found).save(path)
     print(f"The batch as the network saw it: {path}")
     return 0

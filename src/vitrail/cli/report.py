@@ -1,10 +1,9 @@
 """What `vitrail report` does."""
 
-import argparse
-
+from vitrail.cli.options.report import ReportOptions
 from vitrail.train.folder.story import describe
 
 
-def run(args: argparse.Namespace) -> int:
-    print(describe(args.run))
+def run(options: ReportOptions) -> int:
+    print(describe(options.run))
     return 0

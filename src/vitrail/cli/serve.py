@@ -1,6 +1,5 @@
 """What `vitrail serve` does."""
 
-import argparse
 import importlib.util
 import logging
 import os
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.labels import renamed
-from vitrail.cli.options.serve import TOKEN
+from vitrail.cli.options.serve import TOKEN, ServeOptions
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import times
@@ -21,21 +20,22 @@ if TYPE_CHECKING:
     from vitrail.serve.settings import Settings
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: ServeOptions) -> int:
     check_installed()
     from vitrail.serve.server import bound, is_loopback, run
     from vitrail.serve.service import Service, threads
 
-    listener = bound(args.host, args.port)
+    listener = bound(options.host, options.port)
     try:
         local = is_loopback(listener)
-        token = os.environ.get(TOKEN) if args.token is None else args.token  # an empty one is a mistake, not a choice
-        served = loaded(args, local, token)
+        # An empty token is a mistake, not a choice.
+        token = os.environ.get(TOKEN) if options.token is None else options.token
+        served = loaded(options, local, token)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="vitrail: %(message)s")
         if not local and token is None:
             print(
-                f"vitrail: warning: anybody who reaches {args.host} can use this server; give it a token: --token or "
-                f"${TOKEN}",
+                f"vitrail: warning: anybody who reaches {options.host} can use this server; give it a token: --token "
+                f"or ${TOKEN}",
                 file=sys.stderr,
             )
         status = run(Service(served, served.settings), listener, lambda: announce(served, listener))
@@ -54,7 +54,7 @@ def check_installed() -> None:
         raise ConfigError(f"serving needs {' and '.join(missing)}, not installed here: pip install 'vitrail[serve]'")
 
 
-def loaded(args: argparse.Namespace, local: bool, token: str | None) -> "Served":
+def loaded(options: ServeOptions, local: bool, token: str | None) -> "Served":
     """The network on its device, and the settings that were asked for."""
     import torch
 
@@ -64,20 +64,21 @@ def loaded(args: argparse.Namespace, local: bool, token: str | None) -> "Served"
     from vitrail.serve.model import Served
     from vitrail.serve.settings import hosts_for
 
-    weights = args.weights or DEFAULT
-    torch.set_num_threads(threads_for(args.threads, torch.get_num_threads()))
-    origins = tuple(origin.rstrip("/") for origin in args.origin)
+    weights = options.weights or DEFAULT
+    torch.set_num_threads(threads_for(options.threads, torch.get_num_threads()))
+    origins = tuple(origin.rstrip("/") for origin in options.origin)
     known = settings_of(
-        args,
+        options,
         token,
         origins,
-        hosts_for(args.host, loopback=local, origins=origins),
-        16 if args.batch is None else args.batch,
+        hosts_for(options.host, loopback=local, origins=origins),
+        16 if options.batch is None else options.batch,
     )
     with reading(weights):
-        found = renamed(predictor(weights, device=args.device, image_size=args.image_size), args)
-    if args.batch is None and found.device.type == "cuda":
-        known = settings_of(args, token, origins, known.hosts, 64)
+        found = predictor(weights, device=options.device, image_size=options.image_size)
+        found = renamed(found, options.labels, options.rename)
+    if options.batch is None and found.device.type == "cuda":
+        known = settings_of(options, token, origins, known.hosts, 64)
     return Served(found, Path(weights).name or weights, known)
 
 
@@ -91,7 +92,7 @@ def threads_for(asked: int | None, usual: int) -> int:
 
 
 def settings_of(
-    args: argparse.Namespace, token: str | None, origins: tuple[str, ...], hosts: tuple[str, ...], batch: int
+    options: ServeOptions, token: str | None, origins: tuple[str, ...], hosts: tuple[str, ...], batch: int
 ) -> "Settings":
     from vitrail.serve.settings import Settings
 
@@ -99,17 +100,17 @@ def settings_of(
         token=token,
         origins=origins,
         hosts=hosts,
-        queue=args.queue,
+        queue=options.queue,
         batch=batch,
-        wait_ms=args.wait_ms,
-        timeout_s=args.timeout,
-        max_bytes=args.max_bytes,
-        max_pixels=args.max_pixels,
-        read_s=args.read_timeout,
-        drain_s=args.timeout,
+        wait_ms=options.wait_ms,
+        timeout_s=options.timeout,
+        max_bytes=options.max_bytes,
+        max_pixels=options.max_pixels,
+        read_s=options.read_timeout,
+        drain_s=options.timeout,
         decoders=max(2, min(4, os.cpu_count() or 2)),
         connections=connections(),
-        access_log=args.access_log,
+        access_log=options.access_log,
     )
 
 

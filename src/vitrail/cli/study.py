@@ -1,6 +1,5 @@
 """What `vitrail study` does."""
 
-import argparse
 import os
 import shlex
 import sys
@@ -8,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitrail.cli.options.study import StudyOptions
 from vitrail.core.errors import ConfigError
 from vitrail.studies.registry import entries, study
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 
 
-def run(args: argparse.Namespace) -> int:
-    args.data = args.data or ""
-    if not args.name:
-        if not args.list:
+def run(options: StudyOptions) -> int:
+    if not options.name:
+        if not options.list:
             raise ConfigError("which study? `vitrail study --list` lists them")
         return list_studies()
-    if args.seeds < 0:
-        raise ConfigError(f"--seeds {args.seeds} must be at least 1")
+    if options.seeds < 0:
+        raise ConfigError(f"--seeds {options.seeds} must be at least 1")
     from vitrail.studies.costs import pace_of, prices
     from vitrail.studies.engine import Plan, places_for
     from vitrail.studies.study import grid
 
-    chosen = study(args.name)
-    cells = grid(chosen, args.scale, args.data, seeds=args.seeds)
-    places = places_for(args.device, args.jobs)
-    pace = pace_of(places[0].device, for_card=args.scale != "tiny")
+    chosen = study(options.name)
+    data = options.data or ""
+    cells = grid(chosen, options.scale, data, seeds=options.seeds)
+    places = places_for(options.device, options.jobs)
+    pace = pace_of(places[0].device, for_card=options.scale != "tiny")
     costs = prices(cells, pace)
     plan = Plan(
         study=chosen,
-        scale=args.scale,
+        scale=options.scale,
         cells=cells,
-        out=args.out or RUNS / f"study-{chosen.name}-{args.scale}",
-        data=args.data,
+        out=options.out or RUNS / f"study-{chosen.name}-{options.scale}",
+        data=data,
         work={name: price.hours for name, price in costs.items() if price.hours},
-        go_on=again(args),
-        force=args.force,
+        go_on=again(options),
+        force=options.force,
     )
-    if args.list:
+    if options.list:
         return list_cells(plan, costs, pace)
-    return started(plan, args)
+    return started(plan, options)
 
 
 def list_studies() -> int:
@@ -59,13 +59,13 @@ def list_studies() -> int:
     return 0
 
 
-def again(args: argparse.Namespace) -> str:
+def again(options: StudyOptions) -> str:
     """The command that goes on."""
-    words = ["vitrail", "study", args.name, *([args.data] if args.data else []), "--scale", args.scale]
-    words += [] if args.out is None else ["--out", str(args.out)]
-    words += ["--jobs", str(args.jobs)] if args.jobs else []
-    words += ["--seeds", str(args.seeds)] if args.seeds else []
-    words += [] if args.device == "auto" else ["--device", args.device]
+    words = ["vitrail", "study", options.name, *([options.data] if options.data else []), "--scale", options.scale]
+    words += [] if options.out is None else ["--out", str(options.out)]
+    words += ["--jobs", str(options.jobs)] if options.jobs else []
+    words += ["--seeds", str(options.seeds)] if options.seeds else []
+    words += [] if options.device == "auto" else ["--device", options.device]
     return shlex.join(words)
 
 
@@ -104,7 +104,7 @@ def amount(value: float | None) -> str:
     return "?" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def started(plan: "Plan", args: argparse.Namespace) -> int:
+def started(plan: "Plan", options: StudyOptions) -> int:
     from vitrail.cli.study_live import watcher
     from vitrail.data.collection import open_collection
     from vitrail.studies.engine import go, places_for
@@ -117,7 +117,7 @@ def started(plan: "Plan", args: argparse.Namespace) -> int:
         open_collection(plan.data)  # a name that is misspelt is said once, not by every cell
     try:
         with watcher() as watching:
-            report = go(plan, places=places_for(args.device, args.jobs), watcher=watching, present=present)
+            report = go(plan, places=places_for(options.device, options.jobs), watcher=watching, present=present)
     except KeyboardInterrupt:
         print(f"stopped at once; go on with: {plan.go_on}", file=sys.stderr, flush=True)
         os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there

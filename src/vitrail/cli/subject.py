@@ -1,6 +1,5 @@
 """What the commands that look at weights have in common: WEIGHTS, DATA, the device, and how pictures reach it."""
 
-import argparse
 import contextlib
 import os
 from collections.abc import Generator, Iterator, Mapping
@@ -14,7 +13,7 @@ from vitrail.checkpoint.bundle import card_of
 from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.weights import network as network_of
 from vitrail.checkpoint.weights import operate
-from vitrail.cli.opening import open_data
+from vitrail.cli.options.groups import LoadingOptions
 from vitrail.cli.progress import reading, waiting
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError, DataError
@@ -59,11 +58,11 @@ class Subject:
 
 
 @contextlib.contextmanager
-def alone(args: argparse.Namespace) -> Generator[torch.device]:
+def alone(device: str) -> Generator[torch.device]:
     """The device of a command that is one process: several would do the same work and write the same files."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("this command is one process: start it without torchrun")
-    with joined(args.device) as world:
+    with joined(device) as world:
         yield world.device
 
 
@@ -73,26 +72,22 @@ def headline(name: str, facts: Mapping[str, Any], *about: str) -> str:
     return f"{name}: {', '.join([facts['network'], size, *about])}"
 
 
-def subject(args: argparse.Namespace, device: torch.device) -> Subject:
+def subject(weights: str, device: torch.device, *, image_size: int | None) -> Subject:
     """The network that was asked for. A run's folder stands for its best weights, or its last."""
-    with reading(args.weights):
-        bundle = find_weights(args.weights)
+    with reading(weights):
+        bundle = find_weights(weights)
     with waiting("preparing the network"):
-        network = network_of(operate(bundle, image_size=args.image_size))
+        network = network_of(operate(bundle, image_size=image_size))
         # Now, not when the result is written: a run that is training may have replaced the file by then.
-        facts = weights_facts(args.weights, network if args.image_size is None else network_of(bundle))
+        facts = weights_facts(weights, network if image_size is None else network_of(bundle))
         network = network.to(device)
     return Subject(
-        name=args.weights,
+        name=weights,
         network=network,
         preprocessing=card_of(network).preprocessing,
         device=device,
         facts=facts,
     )
-
-
-def opened(args: argparse.Namespace) -> Collection:
-    return open_data(args.data, download=args.download)
 
 
 def chosen(collection: Collection, *names: str) -> tuple[str, Source]:
@@ -108,10 +103,9 @@ def chosen(collection: Collection, *names: str) -> tuple[str, Source]:
     )
 
 
-def data_of(args: argparse.Namespace, about: Subject, collection: Collection, split: str) -> dict[str, Any]:
-    """What a result says of its pictures, --deduplicated-by included."""
+def data_of(about: Subject, collection: Collection, split: str, path: Path | None) -> dict[str, Any]:
+    """What a result says of its pictures, the `path` of --deduplicated-by included."""
     source = collection.splits[split]
-    path: Path | None = args.deduplicated_by
     selection = None if path is None else Selection.load(path)
     try:
         known = deduplicated(source, selection, about.provenance)
@@ -121,7 +115,7 @@ def data_of(args: argparse.Namespace, about: Subject, collection: Collection, sp
 
 
 def batches(
-    args: argparse.Namespace,
+    options: LoadingOptions,
     source: Source,
     preprocessing: Preprocessing | Views,
     device: torch.device,
@@ -132,10 +126,10 @@ def batches(
 ) -> Iterator[Batch]:
     """Every picture once, prepared. A process's batch has one size, however many processes there are: a product over
     other rows may round otherwise, and the numbers are to be the same."""
-    if args.batch < 0:
-        raise ConfigError(f"--batch {args.batch} must be at least 1")
-    size = args.batch or (256 if device.type == "cuda" else 64)
-    workers = args.workers if args.workers >= 0 else default_workers()
+    if options.batch < 0:
+        raise ConfigError(f"--batch {options.batch} must be at least 1")
+    size = options.batch or (256 if device.type == "cuda" else 64)
+    workers = options.workers if options.workers >= 0 else default_workers()
     return sweep(
         source,
         preprocessing,

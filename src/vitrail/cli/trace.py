@@ -1,21 +1,20 @@
 """What `vitrail trace` does."""
 
-import argparse
-
+from vitrail.cli.options.trace import TraceOptions
 from vitrail.core.console import print_table
 from vitrail.models.family import Step
 from vitrail.models.walk import summed, walk
 from vitrail.models.zoo import model_config, resolve
 
 
-def run(args: argparse.Namespace) -> int:
-    config = model_config(args.model, image_size=args.image_size, classes=args.classes)
+def run(options: TraceOptions) -> int:
+    config = model_config(options.model, image_size=options.image_size, classes=options.classes)
     steps = walk(config)
-    shown = steps if args.all else folded(steps)
+    shown = steps if options.all else folded(steps)
     rows = [line(step) for step in [*shown, summed(steps)]]
     height, width = config.image
     print_table(
-        ["step", "shape", "parameters", "MACs"], rows, title=f"{resolve(args.model)} at {height}x{width}", left=2
+        ["step", "shape", "parameters", "MACs"], rows, title=f"{resolve(options.model)} at {height}x{width}", left=2
     )
     return 0
 

@@ -1,18 +1,19 @@
 """What `pretrain` and `finetune` have in common: their options, and how a run is started and gone on with."""
 
-import argparse
 import csv
 import io
 import math
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from vitrail.cli.labels import new_names
 from vitrail.cli.live import duration, observer
+from vitrail.cli.options.groups import TrainingOptions
 from vitrail.cli.progress import bars
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
@@ -40,25 +41,26 @@ SHORT = {"epochs": "epochs", "steps": "steps", "batch": "batch", "lr": "optim.lr
 LENGTHS = {"epochs": ("steps",), "steps": ("epochs",)}  # and what they cannot stand beside
 
 
-def asked_by(args: argparse.Namespace, verb: str, weights: str = "") -> Asked:
+def asked_by(options: TrainingOptions, verb: str, weights: str = "") -> Asked:
     """What was typed. --epochs, --steps, --batch and --lr are settings like those of --set."""
     return Asked(
         verb=verb,
-        recipe=args.recipe,
+        recipe=options.recipe,
         weights=weights,
-        data=args.data,
-        image_size=args.image_size,
-        seed=args.seed,
-        settings=(*args.settings, *short_settings(args)),
-        sweep=None if args.sweep is None else tuple(args.sweep),
-        minutes=args.minutes,
+        data=options.data or "",
+        image_size=options.image_size,
+        seed=options.seed,
+        settings=(*options.settings, *short_settings(options)),
+        sweep=options.sweep,
+        minutes=options.minutes,
     )
 
 
-def short_settings(args: argparse.Namespace) -> list[str]:
+def short_settings(options: TrainingOptions) -> list[str]:
     """The options that are settings by themselves, as --set would give them; a contradiction is refused."""
-    given = {name: getattr(args, name) for name in SHORT if getattr(args, name) is not None}
-    typed = {text.partition("=")[0].strip(): text for text in args.settings}
+    values = {"epochs": options.epochs, "steps": options.steps, "batch": options.batch, "lr": options.lr}
+    given = {name: value for name, value in values.items() if value is not None}
+    typed = {text.partition("=")[0].strip(): text for text in options.settings}
     for name, value in given.items():
         if not 0 < value < math.inf:
             raise ConfigError(f"--{name} {value:g} must be above 0 and finite")
@@ -66,27 +68,27 @@ def short_settings(args: argparse.Namespace) -> list[str]:
             if field in typed:
                 raise ConfigError(f"--{name} {value:g} and --set {typed[field]} contradict each other; leave one out")
     if "epochs" in given and "steps" in given:
-        raise ConfigError(f"--epochs {args.epochs:g} and --steps {args.steps} both say how long; leave one out")
+        raise ConfigError(f"--epochs {options.epochs:g} and --steps {options.steps} both say how long; leave one out")
     return [f"{SHORT[name]}={value!r}" for name, value in given.items()]
 
 
-def run(args: argparse.Namespace, asked: Asked | None) -> int:
+def run(options: TrainingOptions, asked: Asked | None) -> int:
     """Everything after parsing; `asked` is none where the folder says it."""
-    out: Path | None = Path(args.resume) if args.resume else args.out
-    if args.resume is not None and out is None:
+    out = Path(options.resume) if options.resume else options.out
+    if options.resume is not None and out is None:
         raise ConfigError("--resume wants a folder: --resume RUN, or --out RUN --resume")
-    changes = (args.settings, args.data, args.image_size, args.seed is not None, args.sweep is not None)
-    changes = (*changes, args.labels, args.rename, args.minutes is not None, short_settings(args))
+    changes = (options.settings, options.data, options.image_size, options.seed is not None, options.sweep is not None)
+    changes = (*changes, options.labels, options.rename, options.minutes is not None, short_settings(options))
     if asked is None and any(changes):
         raise ConfigError("--resume alone goes on as the folder says; give the whole command to change something")
     going_on = asked is None
     if asked is None:
         assert out is not None
         asked = asked_of(command_in(out))
-    elif args.resume is not None and out is not None:
+    elif options.resume is not None and out is not None:
         command_in(out)  # a folder that is no run is said so here
     try:
-        status = started(args, asked, out, going_on)
+        status = started(options, asked, out, going_on)
         return leave(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
     except KeyboardInterrupt:
         print("stopped at once", file=sys.stderr, flush=True)
@@ -101,23 +103,23 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: bool) -> int:
-    with joined(args.device) as world, observer(world.rank) as watching:
-        if args.download and world.first:
+def started(options: TrainingOptions, asked: Asked, out: Path | None, going_on: bool) -> int:
+    with joined(options.device) as world, observer(world.rank) as watching:
+        if options.download and world.first:
             fetch(asked.data or recipe(asked.recipe).data.source)
         world.barrier()
-        asked = with_class_names(asked, args)
+        asked = with_class_names(asked, options.labels, options.rename)
         if going_on and asked.sweep is None and out:  # as its folder says, whatever has become of the recipe
             plan, budget = Planned(run=elsewhere(run_in(out), asked.settings, world.size), base=None), budget_in(out)
         else:
             plan, budget = within_budget(planned(asked), asked, out, world)
-        if args.dry_run:
+        if options.dry_run:
             for text in plan.why:
                 watching.told(text)
             return forecast(plan, asked, world)
         out = out or world.agree(free_folder(plan.run))
         try:
-            return start(plan, asked, out, world, budget=budget, force=args.force, observer=watching)
+            return start(plan, asked, out, world, budget=budget, force=options.force, observer=watching)
         except KeyboardInterrupt:
             watching.told(
                 f"resume with: {go_on(asked, out)}" if (out / COMMAND).exists() else "nothing was written yet"
@@ -125,12 +127,12 @@ def started(args: argparse.Namespace, asked: Asked, out: Path | None, going_on: 
             raise
 
 
-def with_class_names(asked: Asked, args: argparse.Namespace) -> Asked:
+def with_class_names(asked: Asked, labels: str | None, renames: Sequence[str]) -> Asked:
     """--labels and --rename as a setting, so that the run's folder has the names themselves."""
-    if args.labels is None and not args.rename:
+    if labels is None and not renames:
         return asked
     collection = open_collection(asked.data or recipe(asked.recipe).data.source)
-    names = new_names(args, collection.classes, len(collection.classes))
+    names = new_names(labels, renames, collection.classes, len(collection.classes))
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(names or ())
     return replace(asked, settings=(*asked.settings, f"data.names={line.getvalue()}"))

@@ -1,15 +1,16 @@
 """What `vitrail vtab` does."""
 
-import argparse
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.weights import network
 from vitrail.cli.live import duration, observer
+from vitrail.cli.options.vtab import VtabOptions
 from vitrail.cli.progress import bars
 from vitrail.cli.training import RUNS, leave
 from vitrail.core.console import print_table
@@ -28,29 +29,29 @@ from vitrail.studies.vtab_table import GROUPS, HEADS, html, result, rows
 from vitrail.train.cost import measured_flops
 
 
-def run(args: argparse.Namespace) -> int:
-    tasks = tasks_of(args.tasks)
-    bundle = find_weights(args.weights)
-    facts = weights_facts(args.weights, network(bundle))
+def run(options: VtabOptions) -> int:
+    tasks = tasks_of(options.tasks)
+    bundle = find_weights(options.weights)
+    facts = weights_facts(options.weights, network(bundle))
     study = Study(
-        base=base_run(args.weights, image_size=args.image_size, seed=args.seed, settings=tuple(args.settings)),
-        out=args.out or RUNS / f"vtab-{Path(args.weights).stem.replace(':', '-')}",
+        base=base_run(options.weights, image_size=options.image_size, seed=options.seed, settings=options.settings),
+        out=options.out or RUNS / f"vtab-{Path(options.weights).stem.replace(':', '-')}",
         tasks=tasks,
-        root=args.root,
+        root=options.root,
         weights_hash=facts["hash"],
-        image_size=args.image_size,
-        settings=tuple(args.settings),
-        go_on=again(args),
+        image_size=options.image_size,
+        settings=options.settings,
+        go_on=again(options),
     )
     try:
-        status = started(study, facts, args)
+        status = started(study, facts, options)
         return leave(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
     except KeyboardInterrupt:
         print(f"stopped at once; go on with: {study.go_on}", file=sys.stderr, flush=True)
         os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
 
 
-def tasks_of(named: list[str]) -> tuple[str, ...]:
+def tasks_of(named: Sequence[str]) -> tuple[str, ...]:
     """Tasks by name and by group, in the paper's order."""
     wanted: set[str] = set()
     for name in named or GROUPS:
@@ -59,30 +60,29 @@ def tasks_of(named: list[str]) -> tuple[str, ...]:
     return tuple(name for name in TASKS if name in wanted)
 
 
-def again(args: argparse.Namespace) -> str:
+def again(options: VtabOptions) -> str:
     """The command that goes on."""
-    words = ["vitrail", "vtab", args.weights]
-    words += ["--tasks", *args.tasks] if args.tasks else []
-    for option in ("root", "out", "seed"):
-        value = getattr(args, option)
-        words += [] if value is None else [f"--{option}", str(value)]
-    words += ["--image-size", str(args.image_size)] if args.image_size else []
-    words += [word for text in args.settings for word in ("--set", text)]
-    words += ["--download"] if args.download else []
-    words += [] if args.device == "auto" else ["--device", args.device]
+    words = ["vitrail", "vtab", options.weights]
+    words += ["--tasks", *options.tasks] if options.tasks else []
+    for option, value in (("--root", options.root), ("--out", options.out), ("--seed", options.seed)):
+        words += [] if value is None else [option, str(value)]
+    words += ["--image-size", str(options.image_size)] if options.image_size else []
+    words += [word for text in options.settings for word in ("--set", text)]
+    words += ["--download"] if options.download else []
+    words += [] if options.device == "auto" else ["--device", options.device]
     return shlex.join(words)
 
 
-def started(study: Study, facts: dict[str, Any], args: argparse.Namespace) -> int:
-    with joined(args.device) as world:
-        if args.dry_run:
+def started(study: Study, facts: dict[str, Any], options: VtabOptions) -> int:
+    with joined(options.device) as world:
+        if options.dry_run:
             return forecast(study, world) if world.first else 0
 
         def noted(outcome: Outcome) -> None:
             result(study, outcome, facts).write(study.out / "result.json")
-            write_file(study.out / "report.html", html(study, outcome, args.weights).encode())
+            write_file(study.out / "report.html", html(study, outcome, options.weights).encode())
 
-        if args.download and world.first:
+        if options.download and world.first:
             fetch(study)
         world.barrier()
         with observer(world.rank) as watching:

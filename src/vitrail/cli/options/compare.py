@@ -5,7 +5,20 @@ that is below them. Says where two numbers of a column may not be compared: othe
 setting, or copies that were left out of one training only."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareOptions:
+    """The options of `vitrail compare`."""
+
+    results: tuple[Path, ...]
+    measures: tuple[str, ...] = ()
+    out: Path | None = None
+
+
+OPTIONS = CompareOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,13 +1,35 @@
 """Rewrite weights in another format, and print a certificate of what came out."""
 
 import argparse
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 from vitrail.cli.options.grammar import add_out
 from vitrail.cli.options.groups import add_labels
 from vitrail.cli.options.trace import image_size
-from vitrail.models.config_checks import CHOICES
+from vitrail.core.shapes import Pair
+from vitrail.models.config_checks import CHOICES, Position
 
-TYPES = ("float32", "bfloat16", "float16")
+NumberType: TypeAlias = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertOptions:
+    """The options of `vitrail convert`."""
+
+    source: str
+    target: str
+    to: str | None = None
+    type: NumberType | None = None
+    heads: int | None = None
+    position: Position | None = None
+    image_size: int | Pair | None = None
+    unofficial: bool = False
+    labels: str | None = None
+    rename: tuple[str, ...] = ()
+
+
+OPTIONS = ConvertOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="vitrail (default for .safetensors), npz, npz-linen, npz-big-vision, npz-bit, "
         "hf (default for a folder), timm, torchvision",
     )
-    parser.add_argument("--type", choices=TYPES, help="of the numbers (default: as they are)")
+    parser.add_argument("--type", choices=get_args(NumberType), help="of the numbers (default: as they are)")
     parser.add_argument(
         "--heads", type=int, help="attention heads, where a state dict of an unusual width does not say"
     )

@@ -6,9 +6,33 @@ image sizes on this device (D.5), as a table, a figure and JSON.
 """
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from vitrail.cli.options.groups import add_device
+from vitrail.evaluation.defaults import Precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostOptions:
+    """The options of `vitrail cost`."""
+
+    models: tuple[str, ...]
+    image_size: tuple[int, ...] = ()
+    classes: int | None = None
+    data: str = ""
+    images: int = 0
+    epochs: float = 0.0
+    measure: bool = False
+    batch: tuple[int, ...] = ()
+    precision: Literal["auto"] | Precision = "auto"
+    seconds: float = 0.0
+    device: str = "auto"
+    out: Path | None = None
+
+
+OPTIONS = CostOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

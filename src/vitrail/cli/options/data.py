@@ -3,6 +3,24 @@ sheet. Without SOURCE, list the sets that are known by name. `vitrail data pack`
 compares sets; a folder called pack is written ./pack. Exit status 1: --check found files that cannot be read."""
 
 import argparse
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataOptions:
+    """The options of `vitrail data`."""
+
+    source: str | None = None
+    sheet: str | None = None
+    no_sheet: bool = False
+    check: bool = False
+    strict: bool = False
+    workers: int | None = None
+    download: bool = False
+    json: bool = False
+
+
+OPTIONS = DataOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,25 @@ was compared and how (dedup.json), and a selection that leaves the copies out of
 the work is shared between the processes."""
 
 import argparse
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DedupOptions:
+    """The options of `vitrail data dedup`."""
+
+    train: str
+    against: tuple[str, ...] = ()
+    within: bool = False
+    exact: bool = False
+    embed: str | None = None
+    cosine: float = 0.95
+    out: str = "dedup"
+    workers: int | None = None
+    download: bool = False
+
+
+OPTIONS = DedupOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

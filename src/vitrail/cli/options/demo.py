@@ -4,9 +4,22 @@ The paper's way from 224 to 384 px, on data that are in the package, in about a 
 type next: to look at it, to serve it, to ask it."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.cli.options.groups import add_device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemoOptions:
+    """The options of `vitrail demo`."""
+
+    out: Path = Path("runs/demo")
+    seed: int = 0
+    device: str = "auto"
+
+
+OPTIONS = DemoOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,17 @@ Ends with one line: all is well, or what to do first. Exit status 1: something t
 report give --json; secrets and the name of your home folder are left out."""
 
 import argparse
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoctorOptions:
+    """The options of `vitrail doctor`."""
+
+    json: bool = False
+
+
+OPTIONS = DoctorOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,11 +4,29 @@ A feature is what the last layer of the network reads. The work is done in parts
 it was stopped, however it was; under torchrun the processes share the parts. The file is the same to the byte."""
 
 import argparse
+from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
 from vitrail.cli.options.grammar import add_data_word, add_out
-from vitrail.cli.options.groups import add_loading, add_precision, add_weights
-from vitrail.evaluation.defaults import Stored
+from vitrail.cli.options.groups import WeightsOptions, add_loading, add_precision, add_weights
+from vitrail.evaluation.defaults import Precision, Stored
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbedOptions(WeightsOptions):
+    """The options of `vitrail embed`."""
+
+    data: str
+    out: Path
+    image_size: int | None = None
+    split: str | None = None
+    type: Stored = "float32"
+    force: bool = False
+    precision: Precision = "float32"
+
+
+OPTIONS = EmbedOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

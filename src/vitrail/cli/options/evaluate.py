@@ -8,9 +8,11 @@ Images that the weights were trained on are left out, as far as the weights reco
 fine-tuning, the images that it held out are scored."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.cli.options.groups import (
+    WeightsOptions,
     add_data,
     add_deduplicated,
     add_include_seen,
@@ -18,6 +20,30 @@ from vitrail.cli.options.groups import (
     add_precision,
     add_weights,
 )
+from vitrail.evaluation.defaults import Precision
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateOptions(WeightsOptions):
+    """The options of `vitrail evaluate`."""
+
+    data: str
+    image_size: tuple[int, ...] | None = None
+    real: Path | None = None
+    labels: str | None = None
+    by_number: bool = False
+    threshold: float | None = None
+    precision: Precision = "float32"
+    out: Path | None = None
+    page: Path | None = None
+    answers: Path | None = None
+    seed: int = 0
+    deduplicated_by: Path | None = None
+    without: Path | None = None
+    include_seen: bool = False
+
+
+OPTIONS = EvaluateOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

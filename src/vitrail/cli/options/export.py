@@ -5,12 +5,39 @@ quarter of the size. torch-export is a graph that needs torch alone. hf, timm, n
 weights, loaded there where they are installed."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal, TypeAlias, get_args
 
 from vitrail.cli.options.grammar import add_data_word
 from vitrail.cli.options.groups import add_labels
 
-FORMS = ("onnx", "torch-export", "hf", "timm", "npz", "torchvision")
+Form: TypeAlias = Literal["onnx", "torch-export", "hf", "timm", "npz", "torchvision"]
+FORMS: Final = get_args(Form)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    """The options of `vitrail export`."""
+
+    weights: str
+    data: str | None = None
+    to: Form
+    out: Path | None = None
+    labels: str | None = None
+    rename: tuple[str, ...] = ()
+    image_size: int | None = None
+    fixed_size: bool = False
+    int8: bool = False
+    with_preprocessing: bool = False
+    opset: int = 20
+    by_number: bool = False
+    agreement: float = 0.95
+    workers: int = -1
+    download: bool = False
+
+
+OPTIONS = ExportOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

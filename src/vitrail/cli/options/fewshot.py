@@ -6,11 +6,27 @@ class, every penalty from 2^-10 to 2^19, and for each number of shots the one th
 given. Features are extracted once and kept for later, for `vitrail probe` and `vitrail knn`, too."""
 
 import argparse
+from dataclasses import dataclass
 from typing import Final
 
-from vitrail.cli.options.groups import add_frozen
+from vitrail.cli.options.groups import FrozenOptions, add_frozen
 
 ALL: Final = 1 << 53  # shots: every picture of train, without a draw
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FewshotOptions(FrozenOptions):
+    """The options of `vitrail fewshot`."""
+
+    data: tuple[str, ...]
+    test: tuple[str, ...] | None = None
+    shots: tuple[int, ...] | None = None
+    seeds: tuple[int, ...] | None = None
+    penalty: float | None = None
+    sweep: bool = False
+
+
+OPTIONS = FewshotOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

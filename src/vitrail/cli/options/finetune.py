@@ -5,10 +5,22 @@ start. For comparison, a linear classifier on the frozen features is scored firs
 """
 
 import argparse
+from dataclasses import dataclass
 
 from vitrail.cli.options.grammar import Word, add_data_word
-from vitrail.cli.options.groups import SOURCE, add_training
+from vitrail.cli.options.groups import SOURCE, TrainingOptions, add_training
 from vitrail.recipes.defaults import BATCH, EPOCHS, LEAST_STEPS, RATE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinetuneOptions(TrainingOptions):
+    """The options of `vitrail finetune`."""
+
+    weights: str | None = None
+    start: str = ""
+
+
+OPTIONS = FinetuneOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,13 +6,33 @@ its last layer. The file is a network like any other, for predict, serve, evalua
 are kept, so that another --l2 or --shots takes a moment."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.cli.options.grammar import add_data_word
-from vitrail.cli.options.groups import SOURCE, add_labels, add_loading, add_weights
+from vitrail.cli.options.groups import SOURCE, WeightsOptions, add_labels, add_loading, add_weights
 from vitrail.evaluation.defaults import SHARE
 
 SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FitOptions(WeightsOptions):
+    """The options of `vitrail fit`."""
+
+    data: str
+    out: Path
+    image_size: int | None = None
+    test: str | None = None
+    l2: float | None = None
+    dev: float = SHARE
+    shots: int | None = None
+    labels: str | None = None
+    rename: tuple[str, ...] = ()
+    no_cache: bool = False
+
+
+OPTIONS = FitOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,6 +11,62 @@ from vitrail.data.class_names import BUNDLED
 from vitrail.evaluation.defaults import Precision
 
 SOURCE = "a folder with one subfolder per class, a list, shards, or a data set by name"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadingOptions:
+    """How images are loaded; it does not change the results."""
+
+    batch: int = 0  # by the device
+    workers: int = -1  # by the cores
+    download: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightsOptions(LoadingOptions):
+    """Weights that are applied to a collection of images."""
+
+    weights: str
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenOptions(WeightsOptions):
+    """What `fewshot`, `probe` and `knn` have in common, apart from their data."""
+
+    image_size: int | None = None
+    held_out: float | None = None
+    reference: bool = False
+    precision: Precision = "float32"
+    no_cache: bool = False
+    out: Path | None = None
+    deduplicated_by: Path | None = None
+    include_seen: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingOptions:
+    """What `pretrain` and `finetune` have in common."""
+
+    recipe: str = ""
+    data: str | None = None
+    epochs: float | None = None
+    steps: int | None = None
+    batch: int | None = None
+    lr: float | None = None
+    image_size: int = 0
+    settings: tuple[str, ...] = ()
+    labels: str | None = None
+    rename: tuple[str, ...] = ()
+    minutes: float | None = None
+    seed: int | None = None
+    out: Path | None = None
+    resume: str | None = None  # empty: the run of --out
+    force: bool = False
+    dry_run: bool = False
+    sweep: tuple[str, ...] | None = None  # empty: the recipe's own grid
+    download: bool = False
+    device: str = "auto"
 
 
 def add_weights(parser: argparse.ArgumentParser, *, sizes: bool = False, optional: bool = False) -> None:

@@ -4,9 +4,32 @@ Writes a page that needs nothing else (report.html, with an explorer to click th
 figure as PNG and SVG. A run's folder stands for its best weights so far, also while it trains."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.cli.options.groups import add_labels, add_loading, add_weights
+from vitrail.checkpoint.shipped import DEFAULT
+from vitrail.cli.options.groups import WeightsOptions, add_labels, add_loading, add_weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InspectOptions(WeightsOptions):
+    """The options of `vitrail inspect`."""
+
+    weights: str = DEFAULT
+    image_size: int | None = None
+    words: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    data: str | None = None
+    count: int = 128
+    out: Path = Path("inspection")
+    only: str | None = None
+    layers: tuple[int, ...] = ()
+    asked: str | None = None
+    patch: str | None = None
+    labels: str | None = None
+
+
+OPTIONS = InspectOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,9 +5,23 @@ both are shown. Every pair is compared. Features are extracted once and kept for
 `vitrail probe`, too."""
 
 import argparse
+from dataclasses import dataclass
 
-from vitrail.cli.options.groups import add_frozen
+from vitrail.cli.options.groups import FrozenOptions, add_frozen
 from vitrail.evaluation.defaults import TEMPERATURE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnnOptions(FrozenOptions):
+    """The options of `vitrail knn`."""
+
+    data: str
+    test: str | None = None
+    neighbours: tuple[int, ...] | None = None
+    temperature: float = TEMPERATURE
+
+
+OPTIONS = KnnOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,21 @@
 """List the networks by name: parameters, sequence length and multiply-accumulates at two image sizes."""
 
 import argparse
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelsOptions:
+    """The options of `vitrail models`."""
+
+    pattern: str = "*"
+    classes: int = 1000
+    json: bool = False
+    pin: tuple[str, ...] = ()
+    verify: bool = False
+
+
+OPTIONS = ModelsOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

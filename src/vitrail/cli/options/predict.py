@@ -6,9 +6,34 @@ order of names; - reads names from stdin, one a line. A picture that cannot be r
 and the exit status is then 1."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from vitrail.cli.options.groups import add_device, add_labels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictOptions:
+    """The options of `vitrail predict`."""
+
+    words: tuple[str, ...]
+    weights: str | None = None
+    topk: int = 5
+    threshold: float | None = None
+    json: bool = False
+    csv: bool = False
+    attention: Path | None = None
+    labels: str | None = None
+    rename: tuple[str, ...] = ()
+    image_size: int | None = None
+    device: str = "auto"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    batch: int | None = None
+    workers: int = -1
+
+
+OPTIONS = PredictOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

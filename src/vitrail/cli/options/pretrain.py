@@ -1,9 +1,18 @@
 """Train a network from scratch after a recipe. The same command again with --out resumes where it stopped."""
 
 import argparse
+from dataclasses import dataclass
 
 from vitrail.cli.options.grammar import add_data_word
-from vitrail.cli.options.groups import SOURCE, add_training
+from vitrail.cli.options.groups import SOURCE, TrainingOptions, add_training
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainOptions(TrainingOptions):
+    """The options of `vitrail pretrain`."""
+
+
+OPTIONS = PretrainOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,9 +4,23 @@ The penalty is chosen on a tenth of train, held out of every class alike, and th
 it is given. Features are extracted once and kept for later, for `vitrail fewshot` and `vitrail knn`, too."""
 
 import argparse
+from dataclasses import dataclass
 
-from vitrail.cli.options.groups import add_frozen
+from vitrail.cli.options.groups import FrozenOptions, add_frozen
 from vitrail.evaluation.defaults import ITERATIONS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeOptions(FrozenOptions):
+    """The options of `vitrail probe`."""
+
+    data: str
+    test: str | None = None
+    penalty: float | None = None
+    iterations: int = ITERATIONS
+
+
+OPTIONS = ProbeOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

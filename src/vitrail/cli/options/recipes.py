@@ -1,6 +1,19 @@
 """List the recipes, or show one: what it is for, what the paper reached with it, and every setting it resolves to."""
 
 import argparse
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecipesOptions:
+    """The options of `vitrail recipes`."""
+
+    name: str | None = None
+    set: tuple[str, ...] = ()
+    json: bool = False
+
+
+OPTIONS = RecipesOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

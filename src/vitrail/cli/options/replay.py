@@ -4,9 +4,22 @@ A run that stopped because its loss was not finite names the step; this shows th
 """
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.cli.options.groups import add_device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayOptions:
+    """The options of `vitrail replay`."""
+
+    run: Path
+    step: int
+    device: str = "auto"
+
+
+OPTIONS = ReplayOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

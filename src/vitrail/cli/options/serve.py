@@ -4,10 +4,38 @@ Without WEIGHTS it is the small network that comes with vitrail. SIGTERM or Ctrl
 a second one stops at once."""
 
 import argparse
+from dataclasses import dataclass
 
 from vitrail.cli.options.groups import add_device, add_labels
 
 TOKEN = "VITRAIL_TOKEN"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeOptions:
+    """The options of `vitrail serve`."""
+
+    weights: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    origin: tuple[str, ...] = ()
+    queue: int = 256
+    batch: int | None = None
+    wait_ms: float = 2.0
+    timeout: float = 30.0
+    read_timeout: float = 20.0
+    max_bytes: int = 20 * 2**20
+    max_pixels: int = 40_000_000
+    labels: str | None = None
+    rename: tuple[str, ...] = ()
+    image_size: int | None = None
+    device: str = "auto"
+    threads: int | None = None
+    access_log: bool = False
+
+
+OPTIONS = ServeOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

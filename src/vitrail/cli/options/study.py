@@ -9,12 +9,33 @@ paper is the paper's own grid with its recipes, for those who have its pictures 
 """
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal, TypeAlias, get_args
 
 from vitrail.cli.options.grammar import add_data_word
 from vitrail.cli.options.groups import add_device
 
-SCALES = ("tiny", "small", "paper")
+Scale: TypeAlias = Literal["tiny", "small", "paper"]
+SCALES: Final = get_args(Scale)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyOptions:
+    """The options of `vitrail study`."""
+
+    name: str = ""
+    data: str | None = None
+    scale: Scale = "tiny"
+    out: Path | None = None
+    list: bool = False
+    jobs: int = 0
+    seeds: int = 0
+    force: bool = False
+    device: str = "auto"
+
+
+OPTIONS = StudyOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,22 @@
 """Follow one image through a network: every step with the shape that comes out, its parameters and its MACs."""
 
 import argparse
+from dataclasses import dataclass
 
 from vitrail.core.shapes import Pair
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TraceOptions:
+    """The options of `vitrail trace`."""
+
+    model: str
+    image_size: int | Pair | None = None
+    classes: int | None = None
+    all: bool = False
+
+
+OPTIONS = TraceOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

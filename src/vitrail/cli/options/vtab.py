@@ -5,9 +5,29 @@ again goes on where it stopped, task by task; data sets that are not there are p
 """
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.cli.options.groups import add_device, add_settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VtabOptions:
+    """The options of `vitrail vtab`."""
+
+    weights: str
+    tasks: tuple[str, ...] = ()
+    root: Path | None = None
+    out: Path | None = None
+    image_size: int = 0
+    settings: tuple[str, ...] = ()
+    seed: int | None = None
+    download: bool = False
+    dry_run: bool = False
+    device: str = "auto"
+
+
+OPTIONS = VtabOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
