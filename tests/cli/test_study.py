@@ -14,7 +14,8 @@ import vitrail
 from tests.studies.tiny_study import TINY, cells, quick
 from vitrail.cli import study as command
 from vitrail.cli.app import main
-from vitrail.studies.cell import Cell, Outcome, Scale
+from vitrail.studies.study import Scale
+from vitrail.train.grid.cell import Cell, Outcome
 
 QUICK = ["--device", "cpu", "--jobs", "1"]
 

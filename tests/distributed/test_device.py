@@ -7,8 +7,8 @@ from torch import nn
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.device import find_device, name_device, synchronise, widest_float
 from vitrail.distributed.materialise import give_storage
-from vitrail.studies.engine import places_for
 from vitrail.train import step
+from vitrail.train.grid.engine import places_for
 from vitrail.train.meter import Meter
 
 MPS = torch.device("mps")

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from vitrail.studies.cell import Cell, Outcome, Place, Scale
-from vitrail.studies.study import Findings, Study, grid
+from vitrail.studies.study import Findings, Scale, Study, grid
+from vitrail.train.grid.cell import Cell, Outcome, Place
 
 Values = Callable[[Mapping[str, Place]], Mapping[str, float]]
 NOISE = (-0.002, 0.001, 0.001)  # by seed

@@ -7,8 +7,8 @@ import pytest
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
 from vitrail.models.walk import macs
 from vitrail.studies.axial import READINGS, STUDY
-from vitrail.studies.cell import Place
 from vitrail.studies.study import grid
+from vitrail.train.grid.cell import Place
 
 
 def values(at: Mapping[str, Place], gain: float = 0.02) -> dict[str, float]:

@@ -5,20 +5,22 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.studies.tiny_study import STEPS, TINY, Recorder, cells, plan_of, play, quick
+from tests.studies.tiny_study import STEPS, TINY, board_of, cells, plan_of, play, quick
 from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.core.errors import ConfigError
 from vitrail.studies import outcomes as kept
-from vitrail.studies.cell import Cell
-from vitrail.studies.engine import Board, places_for
 from vitrail.studies.study import grid
 from vitrail.train.folder.layout import read_json
+from vitrail.train.grid import results
+from vitrail.train.grid.cell import Cell, Job
+from vitrail.train.grid.engine import places_for
 
 
 def trained(out: Path, name: str) -> int:
@@ -136,14 +138,14 @@ def test_an_explosion_and_an_unknown_error_are_told_in_words(tmp_path: Path, mon
     out = tmp_path / "study"
     wild = Cell(name="wild", at={}, run=replace(quick(lr=1e30), bad_steps=1))
     odd = Cell(name="odd", at={}, run=quick(seed=5))
-    real = kept.keep
+    real = results.keep
 
-    def keep(cell: Cell, folder: Path) -> None:
+    def keep(cell: Cell, folder: Path, job: Job, *, checkpoints: bool) -> Mapping[str, float]:
         if cell.name == "odd":
             raise RuntimeError("a thing nobody\nthought of")
-        real(cell, folder)
+        return real(cell, folder, job, checkpoints=checkpoints)
 
-    monkeypatch.setattr("vitrail.studies.worker.keep", keep)
+    monkeypatch.setattr("vitrail.train.grid.worker.keep", keep)
     report, _ = play(replace(plan_of(out), cells=(wild, odd)))
     faults = {outcome.cell: outcome.fault for outcome in report.outcomes}
     assert set(report.states.values()) == {"failed"}
@@ -154,7 +156,7 @@ def test_an_explosion_and_an_unknown_error_are_told_in_words(tmp_path: Path, mon
 
 def test_long_cells_come_first_and_none_before_what_it_starts_from(tmp_path: Path) -> None:
     plan = replace(plan_of(tmp_path), work={"first-0": 1.0, "second-0": 2.0, "third-0": 9.0})
-    board, order = Board(plan, Recorder(), lambda outcomes: None), list[str]()
+    board, order = board_of(plan), list[str]()
     while (cell := board.next()) is not None:
         order.append(cell.name)
         board.begun(cell)
@@ -171,7 +173,7 @@ def test_a_seed_of_the_whole_grid_comes_before_the_next_seed(tmp_path: Path) -> 
     )
     work = {cell.name: float(len(made) - at) for at, cell in enumerate(made)}
     plan = replace(plan_of(tmp_path), cells=made, work=work)
-    board, order = Board(plan, Recorder(), lambda outcomes: None), list[str]()
+    board, order = board_of(plan), list[str]()
     while (cell := board.next()) is not None:
         order.append(cell.name)
         board.begun(cell)
@@ -220,7 +222,7 @@ def test_a_study_that_is_killed_repeats_no_finished_cell(tmp_path: Path) -> None
     wait_for_checkpoint(kept.folder_of(out, "second-0"))
     os.killpg(child, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    outcomes = {name: kept.folder_of(out, name) / kept.OUTCOME for name in ("first-0", "second-0", "third-0")}
+    outcomes = {name: kept.folder_of(out, name) / results.OUTCOME for name in ("first-0", "second-0", "third-0")}
     assert [path.exists() for path in outcomes.values()] == [True, False, False]
     assert read_json(out / "study.json")["state"] == "running"
     written = outcomes["first-0"].stat().st_mtime_ns
@@ -233,9 +235,9 @@ def test_a_study_that_is_killed_repeats_no_finished_cell(tmp_path: Path) -> None
 
 
 def test_where_the_processes_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.studies.engine.cores", lambda: 2)
+    monkeypatch.setattr("vitrail.train.grid.engine.cores", lambda: 2)
     assert [place.on_machine for place in places_for("cpu")] == [1]
-    monkeypatch.setattr("vitrail.studies.engine.cores", lambda: 8)
+    monkeypatch.setattr("vitrail.train.grid.engine.cores", lambda: 8)
     assert [place.on_machine for place in places_for("cpu")] == [4, 4, 4, 4]
     assert len(places_for("cpu", 3)) == 3
     with pytest.raises(ConfigError, match="--jobs -1"):

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.studies.tiny_study import Recorder, cells, plan_of, quick
+from tests.studies.tiny_study import Recorder, board_of, cells, plan_of, quick
 from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.studies import outcomes as kept
-from vitrail.studies.cell import Cell
-from vitrail.studies.engine import Board, Plan, go, spread
-from vitrail.studies.worker import Place
+from vitrail.studies.engine import Plan, go
 from vitrail.train.folder.lock import holder, is_held
+from vitrail.train.grid.cell import Cell
+from vitrail.train.grid.engine import spread
+from vitrail.train.grid.worker import Place
 from vitrail.train.signals import Stop, heard
 
 LONG = 100_000  # steps: an hour
@@ -45,7 +46,7 @@ def then(folder: Path, act: Callable[[int], None]) -> threading.Thread:
 
 def test_a_process_that_is_killed_fails_its_cell_and_another_takes_its_place(tmp_path: Path) -> None:
     plan = replace(plan_of(tmp_path), cells=(long_one(), cells("tiny", "")[0]), work={"long": 2.0})
-    board = Board(plan, recorder := Recorder(), lambda outcomes: None)
+    board = board_of(plan, recorder := Recorder())
     killed: list[int] = []
 
     def kill(process: int) -> None:
@@ -87,7 +88,7 @@ def test_processes_whose_study_was_killed_save_and_end(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
         with heard() as stop:
-            spread(Board(plan, Recorder(), lambda outcomes: None), [ONE], stop)
+            spread(board_of(plan), [ONE], stop)
         os._exit(0)
     then(folder, lambda process: os.kill(child, signal.SIGKILL)).join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

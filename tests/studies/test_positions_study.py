@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
 from vitrail.core.paper import TABLE_8
 from vitrail.models.config import ViTConfig
-from vitrail.studies.cell import Place
 from vitrail.studies.positions import STUDY
 from vitrail.studies.study import grid
+from vitrail.train.grid.cell import Place
 
 # Seeds scatter by 0.2 points; ways differ by less than that.
 SHIFT = {way: 0.0005 * (at % 3) for at, way in enumerate(TABLE_8)}

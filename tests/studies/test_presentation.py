@@ -15,10 +15,10 @@ from tests.studies.made import noisy, outcomes
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.style import DARK, LIGHT
 from vitrail.studies import presentation
-from vitrail.studies.cell import Outcome, Place
 from vitrail.studies.positions import STUDY
 from vitrail.studies.presentation import darkened, found, markdown, write
 from vitrail.studies.study import Findings, Table
+from vitrail.train.grid.cell import Outcome, Place
 
 FILES = ["figure.png", "figure.svg", "report.html", "table.csv", "table.md"]
 

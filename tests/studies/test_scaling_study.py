@@ -8,10 +8,10 @@ from tests.studies.made import check_findings, noisy, outcomes
 from vitrail.core.paper import AVERAGE_5, TABLE_6
 from vitrail.models.walk import macs
 from vitrail.models.zoo import model_config
-from vitrail.studies.cell import Outcome, Place
 from vitrail.studies.scaling import SMALL, SMALL_LENGTHS, STUDY, TINY, TINY_LENGTHS
 from vitrail.studies.scaling_findings import lines_of, networks_of
 from vitrail.studies.study import grid
+from vitrail.train.grid.cell import Outcome, Place
 
 TRAININGS = len(SMALL["ViT"]) * len(SMALL_LENGTHS)
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import pytest
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
-from vitrail.studies.cell import Place
 from vitrail.studies.selfsup import (
     AFTER,
     BEFORE,
@@ -20,6 +19,7 @@ from vitrail.studies.selfsup import (
     plan,
 )
 from vitrail.studies.study import grid
+from vitrail.train.grid.cell import Place
 
 OVER = {SCRATCH: 0.0, LONGER: 0.042, "masked-pixels": 0.04, SUPERVISED: 0.1}  # over scratch; 5 points for all others
 

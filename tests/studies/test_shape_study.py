@@ -7,10 +7,10 @@ import pytest
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
 from vitrail.models.walk import macs
-from vitrail.studies.cell import Place
 from vitrail.studies.shape import BASE, LINES, STUDY, gains
 from vitrail.studies.statistics import groups
 from vitrail.studies.study import grid
+from vitrail.train.grid.cell import Place
 
 GAIN = {"All": 0.03, "Depth": 0.04, "Patch size": 0.03, "Width MLP": 0.02, "Width": 0.01}  # for a doubling
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitrail.studies.cell import Outcome
 from vitrail.studies.statistics import (
     Spread,
     by_chance,
@@ -20,6 +19,7 @@ from vitrail.studies.statistics import (
     seeds,
     student,
 )
+from vitrail.train.grid.cell import Outcome
 
 
 def outcome(kind: str, seed: int, accuracy: float | None, fault: str = "") -> Outcome:

@@ -12,9 +12,9 @@ from vitrail.models.zoo import model_config
 from vitrail.recipes.change import resized
 from vitrail.recipes.registry import recipe
 from vitrail.studies import costs, registry
-from vitrail.studies.cell import Cell
 from vitrail.studies.study import check, grid, repeated
 from vitrail.train.config import Data
+from vitrail.train.grid.cell import Cell
 
 PACE = costs.Pace(device="a card", peak=1e15, step_s=0.0, start_s=0.0)
 

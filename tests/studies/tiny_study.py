@@ -4,11 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+
 from tests.train.tiny import tiny_run
-from vitrail.studies.cell import Cell, Outcome, Scale
-from vitrail.studies.engine import Plan, Report, go, places_for
-from vitrail.studies.study import Findings, Study, Table, grid
+from vitrail.distributed.world import World
+from vitrail.studies.engine import Plan, go
+from vitrail.studies.study import Findings, Scale, Study, Table, grid
 from vitrail.train.config import Data, Keep, Run
+from vitrail.train.grid.board import Board
+from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.train.grid.engine import places_for
+from vitrail.train.grid.plan import Report, present_nothing
+from vitrail.train.observer import Observer, Silent
 
 STEPS = 8
 DIGITS = Data(source="digits", dev=0.02, watch="dev", test="test", workers=0)
@@ -60,10 +67,17 @@ class Recorder:
     def progress(self, share: float, left_s: float) -> None:
         assert 0 <= share <= 1 + 1e-9
 
+    def listen(self, cell: Cell) -> Observer:
+        return Silent()
+
 
 def plan_of(out: Path, changed: Sequence[Cell] = (), *, force: bool = False) -> Plan:
     known = {cell.name: cell for cell in (*grid(TINY, "tiny"), *changed)}
     return Plan(study=TINY, scale="tiny", cells=tuple(known.values()), out=out, go_on="again", force=force)
+
+
+def board_of(plan: Plan, recorder: Recorder | None = None) -> Board:
+    return Board(plan.as_grid(), World(device=torch.device("cpu")), recorder or Recorder(), present_nothing)
 
 
 def play(plan: Plan, jobs: int = 1, recorder: Recorder | None = None) -> tuple[Report, Recorder]:

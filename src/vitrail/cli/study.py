@@ -12,9 +12,10 @@ from vitrail.core.errors import ConfigError
 from vitrail.studies.registry import entries, study
 
 if TYPE_CHECKING:
-    from vitrail.studies.cell import Outcome
     from vitrail.studies.costs import Pace, Price
-    from vitrail.studies.engine import Plan, Report
+    from vitrail.studies.engine import Plan
+    from vitrail.train.grid.cell import Outcome
+    from vitrail.train.grid.plan import Report
 
 RUNS = Path("runs")
 
@@ -27,8 +28,9 @@ def run(options: StudyOptions) -> int:
     if options.seeds < 0:
         raise ConfigError(f"--seeds {options.seeds} must be at least 1")
     from vitrail.studies.costs import pace_of, prices
-    from vitrail.studies.engine import Plan, places_for
+    from vitrail.studies.engine import Plan
     from vitrail.studies.study import grid
+    from vitrail.train.grid.engine import places_for
 
     chosen = study(options.name)
     data = options.data or ""
@@ -107,8 +109,9 @@ def amount(value: float | None) -> str:
 def started(plan: "Plan", options: StudyOptions) -> int:
     from vitrail.cli.study_live import watcher
     from vitrail.data.collection import open_collection
-    from vitrail.studies.engine import go, places_for
+    from vitrail.studies.engine import go
     from vitrail.studies.presentation import write
+    from vitrail.train.grid.engine import places_for
 
     def present(outcomes: "Sequence[Outcome]") -> None:
         write(plan.study, outcomes, plan.out, scale=plan.scale, data=plan.data)

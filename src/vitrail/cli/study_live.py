@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from vitrail.cli.live import Plain, duration
 from vitrail.core.terminal import make_console
-from vitrail.studies.cell import Cell, Outcome
+from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.train.observer import Observer, Silent
 
 
 def scored(outcome: Outcome) -> str:
@@ -39,6 +40,9 @@ class Lines:
 
     def progress(self, share: float, left_s: float) -> None:
         self.left_s = left_s
+
+    def listen(self, cell: Cell) -> Observer:
+        return Silent()
 
 
 class Bar(Lines):

@@ -236,6 +236,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") 
     return lines
 
 
+def without_fields(lines: Iterable[str], fields: Iterable[str]) -> list[str]:
+    """Lines of `differences` but for those of certain fields: "optim.lr" is one, "optim" are all that it has."""
+    names = tuple(fields)
+    kept = ((line, line.partition(":")[0]) for line in lines)
+    return [line for line, field in kept if not any(field == name or field.startswith(f"{name}.") for name in names)]
+
+
 def brief(value: Any) -> str:
     """A plain value in a line of text; of nested data the class, where it is told."""
     if value is MISSING or value is None:

@@ -19,9 +19,9 @@ from vitrail.data.readers.named.catalogue import SETS
 from vitrail.evaluation.compute import training_flops
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted, network_name
-from vitrail.studies.cell import Cell
 from vitrail.train.config import Data
 from vitrail.train.cost import PEAKS, measured_flops, peak_flops
+from vitrail.train.grid.cell import Cell
 from vitrail.train.pictures import only_or
 
 USED: Final = 0.4  # of a device's peak, by a large network

@@ -19,12 +19,12 @@ from vitrail.models.zoo import model_config, slug, with_known_fields
 from vitrail.objectives.classification import Classification
 from vitrail.recipes import table3
 from vitrail.studies.bases import for_card, for_cores, given, with_dev
-from vitrail.studies.cell import Cell, Scale
 from vitrail.studies.data_size_findings import PLAIN, SEARCHED, TUNED, conclude
 from vitrail.studies.families import at_8_px, hybrid_of, resnet_of, vit_of
 from vitrail.studies.scaling import finetuning, with_network
-from vitrail.studies.study import Study
+from vitrail.studies.study import Scale, Study
 from vitrail.train.config import Evaluation, Run
+from vitrail.train.grid.cell import Cell
 
 Network = Callable[[ViTConfig], ModelConfig]
 

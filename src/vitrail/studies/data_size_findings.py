@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from vitrail.core.paper import JFT_IMAGES, TABLE_5
-from vitrail.studies.cell import Outcome, Place
 from vitrail.studies.plots import Line, Panel, Point, Stroke, plot
 from vitrail.studies.selection import FEWSHOT, WATCHED, WORDS, listed, missing
 from vitrail.studies.statistics import NOTHING, Gap, Group, Spread, gap, group_at, groups, percent, pooled, student
 from vitrail.studies.study import Findings, Table
+from vitrail.train.grid.cell import Outcome, Place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final
 from vitrail.models.config import ViTConfig, vit_config
 from vitrail.recipes.table3 import vit_b16_jft
 from vitrail.studies.bases import for_card, for_cores, given, with_dev
-from vitrail.studies.cell import Cell, Outcome, Scale
 from vitrail.studies.plots import Line, Panel, Point, plot
 from vitrail.studies.selection import EXTENT, WATCHED, WORDS, apart, in_words, measure, missing, selected
 from vitrail.studies.statistics import NOTHING, Group, group_at, groups, percent
-from vitrail.studies.study import Findings, Study, Table
+from vitrail.studies.study import Findings, Scale, Study, Table
 from vitrail.train.config import Evaluation, Run
+from vitrail.train.grid.cell import Cell, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,12 +17,12 @@ from vitrail.recipes.change import resized
 from vitrail.recipes.grids import grid
 from vitrail.recipes.table3 import bit_r50x1_jft, bit_r152x2_jft
 from vitrail.studies.bases import for_card, for_cores, given, with_dev
-from vitrail.studies.cell import Cell, Outcome, Scale
 from vitrail.studies.plots import Dot, Dots, dotted
 from vitrail.studies.selection import apart, in_words, known, missing, selected
 from vitrail.studies.statistics import NOTHING, Gap, Group, Spread, groups, percent
-from vitrail.studies.study import Findings, Study, Table
+from vitrail.studies.study import Findings, Scale, Study, Table
 from vitrail.train.config import Run
+from vitrail.train.grid.cell import Cell, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,23 +11,21 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
 from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
 from vitrail.checkpoint.store.layout import places
 from vitrail.core.errors import ConfigError
-from vitrail.core.settings import differences, plain, restored
-from vitrail.core.storage import write_file
-from vitrail.studies.cell import Cell, Outcome
+from vitrail.core.settings import differences, plain, restored, without_fields
 from vitrail.train.config import Run
-from vitrail.train.folder.layout import BEST, COMMAND, CONFIG, METRICS, read_json
+from vitrail.train.folder.layout import BEST, COMMAND, CONFIG, METRICS, is_done, read_json
+from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.train.grid.results import OUTCOME, read_outcome
 from vitrail.train.report import read_metrics
 
 STUDY: Final = "study.json"
 CELLS: Final = "cells"
-OUTCOME: Final = "outcome.json"
 ASKED: Final = "run"  # in a cell's command.json: its run as the grid has it
 COSTS: Final = ("exaflops", "device_hours", "images")
 NAMED: Final = 12  # differing fields that a refusal lists
@@ -44,8 +42,9 @@ def folder_of(out: Path, cell: str) -> Path:
 
 
 def values_in(folder: Path) -> dict[str, float]:
-    """What a finished run recorded of the values of `Outcome`. Where the run chose weights by its watched split, their
-    watched score counts, and their few-shot accuracy."""
+    """What a finished run recorded of "accuracy" (of the split for the end, or else of the watched one, a share),
+    "watch" (of the watched split, to choose by), "fewshot-5" (a share), "exaflops", "device_hours" and "images". Where
+    the run chose weights by its watched split, their watched score counts, and their few-shot accuracy."""
     rows = read_metrics(folder / METRICS)[0]
     found: dict[str, float] = {}
     looks = [row for row in rows if row["kind"] == "watch" and row.get("accuracy") is not None]
@@ -66,35 +65,17 @@ def values_in(folder: Path) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 
-def keep(cell: Cell, folder: Path) -> None:
-    """Writes what came of a cell whose run is done. Checkpoints are of no more use then: a grid of them would fill a
-    disk."""
-    content = {"cell": cell.name, "at": dict(cell.at), "values": values_in(folder)}
-    write_file(folder / OUTCOME, json.dumps(content, indent=1).encode() + b"\n")
-    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-
-
-def outcome_in(out: Path, cell: Cell) -> Outcome | None:
-    """What came of a cell; none where it is not finished."""
-    path = folder_of(out, cell.name) / OUTCOME
-    if not path.exists():
-        return None
-    values = read_json(path).get("values")
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{path} is damaged (no values); remove it, and the cell is finished again")
-    return Outcome(cell=cell.name, at=cell.at, values={str(name): float(value) for name, value in values.items()})
-
-
 def finished(out: Path, cells: Sequence[Cell]) -> dict[str, Outcome]:
     """The cells that need no more work, with what came of them."""
-    found = {cell.name: outcome_in(out, cell) for cell in cells}
+    found = {cell.name: read_outcome(cell, folder_of(out, cell.name)) for cell in cells}
     return {name: outcome for name, outcome in found.items() if outcome is not None}
 
 
 def changed(out: Path, cell: Cell) -> list[str]:
     """Where the run of a cell is another than the one that was trained in its folder: "optim.lr: 0.001 -> 0.003"."""
     folder = folder_of(out, cell.name)
-    if not (folder / COMMAND).exists() or not ((folder / OUTCOME).exists() or places(folder / CHECKPOINTS)):
+    trained = (folder / OUTCOME).exists() or is_done(folder) or places(folder / CHECKPOINTS)
+    if not trained or not (folder / COMMAND).exists():
         return []
     command = read_json(folder / COMMAND)
     before, now = command.get(ASKED), as_read(plain(cell.run))
@@ -103,7 +84,7 @@ def changed(out: Path, cell: Cell) -> list[str]:
     lines = differences(with_defaults(before), now)
     if command.get("after", "") != cell.after:
         lines.append(f"after: {command.get('after') or 'nothing'} -> {cell.after or 'nothing'}")
-    return [line for line in lines if not is_free(line.partition(":")[0])]
+    return without_fields(lines, FREE)
 
 
 def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,10 +98,6 @@ def with_defaults(before: Mapping[str, Any]) -> Mapping[str, Any]:
         return as_read(plain(restored(Run, before)))
     except ConfigError:
         return before
-
-
-def is_free(field: str) -> bool:
-    return any(field == other or field.startswith(f"{other}.") for other in FREE)
 
 
 def take_up(out: Path, study: str, scale: str, cells: Sequence[Cell], *, force: bool) -> list[str]:
@@ -149,17 +126,3 @@ def take_up(out: Path, study: str, scale: str, cells: Sequence[Cell], *, force: 
     for name in there:
         shutil.rmtree(folder_of(out, name))
     return there
-
-
-def seconds_in(out: Path) -> dict[str, float]:
-    """How long cells took, of those that OUT/study.json knows it of."""
-    cells = read_json(out / STUDY).get("cells") if (out / STUDY).exists() else None
-    told = {str(name): cell for name, cell in cells.items()} if isinstance(cells, Mapping) else {}
-    known = {name: cell.get("seconds") for name, cell in told.items() if isinstance(cell, Mapping)}
-    return {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
-
-
-def note(out: Path, content: Mapping[str, Any]) -> None:
-    """OUT/study.json: which study it is, and how it stands."""
-    told = {**content, "updated": datetime.now().astimezone().isoformat(timespec="seconds")}
-    write_file(out / STUDY, json.dumps(told, indent=1).encode() + b"\n")

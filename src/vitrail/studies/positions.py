@@ -8,12 +8,12 @@ from vitrail.core.paper import TABLE_8
 from vitrail.models.config import ViTConfig, vit_config
 from vitrail.recipes.table3 import vit_b16_jft
 from vitrail.studies.bases import for_card, for_cores, given
-from vitrail.studies.cell import Cell, Outcome, Scale
 from vitrail.studies.plots import Dot, Dots, dotted
 from vitrail.studies.selection import EXTENT, FEWSHOT, WORDS, listed, missing
 from vitrail.studies.statistics import NOTHING, Group, Spread, by_chance, gap, group_at, groups, percent
-from vitrail.studies.study import Findings, Study, Table
+from vitrail.studies.study import Findings, Scale, Study, Table
 from vitrail.train.config import Evaluation, Run
+from vitrail.train.grid.cell import Cell, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -24,11 +24,11 @@ from vitrail.report.axis import short
 from vitrail.report.page import Notes, Section, page
 from vitrail.report.page import Table as Rows
 from vitrail.report.panels import State, Status, Tile, Tiles
-from vitrail.studies.cell import Outcome, Scale
 from vitrail.studies.outcomes import STUDY, folder_of
 from vitrail.studies.statistics import NOTHING, seeds
-from vitrail.studies.study import Findings, Study, Table
+from vitrail.studies.study import Findings, Scale, Study, Table
 from vitrail.train.folder.layout import read_json
+from vitrail.train.grid.cell import Outcome
 from vitrail.train.report import REPORT
 
 if TYPE_CHECKING:

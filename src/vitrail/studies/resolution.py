@@ -18,12 +18,12 @@ from vitrail.recipes.digits import finetune_digits
 from vitrail.recipes.table3 import vit_b16_imagenet21k
 from vitrail.recipes.table4 import finetune_imagenet
 from vitrail.studies.bases import for_card, for_cores, given, shortened
-from vitrail.studies.cell import Cell, Outcome, Scale
 from vitrail.studies.plots import Line, Panel, Point, plot
 from vitrail.studies.selection import in_words, listed, missing
 from vitrail.studies.statistics import NOTHING, Gap, Group, Spread, group_at, groups, paired, paired_gap, percent
-from vitrail.studies.study import Findings, Study, Table
+from vitrail.studies.study import Findings, Scale, Study, Table
 from vitrail.train.config import Positions, Run
+from vitrail.train.grid.cell import Cell, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

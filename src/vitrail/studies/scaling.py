@@ -11,11 +11,11 @@ from vitrail.models.zoo import model_config, slug
 from vitrail.recipes import table3, table4
 from vitrail.recipes.change import resized
 from vitrail.studies.bases import for_card, for_cores, given
-from vitrail.studies.cell import Cell, Scale
 from vitrail.studies.families import at_8_px, hybrid_of, resnet_of, vit_of
 from vitrail.studies.scaling_findings import BEFORE, ITSELF, conclude
-from vitrail.studies.study import Study
+from vitrail.studies.study import Scale, Study
 from vitrail.train.config import Run
+from vitrail.train.grid.cell import Cell
 from vitrail.train.pictures import on_all
 
 Network = Callable[[ViTConfig], ModelConfig]

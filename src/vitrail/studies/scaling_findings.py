@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from vitrail.core.paper import AVERAGE_5, TABLE_6
-from vitrail.studies.cell import Outcome, Place
 from vitrail.studies.frontier import Cost, Law, accuracy_for, cheaper, fitted, frontier
 from vitrail.studies.plots import Line, Panel, Point, Stroke, plot
 from vitrail.studies.selection import listed, missing
 from vitrail.studies.statistics import NOTHING, Spread, percent, student
 from vitrail.studies.study import Findings, Table
+from vitrail.train.grid.cell import Outcome, Place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

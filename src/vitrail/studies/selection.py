@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from vitrail.studies.cell import Outcome, Place
 from vitrail.studies.statistics import Gap, Group, Spread, gap
+from vitrail.train.grid.cell import Outcome, Place
 
 WATCHED: Final = "watch"
 FEWSHOT: Final = "fewshot-5"

@@ -23,12 +23,12 @@ from vitrail.recipes.change import resized
 from vitrail.recipes.table3 import vit_b16_imagenet, vit_b16_jft
 from vitrail.recipes.table4 import finetune_imagenet
 from vitrail.studies.bases import for_card, for_cores, given, shortened
-from vitrail.studies.cell import Cell, Outcome, Scale
 from vitrail.studies.plots import Line, Panel, Point, Stroke, plot
 from vitrail.studies.selection import FEWSHOT, apart, missing
 from vitrail.studies.statistics import NOTHING, Gap, Group, Spread, group_at, groups, percent
-from vitrail.studies.study import Findings, Study, Table
+from vitrail.studies.study import Findings, Scale, Study, Table
 from vitrail.train.config import Evaluation, Run
+from vitrail.train.grid.cell import Cell, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

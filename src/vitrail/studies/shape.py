@@ -17,12 +17,12 @@ from vitrail.models.walk import macs, parameters
 from vitrail.recipes.change import resized
 from vitrail.recipes.table3 import vit_b32_jft
 from vitrail.studies.bases import for_card, for_cores, given
-from vitrail.studies.cell import Cell, Outcome, Scale
 from vitrail.studies.plots import Line, Panel, Point, plot
 from vitrail.studies.selection import WORDS, apart, measure, missing
 from vitrail.studies.statistics import NOTHING, Gap, Group, Spread, groups, percent
-from vitrail.studies.study import Findings, Study, Table
+from vitrail.studies.study import Findings, Scale, Study, Table
 from vitrail.train.config import Evaluation, Run
+from vitrail.train.grid.cell import Cell, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from vitrail.studies.cell import Outcome, Place
+from vitrail.train.grid.cell import Outcome, Place
 
 SEED: Final = "seed"
 NOTHING: Final = "–"

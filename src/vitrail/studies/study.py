@@ -3,13 +3,15 @@
 import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from vitrail.core.errors import ConfigError
-from vitrail.studies.cell import Cell, Outcome, Place, Scale
+from vitrail.train.grid.cell import Cell, Outcome, Place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Scale: TypeAlias = Literal["tiny", "small", "paper"]
 
 SEED: Final = "seed"  # the place in the grid that only repeats
 

@@ -3,22 +3,20 @@
     study = Study(base=base_run("vit.safetensors"), out=Path("runs/vtab"))
     outcome = go(study, world=world)
 
-One run folder a task, below `out`. The same call again goes on: a task that is done stays, one that was interrupted
-goes on from its checkpoint. A task whose pictures are not there is passed over, and what it lacks is kept.
+One run folder a task, below `out`: the tasks are a grid of runs (vitrail.train.grid). The same call again resumes: a
+task that is done stays, one that was interrupted resumes from its checkpoint. A task whose pictures are not there is
+passed over, and what it lacks is kept.
 """
 
 import json
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from vitrail.checkpoint.pretrained import find_weights
-from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
-from vitrail.core.errors import ConfigError, DataError, Exploded
-from vitrail.core.settings import differences, plain
-from vitrail.core.storage import write_file
+from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.settings import differences, plain, without_fields
 from vitrail.data.collection import open_collection
 from vitrail.data.readers.named.catalogue import SETS
 from vitrail.data.readers.named.tasks import TASKS, Task
@@ -28,12 +26,15 @@ from vitrail.recipes.change import on_data, resized, started_from, with_changes
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
 from vitrail.train.folder.layout import CONFIG, METRICS, is_done, read_json
-from vitrail.train.loop import train
+from vitrail.train.grid.cell import Cell, Prepared, Unavailable
+from vitrail.train.grid.cell import Outcome as GridOutcome
+from vitrail.train.grid.engine import run_grid
+from vitrail.train.grid.plan import Plan, Report
+from vitrail.train.grid.worker import Place
 from vitrail.train.observer import Observer, Silent
 from vitrail.train.pictures import Pictures, cut
 from vitrail.train.report import read_metrics
 from vitrail.train.resume import FREE
-from vitrail.train.signals import heard
 
 RECIPE: Final = "finetune-vtab"
 STUDY: Final = "study.json"
@@ -106,13 +107,8 @@ def base_run(weights: str, *, image_size: int = 0, seed: int | None = None, sett
 def changed(study: Study) -> list[str]:
     """Where a study is not the paper's recipe: "steps: 2500 -> 100"."""
     free = (*FREE, "seed", "model", "weights", "preprocessing")
-    found = [line for line in differences(plain(recipe(RECIPE)), plain(study.base)) if not _is_free(line, free)]
+    found = without_fields(differences(plain(recipe(RECIPE)), plain(study.base)), free)
     return found + [text for text in study.settings if text.startswith("model.")]
-
-
-def _is_free(line: str, free: tuple[str, ...]) -> bool:
-    name = line.partition(":")[0]
-    return any(name == other or name.startswith(f"{other}.") for other in free)
 
 
 def place(task: Task, root: Path | None) -> str:
@@ -140,21 +136,24 @@ def pictures_of(
         return str(error)
 
 
-def open_study(study: Study) -> None:
-    """Makes the folder, or takes up one that holds the same study: other weights or settings are refused, other tasks
-    are not."""
-    path, now = study.out / STUDY, {"weights": study.weights_hash, "run": plain(study.base)}
+def facts_of(study: Study) -> dict[str, Any]:
+    """What must not change between two starts, as it comes back from study.json."""
+    return json.loads(json.dumps({"weights": study.weights_hash, "run": plain(study.base)}))
+
+
+def check_folder(study: Study) -> None:
+    """Refuses a folder that holds something else. Other weights or settings are another study, other tasks are not."""
+    path, now = study.out / STUDY, facts_of(study)
     if path.exists():
         before = read_json(path)
-        freed = (*(f"run.{name}" for name in FREE), "run.weights")
-        found = [line for line in differences(before, json.loads(json.dumps(now))) if not _is_free(line, freed)]
+        before = {name: before[name] for name in now if name in before}
+        found = without_fields(differences(before, now), (*(f"run.{name}" for name in FREE), "run.weights"))
         if found:
             raise ConfigError(
                 f"{study.out} holds a study with another config ({'; '.join(found[:12])}); give another --out"
             )
     elif (study.out / CONFIG).exists():
         raise ConfigError(f"{study.out} holds a run, not a study of VTAB; give another --out")
-    write_file(path, json.dumps(now, indent=1).encode() + b"\n")
 
 
 def score_in(folder: Path, task: Task) -> Score | None:
@@ -189,62 +188,92 @@ def go(
     world: World,
     observer: Observer | None = None,
     noted: Callable[[Outcome], None] = lambda outcome: None,
+    places: Sequence[Place] = (),
 ) -> Outcome:
-    """Every task that is not done, one after the other; `noted` is called when something has changed. A signal ends the
-    task behind its step, and the study with it."""
-    observer = observer or Silent()
-    refused = ""
-    if world.first:
-        try:
-            open_study(study)
-        except ConfigError as error:
-            refused = str(error)
-    if refused := world.agree(refused):
-        raise ConfigError(refused)
-    outcome = world.agree(so_far(study))
-    with heard() as stop:
-        for number, name in enumerate(study.tasks, 1):
-            if outcome.states[name] == "done":
-                continue
-            if world.agree(bool(stop)):
-                outcome.states[name] = "stopped"
-                return outcome
-            observer.told(f"task {number} of {len(study.tasks)}: {TASKS[name].title} ({TASKS[name].group})")
-            one_task(study, TASKS[name], outcome, world, observer)
-            if world.first:
-                noted(outcome)
-            if outcome.states[name] == "stopped":
-                return outcome
+    """Every task that is not done, one after the other or, with `places`, spread over processes; `noted` is called when
+    something has changed. A signal ends the task behind its step, and the study with it."""
+    if places and world.size > 1:
+        raise ConfigError(f"--jobs is for one process that starts others, and torchrun has started {world.size}")
+    watcher = TaskWatcher(observer=observer or Silent(), order=study.tasks)
+    report = run_grid(
+        vtab_plan(study), places or world, watcher=watcher, present=lambda now: noted(outcome_of(study, now))
+    )
+    return world.broadcast(outcome_of(study, report) if world.first else None)
+
+
+def vtab_plan(study: Study) -> Plan:
+    """The tasks as a grid of runs, each in a folder of its own below `out`."""
+    tasks = [TASKS[name] for name in study.tasks]
+    return Plan(
+        cells=tuple(Cell(name=task.name, at={"group": task.group}, run=task_run(study, task)) for task in tasks),
+        out=study.out,
+        cells_in=study.out,
+        record=study.out / STUDY,
+        job=VtabJob(study=study),
+        open=lambda tell: check_folder(study),
+        facts=lambda outcomes: facts_of(study),
+        unit="tasks",
+        go_on=study.go_on,
+        present_s=0.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VtabJob:
+    """Fine-tunes on a task. One whose pictures are not there is skipped."""
+
+    study: Study
+
+    def prepare(self, cell: Cell) -> Prepared:
+        pictures = pictures_of(self.study, TASKS[cell.name])
+        if isinstance(pictures, str):
+            raise Unavailable(pictures)
+        return Prepared(run=cell.run, pictures=pictures, command=command(self.study, cell.run))
+
+    def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
+        score = score_in(folder, TASKS[cell.name])
+        return {} if score is None else {"accuracy": score.accuracy, "count": score.count, "loss": score.loss}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskWatcher:
+    """Tells an observer which task is trained and how it did, and lets it hear all that the task's run says."""
+
+    observer: Observer
+    order: tuple[str, ...]
+
+    def told(self, text: str) -> None:
+        self.observer.told(text)
+
+    def started(self, cell: Cell) -> None:
+        number, task = self.order.index(cell.name) + 1, TASKS[cell.name]
+        self.observer.told(f"task {number} of {len(self.order)}: {task.title} ({task.group})")
+
+    def ended(self, cell: Cell, outcome: GridOutcome, seconds: float) -> None:
+        if not outcome.fault:
+            score = outcome.values
+            self.observer.told(f"{TASKS[cell.name].title}: {score['accuracy']:.2%} of {score['count']:,.0f}")
+        elif outcome.missing:
+            self.observer.told(f"passed over: {outcome.fault.splitlines()[0]}")
+        else:
+            self.observer.told(f"failed: {outcome.fault}")
+
+    def progress(self, share: float, left_s: float) -> None: ...
+
+    def listen(self, cell: Cell) -> Observer:
+        return self.observer
+
+
+def outcome_of(study: Study, report: Report) -> Outcome:
+    """How the tasks stand: those of this start, and all that are done in the folder."""
+    outcome = so_far(study)
+    for name, state in report.states.items():
+        if state in ("failed", "missing", "stopped") and name not in outcome.scores:
+            outcome.states[name] = state
+    outcome.reasons = {one.cell: one.fault for one in report.outcomes if one.fault}
+    if report.stopped and not outcome.stopped:  # between two tasks, before the next one began
+        outcome.states[report.of("waiting")[0]] = "stopped"
     return outcome
-
-
-def one_task(study: Study, task: Task, outcome: Outcome, world: World, observer: Observer) -> None:
-    """Trains on a task and scores it. What fails of itself, in its data or its numbers, leaves the others alone."""
-    name, folder = task.name, study.folder(task.name)
-    pictures = pictures_of(study, task)
-    reason = next(filter(None, world.gather(pictures if isinstance(pictures, str) else "")), "")
-    if isinstance(pictures, str) or reason:
-        outcome.states[name], outcome.reasons[name] = "missing", reason
-        observer.told(f"passed over: {reason.splitlines()[0]}")
-        return
-    run = task_run(study, task)
-    try:
-        result = train(run, out=folder, world=world, command=command(study, run), observer=observer, pictures=pictures)
-    except (DataError, Exploded) as error:
-        if isinstance(error, DataError) and world.size > 1:
-            raise  # the others wait in this task, and would never meet this process in the next
-        outcome.states[name], outcome.reasons[name] = "failed", str(error)
-        observer.told(f"failed: {error}")
-        return
-    if result.state != "done":
-        outcome.states[name] = "stopped"
-        return
-    if world.first:  # of a task that is done they are of no more use, and 19 tasks would fill a disk
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    score = world.agree(score_in(folder, task))
-    assert score is not None, "a run that is done has scored its test split"
-    outcome.states[name], outcome.scores[name] = "done", score
-    observer.told(f"{task.title}: {score.accuracy:.2%} of {score.count:,}")
 
 
 def command(study: Study, run: Run) -> dict[str, Any]:

@@ -4,24 +4,35 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from vitrail.core.errors import ConfigError, Exploded
+from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
+from vitrail.checkpoint.store.layout import places as saves_in
+from vitrail.core.errors import ConfigError, Exploded, TrainingError
 from vitrail.core.settings import differences, with_settings
 from vitrail.core.storage import replacing
 from vitrail.distributed.world import World
 from vitrail.train.config import Data, Run
-from vitrail.train.folder.layout import COMMAND, CONFIG, POINTS, SWEEP, is_done, read_json
+from vitrail.train.folder.layout import COMMAND, CONFIG, METRICS, POINTS, SWEEP, is_done, read_json
+from vitrail.train.folder.run import compare
+from vitrail.train.grid.cell import Cell, Outcome, Prepared
+from vitrail.train.grid.engine import run_grid
+from vitrail.train.grid.plan import Plan
+from vitrail.train.grid.results import OUTCOME
+from vitrail.train.grid.worker import Place
 from vitrail.train.loop import train
 from vitrail.train.observer import Observer, Silent
 from vitrail.train.pictures import Pictures, find_pictures, on_all
+from vitrail.train.report import read_metrics
 from vitrail.train.resolve import resolved
 from vitrail.train.result import Result
-from vitrail.train.resume import same_run
+from vitrail.train.resume import config_of, free_in, same_run
+from vitrail.train.signals import heard
 
 DEV = 0.1
+SCORE: Final = "dev accuracy"
 
 Grid = Mapping[str, Sequence[Any]]
 Change = Callable[[Run, Sequence[str]], Run]  # applies settings to a run
@@ -44,7 +55,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        return ",".join(self.settings)
+        return name_of(self.settings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,19 +66,74 @@ class Found:
     final: Result | None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepJob:
+    """Trains a point. What counts is the accuracy on the dev split at its end, or at its best with patience."""
+
+    command: Mapping[str, Any]
+
+    def prepare(self, cell: Cell) -> Prepared:
+        pictures = find_pictures(cell.run.data, labelled=cell.run.objective.labelled)
+        return Prepared(run=cell.run, pictures=pictures, command=self.command)
+
+    def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
+        rows = [row for row in read_metrics(folder / METRICS)[0] if row["kind"] == "watch"]
+        scores = [float(row["accuracy"]) for row in rows if row.get("accuracy") is not None]
+        if not scores:
+            return {}
+        return {SCORE: max(scores) if cell.run.evaluation.patience else scores[-1]}
+
+
+@dataclass(kw_only=True, slots=True)
+class SweepWatcher:
+    """Tells an observer which point is tried, and lets it hear all that the point's run says."""
+
+    observer: Observer
+    order: list[str] = field(default_factory=list[str])
+
+    def told(self, text: str) -> None:
+        self.observer.told(text)
+
+    def started(self, cell: Cell) -> None:
+        at, settings = self.order.index(cell.name) + 1, ", ".join(settings_of(cell))
+        self.observer.told(f"sweep {at} of {len(self.order)}: {settings}")
+
+    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+        if outcome.fault:
+            self.observer.told(outcome.fault)
+
+    def progress(self, share: float, left_s: float) -> None: ...
+
+    def listen(self, cell: Cell) -> Observer:
+        return self.observer
+
+
 def points_of(grid: Grid) -> list[tuple[str, ...]]:
-    """Every combination, as settings."""
+    """Every combination, as settings; a value that is given twice counts once."""
     if not grid or not all(grid.values()):
         raise ConfigError("an empty grid: give --sweep FIELD=VALUE,VALUE or a recipe that has one")
     pairs = [[f"{field}={value}" for value in values] for field, values in grid.items()]
-    return list(itertools.product(*pairs))
+    return list(dict.fromkeys(itertools.product(*pairs)))
 
 
-def trials(run: Run, grid: Grid, change: Change) -> list[tuple[tuple[str, ...], Run]]:
+def name_of(settings: Sequence[str]) -> str:
+    """Of a point, and of its folder."""
+    return ",".join(settings)
+
+
+def settings_of(cell: Cell) -> tuple[str, ...]:
+    return tuple(f"{field}={value}" for field, value in cell.at.items())
+
+
+def trials(run: Run, grid: Grid, change: Change) -> list[Cell]:
     """Every point with its run, which has a dev split held out."""
     held = replace(run, data=replace(run.data, dev=run.data.dev or DEV, watch="dev", test="none"))
     return [
-        (settings, replace(change(held, settings), name=f"{run.name} {', '.join(settings)}"))
+        Cell(
+            name=name_of(settings),
+            at={field: value for field, _, value in (text.partition("=") for text in settings)},
+            run=replace(change(held, settings), name=f"{run.name} {', '.join(settings)}"),
+        )
         for settings in points_of(grid)
     ]
 
@@ -78,17 +144,22 @@ def runs_worth(run: Run, grid: Grid, world: World, change: Change = with_setting
     seen: dict[Data, Pictures] = {}
 
     def work(one: Run) -> float:
-        if one.data not in seen:
-            seen[one.data] = find_pictures(one.data, labelled=one.objective.labelled)
         patient = replace(one, evaluation=replace(one.evaluation, patience=0))
-        whole = resolved(patient, seen[one.data], world)
+        whole = resolved(patient, pictures_in(seen, one), world)
         assert whole.model is not None
         return whole.steps * whole.batch * whole.objective.work(whole.model)
 
     whole = replace(run, data=on_all(run.data))
     points = trials(run, grid, change)
-    last = max(work(change(whole, settings)) for settings, _ in points)
-    return (sum(work(point) for _, point in points) + last) / work(whole)
+    last = max(work(change(whole, settings_of(point))) for point in points)
+    return (sum(work(point.run) for point in points) + last) / work(whole)
+
+
+def pictures_in(seen: dict[Data, Pictures], run: Run) -> Pictures:
+    """The pictures of a run; points that share their data share them."""
+    if run.data not in seen:
+        seen[run.data] = find_pictures(run.data, labelled=run.objective.labelled)
+    return seen[run.data]
 
 
 def search(
@@ -101,42 +172,110 @@ def search(
     force: bool = False,
     observer: Observer | None = None,
     change: Change = with_settings,
+    places: Sequence[Place] = (),
 ) -> Found:
-    """Tries every point in OUT/sweep, then trains in OUT. The same call again goes on; points that are done stay. A
-    point that explodes is out, and the others go on."""
+    """Tries every point in OUT/sweep, then trains in OUT. The same call again resumes; points that are done stay. A
+    point that explodes is out, and the others are tried. One that fails otherwise is reported behind the others, and
+    nothing is chosen without it. With `places` the points are spread over processes."""
     observer, command = observer or Silent(), command or {}
+    if places and world.size > 1:
+        raise ConfigError(f"--jobs is for one process that starts others, and torchrun has started {world.size}")
     if not force:
         refuse_another(out, grid, world)
-    tried: list[Point] = []
     points = trials(run, grid, change)
     if not run.objective.labelled and not find_pictures(run.data, labelled=False).classes:
         raise ConfigError(f"a search chooses by accuracy on held-out pictures, and {run.data.source} has no labels")
-    if world.first:
-        begin(out, grid, command, observer)
-    for number, (settings, point) in enumerate(points, 1):
-        observer.told(f"sweep {number} of {len(points)}: {', '.join(settings)}")
-        folder = out / POINTS / ",".join(settings)
+    check_points(points, out=out, world=world, force=force)
+    plan = sweep_plan(points, grid, out=out, command=command, force=force, observer=observer)
+    with heard():  # by all runs in turn: a signal behind the last point is for the run on all pictures
+        watcher = SweepWatcher(observer=observer, order=[point.name for point in points])
+        report = run_grid(plan, places or world, watcher=watcher)
+        tried = tried_in(report.outcomes)
+        if report.stopped:
+            return Found(points=tried, final=None)
+        best = chosen(tried, report.outcomes, out)
+        observer.told(f"best on dev: {best.name} with {best.shown}; now on all the training pictures")
+        final = on_everything(change(run, best.settings))
+        result = train(final, out=out, world=world, command=command, force=force, observer=observer)
+        return Found(points=tried, final=result)
+
+
+def sweep_plan(
+    points: Sequence[Cell], grid: Grid, *, out: Path, command: dict[str, Any], force: bool, observer: Observer
+) -> Plan:
+    """A sweep as a grid of runs. OUT/sweep.json has the grid, and the points tried so far, best first."""
+    values = {name: [str(value) for value in values] for name, values in grid.items()}
+
+    def facts(outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
+        rows = [
+            {"settings": list(point.settings), SCORE: "exploded" if point.exploded else point.accuracy}
+            for point in tried_in(outcomes)
+        ]
+        return {"grid": values, "points": len(points), "tried": rows}
+
+    return Plan(
+        cells=tuple(points),
+        out=out,
+        cells_in=out / POINTS,
+        record=out / SWEEP,
+        job=SweepJob(command=command),
+        open=lambda tell: write_command(out, command, observer),
+        facts=facts,
+        unit="points",
+        go_on=str(command.get("go_on", "")),
+        force=force,
+        keep_checkpoints=True,
+    )
+
+
+def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool) -> None:
+    """Refuses, before anything is trained, points that cannot work and points that were trained as another run; with
+    `force` the latter are taken up again. What the first process finds counts."""
+    seen: dict[Data, Pictures] = {}
+    refused = ""
+    for point in points if world.first else ():
+        folder = out / POINTS / point.name
         try:
-            result = train(point, out=folder, world=world, command=command, force=force, observer=observer)
-        except Exploded as error:
-            observer.told(str(error))
-            accuracy = math.nan
-        else:
-            if result.state != "done":
-                return Found(points=ranked(tried), final=None)
-            accuracy = result.best.accuracy if point.evaluation.patience else result.final_watch
-        tried.append(Point(settings=settings, accuracy=accuracy))
-        if world.first:
-            note(out, grid, tried, observer)
-    best = ranked(tried)[0]
-    if best.exploded:
+            pictures = pictures_in(seen, point.run)
+            run = resolved(point.run, pictures, world)
+            if is_done(folder) or saves_in(folder / CHECKPOINTS):
+                changed = compare(folder, config_of(run, pictures), free=free_in(folder), force=force)
+                if changed:
+                    (folder / OUTCOME).unlink(missing_ok=True)
+        except ConfigError as error:
+            refused = str(error)
+            break
+    if refused := world.agree(refused):
+        raise ConfigError(refused)
+
+
+def tried_in(outcomes: Sequence[Outcome]) -> tuple[Point, ...]:
+    """The points that count, best first: those that are done, and those that exploded."""
+    return ranked(
+        [
+            Point(
+                settings=tuple(f"{name}={value}" for name, value in one.at.items()),
+                accuracy=one.values.get(SCORE, math.nan),
+            )
+            for one in outcomes
+            if one.exploded or not one.fault
+        ]
+    )
+
+
+def chosen(tried: Sequence[Point], outcomes: Sequence[Outcome], out: Path) -> Point:
+    """The best point; an error where one failed, which might have been it, or where all exploded."""
+    failed = [one for one in outcomes if one.fault and not one.exploded]
+    if failed:
+        raise TrainingError(
+            f"{len(failed)} of {len(outcomes)} points of the sweep failed, first {failed[0].cell}: {failed[0].fault}; "
+            "the same command tries them again"
+        )
+    if tried[0].exploded:
         raise Exploded(
             f"every point of the search exploded; {out / POINTS} holds their runs. Try lower rates, or optim.clip=1"
         )
-    observer.told(f"best on dev: {best.name} with {best.shown}; now on all the training pictures")
-    final = on_everything(change(run, best.settings))
-    result = train(final, out=out, world=world, command=command, force=force, observer=observer)
-    return Found(points=ranked(tried), final=result)
+    return tried[0]
 
 
 def on_everything(run: Run) -> Run:
@@ -179,29 +318,12 @@ def noted(out: Path) -> dict[str, list[str]] | None:
     return in_order(read_json(out / SWEEP)["grid"]) if (out / SWEEP).exists() else None
 
 
-def begin(out: Path, grid: Grid, command: dict[str, Any], observer: Observer) -> None:
-    """Leaves what going on needs to know; the last run writes its own over it. What was tried stays noted."""
-    write(out / COMMAND, command, observer)
-    if noted(out) != in_order(grid):
-        note(out, grid, (), observer)
-
-
-def note(out: Path, grid: Grid, tried: Sequence[Point], observer: Observer) -> None:
-    """OUT/sweep.json: the grid, and the points tried so far, best first."""
-    rows = [
-        {"settings": list(point.settings), "dev accuracy": "exploded" if point.exploded else point.accuracy}
-        for point in ranked(tried)
-    ]
-    values = {field: [str(value) for value in values] for field, values in grid.items()}
-    write(out / SWEEP, {"grid": values, "points": len(points_of(grid)), "tried": rows}, observer)
-
-
-def write(path: Path, content: dict[str, Any], observer: Observer) -> None:
-    """A full disk does not end the search."""
+def write_command(out: Path, command: dict[str, Any], observer: Observer) -> None:
+    """What resuming needs to know; the last run writes its own over it. A full disk does not end the search."""
+    path = out / COMMAND
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            file.write(json.dumps(content, indent=1).encode() + b"\n")
+            file.write(json.dumps(command, indent=1).encode() + b"\n")
     except OSError as error:
         observer.told(f"{path} could not be written ({error.strerror}); the search goes on")
 

@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 
 from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.core.errors import ConfigError
-from vitrail.core.settings import differences
+from vitrail.core.settings import differences, without_fields
 from vitrail.core.storage import replacing
 from vitrail.core.terminal import clean
 from vitrail.evaluation.environment import environment
@@ -262,13 +262,8 @@ def compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], f
         if force:
             return [f"{CONFIG} was damaged"]
         raise
-    freed = tuple(name.removesuffix(".*") for name in free)
-    found = [
-        line
-        for line in differences(old, json.loads(json.dumps(config)))
-        for name in [line.partition(":")[0]]
-        if not any(name == other or name.startswith(f"{other}.") for other in freed)
-    ]
+    lines = differences(old, json.loads(json.dumps(config)))
+    found = without_fields(lines, (name.removesuffix(".*") for name in free))
     if not found or force:
         return found
     more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []

@@ -11,7 +11,7 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any, Final, cast
 
-from vitrail.studies.worker import SIGNALS, Ended, Moved, Place, Task, serve
+from vitrail.train.grid.worker import SIGNALS, Ended, Moved, Place, Task, serve
 
 POLL_S: Final = 1.0  # a process that is killed is missed after this, even where its children hold its pipe open
 LEAVE_S: Final = 30.0  # a process that has nothing to do may take to leave
@@ -24,7 +24,7 @@ class Worker:
         self.place, self.cell = place, ""
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = cast("tuple[Connection[Any, Any], Connection[Any, Any]]", context.Pipe())
-        self.process: SpawnProcess = context.Process(target=serve, args=(theirs, place), name="vitrail-study")
+        self.process: SpawnProcess = context.Process(target=serve, args=(theirs, place), name="vitrail-grid")
         with held_back():
             self.process.start()
         theirs.close()

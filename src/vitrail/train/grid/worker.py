@@ -13,9 +13,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,19 +22,13 @@ from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
-from vitrail.checkpoint.pretrained import find_weights
-from vitrail.core.errors import VitrailError
-from vitrail.core.settings import plain
-from vitrail.data.collection import Collection, open_collection
+from vitrail.core.errors import Exploded, VitrailError
 from vitrail.distributed.world import World
-from vitrail.recipes.change import started_from
-from vitrail.studies.cell import Cell
-from vitrail.studies.outcomes import ASKED, folder_of, keep
 from vitrail.train.config import Run
-from vitrail.train.folder.layout import LAST
+from vitrail.train.grid.cell import Cell, Job, Prepared, Unavailable
+from vitrail.train.grid.results import keep
 from vitrail.train.loop import train
 from vitrail.train.observer import STEP, Observer, Silent
-from vitrail.train.pictures import Pictures, cut
 from vitrail.train.signals import heard
 
 FAULT: Final = "fault.txt"  # of a cell that failed by no mistake that we know: where in the code
@@ -43,18 +36,20 @@ TELL_S: Final = 0.5  # between two signs of progress
 SMALL_STEP: Final = 1e10  # FLOPs
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
-State: TypeAlias = Literal["done", "failed", "stopped"]
+State: TypeAlias = Literal["done", "failed", "missing", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A cell to train, in which study's folder, and the command that goes on with the study."""
+    """A cell to train, the folder of its run, and what the grid does with its cells. `few_threads` trains a small step
+    with one thread on a CPU; `keep_checkpoints` keeps those of a finished cell."""
 
     cell: Cell
-    out: Path
-    study: str
-    go_on: str = ""
+    folder: Path
+    job: Job
     force: bool = False
+    few_threads: bool = False
+    keep_checkpoints: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,9 +62,13 @@ class Moved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
+    """How a cell ended, with its values where it is done, and why where it failed or was skipped."""
+
     cell: str
     state: State
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
     fault: str = ""
+    exploded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,35 +81,57 @@ class Place:
 
 
 def run_cell(task: Task, world: World, observer: Observer | None = None) -> Ended:
-    """Trains a cell to its end, or goes on with it. What goes wrong is told in words, and no other cell has to mind."""
-    cell, folder = task.cell, folder_of(task.out, task.cell.name)
+    """Trains a cell to its end, or resumes it. What goes wrong is told in words, and no other cell is affected. In a
+    world of several processes this holds for what all of them meet alike; any other error ends the grid."""
+    name = task.cell.name
+    prepared = prepare(task, world)
+    if isinstance(prepared, Ended):
+        return prepared
+    run = prepared.run
     try:
-        run = starting(task)
-        command = {
-            "study": task.study,
-            "cell": cell.name,
-            "after": cell.after,
-            ASKED: plain(cell.run),
-            "go_on": task.go_on,
-        }
-        with few_threads(run, world.device):
+        with few_threads(run, world.device) if task.few_threads else contextlib.nullcontext():
             result = train(
                 run,
-                out=folder,
+                out=task.folder,
                 world=world,
-                command=command,
+                command=dict(prepared.command),
                 force=task.force,
                 observer=observer or Silent(),
-                pictures=pictures_of(run),
+                pictures=prepared.pictures,
             )
         if result.state != "done":
-            return Ended(cell=cell.name, state="stopped")
-        keep(cell, folder)
+            return Ended(cell=name, state="stopped")
+        values = keep(task.cell, task.folder, task.job, checkpoints=task.keep_checkpoints) if world.first else None
+        return Ended(cell=name, state="done", values=world.broadcast(values))
     except Exception as error:
-        if not isinstance(error, VitrailError):
-            leave_trace(folder)
-        return Ended(cell=cell.name, state="failed", fault=words(error))
-    return Ended(cell=cell.name, state="done")
+        exploded = isinstance(error, Exploded)
+        if world.size > 1 and not exploded:
+            raise  # the others wait in this cell, and would never meet this process in the next
+        return failed(task, error, world, exploded=exploded)
+
+
+def prepare(task: Task, world: World) -> Prepared | Ended:
+    """The cell ready to be trained, or how it ended before that, in all processes alike."""
+    prepared, ended = None, None
+    try:
+        prepared = task.job.prepare(task.cell)
+    except Unavailable as error:
+        ended = Ended(cell=task.cell.name, state="missing", fault=str(error))
+    except Exception as error:
+        ended = failed(task, error, world)
+    ended = next(filter(None, world.gather(ended)), None)
+    if ended is not None:
+        return ended
+    assert prepared is not None
+    return prepared
+
+
+def failed(task: Task, error: Exception, world: World, *, exploded: bool = False) -> Ended:
+    """An error that is no mistake of the user's leaves its traceback in the cell's folder."""
+    if not isinstance(error, VitrailError) and world.first:
+        leave_trace(task.folder)
+    fault = words(error, shared=world.local_size > 1)
+    return Ended(cell=task.cell.name, state="failed", fault=fault, exploded=exploded)
 
 
 @contextlib.contextmanager
@@ -125,33 +146,11 @@ def few_threads(run: Run, device: torch.device) -> Generator[None]:
         torch.set_num_threads(before)
 
 
-def starting(task: Task) -> Run:
-    """The run with the weights that it starts from. A network that the grid leaves open is theirs (3.2)."""
-    run = task.cell.run
-    if not task.cell.after:
-        return run
-    weights = str(folder_of(task.out, task.cell.after) / LAST)
-    bundle = find_weights(weights)
-    started = started_from(run, weights, bundle.config, bundle.card.preprocessing)
-    return started if run.model is None else replace(started, model=run.model)
-
-
-def pictures_of(run: Run) -> Pictures | None:
-    """None where the run does not say which, for `train` to complain of."""
-    return cut(opened(run.data.source), run.data, labelled=run.objective.labelled) if run.data.source else None
-
-
-@lru_cache(maxsize=2)
-def opened(source: str) -> Collection:
-    """The cells of a grid mostly share their source; reading it takes seconds."""
-    return open_collection(source)
-
-
-def words(error: BaseException) -> str:
-    """What went wrong, in a line."""
+def words(error: BaseException, *, shared: bool) -> str:
+    """What went wrong, in a line; `shared` says that other cells have a part of the same memory."""
     text = " ".join(str(error).split())
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return f"out of memory: {text.partition('. ')[0]}; try fewer --jobs"
+        return f"out of memory: {text.partition('. ')[0]}{'; try fewer --jobs' if shared else ''}"
     return text if isinstance(error, VitrailError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
@@ -210,7 +209,7 @@ def serve(pipe: "Connection[Any, Any]", place: Place) -> None:
 
 
 def follow() -> None:
-    """Where the study is killed and its processes are not, they save and end, too: the next start needs their cells."""
+    """Where the grid is killed and its processes are not, they save and end, too: the next start needs their cells."""
     parent = parent_process()
     assert parent is not None
     parent.join()
