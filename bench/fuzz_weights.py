@@ -36,7 +36,8 @@ from vitrail.checkpoint.files.read import read_weights
 from vitrail.checkpoint.weights import bundle_of
 from vitrail.core.errors import VitrailError
 from vitrail.models.build import build
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 
 VIT = ViTConfig(width=64, depth=1, mlp_width=16, heads=1, image=(8, 8), patch=(4, 4), classes=3)
 BIT = ResNetConfig(blocks=(1, 1), classes=3)

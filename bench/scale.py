@@ -25,8 +25,8 @@ from vitrail.distributed.materialise import draw
 from vitrail.distributed.parallel import Parallel, parallelise
 from vitrail.distributed.world import World, joined
 from vitrail.models.build import build
-from vitrail.models.config import ViTConfig
 from vitrail.models.initialise import initialise
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.objectives.classification import Classification, Classify
 

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.serve.load import Load, Stock, load, plan, stocked
 from tests.serve.running import Running, running
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 
 PARTS = ("load", "ratio", "flood", "steps", "soak")

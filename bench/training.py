@@ -34,7 +34,7 @@ from vitrail.checkpoint.formats.table import import_tensors
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.mix import Mix, one_hot
 from vitrail.models.build import build_from
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.walk import macs
 from vitrail.models.zoo import model_config
 from vitrail.objectives.classification import Classification, Classify

@@ -43,8 +43,9 @@ from vitrail.cli.app import COMMANDS, Parser, main
 from vitrail.core.errors import ExportRefused, VitrailError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import skeleton
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.walk import macs, parameters, summed, walk
 from vitrail.models.zoo import ZOO, adapted, backbone, model_config, slug
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from vitrail.checkpoint.weights import load, save
     from vitrail.core.errors import VitrailError
     from vitrail.data.collection import open_collection
-    from vitrail.models.config import ResNetConfig, ViTConfig
     from vitrail.models.resize import resize_position
+    from vitrail.models.resnet_config import ResNetConfig
+    from vitrail.models.vit_config import ViTConfig
     from vitrail.models.zoo import list_models
     from vitrail.predict.predictor import predictor
 
@@ -38,8 +39,8 @@ __all__ = [
 ]
 
 _FACE = {
-    "ResNetConfig": "vitrail.models.config:ResNetConfig",
-    "ViTConfig": "vitrail.models.config:ViTConfig",
+    "ResNetConfig": "vitrail.models.resnet_config:ResNetConfig",
+    "ViTConfig": "vitrail.models.vit_config:ViTConfig",
     "VitrailError": "vitrail.core.errors:VitrailError",
     "convert": "vitrail.checkpoint.convert:convert",
     "create_model": "vitrail.checkpoint.pretrained:create_model",

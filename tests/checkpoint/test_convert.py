@@ -20,8 +20,9 @@ from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import bundle_of, load, save
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError, ExportRefused, UnknownName, WeightsError, WeightsNotFound
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO, backbone
 
 TARGETS = {

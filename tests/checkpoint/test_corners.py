@@ -16,7 +16,8 @@ from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import bundle_of
 from vitrail.core.errors import ConfigError, MismatchedWeights, UnknownName
 from vitrail.models.build import build
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 
 VIT = ViTConfig(width=64, depth=1, mlp_width=32, heads=1, image=(8, 8), patch=(4, 4), classes=3)
 BIT = ResNetConfig(blocks=(1, 1), classes=3)

@@ -20,7 +20,8 @@ from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import load
 from vitrail.core.errors import ExportRefused, MismatchedWeights
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import backbone
 
 Array = NDArray[Any]

@@ -41,8 +41,8 @@ from vitrail.cli.app import main
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import build
-from vitrail.models.config import ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import backbone
 
 NARROW = ViTConfig(width=24, depth=1, mlp_width=32, heads=3, image=(8, 8), patch=(4, 4), classes=3)

@@ -14,7 +14,8 @@ from vitrail.checkpoint.weights import bundle_of
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError, MismatchedWeights
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 
 TINY: dict[str, Any] = {"width": 16, "depth": 1, "mlp_width": 16, "heads": 2, "patch": (8, 8), "classes": 2}
 

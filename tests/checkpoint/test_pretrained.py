@@ -22,9 +22,10 @@ from vitrail.checkpoint.public.registry import find
 from vitrail.checkpoint.weights import load
 from vitrail.core.errors import ConfigError, CorruptWeights, UnknownName, VitrailError, WeightsNotFound
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.family import ModelConfig
 from vitrail.models.resize import resize_position
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import backbone, model_config
 
 # Width and MLP of ViT-Ti, so that a state dict says its heads; one layer on a 4x4 grid keeps it small.

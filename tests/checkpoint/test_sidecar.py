@@ -20,8 +20,9 @@ from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import bundle_of, load
 from vitrail.core.errors import CorruptWeights, WeightsError
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import backbone
 
 # Of a published shape, so that a state dict says its heads, and with each format's own habits filled in below.

@@ -28,9 +28,9 @@ from vitrail.core.errors import (
     WeightsNotFound,
 )
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.config import ViTConfig
 from vitrail.models.family import ModelConfig
 from vitrail.models.resize import resize_grid, resize_position
+from vitrail.models.vit_config import ViTConfig
 
 Tensors = dict[str, Tensor]
 LABELS = ["ant", "bee", "cat", "dog", "eel"]

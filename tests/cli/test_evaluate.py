@@ -28,7 +28,7 @@ from vitrail.data.selection import Selection
 from vitrail.distributed.world import World
 from vitrail.evaluation.answers import Answers, answers
 from vitrail.evaluation.result import Result
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 
 SHAPE = ViTConfig(width=64, depth=1, mlp_width=64, heads=1, image=(16, 16), patch=(4, 4), classes=7)

@@ -19,7 +19,7 @@ from vitrail.cli.app import main
 from vitrail.cli.options.export import FORMS
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.export import OnnxOptions, to_onnx
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"

@@ -19,7 +19,7 @@ from vitrail.data.selection import Selection
 from vitrail.data.source import Subset
 from vitrail.data.splits import dev_split
 from vitrail.data.training_record import KEY, record_training
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 
 SHAPE = ViTConfig(width=16, depth=1, mlp_width=16, heads=1, image=(8, 8), patch=(4, 4), classes=3)
 NAMES = ("ant", "bee", "cat")

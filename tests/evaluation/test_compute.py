@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from vitrail.evaluation.compute import counted_macs, padding_macs
 from vitrail.models.build import build
-from vitrail.models.config import ResNetConfig
 from vitrail.models.convolution import StandardisedConv, pad_same
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.walk import macs
 from vitrail.models.zoo import model_config
 

@@ -8,7 +8,7 @@ import torch
 from vitrail.checkpoint.weights import fresh
 from vitrail.core.errors import ConfigError
 from vitrail.evaluation.speed import LEAST, PATIENCE, Limits, Passes, allocated, speed
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 
 TINY = ViTConfig(width=16, depth=2, mlp_width=32, heads=2, patch=(4, 4), image=(16, 16), classes=10)
 

@@ -11,8 +11,9 @@ from vitrail.data.loader import sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.export import Pictures
 from vitrail.models.build import Model, build
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import backbone
 
 VIT = ViTConfig(width=32, depth=2, mlp_width=64, heads=2, image=(16, 16), patch=(4, 4), classes=10)

@@ -15,9 +15,9 @@ from vitrail.export.form import bordered, root_pool, shipped
 from vitrail.export.subject import references
 from vitrail.models import convolution
 from vitrail.models.build import Model
-from vitrail.models.config import ResNetConfig
 from vitrail.models.position import SineTable, sines
 from vitrail.models.resize import resample, resize_grid
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.zoo import adapted
 
 

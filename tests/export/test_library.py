@@ -16,7 +16,8 @@ from vitrail.checkpoint.weights import network
 from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused, UnknownName
 from vitrail.export import to_library
 from vitrail.export.library import timm_call
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import backbone, model_config
 
 SQUARE = replace(TINY, image=(12, 12), patch=(3, 3), gelu="erf")

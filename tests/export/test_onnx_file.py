@@ -21,8 +21,8 @@ from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessin
 from vitrail.export import OnnxOptions, Written, form, onnx_file, runtime, to_onnx
 from vitrail.export.runtime import Session
 from vitrail.export.subject import reference
-from vitrail.models.config import ResNetConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.zoo import adapted
 
 onnx = pytest.importorskip("onnx")

@@ -14,8 +14,8 @@ from vitrail.data.labels import Labels
 from vitrail.data.source import Arrays
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.distributed.world import World
-from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.train.config import Data, Run
 from vitrail.train.loop import train

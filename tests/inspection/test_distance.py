@@ -15,8 +15,8 @@ from vitrail.inspection.distance import attention_distance, attention_entropy, d
 from vitrail.inspection.stream import stream
 from vitrail.models import attention
 from vitrail.models.build import build
-from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 
 
 def with_weights(config: ViTConfig, monkeypatch: pytest.MonkeyPatch, made: Callable[[int], Tensor]) -> ViT:

@@ -8,7 +8,7 @@ import torch
 from tests.models.tiny import BACKBONE, RESNET, RESNETS, VIT, awake, images
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.gradcam import grad_cam
-from vitrail.models.config import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig
 
 
 @pytest.mark.parametrize("config", [RESNET, replace(BACKBONE, classes=5), RESNETS["axial resnet"]])

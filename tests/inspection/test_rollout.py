@@ -13,8 +13,8 @@ from vitrail.core.errors import ConfigError
 from vitrail.inspection.rollout import class_attention, gradient_rollout, joined, rollout, rollout_by_layer
 from vitrail.inspection.stream import stream
 from vitrail.models.build import build
-from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 
 
 def test_two_layers_by_hand() -> None:

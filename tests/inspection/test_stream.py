@@ -18,9 +18,9 @@ from vitrail.inspection.distance import attention_distance
 from vitrail.inspection.rollout import class_attention, gradient_rollout, rollout
 from vitrail.inspection.stream import states, stream
 from vitrail.models.build import build
-from vitrail.models.config import ViTConfig
 from vitrail.models.taps import Taps
 from vitrail.models.vit import Block, ViT
+from vitrail.models.vit_config import ViTConfig
 
 
 class Held(TorchDispatchMode):

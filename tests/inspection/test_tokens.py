@@ -8,7 +8,7 @@ from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.inspection.stream import states, stream
 from vitrail.inspection.tokens import Tokens, chosen, output_row, patches, tokens_of
 from vitrail.models.build import bare
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 
 ATTENTIVE = {name: config for name, config in VARIANTS.items() if isinstance(config, ViTConfig)}

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 
 Array = NDArray[np.float64]
 

@@ -10,9 +10,10 @@ import pytest
 
 from tests.models.tiny import BACKBONE, HYBRID, RESNET, VARIANTS, VIT
 from vitrail.core.errors import ConfigError, ImageSizeError, UnknownName
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.config_checks import CHOICES
 from vitrail.models.family import ModelConfig, from_dict, to_dict
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO
 
 AXIAL = replace(VIT, attention="axial", class_token=False, pool="mean")

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from tests.models.tiny import RESNET
-from vitrail.models.config import ResNetConfig
 from vitrail.models.convolution import StandardisedConv, pad_same, root_pool
+from vitrail.models.resnet_config import ResNetConfig
 
 
 def same(n: int, k: int, s: int) -> tuple[int, int]:

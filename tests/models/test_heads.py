@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from tests.models.tiny import RESNET, VARIANTS, VIT, awake, images
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.family import ModelConfig
 from vitrail.models.heads import pooled
 from vitrail.models.resnet import ResNet
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 
 
 def vit(**changes: object) -> ViT:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from tests.models.tiny import HYBRID, RESNET, VARIANTS
 from vitrail.models.build import build
-from vitrail.models.config import ViTConfig
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.resnet import PostActivationUnit, ResNet
 from vitrail.models.vit import Block, ViT
+from vitrail.models.vit_config import ViTConfig
 
 # Base's width in one layer: large enough for sharp statistics, and the numbers are the published ones.
 WIDE = ViTConfig(width=768, depth=1, mlp_width=3072, heads=12, image=(64, 64), classes=10, head="tanh", registers=4)

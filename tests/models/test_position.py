@@ -11,9 +11,9 @@ from torch import Tensor
 from tests.models import slow
 from tests.models.tiny import POSITIONS, VIT, awake, images
 from vitrail.models.build import build, build_from
-from vitrail.models.config import ViTConfig
 from vitrail.models.position import Positions
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 
 ADDITIVE = [changes for changes in POSITIONS if changes["position"] not in ("none", "relative")]
 TOKENS: list[dict[str, Any]] = [

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from tests.models.test_every_variant import loss_of
 from tests.models.tiny import VARIANTS, awake, images
-from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 
 VITS = {name: config for name, config in VARIANTS.items() if isinstance(config, ViTConfig)}
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from tests.models.tiny import VIT, awake, images
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.models.build import build, build_from
-from vitrail.models.config import ViTConfig
 from vitrail.models.resize import Numerics, resize_grid, resize_position, resize_positions
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 
 ALL: tuple[Numerics, ...] = ("reference", "bilinear", "bicubic")
 sides = st.integers(1, 12)

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from tests.models.tiny import BACKBONE, RESNET, awake, images
 from vitrail.core.errors import ImageSizeError
 from vitrail.models.attention import relative_logits
-from vitrail.models.config import ResNetConfig
 from vitrail.models.resnet import AxialMixing, PostActivationUnit, PreActivationUnit, ResNet, Trunk, Unit
+from vitrail.models.resnet_config import ResNetConfig
 
 SMALL_EPS = {"bit": 1e-5, "hybrid": 1e-6}
 

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.tiny import VARIANTS, VIT
 from vitrail.models.build import Model, build, build_from, skeleton
-from vitrail.models.config import ViTConfig
 from vitrail.models.family import ModelConfig, Step
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.walk import macs, parameters, summed, walk
 from vitrail.models.zoo import ZOO, model_config
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from vitrail.core.errors import ConfigError, ImageSizeError, UnknownName
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import SLUGS, ZOO, adapted, list_models, model_config, resolve, slug
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.models.build import Model, build
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import adapted, backbone
 
 # Neither the image, the grid nor a patch is square, and no two sizes are equal, so that a swapped axis shows.

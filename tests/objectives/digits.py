@@ -11,8 +11,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.readers import digits
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.models.build import build
-from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.objective import Objective, Outcome
 
 AUGMENTATION = replace(cifar(8, padding=1), flip=0.0)

@@ -15,8 +15,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.readers.digits import scans
 from vitrail.distributed.world import World
 from vitrail.models.build import Model, build
-from vitrail.models.config import ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.vit_config import ViTConfig
 
 # 3 x 4 patches; 4 divides neither of their sides.
 VIT = ViTConfig(

@@ -10,8 +10,8 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.world import World
 from vitrail.models.build import build
-from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.dino import DINO, Distil
 from vitrail.objectives.moco import Contrast, MoCo
 

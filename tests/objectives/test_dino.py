@@ -15,7 +15,7 @@ from tests.objectives.taught import ALONE, DINO_, MODEL, STEPS, batch, differenc
 from tests.objectives.together import stepped
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.parallel import Sharding, parallelise
-from vitrail.models.config import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.walk import macs
 from vitrail.objectives.dino import DINO, Distil, distillation
 from vitrail.objectives.multicrop import represent_at

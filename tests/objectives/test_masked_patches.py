@@ -28,8 +28,8 @@ from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.distributed.parallel import Whole
-from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.masked_patches import MaskedPatches, PredictPatches, Target
 from vitrail.objectives.objective import Outcome
 

@@ -9,7 +9,7 @@ from torch import nn
 from tests.models.tiny import HYBRID, RESNET, RESNETS, VARIANTS, VIT, small
 from vitrail.core.errors import ConfigError
 from vitrail.models.build import build
-from vitrail.models.config import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.zoo import ZOO
 from vitrail.optim.config import Optim
 from vitrail.optim.groups import freeze, groups

@@ -6,8 +6,8 @@ import torch
 from vitrail.core.paper import CORE_DAYS, JFT_CLASSES, JFT_IMAGES, TABLE_6, Compute, printed_exaflops
 from vitrail.evaluation.compute import counted_macs, tpuv3_core_days, training_flops
 from vitrail.models.build import build_from, skeleton
-from vitrail.models.config import ViTConfig
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.walk import macs, walk
 from vitrail.models.zoo import ZOO, model_config
 

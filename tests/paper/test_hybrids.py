@@ -2,7 +2,8 @@
 
 import pytest
 
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.walk import macs, parameters, walk
 from vitrail.models.zoo import ZOO, model_config
 

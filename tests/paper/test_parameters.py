@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.walk import parameters, walk
 from vitrail.models.zoo import ZOO, model_config
 

@@ -4,7 +4,8 @@ import pytest
 
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop
 from vitrail.data.transforms.policy import RandAugment
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.optim.schedules import rate
 from vitrail.recipes import table3, table4

@@ -14,7 +14,8 @@ from tests.parity.networks import assert_parity, assert_same, differences, pictu
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.weights import load
 from vitrail.core.errors import MismatchedWeights
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 
 timm = pytest.importorskip("timm")
 

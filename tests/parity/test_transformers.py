@@ -14,7 +14,7 @@ from tests.parity.networks import Tensors, assert_parity, assert_same, pictures,
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.weights import load
 from vitrail.core.errors import MismatchedWeights
-from vitrail.models.config import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig
 
 transformers = pytest.importorskip("transformers")
 

@@ -14,7 +14,7 @@ from vitrail.cli import main, training
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.world import World
 from vitrail.models.build import build
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.recipes import budget as module
 from vitrail.recipes.asked import Asked, planned
 from vitrail.recipes.budget import CPU_MINUTES, Budget, choose_budget, minutes_for, more_time, within_budget

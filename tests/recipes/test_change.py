@@ -7,7 +7,8 @@ import pytest
 from vitrail.core.errors import ConfigError, ImageSizeError, UnknownName
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.recipes.change import on_data, resized, started_from, with_changes
 from vitrail.recipes.registry import recipe, recipes

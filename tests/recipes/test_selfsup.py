@@ -8,7 +8,7 @@ import torch
 from vitrail.core.settings import with_settings
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.distributed.world import World
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import network_name
 from vitrail.objectives.build import weights_in
 from vitrail.objectives.masked_patches import MaskedPatches

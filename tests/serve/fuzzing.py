@@ -356,7 +356,7 @@ def made(path: Path) -> None:
 
     from tests.models.tiny import awake
     from vitrail.checkpoint.weights import save
-    from vitrail.models.config import ViTConfig
+    from vitrail.models.vit_config import ViTConfig
 
     torch.manual_seed(0)
     config = ViTConfig(width=32, depth=2, mlp_width=64, heads=2, image=(32, 32), patch=(8, 8), classes=10)

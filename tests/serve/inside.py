@@ -18,8 +18,8 @@ from PIL import Image
 from tests.models.tiny import awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.config import ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.predict.predictor import Predictor
 from vitrail.serve.model import Served
 from vitrail.serve.server import Server, bound, serve, server_for

@@ -18,7 +18,7 @@ from tests.models.tiny import awake
 from tests.serve.client import form, get, post
 from tests.serve.running import ROOT, Running
 from vitrail.checkpoint.weights import save
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.predict.predictor import predictor
 

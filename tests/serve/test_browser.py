@@ -18,7 +18,7 @@ from vitrail import inspection
 from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.weights import save
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

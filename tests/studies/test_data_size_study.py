@@ -6,7 +6,7 @@ import pytest
 
 from tests.studies.made import check_findings, noisy, outcomes
 from vitrail.core.paper import TABLE_5
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.classification import Classification
 from vitrail.studies.data_size import SMALL, STUDY
 from vitrail.studies.data_size_findings import best_of_search, pairs

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
 from vitrail.core.paper import TABLE_8
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.studies.positions import STUDY
 from vitrail.studies.study import grid
 from vitrail.train.grid.cell import Place

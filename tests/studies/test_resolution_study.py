@@ -10,7 +10,7 @@ import torch
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
 from vitrail.checkpoint.weights import fresh, load, save
 from vitrail.core.errors import UnknownName
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import adapted
 from vitrail.recipes.digits import finetune_digits
 from vitrail.studies.resolution import BEFORE, STUDY

@@ -25,7 +25,8 @@ from vitrail.core.settings import plain, restored
 from vitrail.data.ledger import Ledger
 from vitrail.data.transforms.mix import Mix
 from vitrail.distributed.parallel import Whole
-from vitrail.models.config import ResNetConfig, ViTConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.walk import macs
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.mae import MAE

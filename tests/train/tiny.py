@@ -5,7 +5,7 @@ from typing import Any
 
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.data.transforms.mix import Mix
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
 from vitrail.train.config import Data, Evaluation, Keep, Run

@@ -17,8 +17,9 @@ from vitrail.checkpoint.files.read import read_weights
 from vitrail.checkpoint.files.refusal import told
 from vitrail.checkpoint.formats.timm import architecture
 from vitrail.core.errors import ConfigError, ExportRefused
-from vitrail.models.config import ResNetConfig, vit_config
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import vit_config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

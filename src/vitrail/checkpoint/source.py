@@ -13,8 +13,9 @@ from vitrail.checkpoint.naming import name_imagenet
 from vitrail.checkpoint.shipped import is_shipped, shipped_file
 from vitrail.checkpoint.sidecar import read_json, read_sidecar
 from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, unknown
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import adapted
 
 FIELDS = sorted({field.name for config in (ViTConfig, ResNetConfig) for field in fields(config)})

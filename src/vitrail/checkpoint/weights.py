@@ -14,7 +14,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.backbone import backbone
-from vitrail.models.build import Model, build, build_from
+from vitrail.models.build import Model, build, build_from, network_class
 from vitrail.models.family import ModelConfig
 from vitrail.models.resize import Numerics
 from vitrail.models.zoo import adapted
@@ -66,7 +66,7 @@ def _exact(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _resized(bundle: Bundle, config: ModelConfig, numerics: Numerics) -> Tensors:
-    return bundle.config.resize(bundle.tensors, config, numerics)
+    return network_class(bundle.config).resize_tensors(bundle.tensors, bundle.config, config, numerics)
 
 
 def _new_head(bundle: Bundle, classes: int) -> Bundle:

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import Model, build_from
-from vitrail.models.config import ResNetConfig
 from vitrail.models.convolution import RootPool, StandardisedConv, pad_same
+from vitrail.models.resnet_config import ResNetConfig
 
 
 def shipped(model: Model, *, dynamic: bool = False, preprocessing: Preprocessing | None = None) -> nn.Module:

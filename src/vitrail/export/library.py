@@ -27,8 +27,8 @@ from vitrail.export.check import Forward, Report, check
 from vitrail.export.draft import check_target, drafted
 from vitrail.export.subject import Weights, path_of, reference, taken
 from vitrail.export.written import Written, files_of
-from vitrail.models.config import ViTConfig, vit_config
 from vitrail.models.family import ModelConfig
+from vitrail.models.vit_config import ViTConfig, vit_config
 
 Library: TypeAlias = Literal["hf", "timm", "npz", "torchvision"]
 

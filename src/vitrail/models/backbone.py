@@ -1,19 +1,22 @@
 """What the rest of the package knows of a network, whatever its family: images in, logits, features or maps out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import times
 from vitrail.models.family import ModelConfig
+from vitrail.models.resize import Numerics
 from vitrail.models.taps import Intermediates
 
 
 class Backbone(nn.Module, ABC):
     """A network of any family: [B, C, H, W] -> logits [B, K], or features [B, D] where there is no head."""
 
+    config_class: ClassVar[type[ModelConfig]]  # what describes a network of this family
     config: ModelConfig
     blocks: nn.ModuleList  # what layers are counted by, for freezing and decay of the rate: blocks, or stages
     card: Any = None  # what travels with the weights, set by the checkpoint layer: a checkpoint.bundle.Card
@@ -22,6 +25,28 @@ class Backbone(nn.Module, ABC):
     # 12 that saves 7 % of the work, and a hook on the last layer sees one token. vitrail's own training asks for it.
     class_token_only: bool = False
     open_size: bool = False  # for export: a graph in which the image size is open, so nothing may be compared with it
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: ModelConfig) -> Self:
+        """The network that a config of this family describes, with whatever values torch gives it."""
+
+    @classmethod
+    def resize_tensors(
+        cls, tensors: dict[str, Tensor], old: ModelConfig, new: ModelConfig, numerics: Numerics = "reference"
+    ) -> dict[str, Tensor]:
+        """Its tensors for another image size (3.2)."""
+        if old.tied_to_size and new.image != old.image:
+            raise ConfigError(f"{old.tied_to_size}; keep image_size={times(old.image)}")
+        return tensors
+
+    @classmethod
+    def redraw_positions(
+        cls, tensors: dict[str, Tensor], drawn: Mapping[str, Tensor], config: ModelConfig
+    ) -> dict[str, Tensor]:
+        """Its tensors with the positions of the grid that a fresh network of the same config has drawn."""
+        del drawn, config
+        return tensors
 
     def units(self) -> list[nn.Module]:
         """All blocks one by one, whatever stages they are in."""

@@ -1,21 +1,40 @@
 """From a config to a network: the one place that knows which module a config asks for."""
 
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from vitrail.models.backbone import Backbone
-from vitrail.models.family import ModelConfig
+from vitrail.models.family import ModelConfig, register_config
 from vitrail.models.initialise import initialise
 from vitrail.models.position import SineTable
+from vitrail.models.resnet import ResNet
+from vitrail.models.vit import ViT
 
 Model: TypeAlias = Backbone
+NETWORKS: dict[type[ModelConfig], type[Backbone]] = {}
+N = TypeVar("N", bound=type[Backbone])
+
+
+def register_family(network: N) -> N:
+    """Makes a family known: its config by name, to files and to --set, and the network that it describes."""
+    NETWORKS[register_config(network.config_class)] = network
+    return network
+
+
+register_family(ViT)
+register_family(ResNet)
+
+
+def network_class(config: ModelConfig) -> type[Backbone]:
+    """The module that a config describes."""
+    return NETWORKS[type(config)]
 
 
 def build(config: ModelConfig) -> Model:
     """A fresh network, initialised as in the reference from torch's current seed."""
-    model = config.build()
+    model = network_class(config).from_config(config)
     initialise(model)
     return model
 
@@ -23,7 +42,7 @@ def build(config: ModelConfig) -> Model:
 def bare(config: ModelConfig) -> Model:
     """The network without storage: names, shapes and rules, and nothing else."""
     with torch.device("meta"):
-        return config.build()
+        return network_class(config).from_config(config)
 
 
 def build_from(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:

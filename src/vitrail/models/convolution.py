@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.models.config import ResNetConfig
 from vitrail.models.initialise import lecun_normal_
+from vitrail.models.resnet_config import ResNetConfig
 
 
 class StandardisedConv(nn.Conv2d):

@@ -1,30 +1,17 @@
 """A family of networks as the rest of the package sees it: one config class that answers every question. No torch.
 
-    @register_family
-    @dataclass(frozen=True, kw_only=True, slots=True)
-    class ScaledConfig(ViTConfig):
-        family: ClassVar[str] = "scaled-vit"
-
-        def build(self) -> Backbone: ...
-
-What is built from a config is a `Backbone` (backbone.py). All other code asks the two and never checks their types;
-CONTRIBUTING.md shows a family that is one file.
+What is built from a config is a `Backbone` (backbone.py), and build.py knows which. All other code asks the two and
+never checks their types; CONTRIBUTING.md shows a family that is one file.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.core.shapes import Pair, pair, times
+from vitrail.core.shapes import Pair, pair
 from vitrail.core.values import Choice
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from vitrail.models.backbone import Backbone
-    from vitrail.models.resize import Numerics
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +125,6 @@ class ModelConfig(Choice, ABC):
     # What is made of it.
 
     @abstractmethod
-    def build(self) -> "Backbone":
-        """The module, with whatever values torch gives it."""
-
-    @abstractmethod
     def walk(self) -> Iterator[Step]:
         """The steps of one image from pixels to logits."""
 
@@ -184,19 +167,6 @@ class ModelConfig(Choice, ABC):
         """The changes that leave the encoder."""
         return {"classes": 0}
 
-    def resize(
-        self, tensors: "dict[str, Tensor]", new: "ModelConfig", numerics: "Numerics" = "reference"
-    ) -> "dict[str, Tensor]":
-        """Its tensors for another image size."""
-        if self.tied_to_size and new.image != self.image:
-            raise ConfigError(f"{self.tied_to_size}; keep image_size={times(self.image)}")
-        return tensors
-
-    def redraw_positions(self, tensors: "dict[str, Tensor]", drawn: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Its tensors with positions of the grid as another, fresh network of this config has them."""
-        del drawn
-        return tensors
-
     @property
     def fixed_bytes(self) -> int:
         """Memory of tables that no tensor of a file vouches for."""
@@ -207,13 +177,23 @@ FAMILIES: dict[str, type[ModelConfig]] = {}
 C = TypeVar("C", bound=type[ModelConfig])
 
 
-def register_family(config: C) -> C:
-    """Makes a family known by its name, to files and to --set."""
+def register_config(config: C) -> C:
+    """Makes a family's config known by its name, to files and to --set. Its network is registered in build.py."""
     known = FAMILIES.get(config.family)
     if known is not None and known.__qualname__ != config.__qualname__:
         raise ConfigError(f"model family {config.family!r} is {known.__name__} already; choose another name")
     FAMILIES[config.family] = config
     return config
+
+
+def multiples(config: ModelConfig) -> ImageSizes:
+    """Multiples of the patch, or of a backbone's stride."""
+    step = config.patch_pixels
+    if config.image[0] % step[0] or config.image[1] % step[1]:
+        return ImageSizes(
+            step=None, why="SAME padding at a size that leaves pixels over is laid on for that size alone"
+        )
+    return ImageSizes(step=step)
 
 
 def to_dict(config: ModelConfig) -> dict[str, Any]:

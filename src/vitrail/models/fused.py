@@ -158,7 +158,7 @@ def _(pre: Tensor, tanh: bool) -> Tensor:
 def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     from vitrail.models import kernels
 
-    return kernels.gelu_backward(grad, pre, tanh)
+    return kernels.gelu_backward(grad, pre, tanh, rows_each(len(pre)))
 
 
 @gelu_backward.register_kernel("cpu")
@@ -176,7 +176,7 @@ def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
 def join(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     from vitrail.models import kernels
 
-    return kernels.join(q, k, v)
+    return kernels.join(q, k, v, rows_each(len(q)))
 
 
 @join.register_kernel("cpu")

@@ -3,9 +3,9 @@
 from torch import Tensor, nn
 
 from vitrail.core.errors import unknown
-from vitrail.models.config import ViTConfig
 from vitrail.models.config_checks import Pool
 from vitrail.models.initialise import lecun_normal_
+from vitrail.models.vit_config import ViTConfig
 
 
 def pooled(z: Tensor, config: ViTConfig) -> Tensor:

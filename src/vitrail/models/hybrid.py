@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from vitrail.core.shapes import Pair
-from vitrail.models.config import ResNetConfig
+from vitrail.models.embedding import PatchEmbedding
 from vitrail.models.resnet import Trunk
-from vitrail.models.vit import PatchEmbedding
+from vitrail.models.resnet_config import ResNetConfig
 
 
 class HybridEmbedding(PatchEmbedding):

@@ -1,7 +1,7 @@
 """Triton kernels for training on a GPU: GELU, and two backward passes that sum columns while they are there.
 
 Imported where a GPU is at work and nowhere else. A column sum goes over thousands of rows, so each program sums a
-part of them (`rows_each`) and the caller adds up the rest.
+part of them (`each` rows) and the caller adds up the rest.
 """
 
 # What Triton compiles is not Python: names have no types, and annotations are marks for its compiler.
@@ -14,8 +14,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from vitrail.models.fused import rows_each
 
 TILE_ROWS, TILE_COLUMNS = 8, 256  # of a tile that a program holds at once: 16 values a thread
 
@@ -120,10 +118,10 @@ def gelu(pre: Tensor, tanh: bool) -> Tensor:
     return out
 
 
-def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """The gradient of what GELU was given, and partial sums of its columns: [M, N] twice -> [M, N], [M/each, N]."""
+def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool, each: int) -> tuple[Tensor, Tensor]:
+    """The gradient of what GELU was given, and sums of its columns over `each` rows: [M, N] twice -> [M, N] and
+    [M/each, N]."""
     rows, columns = pre.shape
-    each = rows_each(rows)
     out, sums = torch.empty_like(pre), pre.new_empty(_parts(rows, each), columns, dtype=torch.float32)
     kernel: Any = _gelu_backward
     kernel[(_parts(columns, TILE_COLUMNS), len(sums))](
@@ -132,10 +130,9 @@ def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor
     return out, sums
 
 
-def join(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Three side by side, and partial sums of their columns: [M, D] thrice -> [M, 3D], [M/each, 3D]."""
+def join(q: Tensor, k: Tensor, v: Tensor, each: int) -> tuple[Tensor, Tensor]:
+    """Three side by side, and sums of their columns over `each` rows: [M, D] thrice -> [M, 3D], [M/each, 3D]."""
     rows, width = q.shape
-    each = rows_each(rows)
     tile = min(width & -width, TILE_COLUMNS)  # the largest power of two that divides the width
     tile_rows = min(2 * TILE_ROWS * TILE_COLUMNS // tile, each)
     out, sums = q.new_empty(rows, 3 * width), q.new_empty(_parts(rows, each), 3 * width, dtype=torch.float32)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.shapes import Pair
-from vitrail.models.config import ViTConfig
 from vitrail.models.resize import resample
+from vitrail.models.vit_config import ViTConfig
 
 
 class LearnedTable(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, unknown
 from vitrail.core.shapes import Pair, times
-from vitrail.models.config import ViTConfig
+from vitrail.models.vit_config import ViTConfig
 
 Numerics: TypeAlias = Literal["reference", "bilinear", "bicubic"]
 

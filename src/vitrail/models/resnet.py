@@ -5,6 +5,7 @@ SAME padding. They share the bottleneck's three convolutions and nothing else, s
 """
 
 from dataclasses import replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,9 @@ from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.shapes import Pair
 from vitrail.models.attention import Attention, columns, from_columns, from_rows, rows
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import ResNetConfig
 from vitrail.models.convolution import RootPool, StandardisedConv
+from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.taps import Intermediates, layer_numbers
 
 
@@ -147,7 +149,13 @@ class Trunk(nn.Module):
 class ResNet(Backbone):
     """A BiT ResNet: images to logits [B, K], or to features [B, 2048w] where there is no head."""
 
+    config_class: ClassVar[type[ModelConfig]] = ResNetConfig
     config: ResNetConfig
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> Self:
+        assert isinstance(config, ResNetConfig)
+        return cls(config)
 
     def __init__(self, config: ResNetConfig):
         super().__init__()

@@ -11,8 +11,9 @@ There is one forward pass, `encode`. Whatever else is asked of a network goes th
 masked ones, images of another size, a few tokens of the last layer (`queries`), intermediates (`taps`).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,46 +25,16 @@ from vitrail.core.shapes import Pair, times
 from vitrail.models import attention
 from vitrail.models.attention import Attention
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import ViTConfig
+from vitrail.models.embedding import PatchEmbedding
+from vitrail.models.family import ModelConfig
 from vitrail.models.fused import gelu_linear, suits
 from vitrail.models.heads import ClassificationHead, pool_named, pooled
-from vitrail.models.initialise import lecun_normal_
+from vitrail.models.hybrid import HybridEmbedding
 from vitrail.models.position import Positions
+from vitrail.models.resize import Numerics, redraw_grid, resize_positions
 from vitrail.models.stochastic_depth import StochasticDepth
 from vitrail.models.taps import Intermediates, Taps, layer_numbers
-
-
-class PatchEmbedding(nn.Module):
-    """x_p E: the image cut into patches in raster order, each projected to width D. [B, C, H, W] -> [B, N, D]."""
-
-    as_convolution: bool = False  # for export: what runtimes outside PyTorch have a kernel for
-
-    def __init__(self, channels: int, width: int, patch: Pair):
-        super().__init__()
-        self.projection = nn.Conv2d(channels, width, patch, stride=patch)
-
-    def initialise(self) -> None:
-        lecun_normal_(self.projection.weight)
-        nn.init.constant_(cast(Tensor, self.projection.bias), 0)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """As one matrix product on flattened patches: the same as the convolution, and quicker on accelerators."""
-        if self.as_convolution:
-            return self.projection(images).flatten(2).transpose(1, 2)
-        rows, columns = self.projection.stride
-        cut = images.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))  # [B, C, H/P, P, W/P, P]
-        patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, C·P·P]
-        return F.linear(patches, self.projection.weight.flatten(1), self.projection.bias)
-
-    def grid_of(self, images: Tensor) -> Pair:
-        """Rows and columns of the patches of images."""
-        rows, columns = self.projection.stride
-        return images.shape[2] // rows, images.shape[3] // columns
-
-    @property
-    def kernel(self) -> Tensor:
-        """The filters that see the image: [D, C, P, P]."""
-        return self.projection.weight
+from vitrail.models.vit_config import ViTConfig, vit_config
 
 
 class MLP(nn.Module):
@@ -111,13 +82,16 @@ class Block(nn.Module):
         before = z
         attended = self.attend(self.norm_attention(z), offsets, queries, taps)
         z = z[:, :queries] + self.skip(self.dropout(attended))  # Eq. 2
-        z = z + self.skip(self.mlp(self.norm_mlp(z)))  # Eq. 3
+        z = z + self.skip(self.transform(self.norm_mlp(z)))  # Eq. 3
         if taps is not None:
             taps.take_layer(before, z, self.spread)
         return z
 
     def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
         return self.attention(z, offsets, queries, taps)
+
+    def transform(self, z: Tensor) -> Tensor:
+        return self.mlp(z)
 
     def spread(self, weights: Tensor) -> Tensor:
         """Attention weights as those over all tokens of an image, which here they are."""
@@ -167,7 +141,15 @@ class AxialBlock(nn.Module):
 class ViT(Backbone):
     """Images to logits: [B, C, H, W] -> [B, K], or to the representation y [B, D] where there is no head."""
 
+    config_class: ClassVar[type[ModelConfig]] = ViTConfig
     config: ViTConfig
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> Self:
+        c = vit_config(config)
+        if c.backbone is None:
+            return cls(c, PatchEmbedding(c.channels, c.width, c.patch))
+        return cls(c, HybridEmbedding(c.backbone, c.width, c.patch))
 
     def __init__(self, config: ViTConfig, embedding: PatchEmbedding):
         super().__init__()
@@ -177,10 +159,13 @@ class ViT(Backbone):
         self.registers = nn.Parameter(torch.empty(1, config.registers, config.width)) if config.registers else None
         self.position = Positions(config)
         self.dropout = nn.Dropout(config.dropout)
-        block = Block if config.attention == "full" else AxialBlock
-        self.blocks = nn.ModuleList(block(config, layer) for layer in range(config.depth))
+        self.blocks = nn.ModuleList(self.make_block(config, layer) for layer in range(config.depth))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.head = ClassificationHead(config)
+
+    def make_block(self, config: ViTConfig, layer: int) -> nn.Module:
+        """A layer of the encoder. A family whose blocks differ overrides this, and `ViTConfig.walk` for their cost."""
+        return Block(config, layer) if config.attention == "full" else AxialBlock(config, layer)
 
     def initialise(self) -> None:
         if self.class_token is not None:
@@ -341,6 +326,18 @@ class ViT(Backbone):
             attention=tuple(tap.attention for tap in found) if attention else (),
             qkv=tuple((i.q, i.k, i.v) for i in (tap.inside for tap in found) if i is not None) if qkv else (),
         )
+
+    @classmethod
+    def resize_tensors(
+        cls, tensors: dict[str, Tensor], old: ModelConfig, new: ModelConfig, numerics: Numerics = "reference"
+    ) -> dict[str, Tensor]:
+        return resize_positions(tensors, vit_config(old), vit_config(new), numerics)
+
+    @classmethod
+    def redraw_positions(
+        cls, tensors: dict[str, Tensor], drawn: Mapping[str, Tensor], config: ModelConfig
+    ) -> dict[str, Tensor]:
+        return redraw_grid(tensors, drawn, vit_config(config))
 
     @property
     def num_features(self) -> int:

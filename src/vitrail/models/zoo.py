@@ -13,8 +13,9 @@ from typing import Any
 
 from vitrail.core.errors import ConfigError, UnknownName, unknown
 from vitrail.core.shapes import Pair, pair
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 
 # width, depth, MLP width, heads. B, L, H: Table 1; Ti, S: the same authors' later "How to train your ViT"; g, G:
 # "Scaling Vision Transformers".

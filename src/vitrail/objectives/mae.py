@@ -16,11 +16,11 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import ViTConfig
 from vitrail.models.family import ModelConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.position import SineTable
 from vitrail.models.vit import Block, ViT
+from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives import masks
 from vitrail.objectives.objective import Objective, Outcome
 from vitrail.objectives.patches import (

@@ -18,10 +18,10 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import ViTConfig
 from vitrail.models.family import ModelConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig
 from vitrail.models.walk import macs
 from vitrail.objectives import masks
 from vitrail.objectives.colours import COLOURS, colours, middles

@@ -19,9 +19,9 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.distributed.exchange import gathered
 from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
-from vitrail.models.config import ViTConfig, vit_config
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.walk import macs
 from vitrail.objectives.multicrop import two_views
 from vitrail.objectives.objective import Objective, Outcome

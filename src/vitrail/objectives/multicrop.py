@@ -14,11 +14,11 @@ from vitrail.core.shapes import Pair, times
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop, Range
 from vitrail.data.transforms.policy import Distort
-from vitrail.models.config import ViTConfig, vit_config
 from vitrail.models.family import ModelConfig
 from vitrail.models.position import SineTable
 from vitrail.models.resize import resize_grid
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig, vit_config
 
 
 def two_views(augmentation: Augmentation) -> tuple[Augmentation, Augmentation]:

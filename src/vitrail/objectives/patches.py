@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair
-from vitrail.models.config import ViTConfig, vit_config
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig, vit_config
 
 GREY = 128  # how a report shows a patch that is not seen
 

@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitrail.core.shapes import pair
-from vitrail.models.config import ResNetConfig, vit_config
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import vit_config
 from vitrail.models.zoo import adapted, axial, axial_resnet50, mini_bit
 from vitrail.recipes.change import resized
 from vitrail.recipes.table3 import bit_r50x1_jft, vit_b16_jft, vit_b32_jft

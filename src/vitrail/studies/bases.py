@@ -10,7 +10,7 @@ from typing import Final
 
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.data.transforms.mix import Mix
-from vitrail.models.config import vit_config
+from vitrail.models.vit_config import vit_config
 from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Schedule
 from vitrail.recipes import small

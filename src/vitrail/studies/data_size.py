@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from vitrail.core.paper import JFT_IMAGES
-from vitrail.models.config import ViTConfig, vit_config
 from vitrail.models.family import ModelConfig
+from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.zoo import model_config, slug, with_known_fields
 from vitrail.objectives.classification import Classification
 from vitrail.recipes import table3

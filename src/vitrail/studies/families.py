@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from vitrail.models.config import ResNetConfig, ViTConfig, vit_config
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.zoo import backbone, mini_bit
 from vitrail.recipes.change import resized
 from vitrail.train.config import Run

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from vitrail.models.config import ViTConfig, vit_config
+from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.recipes.table3 import vit_b16_jft
 from vitrail.studies.bases import for_card, for_cores, given, with_dev
 from vitrail.studies.plots import Line, Panel, Point, plot

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from vitrail.models.config import ResNetConfig
+from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.zoo import adapted, mini_bit
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes import table4

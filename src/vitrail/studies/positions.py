@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from vitrail.core.paper import TABLE_8
-from vitrail.models.config import ViTConfig, vit_config
+from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.recipes.table3 import vit_b16_jft
 from vitrail.studies.bases import for_card, for_cores, given
 from vitrail.studies.plots import Dot, Dots, dotted

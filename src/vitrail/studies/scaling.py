@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Final
 
 from vitrail.core.paper import AVERAGE_5, TABLE_6, Compute
-from vitrail.models.config import ViTConfig, vit_config
 from vitrail.models.family import ModelConfig
+from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.zoo import model_config, slug
 from vitrail.recipes import table3, table4
 from vitrail.recipes.change import resized

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.models.config import vit_config
+from vitrail.models.vit_config import vit_config
 from vitrail.models.zoo import adapted
 from vitrail.objectives.masked_patches import MaskedPatches, Target
 from vitrail.recipes import selfsup

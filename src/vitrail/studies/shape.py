@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitrail.core.shapes import pair
-from vitrail.models.config import ViTConfig, vit_config
+from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.walk import macs, parameters
 from vitrail.recipes.change import resized
 from vitrail.recipes.table3 import vit_b32_jft

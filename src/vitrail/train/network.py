@@ -11,7 +11,7 @@ from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.weights import network, operate
 from vitrail.data.draws import keyed, number
 from vitrail.distributed.materialise import draw
-from vitrail.models.build import Model, bare, build
+from vitrail.models.build import Model, bare, build, network_class
 from vitrail.models.family import ModelConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.zoo import adapted
@@ -93,7 +93,7 @@ def with_facts(bundle: Bundle, facts: dict[str, Any]) -> Bundle:
 def positions_drawn(bundle: Bundle, seed: int) -> Bundle:
     """With the grid's positions as a network of this size would start with; a class token keeps its own."""
     drawn = fresh_network(bundle.config, seed).state_dict()
-    return replace(bundle, tensors=bundle.config.redraw_positions(bundle.tensors, drawn))
+    return replace(bundle, tensors=network_class(bundle.config).redraw_positions(bundle.tensors, drawn, bundle.config))
 
 
 def fresh_network(config: ModelConfig, seed: int) -> Model:

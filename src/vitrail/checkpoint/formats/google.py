@@ -22,9 +22,10 @@ from vitrail.checkpoint.formats.plain import position_entry, require_plain
 from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, same
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.shapes import Pair, times
-from vitrail.models.config import ResNetConfig, ViTConfig, vit_config
 from vitrail.models.config_checks import Position
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.zoo import backbone
 
 PREFIXES = ("opt/target/", "params/", "img/")  # the last is the image tower of a two-tower model (LiT)

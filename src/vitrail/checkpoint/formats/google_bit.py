@@ -6,8 +6,8 @@ from functools import singledispatch
 from vitrail.checkpoint.formats.google import conv
 from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, same
 from vitrail.core.errors import ExportRefused
-from vitrail.models.config import ResNetConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
 
 NAME = "npz-bit"
 ROOT = "resnet/root_block/standardized_conv2d/kernel"

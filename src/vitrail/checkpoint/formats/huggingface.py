@@ -13,8 +13,9 @@ from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, both, parte
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.shapes import Pair, pair
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 
 NAME = "huggingface"
 MULTI_LABEL = "multi_label_classification"  # what its config.json calls a problem of several labels

@@ -2,8 +2,8 @@
 
 from vitrail.checkpoint.formats.table import Entry, class_row_added, same
 from vitrail.core.errors import ExportRefused
-from vitrail.models.config import ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.vit_config import ViTConfig
 
 
 def require_plain(

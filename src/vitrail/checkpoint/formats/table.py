@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoint.files.refusal import check_budget, told
-from vitrail.core.errors import MismatchedWeights
+from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.shapes import Pair, pair
 from vitrail.models.build import skeleton
 from vitrail.models.family import ModelConfig
@@ -60,9 +60,12 @@ def class_row_added(ours: str, theirs: str) -> Entry:
 
 
 def export_tensors(table: Iterable[Entry], tensors: Tensors) -> Tensors:
-    """Ours to theirs."""
+    """Ours to theirs. A network with tensors that the table does not know is refused: it would be read as another."""
     out: Tensors = {}
-    for entry in table:
+    entries = list(table)
+    if left := set(tensors) - {entry.ours for entry in entries}:
+        raise ExportRefused(f"this format has no place for tensor {min(left)!r}; write a vitrail file instead")
+    for entry in entries:
         parts = entry.out(tensors[entry.ours])
         out |= {name: part.contiguous() for name, part in zip(entry.names, parts, strict=True)}
     return out

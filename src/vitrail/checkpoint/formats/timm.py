@@ -12,8 +12,9 @@ from vitrail.checkpoint.formats.table import Entry, Shapes, both, pointwise, sam
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import Interpolation, Preprocessing
-from vitrail.models.config import ResNetConfig, ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig
 
 NAME = "timm"
 

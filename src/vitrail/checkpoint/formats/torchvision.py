@@ -3,8 +3,8 @@
 from vitrail.checkpoint.formats.infer import grid_of, heads_of
 from vitrail.checkpoint.formats.plain import position_entry, require_plain
 from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, both, same
-from vitrail.models.config import ViTConfig
 from vitrail.models.family import ModelConfig
+from vitrail.models.vit_config import ViTConfig
 
 NAME = "torchvision"
 LAYER = "encoder.layers.encoder_layer_{}."

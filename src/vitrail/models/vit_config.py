@@ -1,194 +1,35 @@
-"""What a network is, as frozen data: no torch here, so that tables and help stay quick.
+"""A Vision Transformer as frozen data: its shape, rules and closed-form cost. No torch, so that tables stay quick.
 
 Numerics are fields, never assumptions. The defaults are the reference implementation's; an importer sets what its
 weights were trained with.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.shapes import Pair, times
 from vitrail.models.config_checks import (
-    MOST_BLOCKS,
     MOST_PATCHES,
     Attention,
     Gelu,
     Head,
-    Mixing,
-    Padding,
     Placement,
     Pool,
-    PoolPadding,
     Position,
-    Root,
-    Standardisation,
-    Unit,
     check_choices,
     check_most,
     check_positive,
     check_positive_pairs,
     check_types,
 )
-from vitrail.models.family import ImageSizes, ModelConfig, Step, register_family
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from vitrail.models.resize import Numerics
-    from vitrail.models.resnet import ResNet
-    from vitrail.models.vit import ViT
+from vitrail.models.family import ImageSizes, ModelConfig, Step, multiples, register_config
+from vitrail.models.resnet_config import ResNetConfig, trunk_steps
 
 
-@register_family
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResNetConfig(ModelConfig):
-    """A BiT ResNet: width factor, blocks a stage, GroupNorm and weight-standardised convolutions.
-
-    `unit="preactivation"` is the ResNet-v2 of the BiT baselines; `"postactivation"` is the hybrid's backbone. The 3x3
-    root has no max-pool and stride 1: it is for 28 to 64 px images. `mixing="axial"` puts row and column attention in
-    the place of each 3x3 convolution (AxialResNet, D.6); its tables of relative positions tie it to `image`. A hybrid's
-    backbone may have no blocks at all: the root alone (R+ViT-Ti/16).
-    """
-
-    family: ClassVar[str] = "resnet"
-    head_layer: ClassVar[str] = "head"
-
-    blocks: tuple[int, ...]
-    image: Pair = (224, 224)
-    factor: float = 1.0
-    channels: int = 3
-    classes: int = 1000
-    unit: Unit = "preactivation"
-    root: Root = "7x7"
-    groups: int = 32
-    norm_eps: float = 1e-5
-    standardisation: Standardisation = "sqrt(var+eps)"
-    standardisation_eps: float = 1e-10
-    padding: Padding = "symmetric"
-    pool_padding: PoolPadding = "zero"
-    mixing: Mixing = "convolution"
-    axial_heads: int = 8
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
-        check_positive(self, "channels", "groups", "norm_eps", "standardisation_eps", "factor", "axial_heads")
-        check_positive_pairs(self, "image")
-        check_most(self)
-        fewest = 0 if self.unit == "postactivation" else 1
-        if not fewest <= len(self.blocks) <= 8 or not all(1 <= count <= MOST_BLOCKS for count in self.blocks):
-            raise ConfigError(f"blocks={self.blocks}: one to eight stages, each of 1 to {MOST_BLOCKS} blocks")
-        if not 1 / 64 <= self.factor <= 64:
-            raise ConfigError(f"factor={self.factor} must lie between 1/64 and 64")
-        if self.classes < 0:
-            raise ConfigError(f"classes={self.classes} must be 0 (no head) or more")
-        if self.unit == "postactivation" and self.pool_padding == "zero":
-            # Behind a ReLU the two are equal; one spelling keeps configs comparable.
-            raise ConfigError(
-                "pool_padding='zero' says nothing behind a ReLU; a post-activation network takes 'infinity'"
-            )
-        for channels in (self.root_width, *(self.bottleneck(s) for s in range(len(self.blocks)))):
-            if channels % self.groups:
-                raise ConfigError(f"groups={self.groups} does not divide {channels} channels at factor {self.factor}")
-        if self.mixing == "axial" and any(self.bottleneck(s) % self.axial_heads for s in range(len(self.blocks))):
-            raise ConfigError(f"axial_heads={self.axial_heads} does not divide the bottleneck widths")
-
-    @property
-    def root_width(self) -> int:
-        return round(64 * self.factor)
-
-    def bottleneck(self, stage: int) -> int:
-        """Channels of the 3x3 convolutions in a stage; its output has four times as many."""
-        return round(64 * 2**stage * self.factor)
-
-    @property
-    def features(self) -> int:
-        return 4 * self.bottleneck(len(self.blocks) - 1) if self.blocks else self.root_width
-
-    @property
-    def stride(self) -> int:
-        """Pixels of the image to one of the last feature map, along a side."""
-        return (4 if self.root == "7x7" else 1) * 2 ** max(len(self.blocks) - 1, 0)
-
-    @property
-    def grid(self) -> Pair:
-        """The feature map behind the last stage."""
-        grid = self.pooled
-        for stage in range(len(self.blocks)):
-            grid = self.stage_grid(grid, stage)
-        return grid
-
-    @property
-    def pooled(self) -> Pair:
-        """The feature map behind the root and its max-pool."""
-        if self.root == "3x3":
-            return self.image
-        return shrink(shrink(self.image, 2), 2)
-
-    def stage_grid(self, grid: Pair, stage: int) -> Pair:
-        return grid if stage == 0 else shrink(grid, 2)
-
-    @property
-    def layers(self) -> int:
-        return len(self.blocks)
-
-    @property
-    def units(self) -> int:
-        return sum(self.blocks)
-
-    @property
-    def patch_pixels(self) -> Pair:
-        return self.stride, self.stride
-
-    @property
-    def tied_to_size(self) -> str:
-        return "an axial ResNet's relative positions are tied to one size" if self.mixing == "axial" else ""
-
-    @property
-    def open_sizes(self) -> ImageSizes:
-        if self.tied_to_size:
-            return ImageSizes(step=None, why=self.tied_to_size)
-        if self.padding == "symmetric":
-            return ImageSizes(step=self.patch_pixels, any=True)
-        return multiples(self)
-
-    @property
-    def has_convolutions(self) -> bool:
-        return True
-
-    @property
-    def title(self) -> str:
-        return f"ResNet of {'+'.join(map(str, self.blocks))} blocks, width factor {self.factor:g}"
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        return self.blocks, self.factor, self.root, self.mixing
-
-    def build(self) -> "ResNet":
-        from vitrail.models.resnet import ResNet
-
-        return ResNet(self)
-
-    def walk(self) -> Iterator[Step]:
-        from vitrail.models.walk import resnet_steps
-
-        return resnet_steps(self)
-
-    def activation_bytes(self, width: int, *, recompute: bool) -> int:
-        """About four times what each unit gives."""
-        return 4 * width * sum(math.prod(step.shape) for step in self.walk())
-
-    @property
-    def padding_macs(self) -> int:
-        from vitrail.models.walk import padding_macs
-
-        return padding_macs(self)
-
-
-@register_family
+@register_config
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ViTConfig(ModelConfig):
     """A Vision Transformer (Table 1) or, with a backbone, a hybrid (3.1).
@@ -377,17 +218,7 @@ class ViTConfig(ModelConfig):
             ("width", str(self.width)),
         ]
 
-    def build(self) -> "ViT":
-        from vitrail.models.hybrid import HybridEmbedding
-        from vitrail.models.vit import PatchEmbedding, ViT
-
-        if self.backbone is None:
-            return ViT(self, PatchEmbedding(self.channels, self.width, self.patch))
-        return ViT(self, HybridEmbedding(self.backbone, self.width, self.patch))
-
     def walk(self) -> Iterator[Step]:
-        from vitrail.models.walk import vit_steps
-
         return vit_steps(self)
 
     def activation_bytes(self, width: int, *, recompute: bool) -> int:
@@ -441,18 +272,6 @@ class ViTConfig(ModelConfig):
     def without_head(self) -> dict[str, Any]:
         return {"classes": 0, "head": "none"}
 
-    def resize(
-        self, tensors: "dict[str, Tensor]", new: ModelConfig, numerics: "Numerics" = "reference"
-    ) -> "dict[str, Tensor]":
-        from vitrail.models.resize import resize_positions
-
-        return resize_positions(tensors, self, vit_config(new), numerics)
-
-    def redraw_positions(self, tensors: "dict[str, Tensor]", drawn: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        from vitrail.models.resize import redraw_grid
-
-        return redraw_grid(tensors, drawn, self)
-
     @property
     def fixed_bytes(self) -> int:
         return 8 * self.tokens * self.width if self.position == "sincos2d" else 0
@@ -466,16 +285,73 @@ def vit_config(config: ModelConfig | None, what: str = "this") -> ViTConfig:
     return config
 
 
-def multiples(config: ModelConfig) -> ImageSizes:
-    """Multiples of the patch, or of a backbone's stride."""
-    step = config.patch_pixels
-    if config.image[0] % step[0] or config.image[1] % step[1]:
-        return ImageSizes(
-            step=None, why="SAME padding at a size that leaves pixels over is laid on for that size alone"
+def vit_steps(c: ViTConfig) -> Iterator[Step]:
+    n, t, d = c.patches, c.tokens, c.width
+    yield Step("image", (*c.image, c.channels))
+    channels = c.channels
+    if c.backbone is not None:
+        yield from trunk_steps(c.backbone)
+        channels = c.backbone.features
+    inside = math.prod(c.patch) * channels
+    yield Step(f"patches {times(c.patch)}", (n, inside))
+    yield Step("embeddings E", (n, d), inside * d + d, n * inside * d)
+    if c.class_token:
+        yield Step("class token", (n + 1, d), d)
+    if c.registers:
+        yield Step(f"{c.registers} registers", (t, d), c.registers * d)
+    if c.position != "none" and c.placed in ("stem", "shared"):
+        yield Step(
+            f"positions ({c.position}{', shared by all layers' if c.placed == 'shared' else ''})", (t, d), _table(c)
         )
-    return ImageSizes(step=step)
+    for layer in range(1, c.depth + 1):
+        yield from _block(c, layer)
+    if not c.norm_after_pool:
+        yield Step("norm", (t, d), 2 * d)
+    yield Step("class token's row" if c.pool == "token" else "mean of patches", (d,))
+    if c.norm_after_pool:
+        yield Step("norm", (d,), 2 * d)
+    if c.head == "tanh":
+        yield Step("head: hidden tanh layer", (d,), d * d + d, d * d)
+    if c.classes:
+        yield Step("head: logits", (c.classes,), d * c.classes + c.classes, d * c.classes)
 
 
-def shrink(size: Pair, stride: int) -> Pair:
-    """The size behind a strided convolution under either padding rule: rounded up."""
-    return (-(-size[0] // stride), -(-size[1] // stride))
+def _block(c: ViTConfig, layer: int) -> Iterator[Step]:
+    t, d, m = c.tokens, c.width, c.mlp_width
+    if c.position not in ("none", "relative") and c.placed == "every":
+        yield Step(f"block {layer}: positions ({c.position})", (t, d), _table(c))
+    bias = 3 * d * c.qkv_bias
+    relative = c.position == "relative" and (layer == 1 or c.placed != "stem")
+    offsets = _table(c) if relative and c.placed == "every" else 0
+    for axis, length in _axes(c):
+        name = f"block {layer}: {axis}"
+        work = 2 * t * length * d + relative * t * (2 * length - 1) * d
+        yield Step(f"{name}norm, q k v", (3, c.heads, t, d // c.heads), 2 * d + 3 * d * d + bias, 3 * t * d * d)
+        yield Step(f"{name}attention", (c.heads, t, d // c.heads), offsets, work)
+        yield Step(f"{name}out, residual", (t, d), d * d + d, t * d * d)
+        yield Step(f"{name}norm, MLP, residual", (t, d), 2 * d + 2 * d * m + d + m, 2 * t * d * m)
+
+
+def _axes(c: ViTConfig) -> list[tuple[str, int]]:
+    """Sub-blocks and how many tokens one query sees: all, or its row and then its column (D.6)."""
+    if c.attention == "full":
+        return [("", c.tokens)]
+    rows, columns = c.grid
+    return [("row ", columns), ("column ", rows)]
+
+
+def _table(c: ViTConfig) -> int:
+    """Parameters of one position table (D.4)."""
+    rows, columns = c.grid
+    prefix = c.width if c.class_token and c.position_prefix else 0
+    match c.position:
+        case "learned":
+            return c.patches * c.width + prefix
+        case "learned2d":
+            return (rows + columns) * (c.width // 2) + prefix
+        case "learned2d-sum":
+            return (rows + columns) * c.width + prefix
+        case "relative":
+            return (2 * c.tokens - 1) * (c.width // c.heads)
+        case _:
+            return 0

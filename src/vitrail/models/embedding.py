@@ -1,0 +1,42 @@
+"""The patch embedding (Eq. 1): x_p E."""
+
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.core.shapes import Pair
+from vitrail.models.initialise import lecun_normal_
+
+
+class PatchEmbedding(nn.Module):
+    """x_p E: the image cut into patches in raster order, each projected to width D. [B, C, H, W] -> [B, N, D]."""
+
+    as_convolution: bool = False  # for export: what runtimes outside PyTorch have a kernel for
+
+    def __init__(self, channels: int, width: int, patch: Pair):
+        super().__init__()
+        self.projection = nn.Conv2d(channels, width, patch, stride=patch)
+
+    def initialise(self) -> None:
+        lecun_normal_(self.projection.weight)
+        nn.init.constant_(cast(Tensor, self.projection.bias), 0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """As one matrix product on flattened patches: the same as the convolution, and quicker on accelerators."""
+        if self.as_convolution:
+            return self.projection(images).flatten(2).transpose(1, 2)
+        rows, columns = self.projection.stride
+        cut = images.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))  # [B, C, H/P, P, W/P, P]
+        patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, C·P·P]
+        return F.linear(patches, self.projection.weight.flatten(1), self.projection.bias)
+
+    def grid_of(self, images: Tensor) -> Pair:
+        """Rows and columns of the patches of images."""
+        rows, columns = self.projection.stride
+        return images.shape[2] // rows, images.shape[3] // columns
+
+    @property
+    def kernel(self) -> Tensor:
+        """The filters that see the image: [D, C, P, P]."""
+        return self.projection.weight

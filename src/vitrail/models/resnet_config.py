@@ -1,0 +1,263 @@
+"""A BiT ResNet as frozen data: its shape, rules and closed-form cost. No torch, so that tables and help stay quick.
+
+Numerics are fields, never assumptions. The defaults are the reference implementation's; an importer sets what its
+weights were trained with.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from vitrail.core.errors import ConfigError
+from vitrail.core.shapes import Pair
+from vitrail.models.config_checks import (
+    MOST_BLOCKS,
+    Mixing,
+    Padding,
+    PoolPadding,
+    Root,
+    Standardisation,
+    Unit,
+    check_choices,
+    check_most,
+    check_positive,
+    check_positive_pairs,
+    check_types,
+)
+from vitrail.models.family import ImageSizes, ModelConfig, Step, multiples, register_config
+
+
+@register_config
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResNetConfig(ModelConfig):
+    """A BiT ResNet: width factor, blocks a stage, GroupNorm and weight-standardised convolutions.
+
+    `unit="preactivation"` is the ResNet-v2 of the BiT baselines; `"postactivation"` is the hybrid's backbone. The 3x3
+    root has no max-pool and stride 1: it is for 28 to 64 px images. `mixing="axial"` puts row and column attention in
+    the place of each 3x3 convolution (AxialResNet, D.6); its tables of relative positions tie it to `image`. A hybrid's
+    backbone may have no blocks at all: the root alone (R+ViT-Ti/16).
+    """
+
+    family: ClassVar[str] = "resnet"
+    head_layer: ClassVar[str] = "head"
+
+    blocks: tuple[int, ...]
+    image: Pair = (224, 224)
+    factor: float = 1.0
+    channels: int = 3
+    classes: int = 1000
+    unit: Unit = "preactivation"
+    root: Root = "7x7"
+    groups: int = 32
+    norm_eps: float = 1e-5
+    standardisation: Standardisation = "sqrt(var+eps)"
+    standardisation_eps: float = 1e-10
+    padding: Padding = "symmetric"
+    pool_padding: PoolPadding = "zero"
+    mixing: Mixing = "convolution"
+    axial_heads: int = 8
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_choices(self)
+        check_positive(self, "channels", "groups", "norm_eps", "standardisation_eps", "factor", "axial_heads")
+        check_positive_pairs(self, "image")
+        check_most(self)
+        fewest = 0 if self.unit == "postactivation" else 1
+        if not fewest <= len(self.blocks) <= 8 or not all(1 <= count <= MOST_BLOCKS for count in self.blocks):
+            raise ConfigError(f"blocks={self.blocks}: one to eight stages, each of 1 to {MOST_BLOCKS} blocks")
+        if not 1 / 64 <= self.factor <= 64:
+            raise ConfigError(f"factor={self.factor} must lie between 1/64 and 64")
+        if self.classes < 0:
+            raise ConfigError(f"classes={self.classes} must be 0 (no head) or more")
+        if self.unit == "postactivation" and self.pool_padding == "zero":
+            # Behind a ReLU the two are equal; one spelling keeps configs comparable.
+            raise ConfigError(
+                "pool_padding='zero' says nothing behind a ReLU; a post-activation network takes 'infinity'"
+            )
+        for channels in (self.root_width, *(self.bottleneck(s) for s in range(len(self.blocks)))):
+            if channels % self.groups:
+                raise ConfigError(f"groups={self.groups} does not divide {channels} channels at factor {self.factor}")
+        if self.mixing == "axial" and any(self.bottleneck(s) % self.axial_heads for s in range(len(self.blocks))):
+            raise ConfigError(f"axial_heads={self.axial_heads} does not divide the bottleneck widths")
+
+    @property
+    def root_width(self) -> int:
+        return round(64 * self.factor)
+
+    def bottleneck(self, stage: int) -> int:
+        """Channels of the 3x3 convolutions in a stage; its output has four times as many."""
+        return round(64 * 2**stage * self.factor)
+
+    @property
+    def features(self) -> int:
+        return 4 * self.bottleneck(len(self.blocks) - 1) if self.blocks else self.root_width
+
+    @property
+    def stride(self) -> int:
+        """Pixels of the image to one of the last feature map, along a side."""
+        return (4 if self.root == "7x7" else 1) * 2 ** max(len(self.blocks) - 1, 0)
+
+    @property
+    def grid(self) -> Pair:
+        """The feature map behind the last stage."""
+        grid = self.pooled
+        for stage in range(len(self.blocks)):
+            grid = self.stage_grid(grid, stage)
+        return grid
+
+    @property
+    def pooled(self) -> Pair:
+        """The feature map behind the root and its max-pool."""
+        if self.root == "3x3":
+            return self.image
+        return shrink(shrink(self.image, 2), 2)
+
+    def stage_grid(self, grid: Pair, stage: int) -> Pair:
+        return grid if stage == 0 else shrink(grid, 2)
+
+    @property
+    def layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def units(self) -> int:
+        return sum(self.blocks)
+
+    @property
+    def patch_pixels(self) -> Pair:
+        return self.stride, self.stride
+
+    @property
+    def tied_to_size(self) -> str:
+        return "an axial ResNet's relative positions are tied to one size" if self.mixing == "axial" else ""
+
+    @property
+    def open_sizes(self) -> ImageSizes:
+        if self.tied_to_size:
+            return ImageSizes(step=None, why=self.tied_to_size)
+        if self.padding == "symmetric":
+            return ImageSizes(step=self.patch_pixels, any=True)
+        return multiples(self)
+
+    @property
+    def has_convolutions(self) -> bool:
+        return True
+
+    @property
+    def title(self) -> str:
+        return f"ResNet of {'+'.join(map(str, self.blocks))} blocks, width factor {self.factor:g}"
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        return self.blocks, self.factor, self.root, self.mixing
+
+    def walk(self) -> Iterator[Step]:
+        return resnet_steps(self)
+
+    def activation_bytes(self, width: int, *, recompute: bool) -> int:
+        """About four times what each unit gives."""
+        return 4 * width * sum(math.prod(step.shape) for step in self.walk())
+
+    @property
+    def padding_macs(self) -> int:
+        return padding_macs(self)
+
+
+def shrink(size: Pair, stride: int) -> Pair:
+    """The size behind a strided convolution under either padding rule: rounded up."""
+    return (-(-size[0] // stride), -(-size[1] // stride))
+
+
+def resnet_steps(c: ResNetConfig) -> Iterator[Step]:
+    yield Step("image", (*c.image, c.channels))
+    yield from trunk_steps(c)
+    f = c.features
+    if c.unit == "preactivation":
+        yield Step("norm, ReLU", (*c.grid, f), 2 * f)
+    yield Step("mean over positions", (f,))
+    if c.classes:
+        yield Step("head: logits", (c.classes,), f * c.classes + c.classes, f * c.classes)
+
+
+def trunk_steps(c: ResNetConfig) -> Iterator[Step]:
+    side = 7 if c.root == "7x7" else 3
+    stride = 2 if c.root == "7x7" else 1
+    grid = (-(-c.image[0] // stride), -(-c.image[1] // stride))
+    kernel = side * side * c.channels * c.root_width
+    norm = 2 * c.root_width if c.unit == "postactivation" else 0
+    yield Step(f"root {c.root} convolution", (*grid, c.root_width), kernel + norm, math.prod(grid) * kernel)
+    if c.root == "7x7":
+        yield Step("max-pool 3x3", (*c.pooled, c.root_width))
+    grid, width = c.pooled, c.root_width
+    for stage, count in enumerate(c.blocks):
+        for block in range(count):
+            out = c.stage_grid(grid, stage) if block == 0 else grid
+            yield _unit(
+                c,
+                f"stage {stage + 1}, block {block + 1}",
+                grid,
+                out,
+                width,
+                c.bottleneck(stage),
+                stage > 0 and block == 0,
+            )
+            grid, width = out, 4 * c.bottleneck(stage)
+
+
+def _unit(c: ResNetConfig, name: str, grid: Pair, out: Pair, width: int, inner: int, strided: bool) -> Step:
+    """One bottleneck: 1x1, 3x3 (or axial attention), 1x1, and a projected shortcut where the shape changes."""
+    wide = 4 * inner
+    before, after = math.prod(grid), math.prod(out)
+    projected = width * wide if width != wide or strided else 0
+    norms = (
+        2 * (width + inner + inner)
+        if c.unit == "preactivation"
+        else 2 * (inner + inner + wide + (wide if projected else 0))
+    )
+    middle_params, middle_macs = _middle(c, grid, out, inner)
+    kernels = width * inner + middle_params + inner * wide + projected
+    work = before * width * inner + middle_macs + after * (inner * wide + projected)
+    return Step(name, (*out, wide), kernels + norms, work)
+
+
+def _middle(c: ResNetConfig, grid: Pair, out: Pair, inner: int) -> tuple[int, int]:
+    """Parameters and MACs of a unit's 3x3 convolution, or of the row and column attention that replaces it (D.6)."""
+    if c.mixing == "convolution":
+        return 9 * inner * inner, math.prod(out) * 9 * inner * inner
+    params = work = 0
+    for length in (grid[1], grid[0]):
+        params += 4 * inner * inner + (2 * length - 1) * (inner // c.axial_heads)
+        work += math.prod(grid) * (4 * inner * inner + (4 * length - 1) * inner)
+    return params, work
+
+
+def padding_macs(config: ResNetConfig) -> int:
+    """Multiply-accumulates of one image that only multiply padding."""
+    side, stride = (7, 2) if config.root == "7x7" else (3, 1)
+    wasted = _on_padding(config, config.image, side, stride) * config.channels * config.root_width
+    if config.mixing != "convolution":
+        return wasted
+    grid = config.pooled
+    for stage, count in enumerate(config.blocks):
+        inner = config.bottleneck(stage) ** 2
+        wasted += _on_padding(config, grid, 3, 2 if stage else 1) * inner
+        grid = config.stage_grid(grid, stage)
+        wasted += (count - 1) * _on_padding(config, grid, 3, 1) * inner
+    return wasted
+
+
+def _on_padding(config: ResNetConfig, size: tuple[int, int], side: int, stride: int) -> int:
+    """Taps of a convolution over a plane that lie outside of it."""
+    outputs = math.prod(-(-length // stride) for length in size)
+    inside = math.prod(_taps_inside(config.padding == "same", length, side, stride) for length in size)
+    return outputs * side * side - inside
+
+
+def _taps_inside(same: bool, length: int, side: int, stride: int) -> int:
+    """Along one axis, over all outputs. The SAME rule puts the odd pixel of padding behind."""
+    outputs = -(-length // stride)
+    before = max((outputs - 1) * stride + side - length, 0) // 2 if same else side // 2
+    starts = (at * stride - before for at in range(outputs))
+    return sum(min(start + side, length) - max(start, 0) for start in starts)
