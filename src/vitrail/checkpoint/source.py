@@ -13,12 +13,9 @@ from vitrail.checkpoint.naming import name_imagenet
 from vitrail.checkpoint.shipped import is_shipped, shipped_file
 from vitrail.checkpoint.sidecar import read_json, read_sidecar
 from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, unknown
-from vitrail.models.family import ModelConfig
-from vitrail.models.resnet_config import ResNetConfig
-from vitrail.models.vit_config import ViTConfig
+from vitrail.models.family import FAMILIES, ModelConfig
 from vitrail.models.zoo import adapted
 
-FIELDS = sorted({field.name for config in (ViTConfig, ResNetConfig) for field in fields(config)})
 # The last two are a run's: its folder stands for the best weights, or the last.
 FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "model.npz", "best.safetensors", "last.safetensors")
 
@@ -27,9 +24,10 @@ def read_bundle(path: str | Path, **facts: Any) -> Bundle:
     """Config, tensors and card of any weights, by path or by the name of some that come with the package; `facts` are
     config fields that the caller knows better than the file."""
     path = shipped_file(str(path)) if is_shipped(path) else Path(path)
+    known = sorted({field.name for config in FAMILIES.values() for field in fields(config)})
     for name in facts:
-        if name not in FIELDS:
-            raise unknown("config field", name, FIELDS)
+        if name not in known:
+            raise unknown("config field", name, known)
     settings: dict[str, Any] | None = None
     folder = path if path.is_dir() else None
     if folder is not None:

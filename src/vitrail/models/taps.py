@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from vitrail.core.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionTap:
@@ -85,5 +87,5 @@ def layer_numbers(layers: int | list[int] | tuple[int, ...] | None, depth: int) 
     else:
         wanted = [layer + depth if layer < 0 else layer for layer in layers]
     if wanted is None or not all(0 <= layer < depth for layer in wanted):
-        raise IndexError(f"layers={layers!r}: this network has {depth}, counted from 0")
+        raise ConfigError(f"layers={layers!r}: this network has {depth}, counted from 0")
     return tuple(wanted)
