@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vitrail.evaluation.compute import counted_macs, padding_macs
+from vitrail.evaluation.compute import counted_macs
 from vitrail.models.build import build
 from vitrail.models.convolution import StandardisedConv, pad_same
 from vitrail.models.family import ModelConfig
@@ -50,10 +50,10 @@ def test_padding_is_counted_as_the_network_pads(name: str, image: tuple[int, int
         inner = replace(inner, **thin)
         config = inner if isinstance(config, ResNetConfig) else replace(config, backbone=inner, depth=1)
     with torch.random.fork_rng(devices=[]):
-        assert padding_macs(config) == on_padding(config) > 0
-    assert counted_macs(config) == macs(config) - padding_macs(config)
+        assert config.padding_macs == on_padding(config) > 0
+    assert counted_macs(config) == macs(config) - config.padding_macs
 
 
 def test_attention_has_no_padding() -> None:
-    assert padding_macs(model_config("ViT-B/16")) == 0
-    assert 0 < padding_macs(model_config("AxialResNet50")) < padding_macs(model_config("BiT-R50x1"))  # its root's alone
+    assert model_config("ViT-B/16").padding_macs == 0
+    assert 0 < model_config("AxialResNet50").padding_macs < model_config("BiT-R50x1").padding_macs  # its root's alone

@@ -126,7 +126,7 @@ def test_what_the_format_cannot_compute_is_refused_with_the_reason(tmp_path: Pat
         ("timm", "m.safetensors", VARIANTS["hybrid"], "timm has no name for a hybrid"),
         ("timm", "m.pth", VARIANTS["axial resnet"], "timm has no axial ResNet"),
         ("timm", "m.pth", VARIANTS["tanh"], "no hidden tanh layer"),
-        ("torchvision", "m.pth", VARIANTS["bit"], "holds ViTs; this network is a BiT"),
+        ("torchvision", "m.pth", VARIANTS["bit"], "holds ViTs"),
         ("torchvision", "m.pth", replace(TINY, gelu="erf"), "torchvision cannot build this network"),
         ("npz", "m.npz", VARIANTS["mean, registers, norm last"], "field registers"),
     ],

@@ -38,7 +38,7 @@ def test_picking_and_putting_are_by_sample() -> None:
 
 
 def test_networks_without_patches_or_with_a_head_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a ResNet has none; use a ViT"):
+    with pytest.raises(ConfigError, match="needs a ViT"):
         patches.patched(RESNET, "x")
     with pytest.raises(ConfigError, match="hybrid's tokens come from its feature map; use a ViT without a backbone"):
         patches.patched(HYBRID, "x")
