@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ from vitrail.evaluation.result import Result
 from vitrail.studies.vtab import Outcome, Score, Study, base_run, changed, go, place, so_far, task_run
 from vitrail.studies.vtab_table import deduplicated, html, means, result, rows
 from vitrail.train import loop
+from vitrail.train.grid import worker
+from vitrail.train.grid.engine import places_for
 
 HERE = World(device=torch.device("cpu"))
 
@@ -131,6 +135,76 @@ def test_a_stop_in_a_task_and_its_sequel(
     assert go(study, world=HERE).scores == whole.scores  # on a CPU to the very same numbers
     assert steps[0] == ("vtab-dsprites-location", status["step"] + 1)
     assert {name for name, _ in steps} == {"vtab-dsprites-location", "vtab-dsprites-orientation"}
+
+
+def kill_in_step(patch: pytest.MonkeyPatch) -> None:
+    honest = loop.Training.draw
+
+    def draw(self: loop.Training) -> None:
+        honest(self)
+        if self.run.name == "vtab-dsprites-location" and self.step == 5:
+            self.store.wait()  # a checkpoint that is on its way is whole: the test is about what comes then
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    patch.setattr(loop.Training, "draw", draw)
+
+
+def kill_before_outcome(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(worker, "keep", lambda *args, **named: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def kill_before_checkpoints_are_removed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("shutil.rmtree", lambda *args, **named: os.kill(os.getpid(), signal.SIGKILL))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", [kill_in_step, kill_before_outcome, kill_before_checkpoints_are_removed])
+def test_a_study_that_is_killed_resumes_to_the_same_scores(
+    weights: str, sets: Path, tmp_path: Path, arm: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    tasks, often = ("cifar100", "dsprites-location"), ("keep.steps=2",)
+    whole = go(study_of(weights, tmp_path / "whole", sets, *tasks, settings=often), world=HERE)
+    study = study_of(weights, tmp_path / "out", sets, *tasks, settings=often)
+    child = os.fork()
+    if not child:
+        try:
+            torch.set_num_threads(1)
+            with pytest.MonkeyPatch.context() as patch:
+                arm(patch)
+                go(study, world=HERE)
+        except BaseException:
+            traceback.print_exc()  # the child ends here, and nobody else would say why
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert json.loads((tmp_path / "out/study.json").read_text())["state"] == "running"
+    again = go(study, world=HERE)
+    assert (again.states, again.scores) == (whole.states, whole.scores)
+    logs = [(tmp_path / "out" / task / "log.txt").read_text() for task in tasks]
+    if arm is kill_in_step:
+        assert [log.count("run folder") for log in logs] == [1, 2]
+        assert "goes on from step 4" in logs[1]
+
+
+@pytest.mark.slow
+def test_tasks_in_processes_of_their_own_give_the_same(weights: str, sets: Path, tmp_path: Path) -> None:
+    tasks = ("cifar100", "pets", "dsprites-location")
+    whole = go(study_of(weights, tmp_path / "whole", sets, *tasks), world=HERE)
+    spread = go(study_of(weights, tmp_path / "out", sets, *tasks), world=HERE, places=places_for("cpu", 2))
+    assert (spread.states, spread.scores) == (whole.states, whole.scores)
+    assert spread.of("missing") == ["pets"]
+    pids = {json.loads((tmp_path / "out" / task / "lock").read_text())["pid"] for task in ("cifar100", tasks[2])}
+    assert os.getpid() not in pids
+
+
+def test_a_folder_of_an_older_version_keeps_its_tasks(weights: str, sets: Path, tmp_path: Path) -> None:
+    """0.1.0 wrote no outcomes, and only what must not change into study.json."""
+    study = study_of(weights, tmp_path / "out", sets, "cifar100")
+    first, told = go(study, world=HERE), json.loads((tmp_path / "out/study.json").read_text())
+    (tmp_path / "out/cifar100/outcome.json").unlink()
+    (tmp_path / "out/study.json").write_text(json.dumps({name: told[name] for name in ("weights", "run")}))
+    gone = study_of(weights, tmp_path / "out", tmp_path / "nowhere", "cifar100")  # it is done: nothing is opened
+    assert go(gone, world=HERE).scores == first.scores
 
 
 def test_a_stop_while_a_task_is_scored_ends_the_study_behind_it(

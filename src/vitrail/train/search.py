@@ -230,21 +230,19 @@ def sweep_plan(
 
 def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool) -> None:
     """Refuses, before anything is trained, points that cannot work and points that were trained as another run; with
-    `force` the latter are taken up again. What the first process finds counts."""
+    `force` the latter are taken up again. Of folders, what the first process finds counts."""
     seen: dict[Data, Pictures] = {}
+    runs = {point.name: resolved(point.run, pictures_in(seen, point.run), world) for point in points}
     refused = ""
-    for point in points if world.first else ():
-        folder = out / POINTS / point.name
-        try:
-            pictures = pictures_in(seen, point.run)
-            run = resolved(point.run, pictures, world)
+    try:
+        for point in points if world.first else ():
+            folder = out / POINTS / point.name
             if is_done(folder) or saves_in(folder / CHECKPOINTS):
-                changed = compare(folder, config_of(run, pictures), free=free_in(folder), force=force)
-                if changed:
+                config = config_of(runs[point.name], seen[point.run.data])
+                if compare(folder, config, free=free_in(folder), force=force):
                     (folder / OUTCOME).unlink(missing_ok=True)
-        except ConfigError as error:
-            refused = str(error)
-            break
+    except ConfigError as error:
+        refused = str(error)
     if refused := world.agree(refused):
         raise ConfigError(refused)
 
