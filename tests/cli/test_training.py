@@ -98,6 +98,13 @@ def test_a_sweep_tries_the_grid_and_trains_the_best(tmp_path: Path, capsys: pyte
     assert json.loads((tmp_path / "run/config.json").read_text())["optim"]["lr"] == 3e-3
 
 
+def test_jobs_are_for_the_points_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pretrain", "digits", "--out", str(tmp_path / "run"), *QUICK, "--jobs", "2"]) == 2
+    assert "--sweep" in lines(capsys)[1]
+    assert main(["pretrain", "digits", "--out", str(tmp_path / "run"), *QUICK, "--jobs", "-1", "--sweep"]) == 2
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_dry_run_of_a_sweep_gives_the_time_of_one_run_and_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,8 @@ from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
 from vitrail.train.folder.layout import BEST, COMMAND, LAST, command_in, is_done
 from vitrail.train.folder.story import describe
+from vitrail.train.grid.engine import places_for
+from vitrail.train.grid.worker import Place
 from vitrail.train.loop import train
 from vitrail.train.observer import Observer
 from vitrail.train.pictures import find_pictures
@@ -87,6 +89,8 @@ def run(options: TrainingOptions, asked: Asked | None) -> int:
         asked = asked_of(command_in(out))
     elif options.resume is not None and out is not None:
         command_in(out)  # a folder that is no run is said so here
+    if options.jobs != 1 and asked.sweep is None:
+        raise ConfigError(f"--jobs {options.jobs} is for the points of a sweep; add --sweep, or leave it out")
     try:
         status = started(options, asked, out, going_on)
         return leave(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
@@ -119,7 +123,8 @@ def started(options: TrainingOptions, asked: Asked, out: Path | None, going_on: 
             return forecast(plan, asked, world)
         out = out or world.agree(free_folder(plan.run))
         try:
-            return start(plan, asked, out, world, budget=budget, force=options.force, observer=watching)
+            places = () if options.jobs == 1 else places_for(options.device, options.jobs)
+            return start(plan, asked, out, world, budget=budget, force=options.force, observer=watching, places=places)
         except KeyboardInterrupt:
             watching.told(
                 f"resume with: {go_on(asked, out)}" if (out / COMMAND).exists() else "nothing was written yet"
@@ -162,7 +167,15 @@ def forecast(plan: Planned, asked: Asked, world: World) -> int:
 
 
 def start(
-    plan: Planned, asked: Asked, out: Path, world: World, *, budget: Budget | None, force: bool, observer: Observer
+    plan: Planned,
+    asked: Asked,
+    out: Path,
+    world: World,
+    *,
+    budget: Budget | None,
+    force: bool,
+    observer: Observer,
+    places: Sequence[Place],
 ) -> int:
     command: dict[str, Any] = {**asdict(asked), "go_on": go_on(asked, out), **record(budget)}
     grid = None if asked.sweep is None else grid_of(asked, plan)
@@ -182,6 +195,7 @@ def start(
             force=force,
             observer=observer,
             change=with_changes,
+            places=places,
         )
         return show_search(found, asked, out, world)
     result = train(plan.run, out=out, world=world, command=command, force=force, observer=observer, why=plan.why)

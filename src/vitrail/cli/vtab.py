@@ -27,6 +27,7 @@ from vitrail.models.walk import macs
 from vitrail.studies.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
 from vitrail.studies.vtab_table import GROUPS, HEADS, html, result, rows
 from vitrail.train.cost import measured_flops
+from vitrail.train.grid.engine import places_for
 
 
 def run(options: VtabOptions) -> int:
@@ -69,6 +70,7 @@ def again(options: VtabOptions) -> str:
     words += ["--image-size", str(options.image_size)] if options.image_size else []
     words += [word for text in options.settings for word in ("--set", text)]
     words += ["--download"] if options.download else []
+    words += [] if options.jobs == 1 else ["--jobs", str(options.jobs)]
     words += [] if options.device == "auto" else ["--device", options.device]
     return shlex.join(words)
 
@@ -85,8 +87,9 @@ def started(study: Study, facts: dict[str, Any], options: VtabOptions) -> int:
         if options.download and world.first:
             fetch(study)
         world.barrier()
+        places = () if options.jobs == 1 else places_for(options.device, options.jobs)
         with observer(world.rank) as watching:
-            outcome = go(study, world=world, observer=watching, noted=noted)
+            outcome = go(study, world=world, observer=watching, noted=noted, places=places)
         if world.first:
             noted(outcome)
             show(study, outcome)

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,12 +84,13 @@ class SweepJob:
         return {SCORE: max(scores) if cell.run.evaluation.patience else scores[-1]}
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SweepWatcher:
     """Tells an observer which point is tried, and lets it hear all that the point's run says."""
 
     observer: Observer
-    order: list[str] = field(default_factory=list[str])
+    order: tuple[str, ...]
+    spread: bool = False  # over processes, of which nothing is heard but how they end
 
     def told(self, text: str) -> None:
         self.observer.told(text)
@@ -100,7 +101,9 @@ class SweepWatcher:
 
     def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
         if outcome.fault:
-            self.observer.told(outcome.fault)
+            self.observer.told(f"{cell.name}: {outcome.fault}" if self.spread else outcome.fault)
+        elif self.spread:
+            self.observer.told(f"{cell.name}: {outcome.values.get(SCORE, math.nan):.2%} of dev")
 
     def progress(self, share: float, left_s: float) -> None: ...
 
@@ -188,7 +191,7 @@ def search(
     check_points(points, out=out, world=world, force=force)
     plan = sweep_plan(points, grid, out=out, command=command, force=force, observer=observer)
     with heard():  # by all runs in turn: a signal behind the last point is for the run on all pictures
-        watcher = SweepWatcher(observer=observer, order=[point.name for point in points])
+        watcher = SweepWatcher(observer=observer, order=tuple(point.name for point in points), spread=bool(places))
         report = run_grid(plan, places or world, watcher=watcher)
         tried = tried_in(report.outcomes)
         if report.stopped:

@@ -65,6 +65,7 @@ class TrainingOptions:
     force: bool = False
     dry_run: bool = False
     sweep: tuple[str, ...] | None = None  # empty: the recipe's own grid
+    jobs: int = 1
     download: bool = False
     device: str = "auto"
 
@@ -200,6 +201,16 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_jobs(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help=f"{what} at once, each in a process of its own; 0 for as many as make sense (default: 1)",
+    )
+
+
 def add_training(parser: argparse.ArgumentParser, *, epochs: str, steps: str, batch: str, lr: str) -> None:
     """What `pretrain` and `finetune` have in common; the texts say what is chosen where nothing is given."""
     parser.add_argument(
@@ -235,5 +246,6 @@ def add_training(parser: argparse.ArgumentParser, *, epochs: str, steps: str, ba
         metavar="FIELD=V,V",
         help="try every point of a grid on a dev split, then train the best on all (default: the recipe's grid)",
     )
+    add_jobs(parser, "points of a sweep")
     parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
     add_device(parser)

@@ -8,7 +8,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.cli.options.groups import add_device, add_settings
+from vitrail.cli.options.groups import add_device, add_jobs, add_settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +24,7 @@ class VtabOptions:
     seed: int | None = None
     download: bool = False
     dry_run: bool = False
+    jobs: int = 1
     device: str = "auto"
 
 
@@ -43,4 +44,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=None, help="of everything that is random (default: 0)")
     add("--download", action="store_true", help="fetch the files of the sets that may be fetched")
     add("--dry-run", action="store_true", help="say which sets are there and what it will take, and stop")
+    add_jobs(parser, "tasks")
     add_device(parser)
