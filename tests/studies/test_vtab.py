@@ -234,6 +234,14 @@ def test_another_config_is_refused(weights: str, sets: Path, tmp_path: Path) -> 
         go(study_of(weights, out / "cifar100", sets, "cifar100"), world=HERE)
 
 
+def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
+    weights: str, sets: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="warmup=50"):
+        go(study_of(weights, tmp_path / "out", sets, "pets", "cifar100", settings=("schedule.warmup=50",)), world=HERE)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_task_that_explodes_leaves_the_others(
     weights: str, sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

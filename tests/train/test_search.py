@@ -167,6 +167,15 @@ def test_a_finished_point_of_other_settings_is_refused_before_anything_is_traine
 
 
 @pytest.mark.slow
+def test_points_that_are_scored_otherwise_are_scored_again(tmp_path: Path) -> None:
+    """At their end without patience, at their best with it: never one point by the one and another by the other."""
+    patient = replace(RUN, average=0.0, evaluation=replace(RUN.evaluation, every=1, patience=99))
+    last = sweep(tmp_path / "run", replace(patient, evaluation=replace(patient.evaluation, patience=0)))
+    best = sweep(tmp_path / "run", patient)
+    assert best.points == sweep(tmp_path / "best", patient).points != last.points
+
+
+@pytest.mark.slow
 def test_points_in_processes_of_their_own_give_the_same(tmp_path: Path, whole: tuple[Any, ...]) -> None:
     out = tmp_path / "run"
     assert facts(out, sweep(out, places=places_for("cpu", 2))) == whole

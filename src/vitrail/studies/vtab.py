@@ -34,6 +34,7 @@ from vitrail.train.grid.worker import Place
 from vitrail.train.observer import Observer, Silent
 from vitrail.train.pictures import Pictures, cut
 from vitrail.train.report import read_metrics
+from vitrail.train.resolve import resolved
 from vitrail.train.resume import FREE
 
 RECIPE: Final = "finetune-vtab"
@@ -156,6 +157,17 @@ def check_folder(study: Study) -> None:
         raise ConfigError(f"{study.out} holds a run, not a study of VTAB; give another --out")
 
 
+def check_run(study: Study, world: World) -> None:
+    """Refuses a recipe that cannot work, by the first task whose pictures are there, before anything is written."""
+    for name in study.tasks:
+        if is_done(study.folder(name)):
+            continue
+        pictures = pictures_of(study, TASKS[name])
+        if not isinstance(pictures, str):
+            resolved(task_run(study, TASKS[name]), pictures, world)
+            return
+
+
 def score_in(folder: Path, task: Task) -> Score | None:
     """What a finished run says of its test split; none where the task is not done."""
     if not is_done(folder):
@@ -194,6 +206,7 @@ def go(
     something has changed. A signal ends the task behind its step, and the study with it."""
     if places and world.size > 1:
         raise ConfigError(f"--jobs is for one process that starts others, and torchrun has started {world.size}")
+    check_run(study, world)
     watcher = TaskWatcher(observer=observer or Silent(), order=study.tasks)
     report = run_grid(
         vtab_plan(study), places or world, watcher=watcher, present=lambda now: noted(outcome_of(study, now))

@@ -232,8 +232,9 @@ def sweep_plan(
 
 
 def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool) -> None:
-    """Refuses, before anything is trained, points that cannot work and points that were trained as another run; with
-    `force` the latter are taken up again. Of folders, what the first process finds counts."""
+    """Refuses, before anything is trained, points that cannot work and points that were trained as another run. With
+    `force` the latter are taken up again, and so are those that are evaluated otherwise now. Of folders, what the first
+    process finds counts."""
     seen: dict[Data, Pictures] = {}
     runs = {point.name: resolved(point.run, pictures_in(seen, point.run), world) for point in points}
     refused = ""
@@ -242,8 +243,10 @@ def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool
             folder = out / POINTS / point.name
             if is_done(folder) or saves_in(folder / CHECKPOINTS):
                 config = config_of(runs[point.name], seen[point.run.data])
-                if compare(folder, config, free=free_in(folder), force=force):
-                    (folder / OUTCOME).unlink(missing_ok=True)
+                free = free_in(folder)
+                compare(folder, config, free=free, force=force)
+                if compare(folder, config, free=free - {"evaluation"}, force=True):
+                    (folder / OUTCOME).unlink(missing_ok=True)  # other looks at the dev split, another score
     except ConfigError as error:
         refused = str(error)
     if refused := world.agree(refused):
