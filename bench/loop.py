@@ -33,7 +33,7 @@ from vitrail.optim.config import Optim, Schedule
 from vitrail.train.config import Data, Keep, Run
 from vitrail.train.loop import Silent, Training
 from vitrail.train.pictures import Pictures
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolve
 from vitrail.train.resume import open_folder
 
 CLASSES = 1000
@@ -101,7 +101,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
         title="random", classes=train.classes, train=train, watch=None, test=None, watched="", tested=""
     )
     with joined(args.device) as world:
-        run = resolved(run, pictures, world)
+        run = resolve(run, pictures, world)
         with open_folder(folder / "run", run, pictures, world, command={}, force=False, tell=print) as out:
             training = Training(run, pictures, world, out, Silent())
             parts = training.parts

@@ -30,7 +30,7 @@ from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
 from vitrail.train.loop import Silent, Training
 from vitrail.train.pictures import Pictures
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolve
 from vitrail.train.resume import open_folder
 
 PICTURES = 20_000
@@ -54,7 +54,7 @@ def serve(run: Run, device: str, steps: int, pipe: Connection) -> None:
     """Trains `steps` steps whenever it is asked to, and says how long that took."""
     with joined(device) as world, tempfile.TemporaryDirectory() as folder:
         train = pictures(run)
-        run = resolved(run, train, world)
+        run = resolve(run, train, world)
         with open_folder(Path(folder) / "run", run, train, world, command={}, force=False, tell=str) as out:
             training = Training(run, train, world, out, Silent())
             stream = training.parts.feed.stream(0, run.steps)

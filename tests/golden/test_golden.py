@@ -28,7 +28,7 @@ from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.loop import Silent, Training
 from vitrail.train.network import fresh_network
 from vitrail.train.pictures import Pictures
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolve
 from vitrail.train.resume import open_folder
 
 SEED, STEPS, BATCH, MICRO, CLASSES, COUNT = 11, 20, 12, 6, 5, 40
@@ -229,7 +229,7 @@ def test_twenty_steps_are_bit_identical(tmp_path: Path, one_thread: None) -> Non
     shown = Pictures(title="golden", classes=source.classes, train=source, watch=None, test=None, watched="", tested="")
     world, run = World(device=torch.device("cpu")), the_run()
     assert run.model is not None
-    run = resolved(run, shown, world)
+    run = resolve(run, shown, world)
     assert run.model is not None
     start = fresh_network(run.model, SEED)
     generator = torch.Generator().manual_seed(3)

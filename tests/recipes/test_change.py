@@ -74,7 +74,9 @@ def test_a_resnet_by_name() -> None:
 
 
 def test_other_texts_for_the_model() -> None:
-    assert with_changes(recipe("cifar10"), ["model=none"]).model is None
+    assert with_changes(recipe("finetune-pets"), ["model=none"]).model is None
+    with pytest.raises(ConfigError, match="model=none"):  # a pre-training has a network
+        with_changes(recipe("cifar10"), ["model=none"])
     same = with_changes(recipe("cifar10"), ["model=ViTConfig", "model.depth=3"]).model
     assert isinstance(same, ViTConfig)
     assert same.depth == 3

@@ -14,7 +14,7 @@ from vitrail.core.settings import changed, flat, plain, restored, with_settings
 from vitrail.data.transforms.batched import BatchedAugmentation
 from vitrail.recipes.grids import GRIDS, grid
 from vitrail.recipes.registry import MODULES, PREFIXES, find, is_recipe, recipe, recipes
-from vitrail.train.config import Run
+from vitrail.train.config import Run, RunRequest, to_stage
 
 EVERY = list(recipes())
 
@@ -22,7 +22,7 @@ EVERY = list(recipes())
 @pytest.mark.parametrize("name", EVERY)
 def test_a_recipe_builds_and_bears_its_name(name: str) -> None:
     run = recipe(name)
-    assert isinstance(run, Run)
+    assert isinstance(run, RunRequest)
     assert run.name == name
     assert recipe(name.replace("-", "_")) == run
 
@@ -38,10 +38,11 @@ def test_a_recipe_is_told_in_a_line(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_recipe_is_stored_and_printed_without_loss(name: str) -> None:
     run = recipe(name)
-    assert restored(Run, json.loads(json.dumps(plain(run)))) == run
+    assert restored(type(run), json.loads(json.dumps(plain(run)))) == run
     lines = flat(run)
     assert len({line.name for line in lines}) == len(lines)
-    assert with_settings(recipe("cifar10"), [f"{line.name}={line.text}" for line in lines]) == run
+    other = to_stage(RunRequest, recipe("cifar10"))
+    assert with_settings(other, [f"{line.name}={line.text}" for line in lines]) == to_stage(RunRequest, run)
 
 
 def test_no_two_recipes_are_the_same_run() -> None:
@@ -56,7 +57,7 @@ def test_the_list_is_what_the_modules_offer() -> None:
         for module in MODULES
         for name, function in vars(import_module(module)).items()
         if getattr(function, "__module__", "") == module and not name.startswith("_")
-        if callable(function) and signature(function).return_annotation is Run
+        if callable(function) and signature(function).return_annotation in (Run, RunRequest)
         if all(each.default is not Parameter.empty for each in signature(function).parameters.values())
     }
     assert offered == set(EVERY)
@@ -66,6 +67,7 @@ def test_the_list_is_what_the_modules_offer() -> None:
     ("text", "counts"),
     [
         ("def a() -> Run: ...", True),
+        ("def a() -> RunRequest: ...", True),
         ("def _a() -> Run: ...", False),
         ("def a(x: int) -> Run: ...", False),
         ("def a(*, x: int) -> Run: ...", False),

@@ -34,7 +34,7 @@ def test_the_network_has_no_head_and_suits_its_objective(name: str) -> None:
     assert type(run.objective).__name__ == KINDS[kind]
     assert isinstance(run.model, ViTConfig)
     assert (run.model.head, run.model.classes) == ("none", 0)
-    assert fitted(run, run.model, 10) == run.model
+    assert fitted(run, 10) == run.model
     trained, kept = weights_in(run.objective, run.model, World(device=torch.device("cpu")))
     assert trained > 0
     assert (kept > 0.5 * trained) == (kind in ("moco", "dino"))  # a teacher

@@ -13,7 +13,7 @@ from vitrail.recipes.change import resized
 from vitrail.recipes.registry import recipe
 from vitrail.studies import costs, registry
 from vitrail.studies.study import check, grid, repeated
-from vitrail.train.config import Data
+from vitrail.train.config import Data, RunRequest, to_stage
 from vitrail.train.grid.cell import Cell
 
 PACE = costs.Pace(device="a card", peak=1e15, step_s=0.0, start_s=0.0)
@@ -93,7 +93,7 @@ def test_sizes_are_those_that_were_published_part_and_dev_taken_off() -> None:
 
 def test_a_cell_without_a_network_has_that_of_the_cell_it_starts_from_at_its_own_size() -> None:
     first = Cell(name="first", at={}, run=resized(quick(), 16))
-    second = Cell(name="second", at={}, run=replace(quick(), model=None), after="first")
+    second = Cell(name="second", at={}, run=to_stage(RunRequest, quick(), model=None), after="first")
     assert costs.model_of(first, {}) == first.run.model
     found = costs.model_of(second, {"first": first})
     assert found is not None

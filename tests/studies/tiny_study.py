@@ -10,7 +10,7 @@ from tests.train.tiny import tiny_run
 from vitrail.distributed.world import World
 from vitrail.studies.engine import Plan, go
 from vitrail.studies.study import Findings, Scale, Study, Table, grid
-from vitrail.train.config import Data, Keep, Run
+from vitrail.train.config import Data, Keep, Run, RunRequest, to_stage
 from vitrail.train.grid.board import Board
 from vitrail.train.grid.cell import Cell, Outcome
 from vitrail.train.grid.engine import places_for
@@ -30,9 +30,8 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
     """first, second, and third after first."""
     first = Cell(name="first-0", at={"lr": 3e-3, "seed": 0}, run=quick())
     second = Cell(name="second-0", at={"lr": 1e-3, "seed": 0}, run=quick(lr=1e-3))
-    third = Cell(
-        name="third-0", at={"lr": 3e-3, "stage": 2, "seed": 0}, run=replace(quick(), model=None), after="first-0"
-    )
+    tuning = to_stage(RunRequest, quick(), model=None)
+    third = Cell(name="third-0", at={"lr": 3e-3, "stage": 2, "seed": 0}, run=tuning, after="first-0")
     return first, second, third
 
 

@@ -19,7 +19,7 @@ from vitrail.train.build import network_of, placed
 from vitrail.train.config import Run
 from vitrail.train.feed import Feed
 from vitrail.train.pictures import find_pictures
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolve
 from vitrail.train.step import Step
 
 
@@ -55,7 +55,7 @@ def learnt(world: World, run: Run, dtype: torch.dtype, nudge: float = 0.0) -> di
     policy: Any = lambda **kinds: MixedPrecisionPolicy(**{**kinds, "reduce_dtype": dtype})  # noqa: E731
     parallel.MixedPrecisionPolicy = policy  # in this process, which ends with the call
     pictures = find_pictures(run.data, labelled=run.objective.labelled)
-    run = resolved(run, pictures, world)
+    run = resolve(run, pictures, world)
     network, values = network_of(run, pictures, world, None, None)
     objective, made = placed(run, pictures, world, network, values)
     draw = torch.Generator().manual_seed(0)

@@ -32,7 +32,7 @@ from vitrail.train.folder.run import RunFolder
 from vitrail.train.loop import Result, train
 from vitrail.train.pictures import find_pictures
 from vitrail.train.replay import replay
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolve
 
 ALONE = World(device=torch.device("cpu"))
 PLAIN = replace(MODEL, dropout=0.0, stochastic_depth=0.0)
@@ -195,7 +195,7 @@ def test_a_start_that_was_killed_early_takes_what_is_kept(
 ) -> None:
     run = tuning(weights, start="closed-form")
     pictures = find_pictures(run.data)
-    run = resolved(run, pictures, ALONE)
+    run = resolve(run, pictures, ALONE)
     out = tmp_path / "run"
 
     def begin() -> Any:
@@ -267,7 +267,7 @@ def test_by_itself_it_is_there_however_short_the_run(weights: str) -> None:
     assert not wanted(replace(auto, weights=""), pictures)
     assert not wanted(auto, replace(pictures, watch=None, test=None))
     assert wanted(replace(auto, start="closed-form"), pictures)
-    assert resolved(auto, pictures, ALONE).baseline == "on"
+    assert resolve(auto, pictures, ALONE).baseline == "on"
     for change in ({"baseline": "on"}, {"start": "closed-form"}):
         with pytest.raises(ConfigError, match="needs weights whose features"):
             wanted(replace(auto, weights="", **change), pictures)
@@ -340,7 +340,7 @@ def test_a_hidden_layer_goes_with_the_head(tmp_path: Path, weights: str) -> None
     from vitrail.checkpoint.weights import fresh, save
 
     save(fresh(config), tmp_path / "tanh.safetensors", preprocessing=Preprocessing(image=(8, 8)))
-    run = resolved(tuning(str(tmp_path / "tanh.safetensors")), find_pictures(tuning(weights).data), ALONE)
+    run = resolve(tuning(str(tmp_path / "tanh.safetensors")), find_pictures(tuning(weights).data), ALONE)
     assert frozen(run).config.head == "none"  # type: ignore[union-attr]
 
 

@@ -15,7 +15,7 @@ from vitrail.models.zoo import ZOO, model_config, network_name
 from vitrail.train.memory import fitting, portion
 from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import preflight
-from vitrail.train.resolve import resolved, summary
+from vitrail.train.resolve import resolve, summary
 
 ALONE = World(device=torch.device("cpu"))
 
@@ -41,21 +41,21 @@ def test_a_batch_is_taken_in_parts_that_are_as_even_as_can_be(local: int, most: 
 @pytest.mark.parametrize("micro", range(1, 17))
 def test_any_micro_batch_up_to_the_batch_will_do(micro: int) -> None:
     run = tiny_run(micro=micro)
-    assert resolved(run, find_pictures(run.data), ALONE).micro == micro
+    assert resolve(run, find_pictures(run.data), ALONE).micro == micro
 
 
 @pytest.mark.parametrize(("size", "local"), [(1, 16), (2, 8)])
 def test_one_that_is_more_than_a_process_has_is_refused(size: int, local: int) -> None:
     world, run = World(device=torch.device("cpu"), size=size, local_size=size), tiny_run(micro=local + 1)
     with pytest.raises(ConfigError, match=f"micro={local + 1} is more than the {local} pictures .* use {local} or"):
-        resolved(run, find_pictures(run.data), world)
+        resolve(run, find_pictures(run.data), world)
 
 
 @pytest.mark.parametrize(("micro", "said"), [(8, "(1 x 2 x 8)"), (6, "(1 x 3 x at most 6)"), (16, "(1 x 1 x 16)")])
 def test_how_a_batch_is_taken_apart_is_said(micro: int, said: str) -> None:
     run = tiny_run(micro=micro)
     pictures = find_pictures(run.data)
-    assert f"40 steps of 16 {said}," in summary(resolved(run, pictures, ALONE), pictures, ALONE, Path("run"))[-1]
+    assert f"40 steps of 16 {said}," in summary(resolve(run, pictures, ALONE), pictures, ALONE, Path("run"))[-1]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_network_is_called_by_its_shape(config: ModelConfig, name: str) -> Non
 def test_the_network_is_said_at_the_start() -> None:
     run = tiny_run(name="mine", model=model_config("ViT-Nano/4", image_size=8, depth=2))
     pictures = find_pictures(run.data)
-    lines = summary(resolved(run, pictures, ALONE), pictures, ALONE, Path("run"))
+    lines = summary(resolve(run, pictures, ALONE), pictures, ALONE, Path("run"))
     assert lines[1].startswith("ViT of 2 layers, width 96, patch 4: 1")
     assert lines[1].endswith(" parameters, 8x8 px, from scratch")
 

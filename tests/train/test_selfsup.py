@@ -40,7 +40,7 @@ from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import preflight
 from vitrail.train.replay import replay
 from vitrail.train.report import read_metrics
-from vitrail.train.resolve import needed, resolved, summary
+from vitrail.train.resolve import needed, resolve, summary
 from vitrail.train.resume import run_in
 
 
@@ -146,7 +146,7 @@ def test_heads_and_teacher_begin_alike_whatever_was_drawn_before(kind: str) -> N
     for before in (0, 1):
         torch.manual_seed(before)
         state = torch.get_rng_state()
-        parts = assemble(resolved(run, pictures, ALONE), pictures, ALONE, Ledger(), saved=None)
+        parts = assemble(resolve(run, pictures, ALONE), pictures, ALONE, Ledger(), saved=None)
         assert torch.equal(torch.get_rng_state(), state)
         made.append(parts.objective)
     for (name, one), other in zip(made[0].state_dict().items(), made[1].state_dict().values(), strict=True):
@@ -157,7 +157,7 @@ def test_heads_and_teacher_begin_alike_whatever_was_drawn_before(kind: str) -> N
 
 def test_another_seed_draws_other_heads() -> None:
     first, second = (
-        assemble(resolved(run, find_pictures(run.data), ALONE), find_pictures(run.data), ALONE, Ledger(), saved=None)
+        assemble(resolve(run, find_pictures(run.data), ALONE), find_pictures(run.data), ALONE, Ledger(), saved=None)
         for run in (selfsup_run("mae", seed=1), selfsup_run("mae", seed=2))
     )
     weights = [parts.objective.get_parameter("decoder.narrow.weight") for parts in (first, second)]
@@ -224,7 +224,7 @@ def test_pictures_without_labels_are_learnt_from_and_nothing_is_chosen(tmp_path:
     assert (len(pictures.train), pictures.classes, pictures.chooses) == (30, (), False)
     assert (
         "30 pictures, no labels, 10 watched (dev)"
-        in summary(resolved(run, pictures, ALONE), pictures, ALONE, tmp_path)[2]
+        in summary(resolve(run, pictures, ALONE), pictures, ALONE, tmp_path)[2]
     )
     result = go(run, tmp_path / "run")
     assert (result.state, result.best.step) == ("done", -1)
@@ -261,16 +261,16 @@ def test_labels_score_the_features_and_choose(tmp_path: Path) -> None:
 def test_what_goes_with_labels_alone_is_refused(changes: dict[str, object], told: str) -> None:
     run = selfsup_run("masked", **changes)
     with pytest.raises(ConfigError, match=told):
-        resolved(run, find_pictures(run.data), ALONE)
+        resolve(run, find_pictures(run.data), ALONE)
 
 
 def test_samples_that_are_compared_stay_together() -> None:
     run = selfsup_run("moco", batch=256)
     pictures = find_pictures(run.data)
-    assert resolved(run, pictures, ALONE).micro == 256
-    assert resolved(selfsup_run("mae", batch=256, micro=0), pictures, ALONE).micro == 128  # as many as help
+    assert resolve(run, pictures, ALONE).micro == 256
+    assert resolve(selfsup_run("mae", batch=256, micro=0), pictures, ALONE).micro == 128  # as many as help
     with pytest.raises(ConfigError, match=r"micro=128 would cut the 256 samples .* compares the samples of a batch"):
-        assemble(resolved(replace(run, micro=128), pictures, ALONE), pictures, ALONE, Ledger(), saved=None)
+        assemble(resolve(replace(run, micro=128), pictures, ALONE), pictures, ALONE, Ledger(), saved=None)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_step_in_bfloat16_is_one_graph(kind: str) -> None:
     assert isinstance(run.model, ViTConfig)
     run = replace(run, model=replace(run.model, position="sincos2d", dropout=0.0, stochastic_depth=0.0))
     pictures = find_pictures(run.data)
-    parts = assemble(resolved(run, pictures, ALONE), pictures, ALONE, Ledger(), saved=None)
+    parts = assemble(resolve(run, pictures, ALONE), pictures, ALONE, Ledger(), saved=None)
     whole = Whole(parts.objective, ALONE.device, "bfloat16", cast_weights=True)
     inputs = parts.objective.inputs(next(iter(parts.feed.stream(0, 1))), seed=0, step=0)
     torch.compiler.reset()  # of what other tests have compiled
@@ -301,7 +301,7 @@ def test_a_step_in_bfloat16_is_one_graph(kind: str) -> None:
 def test_cost_and_memory_are_those_of_the_objective(kind: str) -> None:
     run = selfsup_run(kind)
     pictures = find_pictures(run.data)
-    run = resolved(run, pictures, ALONE)
+    run = resolve(run, pictures, ALONE)
     assert run.model is not None
     parts = assemble(run, pictures, ALONE, Ledger(), saved=None)
     assert parts.cost.macs == run.objective.work(run.model)
@@ -317,7 +317,7 @@ def test_cost_and_memory_are_those_of_the_objective(kind: str) -> None:
 def test_the_cost_of_a_classification_is_that_of_its_network() -> None:
     run = selfsup_run("masked", objective=Classification())
     pictures = find_pictures(run.data)
-    run = resolved(run, pictures, ALONE)
+    run = resolve(run, pictures, ALONE)
     assert run.model is not None
     assert assemble(run, pictures, ALONE, Ledger(), saved=None).cost.macs == macs(run.model)
 

@@ -29,7 +29,7 @@ from vitrail.train.build import assemble
 from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.loop import Result, train
 from vitrail.train.pictures import Pictures, find_pictures
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolve
 from vitrail.train.scoring import Scorer
 
 ALONE = World(device=torch.device("cpu"))
@@ -102,7 +102,7 @@ def test_the_numbers_are_those_of_the_weights_that_were_written(runs: dict[str, 
         assert result.watch is not None
         run, pictures = run_of(kind), find_pictures(run_of(kind).data)
         network = vitrail.load(out / "last.safetensors")
-        ready = resolved(run, pictures, ALONE).preprocessing
+        ready = resolve(run, pictures, ALONE).preprocessing
         assert ready is not None
         assert pictures.watch is not None
         (near, near_labels), (mine, labels) = (
@@ -130,7 +130,7 @@ def test_scoring_leaves_no_trace_in_training(tmp_path: Path, runs: dict[str, tup
 def test_the_loss_is_the_objectives_own_on_views_that_stay_the_same(runs: dict[str, tuple[Path, Result]]) -> None:
     for kind in ("mae", "moco"):
         pictures = find_pictures(run_of(kind).data)
-        run = resolved(run_of(kind), pictures, ALONE)
+        run = resolve(run_of(kind), pictures, ALONE)
         parts = assemble(run, pictures, ALONE, Ledger(), saved=None)
         scorer = Scorer(run=run, parts=parts, pictures=pictures, world=ALONE, ledger=Ledger())
         row = scorer.score("watch", 0)

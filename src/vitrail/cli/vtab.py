@@ -164,7 +164,6 @@ def forecast(study: Study, world: World) -> int:
     print_table(heads, lines, left=4, title="A dry run: nothing is trained or kept")
     say_missing(outcome, whole=True)
     run = study.base
-    assert run.model is not None
     each = macs(run.model)
     flops = training_flops(each, left * run.steps * run.batch) + 2 * each * test
     print(

@@ -15,7 +15,7 @@ from vitrail.recipes.change import on_data, resized, started_from, with_changes
 from vitrail.recipes.finetune import Chosen, for_data, reasons, warmup_for
 from vitrail.recipes.grids import RATES, grid
 from vitrail.recipes.registry import recipe
-from vitrail.train.config import Run
+from vitrail.train.config import Run, RunRequest, configure
 from vitrail.train.pictures import available, only_or
 
 LOOKED_AT = 32  # pictures whose headers tell the usual size
@@ -42,7 +42,7 @@ class Planned:
     gives those lines for a run that is changed later."""
 
     run: Run
-    base: Run | None
+    base: RunRequest | None
     why: tuple[str, ...] = ()
     explain: Callable[[Run], tuple[str, ...]] | None = None
 
@@ -62,15 +62,17 @@ def planned(asked: Asked) -> Planned:
     if asked.verb == "finetune" and not asked.recipe:
         return fitted(asked)
     base = recipe(asked.recipe)
-    run = base
+    request = base
     if asked.data:
-        run = on_data(run, asked.data)
+        request = on_data(request, asked.data)
     if asked.image_size:
-        run = resized(run, asked.image_size)
+        request = resized(request, asked.image_size)
     if asked.verb == "finetune":
         bundle = find_weights(asked.weights)
-        run = started_from(run, asked.weights, bundle.config, bundle.card.preprocessing)
-    elif run.model is None:
+        run = started_from(request, asked.weights, bundle.config, bundle.card.preprocessing)
+    elif request.model is not None:
+        run = configure(request)
+    else:
         raise ConfigError(f"{asked.recipe} is a fine-tuning recipe: vitrail finetune WEIGHTS --recipe {asked.recipe}")
     run = finished(run, asked)
     check_classes(run, asked.settings)

@@ -98,7 +98,6 @@ def typed_names(asked: Asked) -> set[str]:
 
 def surely_fits(run: Run, pictures: Pictures, minutes: float) -> bool:
     """Whether even a slow machine is done in time, so that nothing need be measured."""
-    assert run.model is not None
     images = steps_of(run, pictures) * run.batch
     return training_flops(run.objective.work(run.model), images) / SURE_FLOPS + images * SURE_READ_S < 60 * minutes
 
@@ -125,13 +124,7 @@ def choose_budget(
         settings["start"] = "closed-form"
         if "start" not in typed:
             settings["optim.lr"] = f"{GENTLE * run.optim.lr:g}"
-    if (
-        run.weights
-        and run.model is not None
-        and run.model.tokens
-        and run.model.layers > 1
-        and "optim.freeze" not in typed
-    ):
+    if run.weights and run.model.tokens and run.model.layers > 1 and "optim.freeze" not in typed:
         depth = run.model.layers
         for frozen in (depth // 2, depth - 1):
             share = 1 - 2 * frozen / (3 * depth)
@@ -198,7 +191,7 @@ def explain(budget: Budget, run: Run, asked: Asked) -> tuple[str, ...]:
         cuts.append("the head starts from the closed form")
     if any(text.startswith("optim.lr") for text in budget.settings):
         cuts.append(f"a tenth of the learning rate ({run.optim.lr:g})")
-    if any(text.startswith("optim.freeze") for text in budget.settings) and run.model is not None:
+    if any(text.startswith("optim.freeze") for text in budget.settings):
         cuts.append(
             f"the first {run.optim.freeze.removeprefix('blocks:')} of {run.model.layers} blocks stay as they are"
         )

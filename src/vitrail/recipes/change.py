@@ -16,10 +16,10 @@ from vitrail.data.transforms.crop import Crop, ResizeCrop, Squash
 from vitrail.models.family import FAMILIES, ModelConfig
 from vitrail.models.zoo import ZOO, adapted, resolve
 from vitrail.objectives.build import ObjectiveConfig
-from vitrail.train.config import Run
+from vitrail.train.config import AnyRun, Run, RunRequest, to_stage
 
 
-def with_changes(run: Run, settings: Iterable[str]) -> Run:
+def with_changes(run: AnyRun, settings: Iterable[str]) -> AnyRun:
     """A run with "optim.lr=3e-4" and the like applied. "model=ViT-B/32" takes a network by its name, "objective=MAE" an
     objective; "steps=500" alone takes the place of the epochs, and the other way round."""
     texts = list(settings)
@@ -31,7 +31,7 @@ def with_changes(run: Run, settings: Iterable[str]) -> Run:
     return with_settings(run, texts, makers)
 
 
-def on_data(run: Run, source: str) -> Run:
+def on_data(run: AnyRun, source: str) -> AnyRun:
     """The run on another source. A task of VTAB goes without the crop or the flip that would change its answer."""
     run = replace(run, data=replace(run.data, source=source))
     name = re.split("[:@]", source.removeprefix("vtab/"))[0]  # without the folder or the split
@@ -68,7 +68,7 @@ def named_objective(old: ObjectiveConfig, text: str) -> Any:
     return NotImplemented if isinstance(old, kind) else kind()
 
 
-def resized(run: Run, size: int | Pair) -> Run:
+def resized(run: AnyRun, size: int | Pair) -> AnyRun:
     """The run at another image size: network, crop and evaluation together."""
     image = pair(size)
     return replace(
@@ -93,10 +93,11 @@ def resized_preprocessing(preprocessing: Preprocessing, image: Pair) -> Preproce
     return Card(preprocessing=preprocessing).resized(image).preprocessing
 
 
-def started_from(run: Run, weights: str, config: ModelConfig, preprocessing: Preprocessing) -> Run:
+def started_from(run: RunRequest, weights: str, config: ModelConfig, preprocessing: Preprocessing) -> Run:
     """A fine-tuning with its network: that of the weights, at the run's image size, with their own preprocessing."""
     image = run.augmentation.size
-    return replace(
+    return to_stage(
+        Run,
         run,
         weights=weights,
         model=adapted(config, image_size=image),

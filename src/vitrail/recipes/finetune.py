@@ -17,7 +17,7 @@ from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes.change import started_from
 from vitrail.recipes.defaults import BATCH, EPOCHS, LEAST_STEPS, RATE
-from vitrail.train.config import Data, Run
+from vitrail.train.config import Data, Run, RunRequest
 
 LARGE: Final = 20_000  # pictures: BiT's border between small sets and medium ones
 HUGE: Final = 500_000  # and between medium and large
@@ -76,7 +76,7 @@ def for_data(
     area = MILD if count < LARGE else PAPER
     interpolation = "bicubic" if preprocessing.interpolation == "bicubic" else "bilinear"
     crop = InceptionCrop(size=image, area=area, interpolation=interpolation)
-    run = Run(
+    request = RunRequest(
         name="finetune",
         augmentation=Augmentation(crop=crop),
         objective=Classification(loss="sigmoid" if multi_label else "softmax"),
@@ -86,8 +86,7 @@ def for_data(
         batch=batch,
         steps=steps,
     )
-    run = started_from(run, weights, config, preprocessing)
-    assert run.model is not None
+    run = started_from(request, weights, config, preprocessing)
     run = replace(run, model=adapted(run.model, classes=classes))
     return Chosen(run, reasons(run, config, count, picture, given=image_size is not None, has_val=has_val))
 

@@ -14,13 +14,13 @@ from vitrail.data.transforms.augmentation import bit
 from vitrail.data.transforms.hyper_rule import hyper_rule
 from vitrail.data.transforms.mix import Mix
 from vitrail.optim.config import Optim, Schedule
-from vitrail.train.config import Data, Run
+from vitrail.train.config import Data, RunRequest
 
 
-def by_rule(name: str, source: str, *, side: int, samples: int) -> Run:
+def by_rule(name: str, source: str, *, side: int, samples: int) -> RunRequest:
     """What the rule says for pictures of a typical side and a training set of so many."""
     rule = hyper_rule(side, side, samples)
-    return Run(
+    return RunRequest(
         name=name,
         augmentation=bit(rule.resize, rule.crop),
         mix=Mix(mixup=rule.mixup),
@@ -34,27 +34,27 @@ def by_rule(name: str, source: str, *, side: int, samples: int) -> Run:
     )
 
 
-def bit_finetune_imagenet() -> Run:
+def bit_finetune_imagenet() -> RunRequest:
     """A BiT ResNet on ImageNet by the HyperRule: 384 px, 20,000 steps, MixUp 0.1."""
     return by_rule("bit-finetune-imagenet", "imagenet", side=400, samples=1_281_167)
 
 
-def bit_finetune_cifar10() -> Run:
+def bit_finetune_cifar10() -> RunRequest:
     """A BiT ResNet on CIFAR-10 by the HyperRule: 128 px, 10,000 steps, MixUp 0.1."""
     return by_rule("bit-finetune-cifar10", "cifar10", side=32, samples=50_000)
 
 
-def bit_finetune_cifar100() -> Run:
+def bit_finetune_cifar100() -> RunRequest:
     """A BiT ResNet on CIFAR-100 by the HyperRule: 128 px, 10,000 steps, MixUp 0.1."""
     data = Data(source="cifar100", dev=DEV["cifar100"])
     return replace(bit_finetune_cifar10(), name="bit-finetune-cifar100", data=data)
 
 
-def bit_finetune_pets() -> Run:
+def bit_finetune_pets() -> RunRequest:
     """A BiT ResNet on Oxford-IIIT Pets by the HyperRule: 384 px, 500 steps, no MixUp."""
     return by_rule("bit-finetune-pets", "pets", side=400, samples=3_680)
 
 
-def bit_finetune_flowers() -> Run:
+def bit_finetune_flowers() -> RunRequest:
     """A BiT ResNet on Oxford Flowers-102 by the HyperRule: 384 px, 500 steps, no MixUp."""
     return by_rule("bit-finetune-flowers", "flowers102", side=500, samples=1_020)

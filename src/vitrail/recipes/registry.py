@@ -1,7 +1,8 @@
 """Every recipe by name. A list of them is read from the sources: running them needs torch, which a list should not.
 
-A recipe is a public function of one of the modules below that needs no arguments and returns a `Run`. Its name is the
-function's with hyphens, behind the prefix of its module; its help is the first line of the docstring.
+A recipe is a public function of one of the modules below that needs no arguments and returns a `Run` or, where the
+network is that of the weights it starts from, a `RunRequest`. Its name is the function's with hyphens, behind the
+prefix of its module; its help is the first line of the docstring.
 """
 
 import ast
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from vitrail.core.errors import UnknownName, unknown
 
 if TYPE_CHECKING:
-    from vitrail.train.config import Run
+    from vitrail.train.config import RunRequest
 
 MODULES: Final = {
     "vitrail.recipes.small": "Small pictures, from scratch",
@@ -28,6 +29,7 @@ MODULES: Final = {
     "vitrail.recipes.hyper_rule": "Fine-tuning of ResNets (BiT's HyperRule)",
 }
 
+RETURNED: Final = ("Run", "RunRequest")
 PREFIXES: Final = {"vitrail.recipes.selfsup": "selfsup/"}  # of the names, for the modules that have one
 
 
@@ -74,7 +76,7 @@ def source(module: str) -> str:
 
 def is_recipe(node: ast.FunctionDef) -> bool:
     bare = not node.name.startswith("_") and not node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-    return bare and isinstance(node.returns, ast.Name) and node.returns.id == "Run"
+    return bare and isinstance(node.returns, ast.Name) and node.returns.id in RETURNED
 
 
 def find(name: str) -> Entry:
@@ -88,8 +90,8 @@ def find(name: str) -> Entry:
         raise UnknownName(f"{error} `vitrail recipes` lists all") from None
 
 
-def recipe(name: str) -> "Run":
+def recipe(name: str) -> "RunRequest":
     """The run of a name."""
     entry = find(name)
-    make: Callable[[], Run] = getattr(import_module(entry.module), entry.function)
+    make: Callable[[], RunRequest] = getattr(import_module(entry.module), entry.function)
     return make()

@@ -32,9 +32,8 @@ def _mini(*, image: int = 32) -> ModelConfig:
     return model_config("ViT-Mini/4", classes=0, image_size=image, position="sincos2d", pool="mean", class_token=False)
 
 
-def _with_class_token(model: ModelConfig | None) -> ModelConfig:
+def _with_class_token(model: ModelConfig) -> ModelConfig:
     """DINO's features are those of the class token, whose attention shows what it looks at."""
-    assert model is not None
     return adapted(model, class_token=True, pool="token")
 
 
@@ -212,7 +211,6 @@ def mae_fashion_mnist() -> Run:
 
 
 def _on_fashion_mnist(base: Run, name: str) -> Run:
-    assert base.model is not None
     crop = base.augmentation.crop
     small = replace(crop, size=(28, 28)) if isinstance(crop, InceptionCrop) else cifar(28, padding=2).crop
     return replace(

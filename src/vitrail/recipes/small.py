@@ -64,7 +64,6 @@ def cifar100() -> Run:
 
     Public plain ViTs from scratch stand at 68 to 74."""
     run = cifar10()
-    assert run.model is not None
     model = replace(run.model, classes=100)
     return replace(run, name="cifar100", model=model, data=replace(run.data, source="cifar100"))
 
@@ -156,7 +155,6 @@ def quick_cifar10() -> Run:
 def quick_cifar100() -> Run:
     """CIFAR-100 on two cores: as quick-cifar10."""
     run = quick_cifar10()
-    assert run.model is not None
     model = replace(run.model, classes=100)
     return replace(run, name="quick-cifar100", model=model, data=replace(run.data, source="cifar100"))
 

@@ -35,7 +35,6 @@ def _network(name: str, classes: int, dropout: float) -> ModelConfig:
 
 def _with(base: Run, name: str, network: str, *, lr: float | None = None) -> Run:
     """The same pre-training of another network."""
-    assert base.model is not None
     dropout = getattr(base.model, "dropout", 0.0)
     optim = base.optim if lr is None else replace(base.optim, lr=lr)
     return replace(base, name=name, model=_network(network, base.model.classes, dropout), optim=optim)

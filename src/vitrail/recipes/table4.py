@@ -16,14 +16,14 @@ from dataclasses import replace
 from vitrail.data.splits import DEV
 from vitrail.data.transforms.augmentation import bit
 from vitrail.optim.config import Optim, Schedule
-from vitrail.train.config import Data, Run
+from vitrail.train.config import Data, RunRequest
 
 
-def finetune_imagenet() -> Run:
+def finetune_imagenet() -> RunRequest:
     """Fine-tuning on ImageNet at 384 px, 20,000 steps: 88.04, 87.12, 85.15 (Table 5).
 
     ReaL 90.33, 89.99, 88.40. Table 2's own numbers are at a higher resolution, with averaged weights."""
-    return Run(
+    return RunRequest(
         name="finetune-imagenet",
         augmentation=bit(448, 384),
         data=Data(source="imagenet", dev=DEV["imagenet"], test="val"),
@@ -34,21 +34,21 @@ def finetune_imagenet() -> Run:
     )
 
 
-def finetune_imagenet_512() -> Run:
+def finetune_imagenet_512() -> RunRequest:
     """Fine-tuning ViT-L/16 on ImageNet at 512 px with averaged weights: 87.76 from JFT, 85.30 from ImageNet-21k.
 
     ReaL 90.54, 88.62 (Table 2, mean of three runs)."""
     return replace(finetune_imagenet(), name="finetune-imagenet-512", augmentation=bit(597, 512), average=0.9999)
 
 
-def finetune_imagenet_518() -> Run:
+def finetune_imagenet_518() -> RunRequest:
     """Fine-tuning ViT-H/14 on ImageNet at 518 px with averaged weights: 88.55 from JFT.
 
     ReaL 90.72 (Table 2, mean of three runs)."""
     return replace(finetune_imagenet_512(), name="finetune-imagenet-518", augmentation=bit(604, 518))
 
 
-def finetune_cifar10() -> Run:
+def finetune_cifar10() -> RunRequest:
     """Fine-tuning on CIFAR-10 at 384 px, 10,000 steps: 99.50, 99.42, 99.15.
 
     The released code takes 0.01 for ViT-B/16."""
@@ -61,13 +61,13 @@ def finetune_cifar10() -> Run:
     )
 
 
-def finetune_cifar100() -> Run:
+def finetune_cifar100() -> RunRequest:
     """Fine-tuning on CIFAR-100 at 384 px, 10,000 steps: 94.55, 93.90, 93.25."""
     data = Data(source="cifar100", dev=DEV["cifar100"])
     return replace(finetune_cifar10(), name="finetune-cifar100", data=data)
 
 
-def finetune_pets() -> Run:
+def finetune_pets() -> RunRequest:
     """Fine-tuning on Oxford-IIIT Pets at 384 px, 500 steps: 97.56, 97.32, 94.67."""
     return replace(
         finetune_cifar10(),
@@ -78,14 +78,14 @@ def finetune_pets() -> Run:
     )
 
 
-def finetune_flowers() -> Run:
+def finetune_flowers() -> RunRequest:
     """Fine-tuning on Oxford Flowers-102 at 384 px, 500 steps: 99.68, 99.74, 99.61.
 
     On the official train split of 1,020, as BiT; whether the paper added the 1,020 of val is not said (unverified)."""
     return replace(finetune_pets(), name="finetune-flowers", data=Data(source="flowers102", dev=DEV["flowers102"]))
 
 
-def finetune_vtab() -> Run:
+def finetune_vtab() -> RunRequest:
     """Fine-tuning on a task of VTAB-1k at 384 px, 2,500 steps at 0.01: 77.63, 76.28, 72.72 over all 19.
 
     One setting for all tasks, trained on the thousand pictures and scored on the whole of test; DATA, vtab/TASK, says

@@ -90,7 +90,6 @@ def paper_networks(source: str) -> tuple[Network, ...]:
         crosswise = replace(axial("B", patch), classes=model.classes, head=model.head)
         found += both(run, name, model, f"Axial-{name}", crosswise)
     run = paper_run(bit_r50x1_jft(), source)
-    assert run.model is not None
     crosswise = replace(axial_resnet50(), classes=run.model.classes)
     return (*found, *both(run, "BiT-R50x1", run.model, "AxialResNet50", crosswise))
 

@@ -16,7 +16,7 @@ from vitrail.optim.config import Schedule
 from vitrail.recipes import small
 from vitrail.recipes.change import on_data
 from vitrail.recipes.digits import digits
-from vitrail.train.config import Evaluation, Run
+from vitrail.train.config import AnyRun, Evaluation, Run
 
 RECIPES: Final[Mapping[str, Callable[[], Run]]] = {
     "cifar10": small.cifar10,
@@ -59,12 +59,12 @@ def for_card(source: str = "", *, steps: int) -> Run:
     return shortened(given(run, source), steps, looks=LOOKS)
 
 
-def given(run: Run, source: str) -> Run:
+def given(run: AnyRun, source: str) -> AnyRun:
     """The run on a source; "" leaves it its own."""
     return on_data(run, source) if source else run
 
 
-def shortened(run: Run, steps: int, *, looks: int = LOOKS) -> Run:
+def shortened(run: AnyRun, steps: int, *, looks: int = LOOKS) -> AnyRun:
     """The run for so many steps, a tenth of them warm-up, scored a few times, without a closed form beside it: other
     cells are there to compare with."""
     return replace(
@@ -78,6 +78,6 @@ def shortened(run: Run, steps: int, *, looks: int = LOOKS) -> Run:
     )
 
 
-def with_dev(run: Run, share: float) -> Run:
+def with_dev(run: AnyRun, share: float) -> AnyRun:
     """With a part of the training split held out to choose by, so that nothing is chosen on the test split (4.1)."""
     return replace(run, data=replace(run.data, dev=share, watch="dev"))

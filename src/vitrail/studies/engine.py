@@ -22,7 +22,7 @@ from vitrail.distributed.world import World
 from vitrail.recipes.change import started_from
 from vitrail.studies.outcomes import ASKED, CELLS, STUDY, folder_of, take_up, values_in
 from vitrail.studies.study import Scale, Study
-from vitrail.train.config import Run
+from vitrail.train.config import Run, configure
 from vitrail.train.folder.layout import LAST
 from vitrail.train.grid import plan as grid
 from vitrail.train.grid.cell import Cell, Outcome, Prepared
@@ -92,7 +92,7 @@ class StudyJob:
     def starting(self, cell: Cell) -> Run:
         """The run with the weights that it starts from. A network that the grid leaves open is theirs (3.2)."""
         if not cell.after:
-            return cell.run
+            return configure(cell.run)
         weights = str(folder_of(self.out, cell.after) / LAST)
         bundle = find_weights(weights)
         started = started_from(cell.run, weights, bundle.config, bundle.card.preprocessing)

@@ -103,7 +103,6 @@ def paper_cells(source: str) -> Iterator[Cell]:
                 at={"network": network, "optimizer": kind, "on": JFT, "lr": start.optim.lr, "seed": 0},
                 run=replace(start, name=before),
             )
-            assert start.model is not None
             for tune in TUNED:
                 run = tune()
                 run = replace(run, model=adapted(start.model, image_size=run.augmentation.size))

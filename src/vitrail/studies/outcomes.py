@@ -18,7 +18,7 @@ from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
 from vitrail.checkpoint.store.layout import places
 from vitrail.core.errors import ConfigError
 from vitrail.core.settings import differences, plain, restored, without_fields
-from vitrail.train.config import Run
+from vitrail.train.config import RunRequest
 from vitrail.train.folder.layout import BEST, COMMAND, CONFIG, METRICS, is_done, read_json
 from vitrail.train.grid.cell import Cell, Outcome
 from vitrail.train.grid.results import OUTCOME, read_outcome
@@ -95,7 +95,7 @@ def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
 def with_defaults(before: Mapping[str, Any]) -> Mapping[str, Any]:
     """A run as it was written, with fields that there were not yet; as it is where it cannot be read any more."""
     try:
-        return as_read(plain(restored(Run, before)))
+        return as_read(plain(restored(RunRequest, before)))
     except ConfigError:
         return before
 

@@ -22,7 +22,7 @@ from vitrail.studies.plots import Line, Panel, Point, plot
 from vitrail.studies.selection import in_words, listed, missing
 from vitrail.studies.statistics import NOTHING, Gap, Group, Spread, group_at, groups, paired, paired_gap, percent
 from vitrail.studies.study import Findings, Scale, Study, Table
-from vitrail.train.config import Positions, Run
+from vitrail.train.config import AnyRun, Positions, Run, RunRequest, to_stage
 from vitrail.train.grid.cell import Cell, Outcome
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Plan:
     """Pre-training at the lowest size, and a fine-tuning that is taken to each of the sizes."""
 
     before: Run
-    tuning: Run
+    tuning: RunRequest
     sizes: tuple[int, ...]
     seeds: int
 
@@ -56,20 +56,19 @@ def plan(scale: Scale, source: str) -> Plan:
         return Plan(before=before, tuning=shortened(tuning, 60, looks=1), sizes=(16, 24, 32), seeds=2)
     whole = for_card(source, steps=8000)
     before = at_size(whole, 16)
-    tuning = replace(whole, model=None, optim=Optim(kind="sgd", lr=0.03, momentum=0.9, clip=1.0))
+    tuning = to_stage(RunRequest, whole, model=None, optim=Optim(kind="sgd", lr=0.03, momentum=0.9, clip=1.0))
     return Plan(before=before, tuning=shortened(tuning, 1500), sizes=(16, 24, 32, 48), seeds=3)
 
 
-def at_size(run: Run, size: int) -> Run:
+def at_size(run: AnyRun, size: int) -> AnyRun:
     """The run at another size. A padded crop has its padding in proportion."""
     flip = run.augmentation.flip
     moved = resized(replace(run, augmentation=replace(cifar(run.augmentation.size, padding=0), flip=flip)), size)
     return replace(moved, augmentation=replace(cifar(size, padding=size // 8), flip=flip))
 
 
-def tuned(plan: Plan, scale: Scale, size: int) -> Run:
+def tuned(plan: Plan, scale: Scale, size: int) -> RunRequest:
     """The fine-tuning at a size, with the network that it will have."""
-    assert plan.before.model is not None
     run = at_size(plan.tuning, size) if scale == "small" else resized(plan.tuning, size)
     return replace(run, model=adapted(plan.before.model, image_size=size))
 

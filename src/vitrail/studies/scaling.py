@@ -14,7 +14,7 @@ from vitrail.studies.bases import for_card, for_cores, given
 from vitrail.studies.families import at_8_px, hybrid_of, resnet_of, vit_of
 from vitrail.studies.scaling_findings import BEFORE, ITSELF, conclude
 from vitrail.studies.study import Scale, Study
-from vitrail.train.config import Run
+from vitrail.train.config import Run, RunRequest
 from vitrail.train.grid.cell import Cell
 from vitrail.train.pictures import on_all
 
@@ -53,7 +53,7 @@ TINY_LENGTHS: Final = (50, 100)  # steps; the paper has 7 and 14 epochs
 SMALL_LENGTHS: Final = (2_000, 6_000, 20_000)
 WIDE: Final = 256  # a ViT of this width wants a lower rate
 NARROW, CONVOLUTIONS = 2.0, 4.0  # times that rate: what the narrowest ViTs take at most, and a ResNet
-FINETUNINGS: Final[Mapping[str, Callable[[], Run]]] = {
+FINETUNINGS: Final[Mapping[str, Callable[[], RunRequest]]] = {
     "imagenet": table4.finetune_imagenet,
     "cifar10": table4.finetune_cifar10,
     "cifar100": table4.finetune_cifar100,
@@ -97,7 +97,7 @@ def with_network(run: Run, model: ModelConfig) -> Run:
     """The run with another network. Where the run's own ViT is wide, its rate is that of a wide one: narrower ones and
     ResNets take more, as short runs scored on a dev split say. The paper's rates fall with size, too (Table 3)."""
     own, factor = run.model, 1.0
-    if own is not None and own.tokens and own.features >= WIDE:
+    if own.tokens and own.features >= WIDE:
         factor = min(own.features / model.features, NARROW) if model.tokens else CONVOLUTIONS
     return replace(run, model=model, optim=replace(run.optim, lr=run.optim.lr * factor))
 
@@ -140,7 +140,7 @@ def pretraining(row: Compute) -> Run:
     return replace(run, name="bit-r200x3-jft", model=model_config(row.network, classes=table3.JFT_CLASSES))
 
 
-def finetuning(task: str, network: str) -> Run:
+def finetuning(task: str, network: str) -> RunRequest:
     """At 384 px; for a patch of 14 at 378, which is what is left of 384 in whole patches."""
     run = FINETUNINGS[task]()
     run = replace(run, data=on_all(replace(run.data, watch="none")))

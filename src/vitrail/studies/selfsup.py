@@ -124,8 +124,6 @@ def for_steps(run: Run, base: Run) -> Run:
 
 def for_compute(run: Run, base: Run) -> Run:
     """For as many steps as come to the base's compute."""
-    assert run.model is not None
-    assert base.model is not None
     whole = base.steps * base.batch * base.objective.work(base.model)
     return shortened(run, max(round(whole / (run.batch * run.objective.work(run.model))), 1), looks=1)
 
@@ -155,8 +153,6 @@ def tuned(made: Plan, method: str, budget: float, steps: int, seed: int) -> Cell
     run = shortened(made.tuning, steps, looks=1)
     before = made.before.get(method)
     if before is not None:
-        assert before.model is not None
-        assert run.model is not None
         run = replace(run, model=adapted(before.model, classes=run.model.classes, head="linear"))
     return Cell(
         name=f"{method}-{100 * budget:g}pc-seed{seed}",
@@ -189,7 +185,6 @@ def paper_cells(source: str) -> Iterator[Cell]:
             run=replace(run, name=f"selfsup {method}"),
         )
         tuning = finetune_imagenet()
-        assert run.model is not None
         model = adapted(run.model, image_size=tuning.augmentation.size, classes=1000, head="linear")
         yield Cell(
             name=f"{method}-100pc-seed0",

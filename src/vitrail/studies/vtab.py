@@ -24,7 +24,7 @@ from vitrail.distributed.world import World
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.change import on_data, resized, started_from, with_changes
 from vitrail.recipes.registry import recipe
-from vitrail.train.config import Run
+from vitrail.train.config import Run, configure
 from vitrail.train.folder.layout import CONFIG, METRICS, is_done, read_json
 from vitrail.train.grid.cell import Cell, Prepared, Unavailable
 from vitrail.train.grid.cell import Outcome as GridOutcome
@@ -241,7 +241,8 @@ class VtabJob:
         pictures = pictures_of(self.study, TASKS[cell.name])
         if isinstance(pictures, str):
             raise Unavailable(pictures)
-        return Prepared(run=cell.run, pictures=pictures, command=command(self.study, cell.run))
+        run = configure(cell.run)
+        return Prepared(run=run, pictures=pictures, command=command(self.study, run))
 
     def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
         score = score_in(folder, TASKS[cell.name])

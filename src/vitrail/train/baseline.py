@@ -23,7 +23,6 @@ from vitrail.checkpoint.weights import network, operate
 from vitrail.core.errors import ConfigError, DataError, TrainingError, VitrailError, WeightsError
 from vitrail.core.storage import cache_folder
 from vitrail.data.loader import Batch, sweep
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source, Subset
 from vitrail.distributed.world import World
 from vitrail.evaluation.cache import cached_features
@@ -32,7 +31,7 @@ from vitrail.evaluation.identity import network_hash
 from vitrail.evaluation.instant import some_of
 from vitrail.evaluation.labelled import single, tally
 from vitrail.models.build import Model
-from vitrail.train.config import Run
+from vitrail.train.config import ResolvedRun, Run
 from vitrail.train.feed import worker_count
 from vitrail.train.folder.layout import METRICS
 from vitrail.train.folder.run import RunFolder
@@ -92,7 +91,7 @@ def find_obstacle(run: Run, pictures: Pictures) -> str:
     return "" if len(pictures.classes) > 1 else "there is only one class"
 
 
-def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run: Run) -> str:
+def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run: ResolvedRun) -> str:
     """A sentence where the closed form beats the fine-tuning on the first split that both are scored on, or where the
     run started from it and nothing later was better; else nothing."""
     for row in scores:
@@ -110,7 +109,7 @@ def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run:
 
 
 def baseline(
-    run: Run, pictures: Pictures, world: World, folder: RunFolder, observer: Any, *, resumed: bool
+    run: ResolvedRun, pictures: Pictures, world: World, folder: RunFolder, observer: Any, *, resumed: bool
 ) -> Baseline:
     """The baseline of a run that starts, computed or kept from an earlier start; that of one that goes on, as its
     metrics tell it. `observer` hears what is going on."""
@@ -138,7 +137,7 @@ def baseline(
     return found
 
 
-def made(run: Run, pictures: Pictures, world: World, folder: Path, observer: Any) -> Baseline:
+def made(run: ResolvedRun, pictures: Pictures, world: World, folder: Path, observer: Any) -> Baseline:
     model = frozen(run)
     facts = facts_of(run, pictures, model)
     try:
@@ -175,7 +174,7 @@ def counted(some: int, whole: int) -> str:
     return f"{some:,}" if some == whole else f"{some:,} of {whole:,}"
 
 
-def taken(run: Run, tensors: dict[str, Tensor], rows: list[Row]) -> Baseline:
+def taken(run: ResolvedRun, tensors: dict[str, Tensor], rows: list[Row]) -> Baseline:
     warm = run.start == "closed-form"
     return Baseline(rows=tuple(rows), head=(tensors["weight"], tensors["bias"]) if warm else None)
 
@@ -193,21 +192,20 @@ def row_of(split: str, head: Head, learnt: int, features: Tensor, labels: Tensor
     }
 
 
-def frozen(run: Run) -> Model:
+def frozen(run: ResolvedRun) -> Model:
     """The weights at the run's image size. A hidden layer of the head goes with the head (3.2); a linear one stays, so
     that features which other commands have kept are found."""
-    assert run.model is not None
     bundle = operate(find_weights(run.weights), None, run.model.image)
     if getattr(bundle.config, "head", "") == "tanh":
         bundle = operate(bundle, 0)
     return network(bundle)
 
 
-def facts_of(run: Run, pictures: Pictures, model: Model) -> dict[str, Any]:
+def facts_of(run: ResolvedRun, pictures: Pictures, model: Model) -> dict[str, Any]:
     """What it depends on, as plain data."""
     return {
         "network": network_hash(model),
-        "preprocessing": [str(value) for value in preprocessing_of(run).to_dict().items()],
+        "preprocessing": [str(value) for value in run.preprocessing.to_dict().items()],
         "pictures": pictures.fingerprint,
         "splits": list(scored_splits(pictures)),
         "limits": [LEARNT, SCORED],
@@ -215,17 +213,12 @@ def facts_of(run: Run, pictures: Pictures, model: Model) -> dict[str, Any]:
     }
 
 
-def preprocessing_of(run: Run) -> Preprocessing:
-    assert run.preprocessing is not None
-    return run.preprocessing
-
-
 @dataclass(kw_only=True, slots=True)
 class Taking:
     """Features of sources. A part of a small set is looked up in the features of the whole: train and dev, and every
     point of a search, share them."""
 
-    run: Run
+    run: ResolvedRun
     model: Model
     world: World
     advance: Advance = ignore
@@ -243,7 +236,7 @@ class Taking:
         return features[mine], labels[mine]
 
     def extracted(self, source: Source) -> tuple[Tensor, Tensor, Tensor]:
-        prepared, world = preprocessing_of(self.run), self.world
+        prepared, world = self.run.preprocessing, self.world
         found = cached_features(
             self.model, source, prepared, world.device, batches=self.batches, folder=cache_folder("features")
         )
@@ -254,7 +247,7 @@ class Taking:
         size = min(256 if cuda else 64, len(source))
         resident = self.run.data.resident == "on"  # a set so small that processes would take longer
         workers = 0 if resident else worker_count(self.run.data, self.world)
-        found = sweep(source, preprocessing_of(self.run), batch=size, workers=workers, pin=cuda)
+        found = sweep(source, self.run.preprocessing, batch=size, workers=workers, pin=cuda)
         return count_batches(found, "closed form", len(source), self.advance)
 
 

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
 from vitrail.checkpoint.store.saved import Saved
 from vitrail.core.errors import ConfigError
 from vitrail.data.ledger import Ledger
-from vitrail.distributed.parallel import Parallel, Precision, Sharding, parallelise
+from vitrail.distributed.parallel import Parallel, parallelise
 from vitrail.distributed.world import World
 from vitrail.models.build import Model
 from vitrail.objectives.build import build_objective
@@ -20,7 +20,7 @@ from vitrail.optim.averaging import Average
 from vitrail.optim.groups import freeze, groups
 from vitrail.optim.optimiser import Optimiser
 from vitrail.train.baseline import put_head
-from vitrail.train.config import RECORDED, Run
+from vitrail.train.config import RECORDED, ResolvedRun
 from vitrail.train.cost import Cost, peak_flops
 from vitrail.train.feed import Feed
 from vitrail.train.network import bare_network, drawn, starting_network, tables_only
@@ -43,7 +43,7 @@ class Parts:
 
 
 def assemble(
-    run: Run,
+    run: ResolvedRun,
     pictures: Pictures,
     world: World,
     ledger: Ledger,
@@ -53,7 +53,6 @@ def assemble(
 ) -> Parts:
     """Everything in its place, with the values of a checkpoint where there is one; `head` is what the last layer
     starts with instead of zeros."""
-    assert run.model is not None
     network, values = network_of(run, pictures, world, saved, head)
     objective, parallel = placed(run, pictures, world, network, values)
     optimiser = Optimiser(groups(objective, run.optim), run.optim)
@@ -94,7 +93,7 @@ def assemble(
 
 
 def network_of(
-    run: Run, pictures: Pictures, world: World, saved: Saved | None, head: tuple[Tensor, Tensor] | None
+    run: ResolvedRun, pictures: Pictures, world: World, saved: Saved | None, head: tuple[Tensor, Tensor] | None
 ) -> tuple[Model, Values | None]:
     """The network of the start; or one without storage where it will be sharded, and what gives it values then."""
     labels = pictures.classes if run.objective.labelled else ()
@@ -109,10 +108,9 @@ def network_of(
 
 
 def placed(
-    run: Run, pictures: Pictures, world: World, network: Model, values: Values | None
+    run: ResolvedRun, pictures: Pictures, world: World, network: Model, values: Values | None
 ) -> tuple[Objective, Parallel]:
     """The objective around the network, on its devices, with the values that the run starts from."""
-    assert run.preprocessing is not None
     network.class_token_only = True
     objective = build_objective(
         run.objective,
@@ -133,8 +131,8 @@ def placed(
     parallel = parallelise(
         objective,
         world=world,
-        sharding=cast(Sharding, run.sharding),  # no longer "auto"
-        precision=cast(Precision, run.precision),
+        sharding=run.sharding,
+        precision=run.precision,
         compile=run.compile in ("on", "graphs"),
         recompute=run.recompute,
         values=values,

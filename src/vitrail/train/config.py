@@ -1,23 +1,38 @@
-"""A run as one value: what is trained, on what, and how. Recipes return one; the command line changes fields of it."""
+"""A run as one value: what is trained, on what, and how. There are three stages of it, one type each:
 
-from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, get_args
+- `RunRequest` may leave the network open: a fine-tuning recipe takes that of the weights it will be given (3.2).
+- `Run` is configured: it has a network. What depends on the data and the machine may still be "auto". Recipes return
+  one of these two, and the command line changes fields of them.
+- `ResolvedRun` has every choice made: nothing in it is None or "auto". `resolve` in `train/resolve.py` makes one of a
+  run, its pictures and the processes; all that trains, scores or reports takes it.
+
+All three have the same fields in the same order, and are stored alike. In a later stage `field()` says that a field has
+no default any more.
+"""
+
+from dataclasses import dataclass, field, fields
+from types import NoneType
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from vitrail.core.errors import ConfigError, unknown
 from vitrail.core.shapes import times
+from vitrail.core.values import hints, members
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.mix import Mix
+from vitrail.distributed import parallel
 from vitrail.models.family import ModelConfig
 from vitrail.objectives.build import ObjectiveConfig
 from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
 
-Precision: TypeAlias = Literal["auto", "float32", "autocast", "bfloat16"]
-Switch: TypeAlias = Literal["auto", "on", "off"]
-Compile: TypeAlias = Literal["auto", "on", "graphs", "recorded", "off"]
+OnOff: TypeAlias = Literal["on", "off"]
+Compilation: TypeAlias = Literal["on", "graphs", "recorded", "off"]
 RECORDED: Final = ("graphs", "recorded")  # of these
-Sharding: TypeAlias = Literal["auto", "none", "ddp", "fsdp", "hsdp"]
+Precision: TypeAlias = Literal["auto", parallel.Precision]
+Switch: TypeAlias = Literal["auto", OnOff]
+Compile: TypeAlias = Literal["auto", Compilation]
+Sharding: TypeAlias = Literal["auto", parallel.Sharding]
 Start: TypeAlias = Literal["zero", "closed-form"]
 Positions: TypeAlias = Literal["resized", "drawn"]
 
@@ -92,9 +107,10 @@ class Keep:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """One training. `model` is none where it comes from `weights` (fine-tuning, 3.2); its classes are the data's.
-    Either `steps` or `epochs` is above 0. `batch` is the global one, whatever the processes and micro-batches."""
+class RunRequest:
+    """One training, as requested. `model` is none where it comes from `weights` (fine-tuning, 3.2); its classes are the
+    data's. Either `steps` or `epochs` is above 0. `batch` is the global one, whatever the processes and micro-batches.
+    """
 
     name: str
     augmentation: Augmentation
@@ -125,17 +141,7 @@ class Run:
     bad_steps: int = 10  # updates left out for a loss or gradient that is not finite, before the run gives up
 
     def __post_init__(self) -> None:
-        choices = {
-            "precision": Precision,
-            "compile": Compile,
-            "sharding": Sharding,
-            "start": Start,
-            "positions": Positions,
-            "baseline": Switch,
-        }
-        for name, kinds in choices.items():
-            if getattr(self, name) not in get_args(kinds):
-                raise unknown(name, str(getattr(self, name)), get_args(kinds))
+        check_choices(self)
         if (self.steps > 0) == (self.epochs > 0) or self.steps < 0 or self.epochs < 0:
             raise ConfigError(f"steps={self.steps} and epochs={self.epochs}: give one of them, above 0")
         if self.batch < 1 or self.micro < 0 or self.log < 1 or self.bad_steps < 1:
@@ -155,3 +161,74 @@ class Run:
             raise ConfigError(
                 f"preprocessing.image={times(self.preprocessing.image)} but the network is trained at {times(size)}"
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run(RunRequest):
+    """One training, as configured: its network is known."""
+
+    model: ModelConfig = field()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedData(Data):
+    """Which pictures, with the splits that are scored by their names ("none" for none), and whether they lie on the
+    device. How many loader processes there are is up to the machine at every start, and may stay open."""
+
+    watch: str = field()
+    test: str = field()
+    resident: OnOff = field()
+
+    def __post_init__(self) -> None:
+        Data.__post_init__(self)
+        if "auto" in (self.watch, self.test, self.resident) or self.watch == "any":
+            raise ConfigError(
+                f"data.watch={self.watch}, data.test={self.test} and data.resident={self.resident} must be chosen"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedRun(Run):
+    """One training, with every choice made for its pictures and its machine. Its length is in `steps` alone."""
+
+    data: ResolvedData = field()
+    preprocessing: Preprocessing = field()
+    micro: int = field()
+    steps: int = field()
+    precision: parallel.Precision = field()
+    compile: Compilation = field()
+    sharding: parallel.Sharding = field()
+    baseline: OnOff = field()
+
+    def __post_init__(self) -> None:
+        RunRequest.__post_init__(self)
+        if self.steps < 1 or self.micro < 1 or self.evaluation.every < 1:
+            raise ConfigError(
+                f"steps={self.steps}, micro={self.micro} and evaluation.every={self.evaluation.every} must be at least "
+                "1 in a resolved run"
+            )
+
+
+AnyRun = TypeVar("AnyRun", bound=RunRequest)
+Stage = TypeVar("Stage", bound=RunRequest | Data)
+
+
+def to_stage(kind: type[Stage], old: RunRequest | Data, **changes: Any) -> Stage:
+    """A run, or its data, as the type of another stage, with changes as `replace` would make them."""
+    return kind(**{field.name: getattr(old, field.name) for field in fields(old)} | changes)
+
+
+def configure(run: RunRequest) -> Run:
+    """The run with the network it has; one without is refused."""
+    return run if isinstance(run, Run) else to_stage(Run, run)
+
+
+def check_choices(run: RunRequest) -> None:
+    """Refuses what the stage of a run does not allow: a word that is not among the choices of its field, or none."""
+    for name, hint in hints(type(run)).items():
+        value = getattr(run, name)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise unknown(name, str(value), get_args(hint))
+        if value is None and NoneType not in members(hint):
+            remedy = "; a fine-tuning run takes it from its weights" if name == "model" else ""
+            raise ConfigError(f"{name} is not set{remedy}")

@@ -29,7 +29,7 @@ from vitrail.train import memory, messages, signals
 from vitrail.train.baseline import baseline, compare_scores, find_obstacle
 from vitrail.train.build import Parts, assemble
 from vitrail.train.chosen import score_chosen
-from vitrail.train.config import Run
+from vitrail.train.config import ResolvedRun, Run
 from vitrail.train.export import provenance_of, take_provenance, write_weights
 from vitrail.train.folder.appended import plain
 from vitrail.train.folder.layout import BEST, LAST
@@ -41,14 +41,13 @@ from vitrail.train.pictures import Pictures, find_pictures
 from vitrail.train.presentation import present
 from vitrail.train.provenance import KEY, note_seen, training_records
 from vitrail.train.report import METRICS, read_metrics
-from vitrail.train.resolve import resolved, summary
+from vitrail.train.resolve import resolve, summary
 from vitrail.train.result import Result
 from vitrail.train.resume import open_folder, resume
 from vitrail.train.rows import describe_score
 from vitrail.train.scoring import Best, Scored, Scorer, check_fewshot
 from vitrail.train.state import fault_in, pieces, state_of
 
-EVALUATIONS = 20  # a run, where nothing else is said
 FIRST_STEPS = 3  # in which running out of memory is answered by smaller micro-batches
 SCORE = ("split", "measure", "accuracy", "loss", "count")  # what weights tell of how they did
 REPORT_S = 60.0  # between two reports while nothing is scored
@@ -68,18 +67,18 @@ def train(
     """Trains, or goes on training, in the folder `out`. `why` is what a person should know of the run's making."""
     observer = observer or Silent()
     pictures = pictures or find_pictures(run.data, labelled=run.objective.labelled)
-    asked, run = run, resolved(run, pictures, world)
+    resolved = resolve(run, pictures, world)
     if run.evaluation.fewshot:
         check_fewshot(run.evaluation)  # one that is not there, or too small, is said before the first step
-    with open_folder(out, run, pictures, world, command=command or {}, force=force, tell=observer.told) as folder:
-        for text in (*why, *summary(run, pictures, world, out)):
+    with open_folder(out, resolved, pictures, world, command=command or {}, force=force, tell=observer.told) as folder:
+        for text in (*why, *summary(resolved, pictures, world, out)):
             folder.note(text)
-        if asked.baseline == "auto" and run.weights and run.baseline == "off":
+        if run.baseline == "auto" and run.weights and resolved.baseline == "off":
             folder.note(f"no linear classifier to compare with: {find_obstacle(run, pictures)}")
         folder.warnings = []  # the report shows what comes up from here on
         training: Training | None = None
         try:
-            training = Training(run, pictures, world, folder, observer, micro=asked.micro)
+            training = Training(resolved, pictures, world, folder, observer, micro=run.micro)
             folder.taken_up()
             result = training.go()
             training.close()
@@ -114,7 +113,14 @@ class Training:
     """A run in progress: its parts, how far it is, and what becomes of it."""
 
     def __init__(
-        self, run: Run, pictures: Pictures, world: World, folder: RunFolder, observer: Observer, *, micro: int = 0
+        self,
+        run: ResolvedRun,
+        pictures: Pictures,
+        world: World,
+        folder: RunFolder,
+        observer: Observer,
+        *,
+        micro: int = 0,
     ) -> None:
         """`micro` is as asked for, 0 for whatever fits: a resume keeps what it had unless another is asked for."""
         self.run, self.pictures, self.world, self.folder, self.observer = run, pictures, world, folder, observer
@@ -175,7 +181,7 @@ class Training:
             for batch in () if ending else self.batches():
                 self.update(batch)
                 self.draw()
-                if self.step % self.evaluation_every == 0 or self.step == self.run.steps:
+                if self.step % self.run.evaluation.every == 0 or self.step == self.run.steps:
                     self.evaluate()
                 clock = self.world.first and self.clock_says_save()
                 stopping, save = self.accord(self.step, (bool(stop), clock))
@@ -195,10 +201,6 @@ class Training:
                 self.save()
                 self.store.wait()
             raise
-
-    @property
-    def evaluation_every(self) -> int:
-        return self.run.evaluation.every or max(self.run.steps // EVALUATIONS, 1)
 
     @property
     def out_of_patience(self) -> bool:

@@ -16,22 +16,23 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.zoo import adapted
 from vitrail.objectives.classification import Classification, start_bias
-from vitrail.train.config import Run
+from vitrail.train.config import ResolvedRun
 
 REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
 
 
-def wanted_otherwise(config: ModelConfig, run: Run) -> dict[str, Any]:
+def wanted_otherwise(config: ModelConfig, run: ResolvedRun) -> dict[str, Any]:
     """The regularisers that a run wants otherwise than the weights' own config."""
     return {
         name: getattr(run.model, name) for name in REGULARISERS if hasattr(config, name) and hasattr(run.model, name)
     }
 
 
-def starting_network(run: Run, labels: tuple[str, ...], *, fresh: bool = False, multi_label: bool = False) -> Model:
+def starting_network(
+    run: ResolvedRun, labels: tuple[str, ...], *, fresh: bool = False, multi_label: bool = False
+) -> Model:
     """In training mode, on the CPU; without labels it has no head. With `fresh` the weights are not looked at: a
     checkpoint will bring others. `multi_label` is what the card will say."""
-    assert run.model is not None
     provenance: dict[str, Any] = {}
     if run.weights and not fresh:
         bundle = find_weights(run.weights)
@@ -48,23 +49,23 @@ def starting_network(run: Run, labels: tuple[str, ...], *, fresh: bool = False, 
     return described(model, run, labels, provenance, multi_label)
 
 
-def described(model: Model, run: Run, labels: tuple[str, ...], provenance: dict[str, Any], multi_label: bool) -> Model:
+def described(
+    model: Model, run: ResolvedRun, labels: tuple[str, ...], provenance: dict[str, Any], multi_label: bool
+) -> Model:
     """With the card that its weights will carry, and in training mode."""
-    assert run.preprocessing is not None
     model.card = Card(
         preprocessing=run.preprocessing, labels=labels or None, provenance=provenance, multi_label=multi_label
     )
     return model.train()
 
 
-def bare_network(run: Run, labels: tuple[str, ...], *, multi_label: bool = False) -> Model:
+def bare_network(run: ResolvedRun, labels: tuple[str, ...], *, multi_label: bool = False) -> Model:
     """Without storage: where a network is sharded no process need ever hold it whole."""
-    assert run.model is not None
     provenance = {"from": {"weights": run.weights}} if run.weights else {}
     return described(bare(run.model), run, labels, provenance, multi_label)
 
 
-def drawn(module: nn.Module, run: Run) -> None:
+def drawn(module: nn.Module, run: ResolvedRun) -> None:
     """Gives a sharded network without values those that `starting_network` would have drawn."""
     network: Any = module.network
     with torch.random.fork_rng(devices=[]):
@@ -73,7 +74,7 @@ def drawn(module: nn.Module, run: Run) -> None:
     bias_in_place(network, run)
 
 
-def bias_in_place(network: nn.Module, run: Run) -> None:
+def bias_in_place(network: nn.Module, run: ResolvedRun) -> None:
     """Where a classification asks for it, the last bias starts elsewhere than at zero."""
     if isinstance(run.objective, Classification) and run.objective.head_bias:
         start_bias(network, run.objective.head_bias)

@@ -24,9 +24,9 @@ from vitrail.objectives.classification import Classification
 from vitrail.optim.schedules import rate
 from vitrail.train import memory
 from vitrail.train.build import Parts, assemble
-from vitrail.train.config import Run
+from vitrail.train.config import ResolvedRun, Run, RunRequest
 from vitrail.train.pictures import Pictures
-from vitrail.train.resolve import COMPILED, at_once, classes_in, needed, resolved
+from vitrail.train.resolve import COMPILED, at_once, classes_in, needed, resolve
 
 WARM_UP = 2
 TIMED_S = 8.0
@@ -37,21 +37,21 @@ LOOKED_AT = 64  # pictures that are decoded to see whether they can be
 class Forecast:
     """What was found: the run with every choice made, figures by name, and warnings."""
 
-    run: Run
+    run: ResolvedRun
     figures: dict[str, str] = field(default_factory=dict[str, str])
     warnings: list[str] = field(default_factory=list[str])
     images_per_s: float = 0.0
     seconds: float = 0.0
 
 
-def preflight(run: Run, pictures: Pictures, world: World, *, base: Run | None = None) -> Forecast:
+def preflight(run: Run, pictures: Pictures, world: World, *, base: RunRequest | None = None) -> Forecast:
     """Reads, builds, times and stops. `base` is the recipe before anybody changed it."""
-    run = resolved(run, pictures, world)
-    forecast = Forecast(run=run)
-    forecast.warnings += [*pictures.notes, *data_warnings(run, pictures), *weights_warnings(run)]
-    forecast.warnings += rate_warnings(run, base) + length_warnings(run, pictures)
+    resolved = resolve(run, pictures, world)
+    forecast = Forecast(run=resolved)
+    forecast.warnings += [*pictures.notes, *data_warnings(resolved, pictures), *weights_warnings(resolved)]
+    forecast.warnings += rate_warnings(resolved, base) + length_warnings(resolved, pictures)
     describe(forecast, pictures, world)
-    parts = assemble(run, pictures, world, Ledger(), saved=None)
+    parts = assemble(resolved, pictures, world, Ledger(), saved=None)
     timed(forecast, parts, world)
     return forecast
 
@@ -59,7 +59,6 @@ def preflight(run: Run, pictures: Pictures, world: World, *, base: Run | None = 
 def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
     """All that needs no step to be known."""
     run, figures = forecast.run, forecast.figures
-    assert run.model is not None
     work = run.objective.work(run.model)
     samples, local = len(pictures.train), run.batch // world.size
     watched = f", {len(pictures.watch):,} watched ({pictures.watched})" if pictures.watch is not None else ""
@@ -131,7 +130,7 @@ def settle(world: World) -> None:
     synchronise(world.device)
 
 
-def data_warnings(run: Run, pictures: Pictures) -> list[str]:
+def data_warnings(run: ResolvedRun, pictures: Pictures) -> list[str]:
     """Decodes some pictures; compares their size with what the network takes."""
     found: list[str] = []
     chosen = np.linspace(0, len(pictures.train) - 1, min(LOOKED_AT, len(pictures.train))).astype(int)
@@ -171,7 +170,7 @@ def label_warnings(objective: Classification, pictures: Pictures) -> list[str]:
     return found
 
 
-def weights_warnings(run: Run) -> list[str]:
+def weights_warnings(run: ResolvedRun) -> list[str]:
     """Whether the weights expect other pixels, or had other classes."""
     if not run.weights:
         return []
@@ -179,13 +178,12 @@ def weights_warnings(run: Run) -> list[str]:
     found: list[str] = []
     card: Card = bundle.card
     prepared = run.preprocessing
-    assert prepared is not None
     if (prepared.mean, prepared.std) != (card.preprocessing.mean, card.preprocessing.std):
         found.append(
             f"the weights were trained on pixels with mean {card.preprocessing.mean} and std {card.preprocessing.std}, "
             f"this run gives them mean {prepared.mean} and std {prepared.std}"
         )
-    classes = 0 if run.model is None else run.model.classes
+    classes = run.model.classes
     if bundle.config.classes and bundle.config.classes != classes:
         found.append(
             f"the weights' head for {bundle.config.classes:,} classes is "
@@ -194,7 +192,7 @@ def weights_warnings(run: Run) -> list[str]:
     return found
 
 
-def rate_warnings(run: Run, base: Run | None) -> list[str]:
+def rate_warnings(run: ResolvedRun, base: RunRequest | None) -> list[str]:
     """A learning rate belongs to its batch."""
     if base is None or base.batch == run.batch:
         return []
@@ -209,7 +207,7 @@ def rate_warnings(run: Run, base: Run | None) -> list[str]:
     ]
 
 
-def length_warnings(run: Run, pictures: Pictures) -> list[str]:
+def length_warnings(run: ResolvedRun, pictures: Pictures) -> list[str]:
     found: list[str] = []
     if run.average and run.average**run.steps > 0.05:
         found.append(

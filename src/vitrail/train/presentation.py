@@ -10,7 +10,7 @@ from vitrail.data.ledger import Ledger
 from vitrail.data.source import Source
 from vitrail.evaluation.accuracy import Answer, Score
 from vitrail.report.panels import Mood, State
-from vitrail.train.config import Run
+from vitrail.train.config import ResolvedRun
 from vitrail.train.cost import Cost
 from vitrail.train.folder.run import RunFolder
 from vitrail.train.pictures import Pictures
@@ -26,7 +26,7 @@ def paper_cost(cost: Cost) -> tuple[str, str]:
 
 def present(
     folder: RunFolder,
-    run: Run,
+    run: ResolvedRun,
     pictures: Pictures,
     scored: Scored | None,
     ledger: Ledger,
@@ -73,7 +73,7 @@ def name_weights(step: int, chosen: int) -> str:
     return f"best weights (step {step:,})" if step == chosen else f"weights of step {step:,}, not the best"
 
 
-def lead_of(run: Run, pictures: Pictures) -> str:
+def lead_of(run: ResolvedRun, pictures: Pictures) -> str:
     """What is trained on what."""
     classes = f" of {len(pictures.classes):,} classes" if pictures.classes else ""
     unused = ", labels unseen" if classes and not run.objective.labelled else ""

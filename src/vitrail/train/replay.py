@@ -16,7 +16,7 @@ from vitrail.train.baseline import kept_head
 from vitrail.train.build import assemble
 from vitrail.train.config import Run
 from vitrail.train.pictures import Pictures
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolve
 from vitrail.train.step import divided, seed_generators
 
 
@@ -48,16 +48,16 @@ class Replay:
 
 def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) -> Replay:
     """The batch of global step `step`, forward and backward, with the newest weights that were saved."""
-    run = resolved(run, pictures, world)
-    if not 0 <= step < run.steps:
-        raise ConfigError(f"step {step} is not among the steps 0 to {run.steps - 1} of this run")
+    resolved = resolve(run, pictures, world)
+    if not 0 <= step < resolved.steps:
+        raise ConfigError(f"step {step} is not among the steps 0 to {resolved.steps - 1} of this run")
     notes: list[str] = []
     saved = latest(folder / "checkpoints", notes.append)
-    head = kept_head(folder) if saved is None and run.start == "closed-form" else None
-    parts = assemble(run, pictures, world, Ledger(), saved=saved, head=head)
+    head = kept_head(folder) if saved is None and resolved.start == "closed-form" else None
+    parts = assemble(resolved, pictures, world, Ledger(), saved=saved, head=head)
     batch = next(iter(parts.feed.stream(step, step + 1)))
-    micro = run.micro if saved is None else int(saved.facts["micro"])
-    inputs = parts.objective.inputs(batch, seed=run.seed, step=step)
+    micro = resolved.micro if saved is None else int(saved.facts["micro"])
+    inputs = parts.objective.inputs(batch, seed=resolved.seed, step=step)
     outcome = parts.step.gradients(inputs, step, micro)
     count = outcome.count.clamp(min=1.0)
     norm = total_norm(parts.optimiser.gradients()) / count
@@ -66,8 +66,8 @@ def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) 
     seen: list[Seen] = []
     with torch.no_grad():
         for at, part in enumerate(divided(inputs, 1)):
-            seed_generators(world.device, run.seed, step, world.rank, at)
-            alone = loss if run.objective.couples else float(parts.objective(*part).total)
+            seed_generators(world.device, resolved.seed, step, world.rank, at)
+            alone = loss if resolved.objective.couples else float(parts.objective(*part).total)
             sample, label = int(batch.sample[at]), int(batch.label.reshape(len(batch), -1)[at, 0])
             seen.append(
                 Seen(

@@ -1,4 +1,4 @@
-"""From a run as asked for to a run with every choice made: nothing is "auto" afterwards, and all of it is printed."""
+"""From a run as configured to a run with every choice made: nothing is "auto" afterwards, and all of it is printed."""
 
 import math
 from dataclasses import replace
@@ -20,22 +20,21 @@ from vitrail.objectives.build import weights_in
 from vitrail.optim.schedules import rate
 from vitrail.train import memory
 from vitrail.train.baseline import wanted
-from vitrail.train.config import RECORDED, Compile, Run
+from vitrail.train.config import RECORDED, Compilation, ResolvedData, ResolvedRun, Run, to_stage
 from vitrail.train.feed import may_reside
 from vitrail.train.pictures import Pictures
 
 MOST_ON_HOST = 128  # images at once on a CPU: more is no faster
 MOST_ON_DEVICE = 1024
 COMPILED = {"on": ", compiled", "graphs": ", compiled and recorded", "recorded": ", recorded", "off": ""}
+EVALUATIONS = 20  # a run, where nothing else is said
 SMALL_STEP = 3e12  # FLOPs, of which a GPU does a hundred times as many a second
 SMALL_PICTURES = 1 << 26  # bytes: on a CPU a set this small is quicker without loader processes
 
 
-def resolved(run: Run, pictures: Pictures, world: World) -> Run:
+def resolve(run: Run, pictures: Pictures, world: World) -> ResolvedRun:
     """All of "auto" and 0 replaced by what they stand for here. What contradicts itself is refused here."""
-    if run.model is None:
-        raise ConfigError("model is not set; a fine-tuning run takes it from its weights")
-    model = fitted(run, run.model, len(pictures.classes))
+    model = fitted(run, len(pictures.classes))
     steps = run.steps or max(round(run.epochs * len(pictures.train) / run.batch), 1)
     rate(run.schedule, run.optim.lr, 0, steps)  # a warm-up that outlasts the run is refused here
     if run.batch % world.size:
@@ -54,22 +53,33 @@ def resolved(run: Run, pictures: Pictures, world: World) -> Run:
     sharding = run.sharding if run.sharding != "auto" else "ddp" if world.size > 1 else "none"
     if sharding == "none" and world.size > 1:
         raise ConfigError(f"sharding=none with {world.size} processes would train {world.size} networks; use ddp")
-    run = replace(
+    run = replace(run, model=model, steps=steps, epochs=0.0, precision=precision, sharding=sharding)
+    return to_stage(
+        ResolvedRun,
         run,
-        model=model,
-        steps=steps,
-        epochs=0.0,
-        precision=precision,
-        sharding=sharding,
+        data=resolve_data(run, pictures, world.device),
         preprocessing=run.preprocessing or Preprocessing(image=model.image),
+        micro=micro_batch(run, world),
+        baseline="on" if wanted(run, pictures) else "off",
+        compile=compiled(run, world),
+        evaluation=replace(run.evaluation, every=run.evaluation.every or max(steps // EVALUATIONS, 1)),
     )
-    run = replace(run, data=replace(run.data, resident="on" if resident(run, pictures, world.device) else "off"))
-    run = replace(run, micro=micro_batch(run, world), baseline="on" if wanted(run, pictures) else "off")
-    return replace(run, compile=compiled(run, world))
 
 
-def fitted(run: Run, model: ModelConfig, classes: int) -> ModelConfig:
+def resolve_data(run: Run, pictures: Pictures, device: torch.device) -> ResolvedData:
+    """The data with the names of the splits that are scored, and where the training images lie."""
+    return to_stage(
+        ResolvedData,
+        run.data,
+        watch=pictures.watched or "none",
+        test=pictures.tested or "none",
+        resident="on" if resident(run, pictures, device) else "off",
+    )
+
+
+def fitted(run: Run, classes: int) -> ModelConfig:
     """The network with the head that the objective wants: one for the classes of the data, or none."""
+    model = run.model
     if model.channels != 3:
         raise ConfigError(f"the network takes pictures of {model.channels} channels; they are read as RGB, with 3")
     if not run.objective.labelled:
@@ -86,10 +96,9 @@ def fitted(run: Run, model: ModelConfig, classes: int) -> ModelConfig:
     return adapted(model, **model.linear_head(classes)) if run.weights else adapted(model, classes=classes)
 
 
-def compiled(run: Run, world: World) -> Compile:
+def compiled(run: Run, world: World) -> Compilation:
     """How the step is compiled: on a GPU, unless something else was asked for; recorded as a graph where launching the
     kernels of so small a step would take longer than they do."""
-    assert run.model is not None
     cuda = world.device.type == "cuda"
     if run.compile in RECORDED and (not cuda or world.size > 1):
         raise ConfigError(f"compile={run.compile} is for one process with a GPU; use compile=auto")
@@ -116,9 +125,8 @@ def check_mixing(run: Run, world: World) -> None:
         )
 
 
-def summary(run: Run, pictures: Pictures, world: World, out: Path) -> tuple[str, ...]:
+def summary(run: ResolvedRun, pictures: Pictures, world: World, out: Path) -> tuple[str, ...]:
     """A run in a few lines: where, what, on what, how."""
-    assert run.model is not None
     optim, local = run.optim, run.batch // world.size
     watched = f", {len(pictures.watch):,} watched ({pictures.watched})" if pictures.watch is not None else ""
     without = pictures.without
@@ -185,7 +193,6 @@ def micro_batch(run: Run, world: World) -> int:
 
 def needed(run: Run, world: World) -> tuple[int, int]:
     """Bytes of memory for the state of a run in one process, and for each picture of a micro-batch."""
-    assert run.model is not None
     low, average, model = run.precision != "float32", run.average > 0, run.model
     state = memory.state_bytes(model, run.optim, low=low, average=average, shards=shards(run, world))
     each = memory.image_bytes(model, low=low, recompute=run.recompute)

@@ -9,11 +9,11 @@ from vitrail.checkpoint.store.saved import Saved, latest
 from vitrail.core.errors import ConfigError
 from vitrail.core.settings import plain, restored
 from vitrail.distributed.world import World
-from vitrail.train.config import Run
+from vitrail.train.config import ResolvedRun, Run
 from vitrail.train.folder.layout import command_in, read_json
 from vitrail.train.folder.run import CONFIG, RunFolder, compare
 from vitrail.train.pictures import Pictures, find_pictures
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolve
 
 FINGERPRINT, CONTENT = "fingerprint", "content"
 
@@ -42,7 +42,7 @@ def elsewhere(run: Run, typed: Iterable[str], processes: int) -> Run:
     return replace(run, micro=min(run.micro, max(run.batch // processes, 1)))
 
 
-def config_of(run: Run, pictures: Pictures) -> dict[str, Any]:
+def config_of(run: ResolvedRun, pictures: Pictures) -> dict[str, Any]:
     """The run as plain data, with the fingerprints of its pictures and a digest of what they contain: other pictures,
     another run."""
     config = plain(run)
@@ -61,7 +61,7 @@ def free_in(folder: Path) -> frozenset[str]:
 
 def open_folder(
     out: Path,
-    run: Run,
+    run: ResolvedRun,
     pictures: Pictures,
     world: World,
     *,
@@ -92,7 +92,7 @@ def open_folder(
 def same_run(out: Path, run: Run, world: World) -> None:
     """Refuses a run that differs from the one in the folder."""
     pictures = find_pictures(run.data, labelled=run.objective.labelled)
-    compare(out, config_of(resolved(run, pictures, world), pictures), free=free_in(out), force=False)
+    compare(out, config_of(resolve(run, pictures, world), pictures), free=free_in(out), force=False)
 
 
 def resume(folder: RunFolder, world: World) -> Saved | None:

@@ -15,7 +15,6 @@ from vitrail.core.errors import DataError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.world import World
@@ -23,7 +22,7 @@ from vitrail.evaluation.accuracy import Score, evaluate
 from vitrail.evaluation.features import features
 from vitrail.evaluation.fewshot import fewshot
 from vitrail.train.build import Parts
-from vitrail.train.config import Evaluation, Run
+from vitrail.train.config import Evaluation, ResolvedRun
 from vitrail.train.feed import Sweep
 from vitrail.train.observer import Advance, count_batches, ignore
 from vitrail.train.pictures import Pictures
@@ -86,7 +85,7 @@ def answer(network: nn.Module, images: Tensor) -> Tensor:
 class Scorer:
     """Scores the network of a run, with averaged weights where there are some."""
 
-    run: Run
+    run: ResolvedRun
     parts: Parts
     pictures: Pictures
     world: World
@@ -124,7 +123,6 @@ class Scorer:
 
     def sweep(self, part: str) -> Iterator[Batch]:
         """The batches of a split, made once."""
-        assert self.run.preprocessing is not None
         split, source = self.split(part)
         if part not in self.sweeps:
             batch = min(EVALUATION_BATCH, max(len(source) // self.world.size, 1))
@@ -139,7 +137,7 @@ class Scorer:
         """Batches that every process sees whole."""
         world = World(device=self.world.device)
         return Sweep(
-            source, preprocessing_of(self.run), self.run.data, batch=EVALUATION_BATCH, world=world, ledger=self.ledger
+            source, self.run.preprocessing, self.run.data, batch=EVALUATION_BATCH, world=world, ledger=self.ledger
         )
 
     def read(self, network: Any, images: Tensor) -> Tensor:
@@ -157,7 +155,7 @@ class Scorer:
             found = evaluate(
                 self.network,
                 self.sweep(part),
-                preprocessing_of(self.run),
+                self.run.preprocessing,
                 classes=len(self.pictures.classes),
                 device=self.world.device,
                 world=self.world if self.world.size > 1 else None,
@@ -186,9 +184,7 @@ class Scorer:
                 self.sweeps[key] = self.alone(collection.split(name))
             batches = count_batches(self.sweeps[key], f"few-shot, {name}", len(collection.split(name)), self.advance)
             with self.averaged():
-                found[name] = features(
-                    self.network, batches, preprocessing_of(self.run), self.world.device, read=self.read
-                )
+                found[name] = features(self.network, batches, self.run.preprocessing, self.world.device, read=self.read)
         rows: list[dict[str, Any]] = []
         for count in shots:
             accuracies = fewshot(*found["train"], *found[test], classes=len(collection.classes), shots=count)
@@ -198,11 +194,6 @@ class Scorer:
                 {"kind": "fewshot", "step": step, "source": source, "shots": count, "accuracy": mean, "spread": spread}
             )
         return rows
-
-
-def preprocessing_of(run: Run) -> Preprocessing:
-    assert run.preprocessing is not None
-    return run.preprocessing
 
 
 @cache

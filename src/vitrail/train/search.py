@@ -14,7 +14,7 @@ from vitrail.core.errors import ConfigError, Exploded, TrainingError
 from vitrail.core.settings import differences, with_settings
 from vitrail.core.storage import replacing
 from vitrail.distributed.world import World
-from vitrail.train.config import Data, Run
+from vitrail.train.config import Data, Run, RunRequest, configure
 from vitrail.train.folder.layout import COMMAND, CONFIG, METRICS, POINTS, SWEEP, is_done, read_json
 from vitrail.train.folder.run import compare
 from vitrail.train.grid.cell import Cell, Outcome, Prepared
@@ -26,7 +26,7 @@ from vitrail.train.loop import train
 from vitrail.train.observer import Observer, Silent
 from vitrail.train.pictures import Pictures, find_pictures, on_all
 from vitrail.train.report import read_metrics
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolve
 from vitrail.train.result import Result
 from vitrail.train.resume import config_of, free_in, same_run
 from vitrail.train.signals import heard
@@ -74,7 +74,7 @@ class SweepJob:
 
     def prepare(self, cell: Cell) -> Prepared:
         pictures = find_pictures(cell.run.data, labelled=cell.run.objective.labelled)
-        return Prepared(run=cell.run, pictures=pictures, command=self.command)
+        return Prepared(run=configure(cell.run), pictures=pictures, command=self.command)
 
     def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
         rows = [row for row in read_metrics(folder / METRICS)[0] if row["kind"] == "watch"]
@@ -148,17 +148,16 @@ def runs_worth(run: Run, grid: Grid, world: World, change: Change = with_setting
 
     def work(one: Run) -> float:
         patient = replace(one, evaluation=replace(one.evaluation, patience=0))
-        whole = resolved(patient, pictures_in(seen, one), world)
-        assert whole.model is not None
+        whole = resolve(patient, pictures_in(seen, one), world)
         return whole.steps * whole.batch * whole.objective.work(whole.model)
 
     whole = replace(run, data=on_all(run.data))
     points = trials(run, grid, change)
     last = max(work(change(whole, settings_of(point))) for point in points)
-    return (sum(work(point.run) for point in points) + last) / work(whole)
+    return (sum(work(configure(point.run)) for point in points) + last) / work(whole)
 
 
-def pictures_in(seen: dict[Data, Pictures], run: Run) -> Pictures:
+def pictures_in(seen: dict[Data, Pictures], run: RunRequest) -> Pictures:
     """The pictures of a run; points that share their data share them."""
     if run.data not in seen:
         seen[run.data] = find_pictures(run.data, labelled=run.objective.labelled)
@@ -236,7 +235,7 @@ def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool
     `force` the latter are taken up again, and so are those that are evaluated otherwise now. Of folders, what the first
     process finds counts."""
     seen: dict[Data, Pictures] = {}
-    runs = {point.name: resolved(point.run, pictures_in(seen, point.run), world) for point in points}
+    runs = {point.name: resolve(configure(point.run), pictures_in(seen, point.run), world) for point in points}
     refused = ""
     try:
         for point in points if world.first else ():

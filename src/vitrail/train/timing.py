@@ -13,7 +13,7 @@ from vitrail.optim.config import Schedule
 from vitrail.train.build import assemble
 from vitrail.train.config import Run
 from vitrail.train.pictures import Pictures
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolve
 
 TRIED: Final = 8  # images a process in each step
 TIMED: Final = 4  # steps after the first, at most
@@ -22,7 +22,7 @@ ENOUGH_S: Final = 6.0
 
 def seconds_per_image(run: Run, pictures: Pictures, world: World) -> float:
     """Of training: reading, forward and backward, by the clock of the first process. The first step is not counted."""
-    trial = replace(
+    short = replace(
         run,
         batch=TRIED * world.size,
         micro=0,
@@ -35,7 +35,7 @@ def seconds_per_image(run: Run, pictures: Pictures, world: World) -> float:
         compile="off",
         evaluation=replace(run.evaluation, patience=0),
     )
-    trial = resolved(trial, pictures, world)
+    trial = resolve(short, pictures, world)
     cuda = world.device.type == "cuda"
     with torch.random.fork_rng(devices=[world.device] if cuda else []):
         parts = assemble(trial, pictures, world, Ledger(), saved=None)

@@ -31,7 +31,7 @@ from vitrail.evaluation.neighbours import Company, Frozen, company, to_show, vot
 from vitrail.evaluation.rest import at_rest, prepared
 from vitrail.objectives.objective import Objective, Outcome
 from vitrail.train.build import Parts
-from vitrail.train.config import Run
+from vitrail.train.config import ResolvedRun
 from vitrail.train.feed import Sweep
 from vitrail.train.observer import Advance, count_batches, ignore
 from vitrail.train.pictures import Pictures
@@ -64,7 +64,7 @@ class Seen:
 class Look:
     """Looks at what a run has learnt, with the weights that are in place."""
 
-    run: Run
+    run: ResolvedRun
     parts: Parts
     pictures: Pictures
     world: World
@@ -189,5 +189,4 @@ class Look:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        assert self.run.preprocessing is not None
         return self.run.preprocessing

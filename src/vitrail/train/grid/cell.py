@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from vitrail.core.errors import VitrailError
-from vitrail.train.config import Run
+from vitrail.train.config import Run, RunRequest
 from vitrail.train.pictures import Pictures
 
 Place: TypeAlias = str | int | float
@@ -15,11 +15,12 @@ Place: TypeAlias = str | int | float
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
     """A cell of the grid. `at` is where it stands: {"positions": "learned", "placed": "stem", "seed": 0}. With `after`
-    it starts from the last weights of the cell of that name, which then comes first (3.2)."""
+    it starts from the last weights of the cell of that name, which then comes first (3.2), and may leave its network to
+    them."""
 
     name: str  # of its folder, too
     at: Mapping[str, Place]
-    run: Run
+    run: RunRequest
     after: str = ""
 
 
