@@ -355,8 +355,7 @@ def test_defaults_are_the_published_ones() -> None:
     augmentation = cifar(8, padding=1)
     assert config.views(augmentation) == (augmentation,)
     assert not MAE.labelled
-    assert not Reconstruct.labelled
-    assert not Reconstruct.couples
+    assert not MAE.couples
 
 
 @pytest.mark.parametrize(

@@ -337,8 +337,7 @@ def test_one_view_and_no_labels() -> None:
     augmentation = cifar(8, padding=1)
     assert MaskedPatches().views(augmentation) == (augmentation,)
     assert not MaskedPatches.labelled
-    assert not PredictPatches.labelled
-    assert not PredictPatches.couples
+    assert not MaskedPatches.couples
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """From a config to its objective."""
 
-from typing import TypeAlias
-
 import torch
 
 from vitrail.data.draws import keyed, number
@@ -11,14 +9,15 @@ from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.build import bare
 from vitrail.models.family import ModelConfig
-from vitrail.objectives.classification import Classification, Classify
-from vitrail.objectives.dino import DINO, Distil
-from vitrail.objectives.mae import MAE, Reconstruct
-from vitrail.objectives.masked_patches import MaskedPatches, PredictPatches
-from vitrail.objectives.moco import Contrast, MoCo
-from vitrail.objectives.objective import Objective
+from vitrail.objectives.classification import Classification
+from vitrail.objectives.dino import DINO
+from vitrail.objectives.mae import MAE
+from vitrail.objectives.masked_patches import MaskedPatches
+from vitrail.objectives.moco import MoCo
+from vitrail.objectives.objective import Objective, ObjectiveConfig, Setting, register_objective
 
-ObjectiveConfig: TypeAlias = Classification | MaskedPatches | MAE | MoCo | DINO
+for kind in (Classification, MaskedPatches, MAE, MoCo, DINO):
+    register_objective(kind)
 
 
 def build_objective(
@@ -36,17 +35,7 @@ def build_objective(
     was drawn before; torch's generators stay as they were."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(keyed(number("heads"), seed)[0] >> 1))
-        match config:
-            case Classification():
-                return Classify(network, config, classes, preprocessing, mix)
-            case MaskedPatches():
-                return PredictPatches(network, config, preprocessing, steps=steps, world=world)
-            case MAE():
-                return Reconstruct(network, config, preprocessing, steps=steps, world=world)
-            case MoCo():
-                return Contrast(network, config, preprocessing, steps=steps, world=world)
-            case DINO():
-                return Distil(network, config, preprocessing, steps=steps, world=world)
+        return config.make(network, Setting(classes, preprocessing, mix, steps, world))
 
 
 def weights_in(config: ObjectiveConfig, model: ModelConfig, world: World) -> tuple[int, int]:

@@ -11,23 +11,21 @@ from vitrail.core.errors import ConfigError, unknown
 from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.mix import Mix, one_hot
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.models.walk import macs
-from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
 
 Loss: TypeAlias = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Classification:
+class Classification(ObjectiveConfig):
     """Sigmoid is summed over classes and averaged over pictures, as ImageNet-21k's was; `head_bias` is where the last
     layer's bias starts, -10 there, so that a fresh head says no to every class."""
 
     labelled: ClassVar[bool] = True
-    couples: ClassVar[bool] = False
 
     loss: Loss = "softmax"
     smoothing: float = 0.0
@@ -43,16 +41,18 @@ class Classification:
         """Whether a network learns each class by itself: samples may have several labels, and the loss takes them."""
         return self.loss == "sigmoid" and labels.multi_label
 
-    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
-        return (augmentation,)
-
     def work(self, model: ModelConfig) -> float:
         """Of one image, in multiply-accumulates of forward and backward."""
         return macs(model)
 
+    def make(self, network: Backbone, setting: Setting) -> Objective:
+        return Classify(network, self, setting.classes, setting.preprocessing, setting.mix)
+
 
 class Classify(Objective):
     """The network's logits against targets [B, K]. A place without a picture counts for nothing."""
+
+    config: Classification
 
     def __init__(
         self, network: Backbone, config: Classification, classes: int, preprocessing: Preprocessing, mix: Mix

@@ -5,7 +5,7 @@ Nothing but centring and sharpening of what the teacher tells keeps it from tell
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.walk import macs
 from vitrail.objectives.multicrop import PositionsAt, cropped, represent_at, resizable, two_views
-from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
 from vitrail.objectives.patches import as_weights, learner
 from vitrail.objectives.projection import PrototypeHead, mlp_macs
 from vitrail.objectives.teacher import Teacher, held, momentum_at
@@ -32,14 +32,14 @@ WIDE = 2  # views of most of the picture, which the teacher sees
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DINO:
+class DINO(ObjectiveConfig):
     """`outputs` directions in a `bottleneck`, behind layers of `hidden`. Views are crops of a share of the picture
     between the two of `global_scale` or `local_scale`; flips and colours are the run's augmentation. The teacher's
     temperature goes from `teacher_start` to `teacher_temperature` in the first `warmup` of the run, its momentum from
     `momentum` to 1 in all of it; the last layer stays as it was drawn for the first `freeze_last` of it."""
 
-    labelled: ClassVar[bool] = False
-    couples: ClassVar[bool] = False
+    def make(self, network: Backbone, setting: Setting) -> Objective:
+        return Distil(network, self, setting.preprocessing, steps=setting.steps, world=setting.world)
 
     outputs: int = 4096
     hidden: int = 2048
@@ -119,7 +119,8 @@ class Distil(Objective):
     """The loss of a picture is the cross-entropy of the learner's answer to the teacher's, the mean over all pairs of a
     wide view and another view. Teachers' answers are centred by what they were in the steps before."""
 
-    labelled = False
+    config: DINO
+
     centre: Tensor
     seen: Tensor
 

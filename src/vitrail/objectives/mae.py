@@ -5,7 +5,7 @@ gets its output tokens, with one learnable token in every empty place, and draws
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
@@ -22,7 +21,7 @@ from vitrail.models.position import SineTable
 from vitrail.models.vit import Block, ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives import masks
-from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
 from vitrail.objectives.patches import (
     GREY,
     as_weights,
@@ -41,12 +40,12 @@ EPS = 1e-6  # on the variance of a patch, as published
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MAE:
+class MAE(ObjectiveConfig):
     """round(mask·N) patches of each picture are hidden. The decoder's MLP is four times as wide as the decoder. With
     `normalise` each hidden patch is told as it is after its own mean and deviation are taken out."""
 
-    labelled: ClassVar[bool] = False
-    couples: ClassVar[bool] = False
+    def make(self, network: Backbone, setting: Setting) -> Objective:
+        return Reconstruct(network, self, setting.preprocessing, steps=setting.steps, world=setting.world)
 
     mask: float = 0.75
     decoder_width: int = 512
@@ -68,9 +67,6 @@ class MAE:
             raise ConfigError(
                 f"objective.decoder_width={self.decoder_width} must be divisible by 4, for sine-cosine positions"
             )
-
-    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
-        return (augmentation,)
 
     def suited(self, model: ModelConfig) -> ViTConfig:
         """The model, where its encoder can do with some of the tokens."""
@@ -165,7 +161,7 @@ class Reconstruct(Objective):
     """The loss of a picture is the mean squared error over the pixels of its hidden patches. A class token learns by
     what the others take from it alone, as published."""
 
-    labelled = False
+    config: MAE
 
     def __init__(
         self, network: Backbone, config: MAE, preprocessing: Preprocessing, *, steps: int, world: World

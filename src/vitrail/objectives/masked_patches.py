@@ -5,7 +5,7 @@ of another patch, 10 % stay. From its own output token each corrupted patch tell
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from vitrail.core.errors import ConfigError, unknown
 from vitrail.core.shapes import times
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
@@ -25,7 +24,7 @@ from vitrail.models.vit_config import ViTConfig
 from vitrail.models.walk import macs
 from vitrail.objectives import masks
 from vitrail.objectives.colours import COLOURS, colours, middles
-from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
 from vitrail.objectives.patches import (
     GREY,
     as_weights,
@@ -46,13 +45,13 @@ SIDES: dict[Target, int] = {"mean-colour": 1, "small-patch": 4}  # of the little
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MaskedPatches:
+class MaskedPatches(ObjectiveConfig):
     """What a corrupted patch must tell: its mean colour at 3 bits a channel, the colours of the patch downsized to 4x4,
     or its pixels (L2). round(rate·N) patches of each picture are corrupted, chosen anew in each epoch. Each of them is
     masked with probability `mask`, swapped with `swap`, and else stays as it is, independently of the others."""
 
-    labelled: ClassVar[bool] = False
-    couples: ClassVar[bool] = False
+    def make(self, network: Backbone, setting: Setting) -> Objective:
+        return PredictPatches(network, self, setting.preprocessing, steps=setting.steps, world=setting.world)
 
     target: Target = "mean-colour"
     rate: float = 0.5
@@ -69,9 +68,6 @@ class MaskedPatches:
                 f"objective.mask={self.mask} and swap={self.swap} are shares of the corrupted patches: "
                 "neither below 0, together at most 1"
             )
-
-    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
-        return (augmentation,)
 
     def suited(self, model: ModelConfig) -> ViTConfig:
         """The model, where it can learn this."""
@@ -125,7 +121,7 @@ class PatchHead(nn.Module):
 class PredictPatches(Objective):
     """The loss of a picture is the mean over its corrupted patches, and over all that each of them must tell."""
 
-    labelled = False
+    config: MaskedPatches
 
     def __init__(
         self, network: Backbone, config: MaskedPatches, preprocessing: Preprocessing, *, steps: int, world: World

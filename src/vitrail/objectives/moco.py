@@ -24,18 +24,17 @@ from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.walk import macs
 from vitrail.objectives.multicrop import two_views
-from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
 from vitrail.objectives.patches import as_weights, learner
 from vitrail.objectives.projection import NormedMLP, Rows, mlp_macs, widened
 from vitrail.objectives.teacher import Teacher, momentum_at
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MoCo:
+class MoCo(ObjectiveConfig):
     """`momentum` is the teacher's at the start; it goes to 1. `hidden` and `width` are those of the heads. The crop and
     the colours are the run's augmentation, which for two views of small pictures is best a strong one."""
 
-    labelled: ClassVar[bool] = False
     couples: ClassVar[bool] = True
 
     temperature: float = 0.2
@@ -67,13 +66,15 @@ class MoCo:
         taught = macs(config) + project
         return 2 * (taught + predict) + 2 * taught / 3
 
+    def make(self, network: Backbone, setting: Setting) -> Objective:
+        return Contrast(network, self, setting.preprocessing, steps=setting.steps, world=setting.world)
+
 
 class Contrast(Objective):
     """The loss of a picture is the sum of its two views' InfoNCE, times twice the temperature, as published. The heads'
     batch norms are over all processes, too: any number of them learns what one would."""
 
-    couples = True
-    labelled = False
+    config: MoCo
 
     def __init__(
         self, network: Backbone, config: MoCo, preprocessing: Preprocessing, *, steps: int, world: World
@@ -90,9 +91,6 @@ class Contrast(Objective):
     @property
     def _vit(self) -> ViT:
         return cast(ViT, self.network)
-
-    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
-        return self.config.views(augmentation)
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """Two views as bytes [B, 3, H, W], and which pictures count [B]."""

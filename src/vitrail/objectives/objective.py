@@ -1,15 +1,20 @@
 """What the loop knows of an objective: inputs from a batch, and from inputs a sum, a count and some tallies."""
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from dataclasses import Field
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.core.values import Choice
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.mix import Mix
+from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
+from vitrail.models.family import ModelConfig
 
 
 class Outcome(NamedTuple):
@@ -21,6 +26,56 @@ class Outcome(NamedTuple):
     tallies: dict[str, Tensor]
 
 
+class Setting(NamedTuple):
+    """What an objective is built in: the number of classes, how images are prepared and mixed, the length of the run,
+    and the processes that take part."""
+
+    classes: int
+    preprocessing: Preprocessing
+    mix: Mix
+    steps: int
+    world: World
+
+
+class ObjectiveConfig(Choice, ABC):
+    """What is minimised, as frozen data. build.py registers those that --set knows by name."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every objective's config is a frozen dataclass
+
+    labelled: ClassVar[bool] = False  # whether it asks for labels; one that learns from the images alone does not
+    couples: ClassVar[bool] = False  # whether the loss of a sample depends on others of its batch: no accumulation then
+
+    @classmethod
+    def registered(cls) -> tuple[type[Any], ...]:
+        return tuple(OBJECTIVES)
+
+    def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
+        """The views of each image that a batch must hold."""
+        return (augmentation,)
+
+    def suited(self, model: ModelConfig) -> ModelConfig:
+        """The model, where it can learn this; others are refused."""
+        return model
+
+    @abstractmethod
+    def work(self, model: ModelConfig) -> float:
+        """Of one image, in multiply-accumulates of which a step takes three: one forward, two backward."""
+
+    @abstractmethod
+    def make(self, network: Backbone, setting: Setting) -> "Objective":
+        """The objective around a network, with whatever heads it needs."""
+
+
+OBJECTIVES: list[type[ObjectiveConfig]] = []
+
+
+def register_objective(config: type[ObjectiveConfig]) -> None:
+    """Makes an objective known to --set by the name of its config."""
+    if config not in OBJECTIVES:
+        OBJECTIVES.append(config)
+
+
 class Objective(nn.Module, ABC):
     """A module that owns the network and whatever heads or teachers it needs. `inputs` runs as written and may draw;
     `forward` is what gets compiled and sharded: a pure function of tensors.
@@ -30,8 +85,7 @@ class Objective(nn.Module, ABC):
     """
 
     network: Backbone
-    couples = False  # whether the loss of one sample depends on others of its batch: then accumulation is refused
-    labelled = True  # whether it asks for labels; one that learns from the pictures alone does not
+    config: Any  # an ObjectiveConfig; each objective declares its own
     mean: Tensor
     std: Tensor
 
@@ -53,8 +107,8 @@ class Objective(nn.Module, ABC):
     def forward(self, *inputs: Tensor) -> Outcome: ...
 
     def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
-        """The views of each picture that a batch must hold."""
-        return (augmentation,)
+        """The views of each image that a batch must hold."""
+        return self.config.views(augmentation)
 
     def start(self) -> None:
         """Told when the network has the values that the run starts from: a teacher becomes its copy here."""

@@ -4,7 +4,7 @@ import csv
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.settings import with_settings
@@ -63,7 +63,7 @@ def class_names(old: tuple[str, ...], text: str) -> tuple[str, ...]:
 
 def named_objective(old: ObjectiveConfig, text: str) -> Any:
     """Another objective as it is by itself: fields of the same name mean something else there."""
-    kinds: tuple[type[ObjectiveConfig], ...] = get_args(ObjectiveConfig)
+    kinds = ObjectiveConfig.registered()
     kind = next((kind for kind in kinds if kind.__name__.lower() == text.strip().lower()), type(old))
     return NotImplemented if isinstance(old, kind) else kind()
 

@@ -122,7 +122,7 @@ def placed(
         seed=run.seed,
         world=world,
     )
-    if objective.couples and run.batch // world.size > run.micro:
+    if objective.config.couples and run.batch // world.size > run.micro:
         raise ConfigError(
             f"micro={run.micro} would cut the {run.batch // world.size} samples of a process's batch, but this "
             "objective compares the samples of a batch; use a smaller batch, more processes or recompute=on"

@@ -214,7 +214,7 @@ class Training:
                 done = self.parts.step(batch, step=batch.step, rate=lr, micro=self.micro)
                 break
             except torch.OutOfMemoryError as error:
-                taken, couples = min(self.micro, len(batch)), self.parts.objective.couples
+                taken, couples = min(self.micro, len(batch)), self.parts.objective.config.couples
                 late = self.pace.steps >= FIRST_STEPS or self.world.size > 1 or taken == 1
                 if late or couples:
                     raise OutOfMemory(messages.out_of_memory(batch.step, taken, couples=couples)) from error

@@ -148,7 +148,7 @@ class Scorer:
         """One row of metrics for the split that is watched or the one for the end; `as_is` leaves averages aside."""
         split, source = self.split(part)
         with nullcontext() if as_is else self.averaged():
-            if not self.parts.objective.labelled:
+            if not self.parts.objective.config.labelled:
                 row, seen = self.looking.score(split, source)
                 self.latest = Scored(split=split, step=step, found=seen)
                 return {"kind": part, "step": step, **row}

@@ -141,7 +141,7 @@ class Look:
         """The objective's own, of at most 5,000 pictures, in the precision of training."""
         views = Augmented(self.objective.views(self.run.augmentation))
         sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
-        whole = self.run.batch if self.objective.couples else BATCH
+        whole = self.run.batch if self.objective.config.couples else BATCH
         step = self.run.steps - 1  # a fixed one for what is drawn, at which what warms up is warm
         with at_rest(self.objective, self.world.device, "float32"):
             for batch in self.sweep(f"{split}, views", some_of(source, MOST), views, batch=whole):
