@@ -34,7 +34,7 @@ from vitrail.train.grid.worker import Place
 from vitrail.train.observer import Observer, Silent
 from vitrail.train.pictures import Pictures, cut
 from vitrail.train.report import read_metrics
-from vitrail.train.resolve import resolved
+from vitrail.train.resolve import resolve
 from vitrail.train.resume import FREE
 
 RECIPE: Final = "finetune-vtab"
@@ -164,7 +164,7 @@ def check_run(study: Study, world: World) -> None:
             continue
         pictures = pictures_of(study, TASKS[name])
         if not isinstance(pictures, str):
-            resolved(task_run(study, TASKS[name]), pictures, world)
+            resolve(task_run(study, TASKS[name]), pictures, world)
             return
 
 
