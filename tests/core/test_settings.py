@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitrail.core.errors import ConfigError, UnknownName
-from vitrail.core.settings import changed, differences, flat, plain, restored, with_settings
+from vitrail.core.settings import changed, differences, flat, plain, restored, with_settings, without_fields
 from vitrail.core.values import text_of
 
 
@@ -246,6 +246,11 @@ def test_restored_refuses(data: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         restored(Whole, data)
     assert str(caught.value).startswith(told)
+
+
+def test_differences_of_some_fields_do_not_count() -> None:
+    lines = ["keep.steps: 4 -> 5", "keeper: 1 -> 2", "optim.lr: 0.1 -> 0.2", "optim.clip: 1 -> 2"]
+    assert without_fields(lines, ["keep", "optim.lr"]) == ["keeper: 1 -> 2", "optim.clip: 1 -> 2"]
 
 
 def test_differences_are_named() -> None:

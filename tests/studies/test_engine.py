@@ -1,5 +1,6 @@
 """A study to its end, whatever happens to one of its cells or to the whole of it."""
 
+import errno
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -152,6 +154,16 @@ def test_an_explosion_and_an_unknown_error_are_told_in_words(tmp_path: Path, mon
     assert "finite" in faults["wild"]
     assert faults["odd"] == "RuntimeError: a thing nobody thought of"
     assert "in keep" in (kept.folder_of(out, "odd") / "fault.txt").read_text()
+
+
+def test_a_record_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(record: Path, content: Mapping[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("vitrail.train.grid.board.write_record", full)
+    report, recorder = play(replace(plan_of(tmp_path), cells=cells("tiny", "")[:1]))
+    assert report.states == {"first-0": "done"}
+    assert sum("No space left" in line for line in recorder.lines) == 1
 
 
 def test_long_cells_come_first_and_none_before_what_it_starts_from(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Runs a study: its cells as a grid of runs, presented now and then and at the end.
 
     plan = Plan(study=study("positions"), scale="tiny", cells=grid(study("positions"), "tiny"), out=Path("runs/mine"))
-    report = go(plan, places=places_for("auto", jobs=0), watcher=Nobody(), present=write)
+    report = go(plan, places=places_for("auto", jobs=0), watcher=QuietWatcher(), present=write)
 
 The same call again resumes: a finished cell stays, one that was interrupted resumes from its checkpoint, one that
 failed is tried again (vitrail.train.grid).

@@ -29,7 +29,7 @@ from vitrail.train.folder.layout import CONFIG, METRICS, is_done, read_json
 from vitrail.train.grid.cell import Cell, Prepared, Unavailable
 from vitrail.train.grid.cell import Outcome as GridOutcome
 from vitrail.train.grid.engine import run_grid
-from vitrail.train.grid.plan import Plan, Report
+from vitrail.train.grid.plan import Plan, QuietWatcher, Report
 from vitrail.train.grid.worker import Place
 from vitrail.train.observer import Observer, Silent
 from vitrail.train.pictures import Pictures, cut
@@ -250,14 +250,10 @@ class VtabJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TaskWatcher:
+class TaskWatcher(QuietWatcher):
     """Tells an observer which task is trained and how it did, and lets it hear all that the task's run says."""
 
-    observer: Observer
     order: tuple[str, ...]
-
-    def told(self, text: str) -> None:
-        self.observer.told(text)
 
     def started(self, cell: Cell) -> None:
         number, task = self.order.index(cell.name) + 1, TASKS[cell.name]
@@ -271,11 +267,6 @@ class TaskWatcher:
             self.observer.told(f"passed over: {outcome.fault.splitlines()[0]}")
         else:
             self.observer.told(f"failed: {outcome.fault}")
-
-    def progress(self, share: float, left_s: float) -> None: ...
-
-    def listen(self, cell: Cell) -> Observer:
-        return self.observer
 
 
 def outcome_of(study: Study, report: Report) -> Outcome:

@@ -19,7 +19,7 @@ from vitrail.train.folder.layout import COMMAND, CONFIG, METRICS, POINTS, SWEEP,
 from vitrail.train.folder.run import compare
 from vitrail.train.grid.cell import Cell, Outcome, Prepared
 from vitrail.train.grid.engine import run_grid
-from vitrail.train.grid.plan import Plan
+from vitrail.train.grid.plan import Plan, QuietWatcher
 from vitrail.train.grid.results import OUTCOME
 from vitrail.train.grid.worker import Place
 from vitrail.train.loop import train
@@ -85,15 +85,11 @@ class SweepJob:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SweepWatcher:
+class SweepWatcher(QuietWatcher):
     """Tells an observer which point is tried, and lets it hear all that the point's run says."""
 
-    observer: Observer
     order: tuple[str, ...]
     spread: bool = False  # over processes, of which nothing is heard but how they end
-
-    def told(self, text: str) -> None:
-        self.observer.told(text)
 
     def started(self, cell: Cell) -> None:
         at, settings = self.order.index(cell.name) + 1, ", ".join(settings_of(cell))
@@ -104,11 +100,6 @@ class SweepWatcher:
             self.observer.told(f"{cell.name}: {outcome.fault}" if self.spread else outcome.fault)
         elif self.spread:
             self.observer.told(f"{cell.name}: {outcome.values.get(SCORE, math.nan):.2%} of dev")
-
-    def progress(self, share: float, left_s: float) -> None: ...
-
-    def listen(self, cell: Cell) -> Observer:
-        return self.observer
 
 
 def points_of(grid: Grid) -> list[tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """Runs a grid: every cell to its end, in this process or spread over processes and devices, whatever happens to one.
 
     plan = Plan(cells=cells, out=out, cells_in=out / "cells", record=out / "study.json", job=job)
-    report = run_grid(plan, World(device=torch.device("cpu")), watcher=Nobody())
+    report = run_grid(plan, World(device=torch.device("cpu")), watcher=QuietWatcher())
 
 The same call again resumes: a finished cell stays, one that was interrupted resumes from its checkpoint, one that
 failed is tried again. A cell that fails is reported and the others finish; only what starts from its weights is not

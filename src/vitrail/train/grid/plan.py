@@ -84,11 +84,18 @@ class Watcher(Protocol):
     def listen(self, cell: Cell) -> Observer: ...
 
 
-class Nobody:
-    def told(self, text: str) -> None: ...
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuietWatcher:
+    """Lets an observer hear what is said and how the cells of this process go, and adds nothing of its own."""
+
+    observer: Observer = field(default_factory=Silent)
+
+    def told(self, text: str) -> None:
+        self.observer.told(text)
+
     def started(self, cell: Cell) -> None: ...
     def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None: ...
     def progress(self, share: float, left_s: float) -> None: ...
 
     def listen(self, cell: Cell) -> Observer:
-        return Silent()
+        return self.observer
