@@ -167,6 +167,25 @@ def test_a_finished_point_of_other_settings_is_refused_before_anything_is_traine
 
 
 @pytest.mark.slow
+def test_a_signal_behind_the_last_point_stops_the_last_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Any, ...]
+) -> None:
+    out, honest = tmp_path / "run", worker.keep
+
+    def keep(*args: Any, **named: Any) -> Any:
+        if args[0].name == POINTS[-1]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return honest(*args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "keep", keep)
+        final = sweep(out).final
+    assert final is not None
+    assert (final.state, final.step) == ("interrupted", 1)
+    assert facts(out, sweep(out)) == whole
+
+
+@pytest.mark.slow
 def test_points_that_are_scored_otherwise_are_scored_again(tmp_path: Path) -> None:
     """At their end without patience, at their best with it: never one point by the one and another by the other."""
     patient = replace(RUN, average=0.0, evaluation=replace(RUN.evaluation, every=1, patience=99))
