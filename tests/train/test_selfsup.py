@@ -311,7 +311,7 @@ def test_cost_and_memory_are_those_of_the_objective(kind: str) -> None:
     assert state == 16 * trained + 4 * (held - trained)  # value, gradient and two moments; of a teacher the value
     assert each >= needed(replace(run, objective=Classification()), ALONE)[1]
     assert len(parts.feed.augmentations) == {"moco": 2, "dino": 3}.get(kind, 1)
-    assert not parts.objective.labelled
+    assert not run.objective.labelled
 
 
 def test_the_cost_of_a_classification_is_that_of_its_network() -> None:
