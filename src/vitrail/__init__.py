@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from vitrail.models.resnet_config import ResNetConfig
     from vitrail.models.vit_config import ViTConfig
     from vitrail.models.zoo import list_models
-    from vitrail.predict.predictor import predictor
+    from vitrail.predict.predictor import Predictor, predictor
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Predictor",
     "ResNetConfig",
     "ViTConfig",
     "VitrailError",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 _FACE = {
+    "Predictor": "vitrail.predict.predictor:Predictor",
     "ResNetConfig": "vitrail.models.resnet_config:ResNetConfig",
     "ViTConfig": "vitrail.models.vit_config:ViTConfig",
     "VitrailError": "vitrail.core.errors:VitrailError",

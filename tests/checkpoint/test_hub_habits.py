@@ -13,7 +13,7 @@ import torch
 import vitrail
 from tests.models.tiny import HYBRID, RESNET, VIT
 from tests.predict.pictures import CLASSES, network
-from vitrail.checkpoint import pretrained, repository
+from vitrail.checkpoint import find, repository
 from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.model_card import blank_card, model_card, plain
 from vitrail.checkpoint.weights import bundle_of
@@ -238,7 +238,7 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_weights_are_found_by_path_name_and_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = vitrail.save_pretrained(told(), tmp_path)
-    assert pretrained.find_weights(folder / "model.safetensors").card.labels == CLASSES
-    monkeypatch.setattr(pretrained, "public", lambda name, tag: (name, tag))
-    assert pretrained.find_weights("vit_b_16:augreg_in21k") == ("vit_b_16", "augreg_in21k")
+    assert find.find_weights(folder / "model.safetensors").card.labels == CLASSES
+    monkeypatch.setattr(find, "public", lambda name, tag: (name, tag))
+    assert find.find_weights("vit_b_16:augreg_in21k") == ("vit_b_16", "augreg_in21k")
     assert isinstance(vitrail.from_pretrained(folder).card, Card)

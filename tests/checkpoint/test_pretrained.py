@@ -219,3 +219,20 @@ def test_without_weights_a_network_is_fresh() -> None:
     assert model.blocks[0].mlp.expand.weight.std() > 0
     with pytest.raises(ConfigError, match="image_size or image, not both"):
         create_model("ViT-Nano/4", image_size=16, image=(16, 16))
+
+
+def test_load_takes_every_way_in(serve: Serve, tmp_path: Path) -> None:
+    serve("vit_ti_16", "augreg_in21k", TI)
+    public = create_model("ViT-Ti/16", weights="augreg_in21k")
+    images = torch.randn(2, 3, 64, 64)
+    loaded = vitrail.load("ViT-Ti/16:augreg_in21k")
+    assert torch.equal(loaded(images), public(images))
+    assert loaded.card == public.card
+    assert vitrail.load("ViT-Ti/16:augreg_in21k", classes=3, dropout=0.1).config.dropout == 0.1
+    vitrail.save(public, tmp_path / "last.safetensors")
+    for way in (tmp_path / "last.safetensors", tmp_path, str(tmp_path)):  # a file, and the folder of a run
+        assert torch.equal(vitrail.load(way)(images), public(images))
+    assert vitrail.load("vitrail-cifar10").config.classes == 10
+    for wrong in ("ViT-Ti/16:nonsense", "nonsense:augreg_in21k", str(tmp_path / "none")):
+        with pytest.raises(VitrailError):
+            vitrail.load(wrong)

@@ -9,7 +9,7 @@ import vitrail
 from tests.models.tiny import VIT
 from tests.predict.pictures import network, weights
 from vitrail.checkpoint import shipped
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.checkpoint.shipped import DEFAULT, SHIPPED, is_shipped, shipped_file
 from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import save

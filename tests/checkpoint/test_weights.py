@@ -436,7 +436,7 @@ def test_an_empty_file(suffix: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(WeightsNotFound, match=r"nowhere\.safetensors: does not exist"):
+    with pytest.raises(WeightsNotFound, match=r"nowhere\.safetensors: no such weight file"):
         load(tmp_path / "nowhere.safetensors")
 
 

@@ -11,8 +11,8 @@ from tests.cli.test_frozen import folder, picture
 from tests.models.tiny import VIT, awake
 from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.checkpoint.convert import convert
+from vitrail.checkpoint.find import find_weights
 from vitrail.checkpoint.naming import name_imagenet, other_names, with_names
-from vitrail.checkpoint.pretrained import find_weights
 from vitrail.checkpoint.sidecar import sidecar_of
 from vitrail.checkpoint.weights import bundle_of, save
 from vitrail.cli import serve

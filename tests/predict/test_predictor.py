@@ -13,7 +13,7 @@ from PIL import Image
 import vitrail
 from tests.models.tiny import RESNET, VIT
 from tests.predict.pictures import CLASSES, NETWORKS, drawn, folder_of, network, weights
-from vitrail.core.errors import BadPicture, ConfigError, UnknownName
+from vitrail.core.errors import BadPicture, ConfigError, UnknownName, WeightsNotFound
 from vitrail.evaluation.features import last_read
 from vitrail.inspection.features import patch_features
 from vitrail.predict.answer import Answer, Prediction
@@ -271,3 +271,17 @@ def test_a_network_without_a_card_takes_pixels_from_minus_one_to_one() -> None:
     assert asker.preprocessing.image == VIT.image
     assert asker.preprocessing.mean == (0.5, 0.5, 0.5)
     assert repr(asker) == "Predictor(ViT, 6x12 px, 5 classes, cpu)"
+
+
+def test_the_class_takes_weights_by_name_and_networks(tmp_path: Path) -> None:
+    path, picture = weights(tmp_path), drawn(1)[0]
+    asker = vitrail.Predictor(path, device="cpu")
+    assert asker(picture) == vitrail.predictor(path, device="cpu")(picture)
+    assert vitrail.Predictor(vitrail.load(path), device="cpu")(picture) == asker(picture)
+    larger = vitrail.Predictor(vitrail.load(path), device="cpu", image_size=(12, 24))
+    assert larger(picture) == vitrail.predictor(path, device="cpu", image_size=(12, 24))(picture)
+    assert next(vitrail.Predictor(path, precision="bfloat16").network.parameters()).dtype == torch.bfloat16
+    half = vitrail.load(path, dtype=torch.bfloat16)
+    assert next(vitrail.predictor(half, device="cpu").network.parameters()).dtype == torch.bfloat16
+    with pytest.raises(WeightsNotFound):
+        vitrail.Predictor(tmp_path / "nothing.safetensors")

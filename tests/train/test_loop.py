@@ -19,7 +19,7 @@ import vitrail
 from tests.train.killed import digest_of
 from tests.train.selfsup import selfsup_run
 from tests.train.tiny import tiny_run
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.checkpoint.store import points
 from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.checkpoint.store.saved import latest

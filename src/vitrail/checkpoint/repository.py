@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 
 from vitrail.checkpoint.bundle import Bundle
+from vitrail.checkpoint.find import find_weights, public
 from vitrail.checkpoint.model_card import model_card
-from vitrail.checkpoint.pretrained import find_weights, public
 from vitrail.checkpoint.public import registry
 from vitrail.checkpoint.public.hub import is_offline
 from vitrail.checkpoint.source import FOLDER_FILES, read_bundle

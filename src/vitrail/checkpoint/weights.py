@@ -8,8 +8,8 @@ import torch
 
 from vitrail.checkpoint.bundle import Bundle, Card, card_of, describe
 from vitrail.checkpoint.files.seal import write_sealed
+from vitrail.checkpoint.find import find_weights
 from vitrail.checkpoint.formats.table import Tensors
-from vitrail.checkpoint.source import read_bundle
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair
 from vitrail.data.preprocessing import Preprocessing
@@ -21,7 +21,7 @@ from vitrail.models.zoo import adapted
 
 
 def load(
-    path: str | Path,
+    weights: str | Path,
     *,
     classes: int | None = None,
     image_size: int | Pair | None = None,
@@ -29,14 +29,18 @@ def load(
     dtype: torch.dtype = torch.float32,
     **facts: Any,
 ) -> Model:
-    """The network of any weights that vitrail reads: in evaluation mode, or in training mode where `classes` gives it a
-    head that has yet to learn. (Lightning and loops of one's own train a network in the mode it is in.)
+    """The network of any weights that vitrail reads: a file in any format, a folder with one, a run's folder (its best
+    weights, or its last), public weights as NAME:TAG ("ViT-B/16:augreg_in21k", downloaded into the cache), or the name
+    of bundled ones ("vitrail-cifar10"). What cannot be found raises WeightsNotFound.
+
+    The network is in evaluation mode, or in training mode where `classes` gives it a head that has yet to learn.
+    (Lightning and loops of one's own train a network in the mode it is in.)
 
     `classes` and `image_size` are the fine-tuning surgery of 3.2: the whole head is thrown away for one linear layer at
     zero, and positions are resampled to the new grid in the given numerics. Any other keyword replaces a config field:
     what a bare state dict does not say (`heads=12`), or what training wants otherwise (`dropout=0.1`).
     """
-    return network(operate(read_bundle(path, **facts), classes, image_size, numerics), dtype).train(bool(classes))
+    return network(operate(find_weights(weights, **facts), classes, image_size, numerics), dtype).train(bool(classes))
 
 
 def network(bundle: Bundle, dtype: torch.dtype = torch.float32) -> Model:

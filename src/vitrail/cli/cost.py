@@ -94,7 +94,7 @@ def asked(text: str) -> Asked:
         return Asked(text, name, ZOO[name], None)
     if text in ZOO or text in SLUGS:
         raise ConfigError(f"{text!r} is a network and a path here; write ./{text} for the path")
-    from vitrail.checkpoint.pretrained import find_weights
+    from vitrail.checkpoint.find import find_weights
     from vitrail.models.zoo import network_name
 
     bundle = find_weights(text)

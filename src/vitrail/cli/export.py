@@ -27,8 +27,8 @@ NAMED = 3  # unreadable pictures that are named
 
 
 def run(options: ExportOptions) -> int:
+    from vitrail.checkpoint.find import find_weights
     from vitrail.checkpoint.naming import with_names
-    from vitrail.checkpoint.pretrained import find_weights
     from vitrail.core.console import millions
     from vitrail.models.walk import parameters
     from vitrail.models.zoo import network_name

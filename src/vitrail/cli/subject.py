@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vitrail.checkpoint.bundle import card_of
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.checkpoint.weights import network as network_of
 from vitrail.checkpoint.weights import operate
 from vitrail.cli.options.groups import LoadingOptions

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.checkpoint.weights import network
 from vitrail.cli.live import duration, observer
 from vitrail.cli.options.vtab import VtabOptions

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoint.bundle import Bundle
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.checkpoint.weights import bundle_of, network, operate
 from vitrail.core.shapes import Pair
 from vitrail.export.check import Forward

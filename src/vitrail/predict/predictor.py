@@ -1,6 +1,6 @@
-"""`predictor`: weights in, and something that says what is on a picture.
+"""`Predictor`: weights in, and something that says what is on a picture.
 
-    predictor = vitrail.predictor("model.safetensors")
+    predictor = vitrail.Predictor("model.safetensors")
     predictor("cat.jpg").label                    # "cat"
     predictor(["a.jpg", "b.jpg"], topk=3)         # a Prediction for each
     predictor.features(pictures)                  # [N, D]: what the last layer reads
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoint.bundle import card_of
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.checkpoint.shipped import DEFAULT
-from vitrail.checkpoint.weights import network, operate
+from vitrail.checkpoint.weights import bundle_of, network, operate
 from vitrail.core.errors import BadPicture, ConfigError, unknown
 from vitrail.core.shapes import Pair, times
 from vitrail.data.preprocessing import Preprocessing
@@ -37,43 +37,55 @@ THRESHOLD: Final = 0.5  # from which a class of a multi-label network is chosen
 
 
 def predictor(
-    path: str | Path = DEFAULT,
+    weights: str | Path | Model = DEFAULT,
     *,
     device: str | torch.device = "auto",
     image_size: int | Pair | None = None,
     labels: Iterable[str] | None = None,
-    precision: Precision = "float32",
+    precision: Precision | None = None,
     batch: int = 32,
     urls: bool = False,
     threshold: float = THRESHOLD,
 ) -> "Predictor":
-    """Any weights that vitrail reads, ready for pictures: a file, a folder, a run's folder, public ones as NAME:TAG, or
-    the name of weights that come with the package. `image_size` resizes positions; `labels` name the classes where
-    the weights do not, or otherwise; the network is given `batch` pictures at a time; with `urls` a string that is an
-    http(s) address is fetched. Of a multi-label network the classes at or above the `threshold` are chosen."""
-    if precision not in get_args(Precision):
-        raise unknown("precision", str(precision), get_args(Precision))
-    place = find_device(str(device))
-    kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    model = network(operate(find_weights(path), image_size=image_size), kind)
-    return Predictor(model, labels=labels, device=place, batch=batch, urls=urls, threshold=threshold)
+    """A `Predictor` of any weights; without a name those that come with the package."""
+    return Predictor(
+        weights,
+        labels=labels,
+        device=device,
+        image_size=image_size,
+        precision=precision,
+        batch=batch,
+        urls=urls,
+        threshold=threshold,
+    )
 
 
 class Predictor:
-    """A network with its preprocessing and the names of its classes. The network is put on the device, in evaluation
-    mode, and computes in the type that its weights have."""
+    """A network with its preprocessing and the names of its classes, ready for images.
+
+    `weights` are a network, or any weights that vitrail reads: a file, a folder, a run's folder, public ones as
+    NAME:TAG, or the name of weights that come with the package. `image_size` resizes positions; `labels` name the
+    classes where the weights do not, or otherwise; `precision` is the type it computes in: by default float32 for
+    weights by name, and for a network the type that it has. The network is given `batch` images at a time; with
+    `urls` a string that is an http(s) address is fetched. Of a multi-label network the classes at or above the
+    `threshold` are chosen. A network that is passed is itself put on the device, in evaluation mode, unless it is
+    resized."""
 
     def __init__(
         self,
-        network: Model,
+        weights: str | Path | Model = DEFAULT,
         *,
         preprocessing: Preprocessing | None = None,
         labels: Iterable[str] | None = None,
         device: str | torch.device = "auto",
+        image_size: int | Pair | None = None,
+        precision: Precision | None = None,
         batch: int = 32,
         urls: bool = False,
         threshold: float = THRESHOLD,
     ) -> None:
+        self.device = find_device(str(device))
+        network = network_of(weights, image_size, precision)
         config, known = network.config, card_of(network)
         if config.channels != 3:
             raise ConfigError(f"this network takes {config.channels} channels; pictures are prepared in 3")
@@ -84,7 +96,6 @@ class Predictor:
         names = known.labels if labels is None else tuple(labels)
         if names is not None and len(names) != config.classes:
             raise ConfigError(f"{len(names)} labels for {config.classes} classes")
-        self.device = find_device(str(device))
         self.network: Model = network.eval().to(self.device)
         self.preprocessing = preprocessing or known.preprocessing
         self.labels: tuple[str, ...] = names or tuple(f"class {index}" for index in range(config.classes))
@@ -217,6 +228,18 @@ class Predictor:
     def _gathered(self, pictures: "Given | Iterable[Given]", read: Callable[[Tensor], Tensor]) -> Tensor:
         rows = [read(pixels) for pixels in self._batches(pictures)]
         return torch.cat(rows) if rows else read(torch.zeros(0, 3, *self.preprocessing.image, dtype=torch.uint8))
+
+
+def network_of(weights: str | Path | Model, image_size: int | Pair | None, precision: Precision | None) -> Model:
+    """The network itself, or that of weights by name, at another size and in another type where that is asked for."""
+    if precision not in (None, *get_args(Precision)):
+        raise unknown("precision", str(precision), get_args(Precision))
+    kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    if isinstance(weights, str | Path):
+        return network(operate(find_weights(weights), image_size=image_size), kind)
+    if image_size is not None:
+        weights = network(operate(bundle_of(weights), image_size=image_size), next(weights.parameters()).dtype)
+    return weights if precision is None else weights.to(kind)
 
 
 def usable(made: Tensor | BadPicture) -> Tensor:

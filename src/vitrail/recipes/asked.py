@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.shapes import Pair
 from vitrail.data.collection import open_collection

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.core.settings import plain
 from vitrail.data.collection import Collection, open_collection
 from vitrail.distributed.world import World

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.settings import differences, plain, without_fields
 from vitrail.data.collection import open_collection

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrail import __version__
 from vitrail.checkpoint.files.read import read_weights
 from vitrail.checkpoint.files.seal import write_sealed
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.checkpoint.weights import network, operate
 from vitrail.core.errors import ConfigError, DataError, TrainingError, VitrailError, WeightsError
 from vitrail.core.storage import cache_folder

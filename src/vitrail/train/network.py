@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vitrail.checkpoint.bundle import Bundle, Card
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.checkpoint.weights import network, operate
 from vitrail.data.draws import keyed, number
 from vitrail.distributed.materialise import draw

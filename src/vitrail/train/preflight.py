@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vitrail.checkpoint.bundle import Card
-from vitrail.checkpoint.pretrained import find_weights
+from vitrail.checkpoint.find import find_weights
 from vitrail.core.errors import DataError
 from vitrail.core.shapes import times
 from vitrail.data.ledger import Ledger
