@@ -29,7 +29,7 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
 from vitrail.data.transforms.mix import Mix
 from vitrail.distributed.world import World
-from vitrail.objectives.classification import Classify
+from vitrail.objectives.classification import Classification, Classify
 from vitrail.objectives.objective import Outcome
 from vitrail.optim.config import Optim
 from vitrail.train.config import Data, Evaluation, Keep, Run
@@ -468,7 +468,7 @@ def test_a_warm_up_that_outlasts_the_run_is_refused(tmp_path: Path) -> None:
 def test_an_objective_that_compares_samples_refuses_accumulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Classify, "couples", True)
+    monkeypatch.setattr(Classification, "couples", True)
     with pytest.raises(ConfigError, match="compares the samples"):
         go(tiny_run(steps=8), tmp_path / "run")
     assert go(tiny_run(steps=8, micro=16), tmp_path / "whole").state == "done"
