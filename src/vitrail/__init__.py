@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vitrail.api import Evaluation, evaluate, fit
     from vitrail.checkpoint.convert import convert
     from vitrail.checkpoint.pretrained import create_model
     from vitrail.checkpoint.repository import from_pretrained, push_to_hub, save_pretrained
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Evaluation",
     "Predictor",
     "ResNetConfig",
     "ViTConfig",
     "VitrailError",
     "convert",
     "create_model",
+    "evaluate",
+    "fit",
     "from_pretrained",
     "list_models",
     "load",
@@ -40,12 +44,15 @@ __all__ = [
 ]
 
 _FACE = {
+    "Evaluation": "vitrail.api:Evaluation",
     "Predictor": "vitrail.predict.predictor:Predictor",
     "ResNetConfig": "vitrail.models.resnet_config:ResNetConfig",
     "ViTConfig": "vitrail.models.vit_config:ViTConfig",
     "VitrailError": "vitrail.core.errors:VitrailError",
     "convert": "vitrail.checkpoint.convert:convert",
     "create_model": "vitrail.checkpoint.pretrained:create_model",
+    "evaluate": "vitrail.api:evaluate",
+    "fit": "vitrail.api:fit",
     "from_pretrained": "vitrail.checkpoint.repository:from_pretrained",
     "list_models": "vitrail.models.zoo:list_models",
     "load": "vitrail.checkpoint.weights:load",

@@ -377,7 +377,7 @@ def test_what_would_fail_at_the_end_is_refused_at_once(
     def scored(*_: object, **__: object) -> None:
         raise AssertionError("pictures were looked at")
 
-    monkeypatch.setattr("vitrail.cli.evaluate.answers", scored)
+    monkeypatch.setattr("vitrail.evaluation.scoring.answers", scored)
     assert main(["evaluate", "net.safetensors", "--data", "photos", "--device", "cpu", *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -396,7 +396,7 @@ def test_the_hash_is_that_of_the_weights_that_were_scored(
         save(fresh(SHAPE), kept, labels=list(NAMES))
         return answers(*arguments, **options)
 
-    monkeypatch.setattr("vitrail.cli.evaluate.answers", scored)
+    monkeypatch.setattr("vitrail.evaluation.scoring.answers", scored)
     assert evaluated(*words, weights=str(kept))["weights"]["hash"] == before
 
 

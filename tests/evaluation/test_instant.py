@@ -66,7 +66,7 @@ def small(config: ModelConfig = VIT, **options: object) -> Instant:
 def test_logits_are_the_closed_form_s_answer(config: ModelConfig, tmp_path: Path) -> None:
     source = pictures(config)
     made = fit(network(config), collection(train=source), name="start")
-    vitrail.save(made.network, tmp_path / "w.safetensors")
+    vitrail.save(made.model, tmp_path / "w.safetensors")
     loaded = vitrail.load(tmp_path / "w.safetensors")
     assert loaded.card is not None
     prepared = loaded.card.preprocessing
@@ -186,7 +186,7 @@ def test_uneven_and_empty_classes_are_told_of() -> None:
     source = Arrays(whole.pictures, whole.labels, ("a", "b", "c"), called="set")
     made = fit(network(VIT), collection(train=source))
     assert any("1 of 3 classes have no picture to learn from and are never said: c" in note for note in made.notes)
-    assert made.network.config.classes == 3
+    assert made.model.config.classes == 3
 
 
 def test_shots_are_at_most_so_many_of_each_class() -> None:

@@ -7,7 +7,7 @@ from vitrail.cli.fit import size_of
 from vitrail.cli.opening import open_data
 from vitrail.cli.options.embed import EmbedOptions
 from vitrail.cli.progress import bars, on_interrupt
-from vitrail.cli.subject import default_workers, headline, subject
+from vitrail.cli.subject import headline, subject
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import times
 from vitrail.core.storage import check_writable
@@ -16,6 +16,7 @@ from vitrail.data.source import Source
 from vitrail.distributed.world import World, joined
 from vitrail.evaluation.embedding import Embedded, embed
 from vitrail.evaluation.embedding_file import FORMATS
+from vitrail.evaluation.subject import default_workers
 
 NAMED = 3  # unreadable pictures that are named
 PATIENCE_S = 3600.0  # a process may be that much longer at its last part than the others

@@ -4,61 +4,31 @@ import csv
 import io
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vitrail.checkpoint.bundle import card_of
-from vitrail.checkpoint.naming import other_names
 from vitrail.cli.evaluate_multi_label import show_classes, write_scores
-from vitrail.cli.exposure import Scope, choose_unseen
 from vitrail.cli.labels import read_labels
 from vitrail.cli.opening import open_data
 from vitrail.cli.options.evaluate import EvaluateOptions
-from vitrail.cli.progress import bars, waiting
-from vitrail.cli.subject import (
-    Subject,
-    batches,
-    chosen,
-    data_of,
-    headline,
-    subject,
-)
+from vitrail.cli.progress import bars
+from vitrail.cli.subject import check_batch, headline, subject
 from vitrail.core.console import print_table
-from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.errors import ConfigError
 from vitrail.core.storage import check_writable, write_file
-from vitrail.data.labels import Labels
-from vitrail.data.ledger import Ledger
-from vitrail.data.readers.named.real import real_rows
-from vitrail.data.source import Source
 from vitrail.distributed.world import World, joined
-from vitrail.evaluation.answers import Answers, answers, judge
 from vitrail.evaluation.assessment import Assessment
-from vitrail.evaluation.matching import Matching, match
-from vitrail.evaluation.multi_label import STATISTICS, THRESHOLD, MultiLabel, assess
-from vitrail.evaluation.result import Measure, Result, shown, spanned
+from vitrail.evaluation.exposure import Scope
+from vitrail.evaluation.multi_label import STATISTICS, MultiLabel
+from vitrail.evaluation.result import Measure, shown, spanned
+from vitrail.evaluation.scoring import Scored, Scoring, score
+from vitrail.evaluation.subject import chosen
 
 if TYPE_CHECKING:
     from vitrail.data.collection import Collection
 
 LISTED = 5  # confusions and classes that are printed
-NAMED = 3  # unreadable pictures that are named
-ORIGINAL, REAL = "original", "ReaL"
 SHARES = ("top-1", "top-5", "ReaL", "exact match")  # which count pictures
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
-    """One network at one size on one split."""
-
-    about: Subject
-    source: Source  # what was scored
-    scope: Scope
-    matching: Matching
-    said: Answers
-    found: Assessment | MultiLabel
-    result: Result
-    notes: tuple[str, ...]
 
 
 def run(options: EvaluateOptions) -> int:
@@ -69,6 +39,7 @@ def run(options: EvaluateOptions) -> int:
         raise ConfigError(f"--seed {options.seed} must be at least 0")
     if options.threshold is not None and not 0 <= options.threshold <= 1:
         raise ConfigError(f"--threshold {options.threshold:g} must be between 0 and 1")
+    check_batch(options)
     check_distinct({"--out": options.out, "--page": options.page, "--answers": options.answers})
     with joined(options.device) as world:
         for path in (options.out, options.page, options.answers) if world.first else ():
@@ -94,7 +65,7 @@ def scored(
     done: list[Scored] = []
     for size in sizes:
         try:
-            done.append(score(options, size, collection, split, world))
+            done.append(score_size(options, size, collection, split, world))
         except KeyboardInterrupt:
             if not done:
                 print("stopped; nothing was scored or written", file=sys.stderr)
@@ -105,164 +76,34 @@ def scored(
     return done
 
 
+def score_size(
+    options: EvaluateOptions, size: int | None, collection: "Collection", split: str, world: World
+) -> Scored:
+    about = subject(options.weights, world.device, image_size=size)
+    outputs = about.network.config.classes
+    how = Scoring(
+        labels=None if options.labels is None else read_labels(options.labels, outputs),
+        by_number=options.by_number,
+        real=options.real,
+        threshold=options.threshold,
+        precision=options.precision,
+        seed=options.seed,
+        include_seen=options.include_seen,
+        without=options.without,
+        deduplicated_by=options.deduplicated_by,
+        batch=options.batch,
+        workers=options.workers,
+    )
+    with bars() as bar:
+        return score(about, collection, split, how, world=world, called=f"{options.data}@{split}", advance=bar)
+
+
 def check_distinct(outputs: dict[str, Path | None]) -> None:
     """Two outputs in one file would leave the later one only."""
     taken = dict[Path, str]()
     for option, path in outputs.items():
         if path is not None and (first := taken.setdefault(path.resolve(), option)) != option:
             raise ConfigError(f"{first} and {option} are both {path}; give each a file of its own")
-
-
-def score(options: EvaluateOptions, size: int | None, collection: "Collection", split: str, world: World) -> Scored:
-    """Everything of one image size; the answers are the same in all processes."""
-    about = subject(options.weights, world.device, image_size=size)
-    outputs = about.network.config.classes
-    if options.threshold is not None and not about.multi_label:
-        raise ConfigError(f"--threshold {options.threshold:g} is for multi-label weights, which {about.name} is not")
-    names = about.labels if options.labels is None else read_labels(options.labels, outputs)
-    also = other_names(card_of(about.network)) if options.labels is None else []
-    data = data_of(about, collection, split, options.deduplicated_by)
-    source, scope = choose_unseen(
-        collection.splits[split],
-        f"{options.data}@{split}",
-        weights=options.weights,
-        provenance=about.provenance,
-        include_seen=options.include_seen,
-        without=options.without,
-        world=world,
-    )
-    data |= {"pictures": len(source), "fingerprint": source.fingerprint, "seen": scope.facts()}
-    collection = replace(collection, splits={**collection.splits, split: source})
-    labels, matching = labellings(options, names, outputs, collection, split, also)
-    about.computing_in(options.precision)
-    ledger = Ledger()
-    with bars() as bar:
-        tell = lambda done: bar("pictures", min(done * world.size, len(source)), len(source))  # noqa: E731
-        if world.first:
-            tell(0)
-        given = batches(
-            options, source, about.preprocessing, world.device, rank=world.rank, world=world.size, ledger=ledger
-        )
-        said = answers(
-            about.network,
-            given,
-            about.preprocessing,
-            count=len(source),
-            classes=outputs,
-            labels=labels,
-            device=world.device,
-            world=world,
-            precision=options.precision,
-            progress=tell if world.first else None,
-            multi_label=about.multi_label,
-        )
-    unreadable = sorted(str(entry) for part in world.gather(list(ledger.known.values())) for entry in part)
-    main = next(iter(labels))
-    with waiting("computing intervals"):
-        found = assessed(options, said, labels, matching)
-    return Scored(
-        about=about,
-        source=source,
-        scope=scope,
-        matching=matching,
-        said=said,
-        found=found,
-        result=result_of(options, about, data, matching, found, unreadable, main),
-        notes=(*matching.notes, *remarks(said, labels, found, unreadable)),
-    )
-
-
-def assessed(
-    options: EvaluateOptions, said: Answers, labels: dict[str, Labels], matching: Matching
-) -> Assessment | MultiLabel:
-    """One class for each image, or each class by itself where the weights are multi-label."""
-    main = next(iter(labels))
-    if said.scores is not None:
-        threshold = THRESHOLD if options.threshold is None else options.threshold
-        return assess(said.scores, said.seen, labels[main], matching.names, threshold=threshold, seed=options.seed)
-    return Assessment(
-        judged=judge(said, labels[main], main),
-        names=matching.names,
-        real=judge(said, labels[REAL], REAL) if REAL in labels and main != REAL else None,
-        seed=options.seed,
-    )
-
-
-def labellings(
-    options: EvaluateOptions,
-    names: Sequence[str] | None,
-    outputs: int,
-    collection: "Collection",
-    split: str,
-    also: Sequence[Sequence[str]],
-) -> tuple[dict[str, Labels], Matching]:
-    """The labels to score by, as numbers of the network's outputs: the data's own, where they have some, and ReaL's."""
-    source = collection.splits[split]
-    if not source.classes and options.real is None:
-        collection.need_labels()
-        raise DataError(f"{collection.name}@{split} has no labels; choose another split")
-    classes = source.classes or tuple(map(str, range(outputs)))
-    matching = match(outputs, names, classes, collection.name, by_number=options.by_number, also=also)
-    labels: dict[str, Labels] = {}
-    if source.classes:
-        labels[ORIGINAL] = matching.relabelled(source.labels)
-    if options.real is not None:
-        labels[REAL] = matching.usual(real_rows(source, options.real), str(options.real))
-    return labels, matching
-
-
-def remarks(
-    said: Answers, labels: dict[str, Labels], found: Assessment | MultiLabel, unreadable: Sequence[str]
-) -> list[str]:
-    """What a reader should know of the count."""
-    notes: list[str] = []
-    if unreadable:
-        some = "; ".join(unreadable[:NAMED]) + ("; ..." if len(unreadable) > NAMED else "")
-        are = "picture is unreadable and counts" if len(unreadable) == 1 else "pictures are unreadable and count"
-        notes.append(f"{len(unreadable):,} {are} for nothing: {some}")
-    judgements = (
-        [(ORIGINAL, found.judged if ORIGINAL in labels else None), (REAL, found.real)]
-        if (isinstance(found, Assessment))
-        else []
-    )
-    for name, judged in judgements:
-        left = 0 if judged is None else int(said.seen.sum()) - len(judged)
-        if left:
-            word = "ReaL label" if name == REAL else "label"
-            notes.append(f"{left:,} pictures have no {word} and count for nothing{' there' if name == REAL else ''}")
-    if unsound := int((said.top[said.seen, 0] < 0).sum()):
-        notes.append(f"{unsound:,} answers are no numbers and count as wrong")
-    return notes
-
-
-def result_of(
-    options: EvaluateOptions,
-    about: Subject,
-    data: dict[str, Any],
-    matching: Matching,
-    found: Assessment | MultiLabel,
-    unreadable: Sequence[str],
-    labels: str,
-) -> Result:
-    config: dict[str, Any] = {
-        "image": list(about.preprocessing.image),
-        "preprocessing": about.preprocessing.to_dict(),
-        "precision": options.precision,
-        "labels": labels,
-        "classes": matching.how,
-        "seed": options.seed,
-    }
-    if isinstance(found, MultiLabel):
-        config["threshold"] = found.threshold
-    details = {**found.details(), "unreadable": list(unreadable)}
-    return Result(
-        kind="evaluate",
-        weights=about.facts,
-        data=data,
-        measures=found.measures,
-        config=config,
-        details=details,
-    )
 
 
 def sized(path: Path, size: int | None) -> Path:

@@ -109,8 +109,8 @@ def pictures(
         return None
     from vitrail.checkpoint.naming import other_names
     from vitrail.cli.opening import open_data
-    from vitrail.cli.subject import chosen, default_workers
     from vitrail.evaluation.matching import match
+    from vitrail.evaluation.subject import chosen, default_workers
     from vitrail.export import Pictures
 
     collection = open_data(options.data, download=options.download)

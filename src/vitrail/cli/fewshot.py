@@ -8,12 +8,12 @@ from typing import Final
 from vitrail.cli import frozen
 from vitrail.cli.frozen import Frozen, Task
 from vitrail.cli.options.fewshot import ALL, FewshotOptions
-from vitrail.cli.subject import Subject
 from vitrail.core.console import print_table
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.evaluation.fewshot import PENALTIES, PENALTY, best_penalty, fewshot, fewshot_sweep, interval, ridge
 from vitrail.evaluation.labelled import labelled
 from vitrail.evaluation.result import Measure, Result, shown, spanned
+from vitrail.evaluation.subject import Subject
 
 SHOTS: Final = (1, 5, 10, 25)
 SEEDS: Final = (0, 1, 2)

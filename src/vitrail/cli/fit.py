@@ -13,7 +13,7 @@ from vitrail.cli.labels import new_names
 from vitrail.cli.opening import open_data
 from vitrail.cli.options.fit import SUFFIX, FitOptions
 from vitrail.cli.progress import Advance, bars, on_interrupt
-from vitrail.cli.subject import Subject, alone, batches, headline, subject
+from vitrail.cli.subject import alone, batches, headline, subject
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import times
@@ -24,6 +24,7 @@ from vitrail.evaluation.fewshot import PENALTIES
 from vitrail.evaluation.instant import Instant, Several, fit
 from vitrail.evaluation.intervals import wilson
 from vitrail.evaluation.result import shown, spanned
+from vitrail.evaluation.subject import Subject
 
 
 def run(options: FitOptions) -> int:
@@ -54,7 +55,7 @@ def run(options: FitOptions) -> int:
             )
         out = options.out
         out.parent.mkdir(parents=True, exist_ok=True)
-        bundle = bundle_of(made.network)
+        bundle = bundle_of(made.model)
         write_bundle(bundle if names is None else with_names(bundle, names), out)
     how = "kept from before" if made.found else "extracted and kept" if made.kept else "extracted anew"
     width = made.head.weight.shape[1]

@@ -11,19 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.cli.exposure import Scope, choose_unseen, count_images, find_shared
 from vitrail.cli.opening import open_data
 from vitrail.cli.options.groups import FrozenOptions
 from vitrail.cli.progress import bars, on_interrupt
-from vitrail.cli.subject import (
-    Subject,
-    alone,
-    batches,
-    chosen,
-    data_of,
-    headline,
-    subject,
-)
+from vitrail.cli.subject import alone, batches, headline, subject
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.core.storage import cache_folder, check_writable
 from vitrail.data.collection import Collection, agree
@@ -31,9 +22,11 @@ from vitrail.data.loader import Batch
 from vitrail.data.source import Source, Subset
 from vitrail.data.splits import stratified
 from vitrail.evaluation.cache import Kept, cached_features, missing
+from vitrail.evaluation.exposure import Scope, choose_unseen, count_images, find_shared
 from vitrail.evaluation.features import Squared
 from vitrail.evaluation.labelled import single
 from vitrail.evaluation.result import Measure, Result
+from vitrail.evaluation.subject import Subject, chosen, data_of
 
 NAMED: Final = 3  # unreadable pictures that are named
 
@@ -162,13 +155,15 @@ def ready(options: FrozenOptions) -> Generator[Subject]:
 
 def frozen(options: FrozenOptions, about: Subject, task: Task) -> Frozen:
     """The features of both parts, kept ones or new ones."""
-    unseen, scope = choose_unseen(
-        task.scored(),
-        f"{task.title}@{task.test}",
-        weights=options.weights,
-        provenance=about.provenance,
-        include_seen=options.include_seen,
-    )
+    with bars() as advance:
+        unseen, scope = choose_unseen(
+            task.scored(),
+            f"{task.title}@{task.test}",
+            weights=options.weights,
+            provenance=about.provenance,
+            include_seen=options.include_seen,
+            advance=advance,
+        )
     wanted = task.scored_places() if scope.included else task.scored_places()[~scope.exposure.seen]
     splits = dict.fromkeys([task.train, task.test])
     parts = {

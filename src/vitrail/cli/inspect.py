@@ -19,8 +19,8 @@ from vitrail.models.family import ModelConfig
 if TYPE_CHECKING:
     import torch
 
-    from vitrail.cli.subject import Subject
     from vitrail.data.source import Source
+    from vitrail.evaluation.subject import Subject
     from vitrail.inspection.page import Part
     from vitrail.inspection.parts.given import Given, Pixels
     from vitrail.report.panels import Tile
@@ -162,9 +162,9 @@ def crowd(options: InspectOptions, data: str) -> "tuple[str, Source, tuple[str, 
     import numpy as np
 
     from vitrail.cli.opening import open_data
-    from vitrail.cli.subject import chosen
     from vitrail.data.source import Subset
     from vitrail.evaluation.cache import readable
+    from vitrail.evaluation.subject import chosen
 
     if options.count < 1:
         raise ConfigError(f"--count {options.count}: one picture at least")

@@ -1,7 +1,7 @@
 """An instant classifier: frozen features, least squares in closed form (4.1), and a network that answers at once.
 
-    fitted = fit(vitrail.load("deit.safetensors"), "photos/")
-    vitrail.save(fitted.network, "photos.safetensors")
+    fitted = vitrail.fit("deit.safetensors", "photos/")
+    vitrail.save(fitted.model, "photos.safetensors")
 
 Nothing is trained. What comes out is an ordinary network with another last layer, the names of the new classes and a
 word on how it was made.
@@ -69,7 +69,7 @@ class Instant:
     """A network in evaluation mode with its card, ready to be saved; it shares all but its head with the one it came
     from. `found` and `kept` are of the features: there from before, there for later."""
 
-    network: Model
+    model: Model
     head: Head
     split: str
     pictures: int  # that it was made from
@@ -130,7 +130,7 @@ def fit(
     scored = next((score(parts[1][0], head, took) for took in unseen if took is not None), None)
     provenance = {**told(head, collection, split, source, scored), **records}
     return Instant(
-        network=with_head(network, head, collection.classes, provenance),
+        model=with_head(network, head, collection.classes, provenance),
         head=head,
         split=split,
         pictures=len(labels),
@@ -180,7 +180,7 @@ def fit_labels(
     empty = [classes[at] for at in (~truth.any(0)).nonzero()[:, 0].tolist()]
     never = f"{len(empty)} of {len(classes)} classes are true of no image to learn from: {', '.join(empty[:NAMED])}"
     return Instant(
-        network=with_head(network, made.head, classes, {**told, **records}, multi_label=True),
+        model=with_head(network, made.head, classes, {**told, **records}, multi_label=True),
         head=made.head,
         split=split,
         pictures=len(truth),

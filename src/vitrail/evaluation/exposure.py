@@ -1,19 +1,25 @@
 """Images that the weights were trained on are no test: what is left out of a score, and what is said about it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.cli.progress import bars
 from vitrail.core.errors import DataError
 from vitrail.data.content import Hashes, hash_contents, interleave
 from vitrail.data.selection import Selection
 from vitrail.data.source import Source, Subset, total_bytes
 from vitrail.data.training_record import MOST_BYTES, MOST_IMAGES, Exposure, find_exposure
 from vitrail.distributed.world import World
+
+Advance: TypeAlias = Callable[[str, int, int | None], None]  # what is being done, how much of it is done, of how much
+
+
+def stay_silent(what: str, done: int, total: int | None) -> None:
+    """The progress of somebody who does not want to hear of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +89,7 @@ def choose_unseen(
     include_seen: bool,
     without: Path | None = None,
     world: World | None = None,
+    advance: Advance = stay_silent,
 ) -> tuple[Source, Scope]:
     """The images to score: without those of `without`, and without those that the weights were trained on, unless they
     are asked for. Where none is left, that is an error. All processes call it."""
@@ -90,7 +97,7 @@ def choose_unseen(
     if without is not None:
         kept, selection = leave_out(source, without)
         dropped, source = len(source) - len(kept), kept
-    exposure = find_exposure(provenance, source, lambda one: hash_together(one, world))
+    exposure = find_exposure(provenance, source, lambda one: hash_together(one, world, advance))
     scope = Scope(given=len(source), exposure=exposure, included=include_seen, dropped=dropped, without=selection)
     if include_seen or not exposure.count:
         return source, scope
@@ -110,12 +117,11 @@ def find_shared(train: Source, test: Source) -> "NDArray[np.int64] | None":
     return np.flatnonzero(np.isin(learnt, scored[scored != 0]))
 
 
-def hash_together(source: Source, world: World | None) -> Hashes:
+def hash_together(source: Source, world: World | None, advance: Advance) -> Hashes:
     """The content hashes of a source; several processes share the reading."""
     rank, size = (0, 1) if world is None else (world.rank, world.size)
-    with bars() as bar:
-        tell = (lambda done: bar("which images were seen", done, len(source))) if rank == 0 else None
-        share = hash_contents(source, rank=rank, world=size, advance=tell)
+    tell = (lambda done: advance("which images were seen", done, len(source))) if rank == 0 else None
+    share = hash_contents(source, rank=rank, world=size, advance=tell)
     return share if world is None else interleave(world.gather(share))
 
 

@@ -1,0 +1,98 @@
+"""The public functions: the numbers of the commands, as values, from every way in."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitrail
+from vitrail.cli import main
+from vitrail.core.errors import ConfigError, DataError, WeightsNotFound
+from vitrail.evaluation.result import Result
+
+WEIGHTS = "tiny.safetensors"
+PHOTOS = 5  # of each class and split
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Drawn shapes as a folder with a train and a test split."""
+    folder = tmp_path_factory.mktemp("api")
+    torch.manual_seed(0)
+    vitrail.save(vitrail.create_model("ViT-Nano/4", image_size=16, depth=2, classes=3), folder / WEIGHTS)
+    shapes = vitrail.open_collection("shapes")
+    for split in ("train", "test"):
+        source, counts = shapes.split(split), [0] * len(shapes.classes)
+        for at in range(150):
+            label = source.labels[at][0]
+            if label < 3 and counts[label] < PHOTOS:
+                counts[label] += 1
+                path = folder / "photos" / split / shapes.classes[label] / f"{at}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                source.picture(at).rgb().save(path)
+        assert counts[:3] == [PHOTOS] * 3
+    return folder
+
+
+@pytest.fixture
+def here(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    return place
+
+
+def test_fit_and_evaluate_give_the_numbers_of_the_commands(here: Path, tmp_path: Path) -> None:
+    fitted = vitrail.fit(WEIGHTS, "photos", device="cpu")
+    assert fitted.scored is not None
+    out, result = str(tmp_path / "w.safetensors"), tmp_path / "result.json"
+    assert main(["fit", WEIGHTS, "photos", "--out", out, "--device", "cpu", "--workers", "0"]) == 0
+    for name, tensor in vitrail.load(out).state_dict().items():
+        assert torch.equal(tensor, fitted.model.state_dict()[name]), name
+
+    words = ["evaluate", out, "photos", "--out", str(result), "--device", "cpu", "--workers", "0"]
+    assert main(words) == 0
+    score = vitrail.evaluate(out, Path("photos"), device="cpu")
+    expected = Result.read(result)
+    assert score.result.measures == expected.measures
+    assert (score.split, score.count, score.left_out) == ("test", 3 * PHOTOS, 0)
+    assert score.top1 == fitted.scored.top1.value == score.measures["top-1"].value
+    assert score.top5 is None
+    assert score.mean_average_precision is None
+
+
+def test_a_network_is_scored_as_its_file_is_and_stays_as_it_was(here: Path) -> None:
+    model = vitrail.load(WEIGHTS).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fitted = vitrail.fit(model, vitrail.open_collection("photos"), device="cpu", cache=False)
+    assert model.training
+    again = vitrail.fit(WEIGHTS, "photos", device="cpu", cache=False)
+    assert torch.equal(fitted.model.get_classifier().weight, again.model.get_classifier().weight)
+    score = vitrail.evaluate(fitted.model, "photos", precision="bfloat16", device="cpu")
+    assert score.count == 3 * PHOTOS
+    assert {tensor.dtype for tensor in fitted.model.state_dict().values()} == {torch.float32}
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in before.items())
+
+
+def test_images_that_were_learnt_from_are_left_out(here: Path) -> None:
+    fitted = vitrail.fit(WEIGHTS, "photos", device="cpu", shots=2)
+    score = vitrail.evaluate(fitted.model, "photos@train", device="cpu")
+    assert (score.count, score.left_out) == (3 * (PHOTOS - 2), 3 * 2)
+    whole = vitrail.evaluate(fitted.model, "photos@train", device="cpu", include_seen=True)
+    assert (whole.count, whole.left_out) == (3 * PHOTOS, 0)
+    with pytest.raises(DataError):
+        vitrail.evaluate(vitrail.fit(WEIGHTS, "photos", device="cpu").model, "photos@train", device="cpu")
+
+
+def test_mistakes_raise_the_package_s_own_errors(here: Path) -> None:
+    with pytest.raises(ConfigError):
+        vitrail.fit(WEIGHTS, "photos", l2=-1.0, device="cpu")
+    with pytest.raises(ConfigError):
+        vitrail.fit(WEIGHTS, "photos", dev=1.0, device="cpu")
+    with pytest.raises(ConfigError):
+        vitrail.evaluate(WEIGHTS, "photos", threshold=0.5, device="cpu")
+    with pytest.raises(ConfigError):
+        vitrail.evaluate(WEIGHTS, "photos", seed=-1, device="cpu")
+    with pytest.raises(WeightsNotFound):
+        vitrail.evaluate("nowhere", "photos", device="cpu")
+    with pytest.raises(DataError):
+        vitrail.evaluate(WEIGHTS, "nowhere", device="cpu")
