@@ -1,6 +1,7 @@
 """The public functions: the numbers of the commands, as values, from every way in."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,3 +97,53 @@ def test_mistakes_raise_the_package_s_own_errors(here: Path) -> None:
         vitrail.evaluate("nowhere", "photos", device="cpu")
     with pytest.raises(DataError):
         vitrail.evaluate(WEIGHTS, "nowhere", device="cpu")
+
+
+def test_a_training_is_a_call_and_the_same_call_finds_it_done(here: Path, tmp_path: Path) -> None:
+    settings: dict[str, object] = {"schedule.warmup": 1, "data.part": 0.05, "evaluation.every": 2}
+
+    def train() -> vitrail.Trained:
+        return vitrail.train("digits", out=tmp_path / "a", steps=3, batch=8, settings=settings, device="cpu")
+
+    run = train()
+    assert (run.state, run.step, run.folder) == ("done", 3, tmp_path / "a")
+    words = "--steps 3 --batch 8 --set schedule.warmup=1 --set data.part=0.05 --set evaluation.every=2 --device cpu"
+    assert main(["pretrain", "digits", "--out", str(tmp_path / "b"), *words.split()]) == 0
+    expected = vitrail.load(tmp_path / "b").state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in run.model.state_dict().items())
+    assert run.accuracy == run.scores["test"]["accuracy"]
+    score = vitrail.evaluate(run.folder, "digits", device="cpu")
+    assert (score.top1, score.count) == (run.accuracy, run.scores["test"]["count"])
+    assert [row["step"] for row in run.metrics if row["kind"] == "train"][-1] == 3
+    again = train()
+    assert (again.state, again.step, again.accuracy) == ("done", 3, run.accuracy)
+    with pytest.raises(ConfigError):  # it holds another run
+        vitrail.train("digits", out=tmp_path / "a", steps=4, batch=8, seed=1, device="cpu")
+    assert main(["pretrain", "--resume", str(tmp_path / "a"), "--device", "cpu"]) == 0
+
+
+def test_a_fine_tuning_scores_what_it_held_out(here: Path, tmp_path: Path) -> None:
+    run = vitrail.finetune(WEIGHTS, Path("photos"), out=tmp_path / "tuned", steps=2, device="cpu")
+    assert run.state == "done"
+    assert run.model.card.labels == vitrail.open_collection("photos").classes
+    score = vitrail.evaluate(run.folder, "photos", device="cpu")
+    assert (score.top1, score.count) == (run.accuracy, 3 * PHOTOS)
+    assert vitrail.Predictor(run.weights, device="cpu").labels == run.model.card.labels
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"recipe": "nonsense"},
+        {"recipe": "digits", "steps": 0},
+        {"recipe": "digits", "steps": 2, "epochs": 1.0},
+        {"recipe": "digits", "lr": 0.1, "settings": {"optim.lr": 0.2}},
+        {"recipe": "digits", "settings": {"optim.nonsense": 0.2}},
+    ],
+)
+def test_a_training_that_cannot_be_is_refused_before_anything_is_written(words: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(vitrail.VitrailError):
+        vitrail.train(**words, out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError):
+        vitrail.finetune("vitrail-cifar10")

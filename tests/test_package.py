@@ -1,5 +1,8 @@
 """The package from outside: what importing it costs, what it offers, what it carries."""
 
+import json
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -135,3 +138,50 @@ print("metrics", metrics.process())
 """)
     assert [line for line in said.splitlines() if line.startswith("status")] == ["status 0"] * 3
     assert said.endswith("metrics {}\n")
+
+
+def test_train_is_the_function_whatever_is_imported() -> None:
+    said = python("""
+import vitrail, vitrail.train.config
+from vitrail.train.loop import train
+from vitrail import train as public
+import vitrail.train.folder.layout
+print(vitrail.train is public, public is not train, callable(vitrail.train), vitrail.train.__module__)
+""")
+    assert said == "True True True vitrail.api\n"
+
+
+@pytest.mark.slow
+def test_types_hold_in_an_editor(tmp_path: Path) -> None:
+    """A type checker knows what each public name takes and gives."""
+    checker = shutil.which("basedpyright", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if checker is None:
+        pytest.skip("basedpyright is not installed here")
+    (tmp_path / "use.py").write_text("""
+from pathlib import Path
+from typing import assert_type
+
+import torch
+
+import vitrail
+
+model = vitrail.load("ViT-B/16:augreg_in21k", classes=3)
+assert_type(model.features(torch.zeros(1, 3, 224, 224)), torch.Tensor)
+run = vitrail.train("digits", out="runs/first", steps=2, settings={"optim.lr": 1e-3})
+assert_type(run, vitrail.Trained)
+assert_type(run.folder, Path)
+assert_type(vitrail.finetune(run.folder, "photos", epochs=3).accuracy, float | None)
+score = vitrail.evaluate(run.model, Path("photos"))
+assert_type(score, vitrail.Evaluation)
+assert_type(score.top1, float | None)
+vitrail.save(vitrail.fit("vitrail-cifar10", "photos").model, "w.safetensors")
+assert_type(vitrail.Predictor("w.safetensors")("a.jpg").label, str)
+vitrail.train(3)  # pyright: ignore[reportArgumentType]
+vitrail.evaluate("w.safetensors", "photos", nonsense=1)  # pyright: ignore[reportCallIssue]
+""")
+    strict = {"typeCheckingMode": "strict", "reportUnnecessaryTypeIgnoreComment": "error"}
+    settings = json.dumps({**strict, "extraPaths": [str(ROOT / "src")]})
+    (tmp_path / "pyrightconfig.json").write_text(settings)
+    words = [checker, "--pythonpath", sys.executable, "--project", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -3,11 +3,13 @@
 The names below are imported when first used, so that `import vitrail` does not wait for torch.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vitrail.api import Evaluation, evaluate, fit
+    from vitrail.api import Evaluation, Trained, evaluate, finetune, fit, train
     from vitrail.checkpoint.convert import convert
     from vitrail.checkpoint.pretrained import create_model
     from vitrail.checkpoint.repository import from_pretrained, push_to_hub, save_pretrained
@@ -26,11 +28,13 @@ __all__ = [
     "Evaluation",
     "Predictor",
     "ResNetConfig",
+    "Trained",
     "ViTConfig",
     "VitrailError",
     "convert",
     "create_model",
     "evaluate",
+    "finetune",
     "fit",
     "from_pretrained",
     "list_models",
@@ -41,17 +45,20 @@ __all__ = [
     "resize_position",
     "save",
     "save_pretrained",
+    "train",
 ]
 
 _FACE = {
     "Evaluation": "vitrail.api:Evaluation",
     "Predictor": "vitrail.predict.predictor:Predictor",
     "ResNetConfig": "vitrail.models.resnet_config:ResNetConfig",
+    "Trained": "vitrail.api:Trained",
     "ViTConfig": "vitrail.models.vit_config:ViTConfig",
     "VitrailError": "vitrail.core.errors:VitrailError",
     "convert": "vitrail.checkpoint.convert:convert",
     "create_model": "vitrail.checkpoint.pretrained:create_model",
     "evaluate": "vitrail.api:evaluate",
+    "finetune": "vitrail.api:finetune",
     "fit": "vitrail.api:fit",
     "from_pretrained": "vitrail.checkpoint.repository:from_pretrained",
     "list_models": "vitrail.models.zoo:list_models",
@@ -62,6 +69,7 @@ _FACE = {
     "resize_position": "vitrail.models.resize:resize_position",
     "save": "vitrail.checkpoint.weights:save",
     "save_pretrained": "vitrail.checkpoint.repository:save_pretrained",
+    "train": "vitrail.api:train",
 }
 
 
@@ -78,6 +86,18 @@ def __getattr__(name: str) -> object:
     value: object = getattr(import_module(module), attribute)
     globals()[name] = value
     return value
+
+
+class _Package(ModuleType):
+    """The import system binds each subpackage to its parent; `vitrail.train` stays the function all the same, and
+    `from vitrail.train.config import ...` the way to the modules."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _FACE and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

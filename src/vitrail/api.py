@@ -1,6 +1,8 @@
 """The public functions that do what the commands do, in silence, and return what they found.
 
-    score = vitrail.evaluate("vitrail-cifar10", "cifar10@test")
+    run = vitrail.train("digits", out="runs/first", steps=200, settings={"optim.lr": 1e-3})
+    tuned = vitrail.finetune(run.folder, "photos/", out="runs/mine", epochs=3)
+    score = vitrail.evaluate(tuned.folder, "photos/")
     fitted = vitrail.fit("vitrail-cifar10", "photos/")
     vitrail.save(fitted.model, "photos.safetensors")
 
@@ -8,14 +10,17 @@ Weights are given by any name that `vitrail.load` takes, or as a network; data b
 `vitrail.open_collection` takes, or as a collection.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.find import find_weights
-from vitrail.checkpoint.weights import bundle_of
+from vitrail.checkpoint.weights import bundle_of, load
+from vitrail.core.errors import ConfigError
 from vitrail.core.storage import cache_folder
+from vitrail.core.values import text_of
 from vitrail.data.collection import Collection, open_collection
 from vitrail.distributed.device import find_device
 from vitrail.distributed.world import joined
@@ -27,6 +32,164 @@ from vitrail.evaluation.result import Measure, Result
 from vitrail.evaluation.scoring import Scoring, score
 from vitrail.evaluation.subject import chosen, make_subject, read_all
 from vitrail.models.build import Model
+from vitrail.recipes.asked import Asked
+from vitrail.recipes.launch import free_folder, plan_run, record_command, short_settings
+from vitrail.train import loop
+from vitrail.train.folder.layout import BEST
+from vitrail.train.observer import Observer
+from vitrail.train.report import METRICS, read_metrics
+from vitrail.train.result import Result as RunResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trained:
+    """A run that ended: "done", or "interrupted", which the same call resumes."""
+
+    folder: Path
+    state: str
+    step: int
+    weights: Path  # the best where the run chose some, else the last
+    scores: dict[str, dict[str, Any]]  # by split, of these weights: accuracy, loss, count and the like
+    accuracy: float | None  # on the test split, else on the one that was watched; none where nothing was scored
+
+    @property
+    def model(self) -> Model:
+        """The network with the run's weights, in evaluation mode, on the CPU."""
+        return load(self.weights)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl: losses, rates and scores, step by step."""
+        return [dict(row) for row in read_metrics(self.folder / METRICS)[0]]
+
+
+def train(
+    recipe: str,
+    data: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    image_size: int | None = None,
+    seed: int | None = None,
+    minutes: float | None = None,
+    settings: Mapping[str, object] | None = None,
+    force: bool = False,
+    observer: Observer | None = None,
+    device: str = "auto",
+) -> Trained:
+    """Trains by a recipe of `vitrail recipes`, as `vitrail pretrain` does, on its own data or others.
+
+    `settings` are what --set takes, by name: {"optim.lr": 1e-3, "model": "ViT-S/16"}. The same call again resumes the
+    run in `out`, or finds it done; without `out` every call starts anew in runs/NAME. `force` starts over in a folder
+    that holds another run. An `observer` hears how it goes: told(text) and progress(row).
+    """
+    asked = request(
+        "pretrain",
+        recipe=recipe,
+        data=data,
+        image_size=image_size,
+        seed=seed,
+        minutes=minutes,
+        settings=settings,
+        short={"epochs": epochs, "steps": steps, "batch": batch, "lr": lr},
+    )
+    return launch(asked, out, force=force, observer=observer, device=device)
+
+
+def finetune(
+    weights: str | Path,
+    data: str | Path | None = None,
+    *,
+    recipe: str = "",
+    out: str | Path | None = None,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    image_size: int | None = None,
+    seed: int | None = None,
+    minutes: float | None = None,
+    settings: Mapping[str, object] | None = None,
+    force: bool = False,
+    observer: Observer | None = None,
+    device: str = "auto",
+) -> Trained:
+    """Fine-tunes weights on images, as `vitrail finetune` does: what is not said is chosen from weights and data, or by
+    a `recipe`. On a CPU a run whose length nobody sets is fitted into 5 minutes; `minutes` is another budget, 0 none.
+    The rest is as in `train`."""
+    if data is None and not recipe:
+        raise ConfigError("which images? give data: a folder with one subfolder per class, or another source")
+    asked = request(
+        "finetune",
+        weights=str(weights),
+        recipe=recipe,
+        data=data,
+        image_size=image_size,
+        seed=seed,
+        minutes=minutes,
+        settings=settings,
+        short={"epochs": epochs, "steps": steps, "batch": batch, "lr": lr},
+    )
+    return launch(asked, out, force=force, observer=observer, device=device)
+
+
+def request(
+    verb: str,
+    *,
+    recipe: str,
+    data: str | Path | None,
+    image_size: int | None,
+    seed: int | None,
+    minutes: float | None,
+    settings: Mapping[str, object] | None,
+    short: Mapping[str, Any],
+    weights: str = "",
+) -> Asked:
+    """A call as its command would be typed."""
+    typed = [f"{name}={text_of(value)}" for name, value in (settings or {}).items()]
+    return Asked(
+        verb=verb,
+        recipe=recipe,
+        weights=weights,
+        data="" if data is None else str(data),
+        image_size=image_size or 0,
+        seed=seed,
+        settings=(*typed, *short_settings(typed, **short)),
+        minutes=minutes,
+    )
+
+
+def launch(asked: Asked, out: str | Path | None, *, force: bool, observer: Observer | None, device: str) -> Trained:
+    """The run of a request, from its first step or from where it stopped."""
+    folder = None if out is None else Path(out)
+    with joined(device) as world:
+        plan, budget = plan_run(asked, folder, world)
+        folder = folder or world.agree(free_folder(plan.run))
+        command = record_command(asked, folder, budget)
+        result = loop.train(
+            plan.run, out=folder, world=world, command=command, force=force, observer=observer, why=plan.why
+        )
+    return trained(result)
+
+
+def trained(result: RunResult) -> Trained:
+    """The scores are those of the weights that the run stands for."""
+    watch: dict[str, Any] | None = result.watch
+    if watch is not None and result.weights.name == BEST:
+        watch = {**watch, "accuracy": result.best.accuracy, "step": result.best.step}
+    scores: dict[str, dict[str, Any]] = {row["split"]: row for row in (watch, result.test) if row is not None}
+    last = result.test or watch
+    return Trained(
+        folder=result.folder,
+        state=result.state,
+        step=result.step,
+        weights=result.weights,
+        scores=scores,
+        accuracy=None if last is None else last.get("accuracy"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,8 @@ from vitrail.core.errors import ConfigError
 from vitrail.studies import outcomes as kept
 from vitrail.studies.study import grid
 from vitrail.train.folder.layout import read_json
-from vitrail.train.grid import results
+from vitrail.train.grid import board as board_module
+from vitrail.train.grid import engine, results, worker
 from vitrail.train.grid.cell import Cell, Job
 from vitrail.train.grid.engine import places_for
 
@@ -147,7 +148,7 @@ def test_an_explosion_and_an_unknown_error_are_told_in_words(tmp_path: Path, mon
             raise RuntimeError("a thing nobody\nthought of")
         return real(cell, folder, job, checkpoints=checkpoints)
 
-    monkeypatch.setattr("vitrail.train.grid.worker.keep", keep)
+    monkeypatch.setattr(worker, "keep", keep)
     report, _ = play(replace(plan_of(out), cells=(wild, odd)))
     faults = {outcome.cell: outcome.fault for outcome in report.outcomes}
     assert set(report.states.values()) == {"failed"}
@@ -160,7 +161,7 @@ def test_a_record_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatc
     def full(record: Path, content: Mapping[str, Any]) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("vitrail.train.grid.board.write_record", full)
+    monkeypatch.setattr(board_module, "write_record", full)
     report, recorder = play(replace(plan_of(tmp_path), cells=cells("tiny", "")[:1]))
     assert report.states == {"first-0": "done"}
     assert sum("No space left" in line for line in recorder.lines) == 1
@@ -247,9 +248,9 @@ def test_a_study_that_is_killed_repeats_no_finished_cell(tmp_path: Path) -> None
 
 
 def test_where_the_processes_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.train.grid.engine.cores", lambda: 2)
+    monkeypatch.setattr(engine, "cores", lambda: 2)
     assert [place.on_machine for place in places_for("cpu")] == [1]
-    monkeypatch.setattr("vitrail.train.grid.engine.cores", lambda: 8)
+    monkeypatch.setattr(engine, "cores", lambda: 8)
     assert [place.on_machine for place in places_for("cpu")] == [4, 4, 4, 4]
     assert len(places_for("cpu", 3)) == 3
     with pytest.raises(ConfigError, match="--jobs -1"):

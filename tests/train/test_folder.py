@@ -23,7 +23,7 @@ from vitrail import __version__
 from vitrail.core.errors import ConfigError
 from vitrail.data.readers.named.tfrecord import masked_crc, records
 from vitrail.evaluation.environment import working_tree
-from vitrail.train.folder import lock
+from vitrail.train.folder import lock, run
 from vitrail.train.folder.appended import read_rows
 from vitrail.train.folder.run import RunFolder, command_in, describe, is_done
 
@@ -68,7 +68,7 @@ class TestOpening:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
         with monkeypatch.context() as patch:
-            patch.setattr("vitrail.train.folder.run.replacing", refuse)
+            patch.setattr(run, "replacing", refuse)
             with pytest.raises(ConfigError, match=r"cannot be written \(Permission denied\); .* another --out"):
                 opened(tmp_path)
         opened(tmp_path).close()  # the lock was given back

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.cli.options.cost import CostOptions
 from vitrail.cli.progress import bars
-from vitrail.cli.training import RUNS
 from vitrail.core.console import giga, millions, print_table
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.core.paper import JFT_CLASSES, JFT_IMAGES, jft_epochs, printed_exaflops
@@ -19,6 +18,7 @@ from vitrail.models.family import ModelConfig, to_dict
 from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import SLUGS, ZOO, adapted, resolve, slug
 from vitrail.optim.config import Optim
+from vitrail.recipes.launch import RUNS
 from vitrail.studies.inference import Measured, measured, random_weights, sizes_for
 from vitrail.train import memory
 

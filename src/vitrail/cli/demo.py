@@ -6,20 +6,20 @@ import shlex
 import shutil
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from vitrail.cli import training
 from vitrail.cli.live import Panel, Plain, Quiet, duration, observer
 from vitrail.cli.options.demo import DemoOptions
 from vitrail.core.errors import ConfigError
 from vitrail.core.storage import write_file
 from vitrail.distributed.world import joined
 from vitrail.recipes.asked import Asked, planned
+from vitrail.recipes.launch import record_command
 from vitrail.train.folder.run import is_done
 from vitrail.train.loop import train
 from vitrail.train.observer import Observer
@@ -93,7 +93,7 @@ def step(asked: Asked, out: Path, device: str, watching: Observer) -> Result:
     with joined(device) as world:
         if world.size > 1:
             raise ConfigError("the demo is for one process; start it without torchrun")
-        command = {**asdict(asked), "go_on": training.go_on(asked, out)}
+        command = record_command(asked, out, None)
         return train(planned(asked).run, out=out, world=world, command=command, observer=watching)
 
 

@@ -2,12 +2,11 @@
 
 import csv
 import io
-import math
 import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,11 +18,11 @@ from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
 from vitrail.distributed.world import World, joined
-from vitrail.recipes.asked import Asked, Planned, asked_of, grid_of, planned
-from vitrail.recipes.budget import Budget, budget_in, more_time, record, within_budget
+from vitrail.recipes.asked import Asked, Planned, asked_of, grid_of
+from vitrail.recipes.budget import Budget, more_time
 from vitrail.recipes.change import with_changes
+from vitrail.recipes.launch import free_folder, plan_run, record_command, resume_command, short_settings
 from vitrail.recipes.registry import recipe
-from vitrail.train.config import Run
 from vitrail.train.folder.layout import BEST, COMMAND, LAST, command_in, is_done
 from vitrail.train.folder.story import describe
 from vitrail.train.grid.engine import places_for
@@ -34,13 +33,9 @@ from vitrail.train.pictures import find_pictures
 from vitrail.train.preflight import preflight
 from vitrail.train.report import interval
 from vitrail.train.result import Result
-from vitrail.train.resume import elsewhere, run_in, same_run
+from vitrail.train.resume import same_run
 from vitrail.train.rows import called
 from vitrail.train.search import Found, is_over, on_everything, points_of, runs_worth, search
-
-RUNS = Path("runs")
-SHORT = {"epochs": "epochs", "steps": "steps", "batch": "batch", "lr": "optim.lr"}  # options that are settings
-LENGTHS = {"epochs": ("steps",), "steps": ("epochs",)}  # and what they cannot stand beside
 
 
 def asked_by(options: TrainingOptions, verb: str, weights: str = "") -> Asked:
@@ -52,26 +47,23 @@ def asked_by(options: TrainingOptions, verb: str, weights: str = "") -> Asked:
         data=options.data or "",
         image_size=options.image_size,
         seed=options.seed,
-        settings=(*options.settings, *short_settings(options)),
+        settings=(*options.settings, *short_of(options)),
         sweep=options.sweep,
         minutes=options.minutes,
     )
 
 
-def short_settings(options: TrainingOptions) -> list[str]:
+def short_of(options: TrainingOptions) -> list[str]:
     """The options that are settings by themselves, as --set would give them; a contradiction is refused."""
-    values = {"epochs": options.epochs, "steps": options.steps, "batch": options.batch, "lr": options.lr}
-    given = {name: value for name, value in values.items() if value is not None}
-    typed = {text.partition("=")[0].strip(): text for text in options.settings}
-    for name, value in given.items():
-        if not 0 < value < math.inf:
-            raise ConfigError(f"--{name} {value:g} must be above 0 and finite")
-        for field in (SHORT[name], *LENGTHS.get(name, ())):
-            if field in typed:
-                raise ConfigError(f"--{name} {value:g} and --set {typed[field]} contradict each other; leave one out")
-    if "epochs" in given and "steps" in given:
-        raise ConfigError(f"--epochs {options.epochs:g} and --steps {options.steps} both say how long; leave one out")
-    return [f"{SHORT[name]}={value!r}" for name, value in given.items()]
+    return short_settings(
+        options.settings,
+        epochs=options.epochs,
+        steps=options.steps,
+        batch=options.batch,
+        lr=options.lr,
+        option="--",
+        setting="--set ",
+    )
 
 
 def run(options: TrainingOptions, asked: Asked | None) -> int:
@@ -80,7 +72,7 @@ def run(options: TrainingOptions, asked: Asked | None) -> int:
     if options.resume is not None and out is None:
         raise ConfigError("--resume wants a folder: --resume RUN, or --out RUN --resume")
     changes = (options.settings, options.data, options.image_size, options.seed is not None, options.sweep is not None)
-    changes = (*changes, options.labels, options.rename, options.minutes is not None, short_settings(options))
+    changes = (*changes, options.labels, options.rename, options.minutes is not None, short_of(options))
     if asked is None and any(changes):
         raise ConfigError("--resume alone goes on as the folder says; give the whole command to change something")
     going_on = asked is None
@@ -113,10 +105,7 @@ def started(options: TrainingOptions, asked: Asked, out: Path | None, going_on: 
             fetch(asked.data or recipe(asked.recipe).data.source)
         world.barrier()
         asked = with_class_names(asked, options.labels, options.rename)
-        if going_on and asked.sweep is None and out:  # as its folder says, whatever has become of the recipe
-            plan, budget = Planned(run=elsewhere(run_in(out), asked.settings, world.size), base=None), budget_in(out)
-        else:
-            plan, budget = within_budget(planned(asked), asked, out, world)
+        plan, budget = plan_run(asked, out, world, going_on=going_on)
         if options.dry_run:
             for text in plan.why:
                 watching.told(text)
@@ -127,7 +116,7 @@ def started(options: TrainingOptions, asked: Asked, out: Path | None, going_on: 
             return start(plan, asked, out, world, budget=budget, force=options.force, observer=watching, places=places)
         except KeyboardInterrupt:
             watching.told(
-                f"resume with: {go_on(asked, out)}" if (out / COMMAND).exists() else "nothing was written yet"
+                f"resume with: {resume_command(asked, out)}" if (out / COMMAND).exists() else "nothing was written yet"
             )
             raise
 
@@ -177,7 +166,7 @@ def start(
     observer: Observer,
     places: Sequence[Place],
 ) -> int:
-    command: dict[str, Any] = {**asdict(asked), "go_on": go_on(asked, out), **record(budget)}
+    command = record_command(asked, out, budget)
     grid = None if asked.sweep is None else grid_of(asked, plan)
     if is_done(out) and not force:
         if grid is None:
@@ -205,26 +194,11 @@ def start(
     return status
 
 
-def go_on(asked: Asked, out: Path) -> str:
-    """The command that goes on with a run."""
-    return f"vitrail {asked.verb} --resume {shlex.quote(str(out))}"
-
-
-def free_folder(run: Run) -> Path:
-    """runs/NAME, or runs/NAME-2 and so on: without --out every call starts anew."""
-    name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in run.name)
-    path, number = RUNS / name, 1
-    while os.path.lexists(path):
-        number += 1
-        path = RUNS / f"{name}-{number}"
-    return path
-
-
 def show_result(result: Result, asked: Asked, world: World) -> int:
     if world.rank:
         return 0
     if result.state == "interrupted":
-        print(f"stopped after step {result.step:,}, saved; go on with: {go_on(asked, result.folder)}")
+        print(f"stopped after step {result.step:,}, saved; go on with: {resume_command(asked, result.folder)}")
         return 0
     for text in scores_of(result):
         print(text)
@@ -290,6 +264,6 @@ def show_search(found: Found, asked: Asked, out: Path, world: World) -> int:
     if found.points:
         print_table(("settings", "dev accuracy"), [(point.name, point.shown) for point in found.points])
     if found.final is None:
-        print(f"stopped; go on with: {go_on(asked, out)}")
+        print(f"stopped; go on with: {resume_command(asked, out)}")
         return 0
     return show_result(found.final, asked, world)

@@ -12,7 +12,7 @@ from vitrail.checkpoint.weights import network
 from vitrail.cli.live import duration, observer
 from vitrail.cli.options.vtab import VtabOptions
 from vitrail.cli.progress import bars
-from vitrail.cli.training import RUNS, leave
+from vitrail.cli.training import leave
 from vitrail.core.console import print_table
 from vitrail.core.errors import DataError, TrainingError
 from vitrail.core.shapes import times
@@ -24,6 +24,7 @@ from vitrail.distributed.world import World, joined
 from vitrail.evaluation.compute import tpuv3_core_days, training_flops
 from vitrail.evaluation.result import weights_facts
 from vitrail.models.walk import macs
+from vitrail.recipes.launch import RUNS
 from vitrail.studies.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
 from vitrail.studies.vtab_table import GROUPS, HEADS, html, result, rows
 from vitrail.train.cost import measured_flops

@@ -1,0 +1,75 @@
+"""What a request becomes before its run starts: its settings, its plan, its folder and what the folder records. The
+commands and the public functions share it."""
+
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from vitrail.core.errors import ConfigError
+from vitrail.distributed.world import World
+from vitrail.recipes.asked import Asked, Planned, planned
+from vitrail.recipes.budget import Budget, budget_in, record, within_budget
+from vitrail.train.config import Run
+from vitrail.train.resume import elsewhere, run_in
+
+RUNS: Final = Path("runs")
+SHORT: Final = {"epochs": "epochs", "steps": "steps", "batch": "batch", "lr": "optim.lr"}  # words that are settings
+LENGTHS: Final = {"epochs": ("steps",), "steps": ("epochs",)}  # and what they cannot stand beside
+
+
+def short_settings(
+    settings: Sequence[str],
+    *,
+    epochs: float | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    option: str = "",
+    setting: str = "",
+) -> list[str]:
+    """The words that are settings by themselves, as settings; what contradicts `settings` is refused. `option` and
+    `setting` stand before the two in messages, as on the command line."""
+    values = {"epochs": epochs, "steps": steps, "batch": batch, "lr": lr}
+    given = {name: value for name, value in values.items() if value is not None}
+    typed = {text.partition("=")[0].strip(): text for text in settings}
+    for name, value in given.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{option}{name} {value:g} must be above 0 and finite")
+        for field in (SHORT[name], *LENGTHS.get(name, ())):
+            if field in typed:
+                both = f"{option}{name} {value:g} and {setting}{typed[field]}"
+                raise ConfigError(f"{both} contradict each other; leave one out")
+    if "epochs" in given and "steps" in given:
+        raise ConfigError(f"{option}epochs {epochs:g} and {option}steps {steps} both say how long; leave one out")
+    return [f"{SHORT[name]}={value!r}" for name, value in given.items()]
+
+
+def plan_run(asked: Asked, out: Path | None, world: World, *, going_on: bool = False) -> tuple[Planned, Budget | None]:
+    """The run and its time budget. One that is `going_on` is as its folder says, whatever has become of the recipe."""
+    if going_on and asked.sweep is None and out:
+        return Planned(run=elsewhere(run_in(out), asked.settings, world.size), base=None), budget_in(out)
+    return within_budget(planned(asked), asked, out, world)
+
+
+def free_folder(run: Run) -> Path:
+    """runs/NAME, or runs/NAME-2 and so on: without a folder every call starts anew."""
+    name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in run.name)
+    path, number = RUNS / name, 1
+    while os.path.lexists(path):
+        number += 1
+        path = RUNS / f"{name}-{number}"
+    return path
+
+
+def resume_command(asked: Asked, out: Path) -> str:
+    """The command that resumes a run."""
+    return f"vitrail {asked.verb} --resume {shlex.quote(str(out))}"
+
+
+def record_command(asked: Asked, out: Path, budget: Budget | None) -> dict[str, Any]:
+    """What the run's folder records of the request."""
+    return {**asdict(asked), "go_on": resume_command(asked, out), **record(budget)}
