@@ -228,10 +228,10 @@ def show_mistakes(found: Assessment) -> None:
             left=2,
         )
     mistaken = [each for each in found.classes if each.right < each.count and each.count > 1]
-    hardest = sorted(mistaken, key=lambda each: (each.right / each.count, -each.count))[:LISTED]
+    hardest = sorted(mistaken, key=lambda each: (each.share, -each.count))[:LISTED]
     if hardest:
         print_table(
             ["class", "right", "pictures", "accuracy"],
-            [(each.name, f"{each.right:,}", f"{each.count:,}", f"{each.right / each.count:.1%}") for each in hardest],
+            [(each.name, f"{each.right:,}", f"{each.count:,}", f"{each.share:.1%}") for each in hardest],
             title="Hardest classes",
         )

@@ -9,7 +9,7 @@ answer is one of them, and its loss is minus the log of the probability that the
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -19,22 +19,13 @@ from torch import Tensor
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.mix import one_hot
 from vitrail.distributed.device import widest_float
-from vitrail.evaluation.rest import Precision, at_rest, prepared
+from vitrail.evaluation.correctness import cross_entropies, judge_predictions
+from vitrail.evaluation.metric import Criterion, Together, score_batches
+from vitrail.evaluation.rest import Precision
 
 CONFUSION: Final = 1024  # classes, above which no confusion matrix is kept
 TOP: Final = 5
-
-
-class Together(Protocol):
-    """The processes that sweep a split between them, as `vitrail.distributed` has them."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def sum_(self, tensor: Tensor, /) -> object: ...  # over all processes, in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +49,10 @@ class Score:
     correct5: int | None
     loss: float
     unreadable: int
+    criteria: ClassVar[tuple[Criterion, ...]] = (
+        Criterion(name="accuracy"),
+        Criterion(name="loss", larger=False, rounding=1e-6),
+    )
     confusion: NDArray[np.int64] | None = None
     best: tuple[Answer, ...] = ()
     worst: tuple[Answer, ...] = ()
@@ -72,13 +67,7 @@ class Score:
 
     def row(self) -> dict[str, float | int | None]:
         """As it stands in the metrics."""
-        return {
-            "accuracy": self.accuracy,
-            "top5": self.top5,
-            "loss": self.loss,
-            "count": self.count,
-            "unreadable": self.unreadable,
-        }
+        return {"accuracy": self.accuracy, "loss": self.loss, "top5": self.top5, "count": self.count}
 
 
 def evaluate(
@@ -94,22 +83,14 @@ def evaluate(
 ) -> Score:
     """The score of a network, compiled, wrapped or plain, over batches of `sweep`. With a `world` each process brings
     its part of them, and all get the score of the whole. `extremes` answers are kept of the best and of the worst."""
-    device = torch.device(device)
-    prepare, tally = prepared(preprocessing, device, precision), Tally(classes, device, extremes)
-    with at_rest(network, device, precision):
-        for batch in batches:
-            moved = batch.to(device)
-            logits = network(prepare(moved.pixels))
-            if logits.shape != (len(batch), classes):
-                raise ConfigError(f"the network gave {tuple(logits.shape)}; for {classes} classes it is [B, {classes}]")
-            tally.add(logits.float(), moved)
-    return tally.read(world)
+    metric = ClassificationMetric(classes, torch.device(device), extremes)
+    return score_batches(network, batches, preprocessing, metric, device=device, world=world, precision=precision)
 
 
-class Tally:
+class ClassificationMetric:
     """Sums on the device. Counts are int64, so that they are exact and the order of processes changes nothing."""
 
-    def __init__(self, classes: int, device: torch.device, extremes: int) -> None:
+    def __init__(self, classes: int, device: torch.device, extremes: int = 0) -> None:
         self.classes = classes
         exact = widest_float(device)
         self.loss = torch.zeros(1, dtype=exact, device=device)
@@ -118,21 +99,17 @@ class Tally:
         self.cells = torch.zeros(cells, dtype=torch.int64, device=device)
         self.best, self.worst = Extremes(extremes, exact, device), Extremes(extremes, exact, device)
 
-    def add(self, logits: Tensor, batch: Batch) -> None:
+    def update(self, outputs: Tensor, batch: Batch) -> None:
         """One batch's logits [B, K]; places without a picture or a label count for nothing."""
-        rows = batch.label if batch.label.ndim == 2 else batch.label[:, None]  # [B, M], filled up with -1
-        labelled = (rows >= 0).any(1)
-        counted = batch.valid & labelled
+        logits = check_logits(outputs, batch, self.classes)
         logs = logits.log_softmax(-1)
         sure, predicted = logs.max(-1)
-        sound = ~logs[:, 0].isnan()  # a logit that is no number makes all of the row so; then it is no answer
-        right = (predicted[:, None] == rows).any(1) & sound
-        truth = torch.where(right, predicted, rows[:, 0]).clamp(min=0)
-        losses = losses_of(logs, rows, self.classes)
         top = logits.topk(TOP).indices if self.classes > TOP else predicted[:, None]  # [B, 5]
-        among = (top[:, :, None] == rows[:, None, :]).any(2).any(1) & sound
+        found = judge_predictions(sound_only(predicted, logs), sound_only(top, logs), batch.label)
+        counted = batch.valid & found.labelled
+        losses, truth = cross_entropies(logs, batch.label), found.truth.clamp(min=0)
         absent = ~batch.valid & (batch.sample >= 0)
-        tests = torch.stack([counted, counted & right, counted & among, absent])
+        tests = torch.stack([counted, counted & found.right, counted & found.among, absent])
         self.counts += tests.sum(1)
         # A place that does not count may hold anything, so it is replaced, not multiplied away.
         self.loss += torch.where(counted, losses, 0.0).to(self.loss.dtype).sum()
@@ -140,19 +117,18 @@ class Tally:
             self.cells.scatter_add_(0, truth * self.classes + predicted, counted.long())
         if self.best.most:
             answers = torch.stack([batch.sample, truth, predicted], 1), torch.stack([sure.exp(), losses], 1)
-            self.best.add(
-                torch.where(counted & right, sure, -torch.inf).nan_to_num(-torch.inf, neginf=-torch.inf), *answers
-            )
+            surest = torch.where(counted & found.right, sure, -torch.inf)
+            self.best.add(surest.nan_to_num(-torch.inf, neginf=-torch.inf), *answers)
             self.worst.add(torch.where(counted, losses.nan_to_num(torch.inf, torch.inf), -torch.inf), *answers)
 
-    def read(self, world: Together | None) -> Score:
-        """The sums over all processes, on the host."""
-        if world is not None and world.size > 1:
-            for sums in (self.loss, self.counts, self.cells):
-                if len(sums):
-                    world.sum_(sums)
-            self.best.share(world)
-            self.worst.share(world)
+    def merge(self, world: Together) -> None:
+        for sums in (self.loss, self.counts, self.cells):
+            if len(sums):
+                world.sum_(sums)
+        self.best.share(world)
+        self.worst.share(world)
+
+    def result(self) -> Score:
         count, correct, correct5, unreadable = (int(value) for value in self.counts.tolist())
         if not count:
             raise DataError(
@@ -172,11 +148,18 @@ class Tally:
         )
 
 
-def losses_of(logs: Tensor, rows: Tensor, classes: int) -> Tensor:
-    """Cross-entropy [B], of log-probabilities [B, K] and labels [B, M]."""
-    if rows.shape[1] == 1:
-        return -logs.gather(1, rows.clamp(min=0))[:, 0]
-    return -logs.masked_fill(one_hot(rows, classes) == 0, -torch.inf).logsumexp(1)
+def check_logits(outputs: Tensor, batch: Batch, classes: int) -> Tensor:
+    """A network's outputs as float32 logits [B, K]; ConfigError where they are not of this shape."""
+    if outputs.shape != (len(batch), classes):
+        raise ConfigError(f"the network gave {tuple(outputs.shape)}; for {classes} classes it is [B, {classes}]")
+    return outputs.float()
+
+
+def sound_only(predicted: Tensor, logs: Tensor) -> Tensor:
+    """Predictions [B] or [B, T], -1 where the log-probabilities [B, K] are no numbers: one such logit makes all of its
+    row so."""
+    sound = ~logs[:, 0].isnan()
+    return torch.where(sound if predicted.ndim == 1 else sound[:, None], predicted, -1)
 
 
 class Extremes:

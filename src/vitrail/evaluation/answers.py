@@ -15,12 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.core.errors import ConfigError
-from vitrail.data.labels import NONE, Labels
+from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.accuracy import TOP, Together, losses_of
-from vitrail.evaluation.rest import Precision, at_rest, prepared
+from vitrail.evaluation.accuracy import TOP, check_logits, sound_only
+from vitrail.evaluation.correctness import cross_entropies, judge_predictions, label_rows
+from vitrail.evaluation.metric import Together, score_batches
+from vitrail.evaluation.rest import Precision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -71,70 +72,71 @@ def answers(
     """The answers to all `count` samples of a source, from batches of its `sweep`. With a `world` each process brings
     its part of them, and all get the whole. `progress` hears how many samples have gone by here. Of a
     `multi_label` network the sigmoid of every class is kept."""
-    device = torch.device(device)
-    prepare, top = prepared(preprocessing, device, precision), min(TOP, classes)
-    # A row more than there are samples: places without a picture go there.
-    whole = torch.zeros(count + 1, top + 1, dtype=torch.int64, device=device)
-    kept = classes if multi_label else 0
-    parts = torch.zeros(count + 1, 1 + len(labels) + kept, dtype=torch.float32, device=device)
-    done = 0
-    with at_rest(network, device, precision):
-        for batch in batches:
-            rows = [torch.from_numpy(rows_of(one, batch)).to(device, non_blocking=True) for one in labels.values()]
-            moved = batch.to(device)
-            logits = network(prepare(moved.pixels))
-            if logits.shape != (len(batch), classes):
-                raise ConfigError(f"the network gave {tuple(logits.shape)}; for {classes} classes it is [B, {classes}]")
-            place = torch.where(moved.valid, moved.sample, count)
-            logits = logits.float()
-            logs = logits.log_softmax(-1)
-            sound = ~logs[:, 0].isnan()  # one logit that is no number makes all of the row so
-            best = torch.where(sound[:, None], logits.topk(top).indices, -1)
-            sure = torch.where(sound, logs.max(-1).values.exp(), 0.0)
-            whole[place] = torch.cat([torch.ones_like(best[:, :1]), best], 1)
-            facts = torch.stack([sure, *(losses_of(logs, row, classes) for row in rows)], 1)
-            parts[place] = torch.cat([facts, logits.sigmoid().nan_to_num(0.0)[:, :kept]], 1)
-            done += len(batch)
-            if progress is not None:
-                progress(min(done, count))
-    whole[count], parts[count] = 0, 0.0
-    if world is not None and world.size > 1:
-        world.sum_(whole)
-        world.sum_(parts)
-    numbers, values = whole[:count].cpu().numpy(), parts[:count].cpu().numpy()
-    return Answers(
-        classes=classes,
-        seen=numbers[:, 0] > 0,
-        top=numbers[:, 1:],
-        confidence=values[:, 0],
-        losses={name: values[:, 1 + at] for at, name in enumerate(labels)},
-        scores=values[:, 1 + len(labels) :] if multi_label else None,
+    table = PredictionTable(count, classes, labels, torch.device(device), multi_label=multi_label)
+    return score_batches(
+        network, batches, preprocessing, table, device=device, world=world, precision=precision, progress=progress
     )
 
 
-def rows_of(labels: Labels, batch: Batch) -> NDArray[np.int64]:
-    """Labels of a batch's samples [B, M], filled up with -1; of a place past the end those of the first sample, which
-    count for nothing."""
-    rows = labels.rows(np.maximum(batch.sample.cpu().numpy(), 0))
-    return rows if rows.ndim == 2 else rows[:, None]
+class PredictionTable:
+    """A row for each of `count` samples, on the device. A process leaves the rows of the others at zero, so that the
+    sum of their tables is the whole."""
+
+    def __init__(
+        self, count: int, classes: int, labels: Mapping[str, Labels], device: torch.device, *, multi_label: bool = False
+    ) -> None:
+        self.count, self.classes = count, classes
+        self.labels = {name: rows_of(one).to(device) for name, one in labels.items()}
+        self.kept = classes if multi_label else 0
+        # A row more than there are samples: places without a picture go there.
+        self.whole = torch.zeros(count + 1, min(TOP, classes) + 1, dtype=torch.int64, device=device)
+        self.parts = torch.zeros(count + 1, 1 + len(labels) + self.kept, dtype=torch.float32, device=device)
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        logits = check_logits(outputs, batch, self.classes)
+        place = torch.where(batch.valid, batch.sample, self.count)
+        logs = logits.log_softmax(-1)
+        best = sound_only(logits.topk(min(TOP, self.classes)).indices, logs)
+        sure = logs.max(-1).values.exp().nan_to_num(0.0)
+        self.whole[place] = torch.cat([torch.ones_like(best[:, :1]), best], 1)
+        # A place past the end takes the labels of the first sample, which count for nothing.
+        rows = [labels[batch.sample.clamp(min=0)] for labels in self.labels.values()]
+        facts = torch.stack([sure, *(cross_entropies(logs, row) for row in rows)], 1)
+        self.parts[place] = torch.cat([facts, logits.sigmoid().nan_to_num(0.0)[:, : self.kept]], 1)
+
+    def merge(self, world: Together) -> None:
+        for table in (self.whole, self.parts):
+            table[self.count] = 0
+            world.sum_(table)
+
+    def result(self) -> Answers:
+        numbers, values = self.whole[: self.count].cpu().numpy(), self.parts[: self.count].cpu().numpy()
+        return Answers(
+            classes=self.classes,
+            seen=numbers[:, 0] > 0,
+            top=numbers[:, 1:],
+            confidence=values[:, 0],
+            losses={name: values[:, 1 + at] for at, name in enumerate(self.labels)},
+            scores=values[:, 1 + len(self.labels) :] if self.kept else None,
+        )
+
+
+def rows_of(labels: Labels) -> Tensor:
+    """All labels of a source [N, M], filled up with -1."""
+    return label_rows(torch.from_numpy(labels.rows(np.arange(len(labels)))))
 
 
 def judge(said: Answers, labels: Labels, name: str) -> Judged:
     """The answers under one of the labellings that they were asked for with."""
-    rows = labels.rows(np.arange(len(said)))
-    rows = rows if rows.ndim == 2 else rows[:, None]
-    counted = np.flatnonzero(said.seen & (rows != NONE).any(1))
-    rows, top = rows[counted], said.top[counted]
-    known = rows != NONE  # an answer that is none is -1, as what fills up a row is
-    hit = (top[:, :, None] == rows[:, None, :]) & known[:, None, :]
-    right = hit[:, 0].any(1)
-    first = rows[np.arange(len(rows)), known.argmax(1)]
+    top = torch.from_numpy(said.top)
+    found = judge_predictions(top[:, 0], top, rows_of(labels))
+    counted = np.flatnonzero(said.seen & found.labelled.numpy())
     return Judged(
         sample=counted,
-        truth=np.where(right, top[:, 0], first),
-        said=top[:, 0],
-        right=right,
-        among=hit.any((1, 2)),
+        truth=found.truth.numpy()[counted],
+        said=said.top[counted, 0],
+        right=found.right.numpy()[counted],
+        among=found.among.numpy()[counted],
         confidence=said.confidence[counted],
         loss=said.losses[name][counted],
     )

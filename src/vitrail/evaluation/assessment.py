@@ -14,31 +14,13 @@ from vitrail.evaluation.answers import Judged
 from vitrail.evaluation.calibration import Calibration, Reliability
 from vitrail.evaluation.intervals import Floats, Interval, bootstrap
 from vitrail.evaluation.result import Measure, Unit, share
+from vitrail.report.confusion import ClassCount, Confusion, rank_confusions
 
 # What is no plain share, in the order of `Assessment.statistics`.
 STATISTICS: Final[tuple[tuple[str, Unit], ...]] = (
     *(("mean per class", "share"), ("ECE", "share"), ("adaptive ECE", "share"), ("loss", "number")),
 )
 ROUNDED: Final = 6  # digits of what is only to be looked at
-
-
-@dataclass(frozen=True, slots=True)
-class Class:
-    """How many pictures of a class were recognised."""
-
-    name: str
-    right: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Confusion:
-    """So many pictures of one class were taken for another."""
-
-    truth: str
-    said: str
-    count: int
-    share: float  # of the pictures of the true class
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,10 +58,10 @@ class Assessment:
         return self.calibration.reliability()
 
     @property
-    def classes(self) -> list[Class]:
+    def classes(self) -> list[ClassCount]:
         """Those that have pictures, in their order."""
         there = np.flatnonzero(self.counts)
-        return [Class(self.names[at], int(self.hits[at]), int(self.counts[at])) for at in there.tolist()]
+        return [ClassCount(self.names[at], int(self.hits[at]), int(self.counts[at])) for at in there.tolist()]
 
     @cached_property
     def cells(self) -> NDArray[np.int64]:
@@ -100,12 +82,8 @@ class Assessment:
         return whole
 
     def confused(self, most: int) -> list[Confusion]:
-        """The most frequent mistakes; of equal ones the larger share of its class first."""
-        wrong = self.cells[self.cells[:, 0] != self.cells[:, 1]]
-        share = wrong[:, 2] / self.counts[wrong[:, 0]]
-        order = np.lexsort((wrong[:, 1], wrong[:, 0], -share, -wrong[:, 2]))[:most].tolist()
-        rows = [(int(wrong[at, 0]), int(wrong[at, 1]), int(wrong[at, 2]), float(share[at])) for at in order]
-        return [Confusion(self.names[truth], self.names[said], count, part) for truth, said, count, part in rows]
+        """The most frequent mistakes."""
+        return rank_confusions(self.cells, self.counts, self.names, most)
 
     def statistics(self, weights: Floats) -> Floats:
         """STATISTICS of answers that count as often as the weights [M] say."""

@@ -29,6 +29,7 @@ from torch import Tensor
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.labels import Labels
 from vitrail.data.splits import stratified
+from vitrail.evaluation.correctness import count_right
 from vitrail.evaluation.defaults import SHARE
 from vitrail.evaluation.fewshot import CONSTANT, PENALTIES, PENALTY, ROWS, Classifier, decompose
 
@@ -127,7 +128,7 @@ def draws(labels: Tensor, classes: int, share: float) -> list[tuple[Tensor, Tens
 
 
 def hits(made: Classifier, features: Tensor, labels: Tensor, held: Tensor) -> int:
-    return int((made.predict(features[held]) == labels[held]).sum())
+    return count_right(made.predict(features[held]), labels[held])[0]
 
 
 def scale_of(scores: Tensor, labels: Tensor) -> float:

@@ -31,6 +31,7 @@ from vitrail.evaluation.cache import Kept, cached_features, missing
 from vitrail.evaluation.calibration import calibration_error
 from vitrail.evaluation.closed_form import SHARE, Head, fit_head
 from vitrail.evaluation.closed_form_labels import fit_label_head
+from vitrail.evaluation.correctness import has_label, is_right, label_rows
 from vitrail.evaluation.identity import network_hash
 from vitrail.evaluation.labelled import single, tally
 from vitrail.evaluation.multi_label import THRESHOLD, MultiLabel
@@ -195,7 +196,7 @@ def fit_labels(
 
 def truth_of(labels: Tensor, classes: int) -> Tensor:
     """[N, K] as booleans, from labels [N] or [N, M] filled up with -1."""
-    rows = labels if labels.ndim == 2 else labels[:, None]
+    rows = label_rows(labels)
     found = torch.zeros(len(rows), classes + 1, dtype=torch.bool)
     found.scatter_(1, torch.where(rows >= 0, rows, classes), True)
     return found[:, :-1]
@@ -313,10 +314,8 @@ def score(split: str, head: Head, took: Kept) -> Scored:
     """With the layer as it is in the file. A sample without a label is out."""
     said, sure = head.predict(took.features)
     right, count = tally(said, took.labels)
-    rows = took.labels if took.labels.ndim == 2 else took.labels[:, None]
-    labelled = (rows >= 0).any(1)
-    hit = (said[:, None] == rows).any(1)
-    error = calibration_error(sure[labelled].numpy(), hit[labelled].numpy())
+    labelled = has_label(took.labels)
+    error = calibration_error(sure[labelled].numpy(), is_right(said, took.labels)[labelled].numpy())
     return Scored(split=split, top1=share("top-1", right, count), error=error)
 
 

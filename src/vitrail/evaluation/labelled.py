@@ -7,21 +7,16 @@ from torch import Tensor
 
 from vitrail.core.errors import BadLabels
 from vitrail.data.labels import Labels
+from vitrail.evaluation.correctness import count_right
 
 
 def tally(predicted: Tensor, labels: Tensor) -> tuple[int, int]:
     """Right answers, and how many samples they are of. `predicted` is [N], or [N, T] where any of T guesses may be
     right. Of several labels any one is right, and a sample without one is out."""
-    rows = labels if labels.ndim == 2 else labels[:, None]
-    guesses = predicted if predicted.ndim == 2 else predicted[:, None]
-    labelled = (rows >= 0).any(1)
-    count = int(labelled.sum())
+    right, count = count_right(predicted, labels)
     if not count:
         raise BadLabels("there are no labelled samples to score a classifier on")
-    right = torch.zeros_like(labelled)
-    for guess in guesses.unbind(1):
-        right |= (guess[:, None] == rows).any(1)
-    return int((right & labelled).sum()), count
+    return right, count
 
 
 def single(labels: Tensor) -> Tensor:

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from vitrail.core.errors import DataError
-from vitrail.data.labels import Labels
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.evaluation.correctness import count_right
 from vitrail.export.check import Forward
 from vitrail.export.pictures import Pictures
 
@@ -49,10 +48,9 @@ def score(
         count += len(mine)
         agree += int((mine == theirs).sum())
         if pictures.labels is not None:
-            truth = truths(pictures.labels, batch.sample[batch.valid])
-            labelled += int((truth >= 0).any(1).sum())
-            right += int((mine[:, None] == truth).any(1).sum())
-            exported += int((theirs[:, None] == truth).any(1).sum())
+            truth = torch.from_numpy(pictures.labels.rows(batch.sample[batch.valid].numpy()))
+            hits, known = count_right(mine, truth)
+            labelled, right, exported = labelled + known, right + hits, exported + count_right(theirs, truth)[0]
     if not count:
         raise DataError("none of the pictures could be read")
     return Scores(
@@ -63,9 +61,3 @@ def score(
         export=exported,
         unread=tuple(map(str, pictures.ledger.known.values())),
     )
-
-
-def truths(labels: Labels, samples: Tensor) -> Tensor:
-    """[B, M], filled up with -1."""
-    rows = torch.from_numpy(labels.rows(samples.numpy()))
-    return rows if rows.ndim == 2 else rows[:, None]

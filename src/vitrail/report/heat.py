@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError
+from vitrail.report.confusion import ClassCount, Confusion, rank_confusions
 from vitrail.report.contrast import Colour, Scheme, blend, palette, reads_white
 
 DRAWN: Final = 100  # classes up to which the matrix is drawn
@@ -35,29 +36,6 @@ class Letter:
     text: str
     light: bool = False  # white in the light look of the page
     dark: bool = False  # white in its dark look
-
-
-@dataclass(frozen=True, slots=True)
-class Confused:
-    """So many of a class were taken for another."""
-
-    truth: str
-    said: str
-    count: int
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Class:
-    """How many of a class were recognised."""
-
-    name: str
-    right: int
-    count: int
-
-    @property
-    def share(self) -> float:
-        return self.right / self.count
 
 
 def strength(level: int) -> float:
@@ -206,21 +184,16 @@ class Heat:
         return int(self.counts.sum() - np.trace(self.counts))
 
     @cached_property
-    def hardest(self) -> list[Class]:
+    def hardest(self) -> list[ClassCount]:
         """The classes with the smallest share of right answers, of those that were mistaken at all."""
         totals, right = self.counts.sum(1), np.diagonal(self.counts)
         there = np.flatnonzero(right < totals)
         order = there[np.lexsort((there, -totals[there], right[there] / totals[there]))][: self.listed]
-        return [Class(self.classes[int(at)], int(right[at]), int(totals[at])) for at in order.tolist()]
+        return [ClassCount(self.classes[int(at)], int(right[at]), int(totals[at])) for at in order.tolist()]
 
     @cached_property
-    def pairs(self) -> list[Confused]:
-        """The most frequent mistakes; of equal ones the larger share of its class first."""
-        off = self.counts.copy()
-        np.fill_diagonal(off, 0)
-        rows, columns = np.nonzero(off)
-        order = np.lexsort((columns, rows, -self.shares[rows, columns], -off[rows, columns]))[: self.listed]
-        return [
-            Confused(self.classes[int(r)], self.classes[int(c)], int(off[r, c]), float(self.shares[r, c]))
-            for r, c in zip(rows[order].tolist(), columns[order].tolist(), strict=True)
-        ]
+    def pairs(self) -> list[Confusion]:
+        """The most frequent mistakes."""
+        rows, columns = np.nonzero(self.counts)
+        cells = np.stack([rows, columns, self.counts[rows, columns]], 1)
+        return rank_confusions(cells, self.counts.sum(1), self.classes, self.listed)

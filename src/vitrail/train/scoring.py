@@ -21,6 +21,7 @@ from vitrail.distributed.world import World
 from vitrail.evaluation.accuracy import Score, evaluate
 from vitrail.evaluation.features import features
 from vitrail.evaluation.fewshot import fewshot
+from vitrail.evaluation.metric import is_better
 from vitrail.train.build import Parts
 from vitrail.train.config import Evaluation, ResolvedRun
 from vitrail.train.feed import Sweep
@@ -30,7 +31,6 @@ from vitrail.train.unlabelled import Look, Seen
 
 EXTREMES = 12  # best and worst pictures for the report
 EVALUATION_BATCH = 256
-ROUNDING = 1e-6  # a loss that is lower by less than this share is the same
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class Best:
 
     def take(self, accuracy: float, loss: float, step: int) -> bool:
         """Whether this one is better."""
-        ties = accuracy == self.accuracy and self.loss is not None and loss < self.loss * (1 - ROUNDING)
-        if accuracy > self.accuracy or ties:
+        before = {"accuracy": self.accuracy, "loss": self.loss}
+        if is_better({"accuracy": accuracy, "loss": loss}, before, Score.criteria):
             self.accuracy, self.loss, self.step, self.since = accuracy, loss, step, 0
             return True
         self.since += 1
@@ -163,8 +163,7 @@ class Scorer:
                 extremes=EXTREMES,
             )
         self.latest = Scored(split=split, step=step, found=found)
-        row = {"kind": part, "step": step, "split": split, "accuracy": found.accuracy, "loss": found.loss}
-        return {**row, "top5": found.top5, "count": found.count}
+        return {"kind": part, "step": step, "split": split, **found.row()}
 
     def look(self, step: int) -> dict[str, Any]:
         """A row on the features of training pictures, for a run without labels that has no split to watch."""
