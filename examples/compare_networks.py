@@ -11,7 +11,6 @@ import torch
 import vitrail
 from vitrail.evaluation.knn import classify, nearest
 from vitrail.inspection.cka import cka
-from vitrail.predict.predictor import Predictor
 
 PICTURES = 240
 
@@ -22,7 +21,7 @@ def main() -> None:
     networks = {
         "trained on CIFAR-10": vitrail.predictor("vitrail-cifar10"),
         "the same, at 48 px": vitrail.predictor("vitrail-cifar10", image_size=48),
-        "fresh weights": Predictor(fresh),
+        "fresh weights": vitrail.Predictor(fresh),
     }
     colours = vitrail.open_collection("shapes/colour").split("train")
     pictures = [colours.picture(at).rgb() for at in range(PICTURES)]

@@ -16,6 +16,7 @@ Tables between `<!-- table: name -->` and `<!-- end -->` are generated; `python 
 
 import contextlib
 import io
+import json
 import math
 import re
 import runpy
@@ -67,6 +68,21 @@ WALKED = [
     for page in PAGES
     if page.name != "quickstart.md"
 ]
+# Pages that explain the parts of the package, and which; all others use its public names.
+PARTS: dict[str, set[str]] = {
+    "docs/data-sets.md": {"data"},
+    "docs/data.md": {"data"},
+    "docs/evaluation.md": {"evaluation"},
+    "docs/models.md": {"models"},
+    "docs/reliability.md": {"checkpoint"},
+    "docs/scale.md": {"data", "distributed", "models", "objectives"},
+    "docs/studies.md": {"studies", "train"},
+    "docs/training.md": {"data", "distributed", "models", "objectives", "optim", "recipes", "train"},
+    "docs/weights.md": {"models"},
+    "examples/compare_networks.py": {"evaluation"},
+    "examples/fit_in_seconds.py": {"evaluation"},
+    "examples/03_your_own_classes.ipynb": {"data", "distributed", "recipes", "train"},
+}
 FIGURE = ROOT / "docs" / "figures" / "network.py"
 
 
@@ -134,6 +150,26 @@ def test_examples_run_and_print_what_is_shown(page: Path, tmp_path: Path, monkey
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         walk_through(page)
+
+
+def python_in(page: Path) -> str:
+    """All Python of a page, a script or a notebook."""
+    if page.suffix == ".md":
+        return "\n".join(block.text for block in blocks(page) if block.language == "python")
+    text = page.read_text("utf-8")
+    if page.suffix == ".py":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def test_examples_take_public_names() -> None:
+    """Whoever uses the package imports `vitrail`, `vitrail.export` and `vitrail.inspection`. Pages that show its parts
+    import from these, and no other page does."""
+    deep = re.compile(r"^\s*(?:from|import) vitrail\.(?!(?:export|inspection)\b)(\w+)", re.MULTILINE)
+    pages = [*PAGES, *sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "examples").glob("*.ipynb"))]
+    found = {id_of(page): set(deep.findall(python_in(page))) for page in pages}
+    assert {page: parts for page, parts in found.items() if parts} == PARTS
 
 
 def walk_through(page: Path) -> None:
