@@ -110,10 +110,10 @@ def test_suggested_commands_are_commands() -> None:
 
 def test_short_options_are_settings() -> None:
     options = parsed("finetune W D --epochs 3 --lr 0.003 --batch 8 --set log=2")
-    assert training.short_settings(options) == ["epochs=3.0", "batch=8", "optim.lr=0.003"]
+    assert training.short_of(options) == ["epochs=3.0", "batch=8", "optim.lr=0.003"]
     asked = training.asked_by(options, "finetune", "W")
     assert asked.settings == ("log=2", "epochs=3.0", "batch=8", "optim.lr=0.003")
-    assert training.short_settings(parsed("pretrain R --steps 7")) == ["steps=7"]
+    assert training.short_of(parsed("pretrain R --steps 7")) == ["steps=7"]
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_short_options_are_settings() -> None:
 )
 def test_contradictions_are_refused(text: str) -> None:
     with pytest.raises(VitrailError):
-        training.short_settings(parsed(f"finetune W D {text}"))
+        training.short_of(parsed(f"finetune W D {text}"))
