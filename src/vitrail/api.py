@@ -83,8 +83,8 @@ def train(
     """Trains by a recipe of `vitrail recipes`, as `vitrail pretrain` does, on its own data or others.
 
     `settings` are what --set takes, by name: {"optim.lr": 1e-3, "model": "ViT-S/16"}. The same call again resumes the
-    run in `out`, or finds it done; without `out` every call starts anew in runs/NAME. `force` starts over in a folder
-    that holds another run. An `observer` hears how it goes: told(text) and progress(row).
+    run in `out`, or finds it done; without `out` every call starts a new run in runs/NAME. `force` resumes a run
+    although its config has changed. An `observer` hears how it goes: told(text) and progress(row).
     """
     asked = request(
         "pretrain",

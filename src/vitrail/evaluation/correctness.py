@@ -1,7 +1,7 @@
 """When a prediction is right: the one rule that training, every evaluation and the check of an export count by.
 
 A sample has one label, several of which any one counts (ReaL), or none, and then it is left out. Labels are [N], or
-[N, M] filled up with -1. A prediction of -1 is no answer and never right.
+[N, M] filled up with -1. A prediction of -1 means none was made, and is never right.
 """
 
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ def to_torch_export(
     if open_sizes.step is not None and any(
         side % step for side, step in zip(config.image, open_sizes.step, strict=True)
     ):
-        open_sizes = ImageSizes(step=None, why=f"{config.image} is no multiple of the stride {open_sizes.step[0]}")
+        open_sizes = ImageSizes(step=None, why=f"{config.image} is not a multiple of the stride {open_sizes.step[0]}")
     replaced = target.exists()
     with drafted(target) as draft:
         form = shipped(network(bundle), dynamic=open_sizes.step is not None)

@@ -56,7 +56,7 @@ def plan_run(asked: Asked, out: Path | None, world: World, *, going_on: bool = F
 
 
 def free_folder(run: Run) -> Path:
-    """runs/NAME, or runs/NAME-2 and so on: without a folder every call starts anew."""
+    """runs/NAME, or runs/NAME-2 and so on: without a folder every call starts a new run."""
     name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in run.name)
     path, number = RUNS / name, 1
     while os.path.lexists(path):

@@ -64,7 +64,7 @@ class Plan:
 
     def open(self, tell: Callable[[str], None]) -> None:
         for name in take_up(self.out, self.study.name, self.scale, self.cells, force=self.force):
-            tell(f"{name} is trained anew: its run has changed")
+            tell(f"{name} is trained again: its run has changed")
 
     def facts(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
         return {"study": self.study.name, "scale": self.scale, "data": self.data}

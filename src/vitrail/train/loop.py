@@ -113,14 +113,7 @@ class Training:
     """A run in progress: its parts, how far it is, and what becomes of it."""
 
     def __init__(
-        self,
-        run: ResolvedRun,
-        pictures: Pictures,
-        world: World,
-        folder: RunFolder,
-        observer: Observer,
-        *,
-        micro: int = 0,
+        self, run: ResolvedRun, pictures: Pictures, world: World, folder: RunFolder, observer: Observer, micro: int = 0
     ) -> None:
         """`micro` is as asked for, 0 for whatever fits: a resume keeps what it had unless another is asked for."""
         self.run, self.pictures, self.world, self.folder, self.observer = run, pictures, world, folder, observer

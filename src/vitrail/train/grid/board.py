@@ -1,4 +1,4 @@
-"""How the cells of a grid stand: in memory, in its record, and to whoever watches."""
+"""How the cells of a grid stand: in memory, in its record, and to those that watch."""
 
 import time
 from typing import Any

@@ -39,7 +39,7 @@ class Outcome:
 
 
 class Unavailable(VitrailError):
-    """The images of a cell are not there: it is skipped, which is no failure."""
+    """The images of a cell are not there: it is skipped, not failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

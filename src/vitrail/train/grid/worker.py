@@ -127,7 +127,7 @@ def prepare(task: Task, world: World) -> Prepared | Ended:
 
 
 def failed(task: Task, error: Exception, world: World, *, exploded: bool = False) -> Ended:
-    """An error that is no mistake of the user's leaves its traceback in the cell's folder."""
+    """An error that is not the user's mistake leaves its traceback in the cell's folder."""
     if not isinstance(error, VitrailError) and world.first:
         leave_trace(task.folder)
     fault = words(error, shared=world.local_size > 1)
