@@ -28,6 +28,7 @@ class Source(ABC):
     the process that reads, and keeps what it knows of the samples in arrays, so that loader processes share it."""
 
     classes: tuple[str, ...] = ()  # K names; none where there are no labels
+    pixel_classes: tuple[str, ...] = ()  # names of the class indices in masks; none without masks
     labels: Labels
 
     def __len__(self) -> int:
@@ -40,6 +41,11 @@ class Source(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """What a person would call the sample: a path, a member of an archive, a row."""
+
+    def mask(self, index: int) -> Encoded:
+        """The class of every pixel: bytes of a PNG of class indices, or uint8 [H, W]. BadPicture or OSError where that
+        fails."""
+        raise DataError(f"{self.name(index)} has no mask: the data have none")
 
     def sizes(self) -> "NDArray[np.int64] | None":
         """Bytes of each sample [N] where that is quick to know; part of the fingerprint."""

@@ -115,6 +115,7 @@ CLASSES: Final[dict[str, tuple[str, ...]]] = {
     "position": POSITIONS,
     "size": tuple(SIZES),
 }
+PIXEL_CLASSES: Final = ("background", *SHAPES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +148,7 @@ class Shapes(Source):
             raise ConfigError(f"count={count}, size={size}: at least one picture, of 8 to 8192 pixels a side")
         self.count, self.size, self.label, self.seed = count, size, label, seed
         self.classes = CLASSES[label]
+        self.pixel_classes = PIXEL_CLASSES
         self.labels = Labels(choices(label, seed, count))
 
     def read(self, index: int) -> NDArray[np.uint8]:
@@ -161,15 +163,16 @@ class Shapes(Source):
         np.minimum(part, np.float32(255), out=part)
         return np.ascontiguousarray(pixels.astype(np.uint8).transpose(1, 2, 0))
 
-    def mask(self, index: int) -> NDArray[np.bool_]:
-        """Where the shape is [size, size]: pixels at least half covered."""
-        rows, columns, distance, _ = self.outline(self.scene(index))
-        out = np.zeros((self.size, self.size), np.bool_)
-        out[rows, columns] = distance <= 0
+    def mask(self, index: int) -> NDArray[np.uint8]:
+        """Class indices [size, size]: that of the shape where a pixel is at least half covered by it, else 0."""
+        scene = self.scene(index)
+        rows, columns, distance, _ = self.outline(scene)
+        out = np.zeros((self.size, self.size), np.uint8)
+        out[rows, columns] = (distance <= 0) * np.uint8(scene.shape + 1)
         return out
 
     def box(self, index: int) -> tuple[int, int, int, int]:
-        """The smallest box around the mask: left, top, right, bottom in pixels, the last two just outside."""
+        """The smallest box around the shape: left, top, right, bottom in pixels, the last two just outside."""
         mask = self.mask(index)
         columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
         return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
