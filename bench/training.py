@@ -35,7 +35,6 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.mix import Mix, one_hot
 from vitrail.models.build import build_from
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import macs
 from vitrail.models.zoo import model_config
 from vitrail.objectives.classification import Classification, Classify
 from vitrail.objectives.objective import Objective
@@ -260,7 +259,7 @@ def row(setting: Setting, times: list[float], first_loss: float, peak_gb: float)
     return Row(
         ms=ms,
         images_per_s=rate,
-        tflops=6 * macs(setting.config) * rate / 1e12,
+        tflops=6 * setting.config.macs * rate / 1e12,
         peak_gb=peak_gb,
         first_loss=first_loss,
     )

@@ -147,3 +147,40 @@ def test_a_training_that_cannot_be_is_refused_before_anything_is_written(words: 
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError):
         vitrail.finetune("vitrail-cifar10")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ViT-Nano/4", {"image_size": (16, 24), "classes": 3, "depth": 2}),
+        ("vit_nano_4", {"classes": 0}),
+        ("BiT-mini-R14", {"classes": 5}),
+        ("vit_tiny_patch16_384", {}),
+        ("vit_tiny_patch16_384", {"img_size": 64, "num_classes": 7}),
+        ("vit_tiny_patch16_384", {"image": (32, 48)}),
+    ],
+)
+def test_a_config_is_that_of_the_network_and_costs_nothing(name: str, changes: dict[str, Any]) -> None:
+    config = vitrail.create_config(name, **changes)
+    model = vitrail.create_model(name, **changes)
+    assert config == model.config
+    assert config.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_network_is_built_from_a_config() -> None:
+    own = vitrail.ViTConfig(width=48, depth=2, mlp_width=96, heads=4, image=(28, 28), patch=(7, 7), channels=1)
+    torch.manual_seed(0)
+    model = vitrail.create_model(own, classes=10)
+    assert model.config == vitrail.create_model(own, num_classes=10).config
+    assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    torch.manual_seed(0)
+    named = vitrail.create_model(vitrail.create_config("ViT-Nano/4", depth=1, classes=2))
+    torch.manual_seed(0)
+    same = vitrail.create_model("ViT-Nano/4", depth=1, classes=2)
+    assert all(torch.equal(tensor, same.state_dict()[key]) for key, tensor in named.state_dict().items())
+    refused: list[dict[str, Any]] = [{"pretrained": True}, {"weights": "augreg_in21k"}, {"nonsense": 1}]
+    for wrong in [*refused, {"classes": 0, "num_classes": 3}]:
+        with pytest.raises(vitrail.VitrailError):
+            vitrail.create_model(own, **wrong)
+    with pytest.raises(vitrail.VitrailError):
+        vitrail.create_config("ViT-H/14", image_size=384)

@@ -47,7 +47,7 @@ from vitrail.models.build import skeleton
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import macs, parameters, summed, walk
+from vitrail.models.walk import summed, walk
 from vitrail.models.zoo import ZOO, adapted, backbone, model_config, slug
 
 ROOT = Path(__file__).parents[1]
@@ -73,12 +73,9 @@ PARTS: dict[str, set[str]] = {
     "docs/data-sets.md": {"data"},
     "docs/data.md": {"data"},
     "docs/evaluation.md": {"evaluation"},
-    "docs/models.md": {"models"},
     "docs/reliability.md": {"checkpoint"},
-    "docs/scale.md": {"data", "distributed", "models", "objectives"},
     "docs/studies.md": {"studies", "train"},
     "docs/training.md": {"data", "distributed", "models", "objectives", "optim", "recipes", "train"},
-    "docs/weights.md": {"models"},
     "examples/compare_networks.py": {"evaluation"},
     "examples/fit_in_seconds.py": {"evaluation"},
     "examples/03_your_own_classes.ipynb": {"data", "distributed", "recipes", "train"},
@@ -335,8 +332,8 @@ def model_table(sizes: tuple[int, int]) -> str:
         else:
             shape = [config.features, "-".join(map(str, config.blocks)), "-", "-"]
         at = [models.sized(name, size, 1000) for size in sizes]
-        cost = [cell for config in at for cell in (models.tokens(config), f"{macs(config) / 1e9:,.2f}")]
-        rows.append([name, code(slug(name)), *map(str, shape), f"{parameters(at[0]):,}", *cost])
+        cost = [cell for config in at for cell in (models.tokens(config), f"{config.macs / 1e9:,.2f}")]
+        rows.append([name, code(slug(name)), *map(str, shape), f"{at[0].parameters:,}", *cost])
     return markdown(heads, rows, right=len(heads) - 2)
 
 

@@ -48,9 +48,9 @@ def test_quick_ways_in_leave_the_heavy_libraries_alone(code: str) -> None:
     assert not loaded.intersection(HEAVY)
 
 
-@pytest.mark.parametrize("code", ["vitrail.list_models()", "vitrail.ViTConfig", "vitrail.ResNetConfig"])
+@pytest.mark.parametrize("code", ["list_models()", "ViTConfig", "ResNetConfig", "create_config('ViT-B/16').macs"])
 def test_names_and_configs_need_no_torch(code: str) -> None:
-    assert "torch" not in loaded_by(f"import vitrail; {code}")
+    assert "torch" not in loaded_by(f"import vitrail; vitrail.{code}")
 
 
 def test_version_is_written_twice_and_equal() -> None:
@@ -176,6 +176,8 @@ assert_type(score, vitrail.Evaluation)
 assert_type(score.top1, float | None)
 vitrail.save(vitrail.fit("vitrail-cifar10", "photos").model, "w.safetensors")
 assert_type(vitrail.Predictor("w.safetensors")("a.jpg").label, str)
+assert_type(vitrail.create_config("ViT-B/16", image_size=384).macs, int)
+assert_type(vitrail.create_model(vitrail.ViTConfig(width=8, depth=1, mlp_width=8, heads=1)).training, bool)
 vitrail.train(3)  # pyright: ignore[reportArgumentType]
 vitrail.evaluate("w.safetensors", "photos", nonsense=1)  # pyright: ignore[reportCallIssue]
 """)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitrail.checkpoint.weights import load, save
     from vitrail.core.errors import VitrailError
     from vitrail.data.collection import open_collection
+    from vitrail.models.named import create_config
     from vitrail.models.resize import resize_position
     from vitrail.models.resnet_config import ResNetConfig
     from vitrail.models.vit_config import ViTConfig
@@ -32,6 +33,7 @@ __all__ = [
     "ViTConfig",
     "VitrailError",
     "convert",
+    "create_config",
     "create_model",
     "evaluate",
     "finetune",
@@ -56,6 +58,7 @@ _FACE = {
     "ViTConfig": "vitrail.models.vit_config:ViTConfig",
     "VitrailError": "vitrail.core.errors:VitrailError",
     "convert": "vitrail.checkpoint.convert:convert",
+    "create_config": "vitrail.models.named:create_config",
     "create_model": "vitrail.checkpoint.pretrained:create_model",
     "evaluate": "vitrail.api:evaluate",
     "finetune": "vitrail.api:finetune",

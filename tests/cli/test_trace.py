@@ -4,7 +4,7 @@ import pytest
 
 from vitrail.cli.app import main
 from vitrail.cli.trace import folded
-from vitrail.models.walk import macs, parameters, summed, walk
+from vitrail.models.walk import summed, walk
 from vitrail.models.zoo import ZOO, model_config
 
 
@@ -36,7 +36,7 @@ def test_vit_l32_at_256(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines["class token"] == ["65x1024", "1,024"]
     assert lines["positions (learned)"] == ["65x1024", "66,560"]
     assert lines["head: logits"] == ["1000", "1,025,000", "1,024,000"]
-    assert lines["total"] == ["1000", f"{parameters(config):,}", f"{macs(config):,}"]
+    assert lines["total"] == ["1000", f"{config.parameters:,}", f"{config.macs:,}"]
 
 
 def test_blocks_alike_are_folded(capsys: pytest.CaptureFixture[str]) -> None:

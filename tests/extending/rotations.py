@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from vitrail.data.loader import Batch
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
-from vitrail.models.walk import macs
 from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting, register_objective
 
 
@@ -21,7 +20,7 @@ class Rotations(ObjectiveConfig):
     turns: int = 4
 
     def work(self, model: ModelConfig) -> float:
-        return macs(model) + self.turns * model.features
+        return model.macs + self.turns * model.features
 
     def make(self, network: Backbone, setting: Setting) -> Objective:
         return GuessRotation(network, self, setting)

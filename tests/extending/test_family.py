@@ -19,7 +19,6 @@ from vitrail.core.errors import ExportRefused
 from vitrail.inspection import gradient_rollout, rollout
 from vitrail.models.build import NETWORKS, build
 from vitrail.models.family import FAMILIES, from_dict, to_dict
-from vitrail.models.walk import parameters
 from vitrail.objectives.objective import Objective
 
 TINY = ScaledConfig(width=16, depth=2, mlp_width=32, heads=2, image=(8, 8), patch=(2, 2), classes=10, scale=0.3)
@@ -98,7 +97,7 @@ def test_gradient_rollout_is_the_one_by_hand() -> None:
 
 def test_its_config_is_a_file_header_and_its_cost_is_counted() -> None:
     assert from_dict(json.loads(json.dumps(to_dict(TINY)))) == TINY
-    assert parameters(TINY) == sum(parameter.numel() for parameter in build(TINY).parameters())
+    assert TINY.parameters == sum(parameter.numel() for parameter in build(TINY).parameters())
     assert FAMILIES["scaled-vit"] is ScaledConfig
     assert NETWORKS[ScaledConfig] is ScaledViT
 

@@ -6,7 +6,6 @@ import vitrail
 from vitrail.core.errors import ConfigError
 from vitrail.models.family import ModelConfig
 from vitrail.models.timm_names import HINTS, find_timm_name
-from vitrail.models.walk import parameters
 from vitrail.models.zoo import model_config
 
 
@@ -25,7 +24,7 @@ def test_names_of_timm_have_as_many_parameters_there() -> None:
         with torch.device("meta"):
             theirs = timm.create_model(name, num_classes=1000)
         config: ModelConfig = model_config(ours.name, image_size=ours.image)
-        assert parameters(config) == sum(parameter.numel() for parameter in theirs.parameters()), name
+        assert config.parameters == sum(parameter.numel() for parameter in theirs.parameters()), name
 
 
 def test_keywords_of_timm_are_fields_of_ours() -> None:

@@ -12,7 +12,7 @@ from tests.models.tiny import VARIANTS, VIT
 from vitrail.models.build import Model, build, build_from, skeleton
 from vitrail.models.family import ModelConfig, Step
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import macs, parameters, summed, walk
+from vitrail.models.walk import summed, walk
 from vitrail.models.zoo import ZOO, model_config
 
 
@@ -42,12 +42,12 @@ TRACED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) 
 @pytest.mark.parametrize("name", ZOO)
 def test_parameters_of_every_network(name: str) -> None:
     config = ZOO[name]
-    assert parameters(config) == sum(math.prod(shape) for shape in skeleton(config).values())
+    assert config.parameters == sum(math.prod(shape) for shape in skeleton(config).values())
 
 
 @pytest.mark.parametrize("name", TRACED)
 def test_macs_of_every_network(name: str) -> None:
-    assert macs(ZOO[name]) == traced_macs(ZOO[name])
+    assert ZOO[name].macs == traced_macs(ZOO[name])
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_macs_of_every_network(name: str) -> None:
 )
 def test_both_at_other_sizes(name: str, size: int) -> None:
     config = model_config(name, image_size=size)
-    assert parameters(config) == sum(math.prod(shape) for shape in skeleton(config).values())
-    assert macs(config) == traced_macs(config)
+    assert config.parameters == sum(math.prod(shape) for shape in skeleton(config).values())
+    assert config.macs == traced_macs(config)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_both_for_every_kind(name: str) -> None:
     """Positions of each kind and place, registers, pools, heads, axial forms, backbones, nothing square."""
     config = VARIANTS[name]
-    assert parameters(config) == sum(parameter.numel() for parameter in build(config).parameters())
-    assert macs(config) == traced_macs(config, "cpu")
+    assert config.parameters == sum(parameter.numel() for parameter in build(config).parameters())
+    assert config.macs == traced_macs(config, "cpu")
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -115,7 +115,7 @@ def test_walk_names_every_part_once() -> None:
 def test_summed_adds_up() -> None:
     steps = [Step("a", (3,), 5, 7), Step("b", (2, 2), 11, 13)]
     assert summed(steps) == Step("total", (2, 2), 16, 20)
-    assert summed(iter(walk(VIT))) == Step("total", (5,), parameters(VIT), macs(VIT))
+    assert summed(iter(walk(VIT))) == Step("total", (5,), VIT.parameters, VIT.macs)
 
 
 def test_macs_of_one_image_are_quadratic_in_tokens_only_in_attention() -> None:

@@ -16,7 +16,6 @@ from tests.objectives.together import stepped
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.parallel import Sharding, parallelise
 from vitrail.models.resnet_config import ResNetConfig
-from vitrail.models.walk import macs
 from vitrail.objectives.dino import DINO, Distil, distillation
 from vitrail.objectives.multicrop import represent_at
 from vitrail.objectives.objective import Outcome
@@ -248,8 +247,8 @@ def test_wide_views_alone_will_do_and_any_positions_then() -> None:
 
 def test_work_counts_views_by_their_size_and_a_pass_without_gradient_as_a_third() -> None:
     head = 16 * 20 + 20 * 20 + 20 * 8 + 8 * 12
-    small = macs(replace(MODEL, image=(4, 6)))
-    expected = (2 + 2 / 3) * (macs(MODEL) + head) + 3 * (small + head)
+    small = replace(MODEL, image=(4, 6)).macs
+    expected = (2 + 2 / 3) * (MODEL.macs + head) + 3 * (small + head)
     assert DINO_.work(MODEL) == pytest.approx(expected)
 
 

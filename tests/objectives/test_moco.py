@@ -14,7 +14,6 @@ from tests.objectives.taught import ALONE, MOCO, MODEL, STEPS, batch, contrast, 
 from tests.objectives.together import stepped
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.parallel import Sharding, parallelise
-from vitrail.models.walk import macs
 from vitrail.objectives.moco import Contrast, MoCo, info_nce, spread
 from vitrail.objectives.objective import Outcome
 
@@ -184,7 +183,7 @@ def test_in_bfloat16_weights_and_gradients_stay_float32(position: str) -> None:
 def test_work_counts_a_pass_without_gradient_as_a_third() -> None:
     config = MoCo(hidden=20, width=12)
     project, predict = 16 * 20 + 20 * 20 + 20 * 12, 12 * 20 + 20 * 12
-    expected = 2 * (macs(MODEL) + project + predict) + 2 / 3 * (macs(MODEL) + project)
+    expected = 2 * (MODEL.macs + project + predict) + 2 / 3 * (MODEL.macs + project)
     assert config.work(MODEL) == pytest.approx(expected)
 
 

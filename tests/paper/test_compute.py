@@ -8,7 +8,7 @@ from vitrail.evaluation.compute import counted_macs, tpuv3_core_days, training_f
 from vitrail.models.build import build_from, skeleton
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import macs, walk
+from vitrail.models.walk import walk
 from vitrail.models.zoo import ZOO, model_config
 
 # image, patches a side, tokens, GMAC as printed: the last digit is rounded in most rows and cut off in a few.
@@ -37,7 +37,7 @@ def test_grid_tokens_and_gmac(name: str, size: int, side: int, tokens: int, gmac
     assert isinstance(config, ViTConfig)
     assert config.grid == (side, side)
     assert config.tokens == tokens
-    assert abs(macs(config) / 1e9 - gmac) < 0.01
+    assert abs(config.macs / 1e9 - gmac) < 0.01
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name.startswith("ViT-")])
@@ -49,7 +49,7 @@ def test_mac_formula(name: str, head: str) -> None:
     n, d, m, k = (c.image[0] // c.patch[0]) ** 2, c.width, c.mlp_width, c.classes
     t = n + 1
     layers = c.depth * (4 * t * d * d + 2 * t * t * d + 2 * t * d * m)
-    assert macs(c) == 3 * n * c.patch[0] ** 2 * d + layers + d * k + (d * d if head == "tanh" else 0)
+    assert c.macs == 3 * n * c.patch[0] ** 2 * d + layers + d * k + (d * d if head == "tanh" else 0)
 
 
 @pytest.mark.parametrize(("size", "percent"), [(224, 4.1), (384, 11.1)])
@@ -57,7 +57,7 @@ def test_share_of_the_quadratic_term(size: int, percent: float) -> None:
     """Attention's T²D in ViT-B/16 is small at the usual sizes, which is why D.5 barely sees the quartic cost."""
     config = model_config("ViT-B/16", image_size=size)
     quadratic = sum(step.macs for step in walk(config) if step.name.endswith(": attention"))
-    assert round(100 * quadratic / macs(config), 1) == percent
+    assert round(100 * quadratic / config.macs, 1) == percent
 
 
 def test_walk_of_vit_l32_at_256() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import macs, parameters, walk
+from vitrail.models.walk import walk
 from vitrail.models.zoo import ZOO, model_config
 
 # Parameters with 1000 classes at 224, GMAC at 224 and 384.
@@ -28,13 +28,13 @@ BIT = {
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_hybrid_parameters(name: str) -> None:
-    assert parameters(model_config(name, classes=1000)) == HYBRIDS[name][0]
+    assert model_config(name, classes=1000).parameters == HYBRIDS[name][0]
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
 @pytest.mark.parametrize(("column", "size"), [(1, 224), (2, 384)])
 def test_hybrid_gmac(name: str, column: int, size: int) -> None:
-    assert abs(macs(model_config(name, image_size=size)) / 1e9 - HYBRIDS[name][column]) < 0.01
+    assert abs(model_config(name, image_size=size).macs / 1e9 - HYBRIDS[name][column]) < 0.01
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_bit_shape_and_numerics(name: str) -> None:
 @pytest.mark.parametrize("name", BIT)
 @pytest.mark.parametrize(("column", "classes"), [(2, 1000), (3, 21843)])
 def test_bit_parameters(name: str, column: int, classes: int) -> None:
-    assert parameters(model_config(name, classes=classes)) == BIT[name][column]
+    assert model_config(name, classes=classes).parameters == BIT[name][column]
 
 
 @pytest.mark.parametrize("name", BIT)
 @pytest.mark.parametrize(("column", "size"), [(4, 224), (5, 384)])
 def test_bit_gmac(name: str, column: int, size: int) -> None:
-    assert abs(macs(model_config(name, image_size=size)) / 1e9 - BIT[name][column]) < 0.01
+    assert abs(model_config(name, image_size=size).macs / 1e9 - BIT[name][column]) < 0.01
 
 
 @pytest.mark.parametrize("name", ["BiT-R50x1", "R50+ViT-B/32"])
@@ -133,4 +133,4 @@ def test_axial_resnet_replaces_every_3x3_convolution() -> None:
         for block in range(count):
             length = 2 * side if stage and not block else side  # the stride comes behind the attention
             gained += 2 * (4 * inner**2 + (2 * length - 1) * inner // 8) - 9 * inner**2
-    assert parameters(axial) - parameters(plain) == gained
+    assert axial.parameters - plain.parameters == gained

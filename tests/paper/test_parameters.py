@@ -3,7 +3,7 @@
 import pytest
 
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import parameters, walk
+from vitrail.models.walk import walk
 from vitrail.models.zoo import ZOO, model_config
 
 # Without a head, with 1000 classes, with 21843, and with 21843 behind the hidden tanh layer of pre-training.
@@ -38,12 +38,12 @@ COUNTS_AT_OTHER_SIZES = [
 def test_parameters_at_224(name: str, column: int) -> None:
     config = model_config(name, **list(HEADS.values())[column])
     assert config.image == (224, 224)
-    assert parameters(config) == COUNTS_AT_224[name][column]
+    assert config.parameters == COUNTS_AT_224[name][column]
 
 
 @pytest.mark.parametrize(("name", "size", "count"), COUNTS_AT_OTHER_SIZES)
 def test_parameters_at_other_sizes(name: str, size: int, count: int) -> None:
-    assert parameters(model_config(name, image_size=size)) == count
+    assert model_config(name, image_size=size).parameters == count
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_table_1(shape: str, layers: int, width: int, mlp: int, heads: int, per_
     ("name", "classes", "millions"), [("ViT-B/16", 0, 86), ("ViT-L/32", 1000, 307), ("ViT-H/14", 1000, 632)]
 )
 def test_table_1_rounds_a_different_network_in_each_row(name: str, classes: int, millions: int) -> None:
-    assert round(parameters(model_config(name, classes=classes)) / 1e6) == millions
+    assert round(model_config(name, classes=classes).parameters / 1e6) == millions
 
 
 def test_slim_base_of_figure_4_halves_every_hidden_dimension() -> None:
@@ -100,4 +100,4 @@ def test_whole_formula(name: str, head: str, classes: int) -> None:
     outside = 3 * p * p * d + d + d + (n + 1) * d + 2 * d
     blocks = c.depth * (4 * d * d + 2 * d * m + 9 * d + m)
     top = (d * d + d if head == "tanh" else 0) + (d * classes + classes)
-    assert parameters(c) == outside + blocks + top
+    assert c.parameters == outside + blocks + top

@@ -6,7 +6,6 @@ import pytest
 
 from tests.studies.made import check_findings, noisy, outcomes
 from vitrail.core.paper import AVERAGE_5, TABLE_6
-from vitrail.models.walk import macs
 from vitrail.models.zoo import model_config
 from vitrail.studies.scaling import SMALL, SMALL_LENGTHS, STUDY, TINY, TINY_LENGTHS
 from vitrail.studies.scaling_findings import lines_of, networks_of
@@ -37,8 +36,8 @@ def test_the_grid_has_three_families_of_growing_compute(scale: str) -> None:
     assert {cell.at["family"] for cell in cells} == {"ViT", "BiT", "hybrid"}
     for family in ("ViT", "BiT", "hybrid"):
         ones = [cell for cell in cells if cell.at["family"] == family and cell.at["seed"] == 0]
-        costs = {(macs(cell.run.model), cell.run.steps) for cell in ones if cell.run.model is not None}
-        assert [macs(cell.run.model) for cell in ones if cell.run.model is not None] == [
+        costs = {(cell.run.model.macs, cell.run.steps) for cell in ones if cell.run.model is not None}
+        assert [cell.run.model.macs for cell in ones if cell.run.model is not None] == [
             cost for cost, _ in sorted(costs)
         ]
         assert len({cost * steps for cost, steps in costs}) >= 3
@@ -51,8 +50,8 @@ def test_families_share_a_range_of_compute() -> None:
     networks: dict[str, list[int]] = {}
     for cell in grid(STUDY, "small"):
         assert cell.run.model is not None
-        networks.setdefault(str(cell.at["family"]), []).append(macs(cell.run.model))
-        costs.setdefault(str(cell.at["family"]), []).append(macs(cell.run.model) * cell.run.steps)
+        networks.setdefault(str(cell.at["family"]), []).append(cell.run.model.macs)
+        costs.setdefault(str(cell.at["family"]), []).append(cell.run.model.macs * cell.run.steps)
     for some, factor in ((costs, 5), (networks, 1)):
         assert max(min(ones) for ones in some.values()) * factor < min(max(ones) for ones in some.values())
 
@@ -72,7 +71,7 @@ def test_the_papers_grid_is_table_6_with_five_fine_tunings_each() -> None:
         assert (cell.run.epochs, cell.run.data.source) == (row.epochs, "jft")
         expected = model_config(row.network)
         assert cell.run.model is not None
-        assert macs(cell.run.model) == pytest.approx(macs(expected), rel=0.1)
+        assert cell.run.model.macs == pytest.approx(expected.macs, rel=0.1)
     tuned = cells["vit_h_14-14ep-pets"]
     assert (tuned.after, tuned.run.augmentation.size, tuned.run.steps) == ("vit_h_14-14ep", (378, 378), 500)
     assert (tuned.run.data.source, tuned.run.data.dev, tuned.run.data.test) == ("pets", 0.0, "auto")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import pytest
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
-from vitrail.models.walk import macs
 from vitrail.studies.shape import BASE, LINES, STUDY, gains
 from vitrail.studies.statistics import groups
 from vitrail.studies.study import grid
@@ -45,7 +44,7 @@ def test_a_line_moves_its_own_dimension_alone(scale):
 def test_compute_is_relative_to_the_base():
     cells = [cell for cell in grid(STUDY, "small") if cell.at["seed"] == 0]
     for cell in cells:
-        assert cell.at["compute"] == pytest.approx(macs(cell.run.model) / macs(cells[0].run.model), abs=1e-3)
+        assert cell.at["compute"] == pytest.approx(cell.run.model.macs / cells[0].run.model.macs, abs=1e-3)
 
 
 def test_gains_are_for_a_doubling():

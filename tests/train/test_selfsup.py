@@ -27,7 +27,6 @@ from vitrail.data.transforms.mix import Mix
 from vitrail.distributed.parallel import Whole
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import macs
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
@@ -319,7 +318,7 @@ def test_the_cost_of_a_classification_is_that_of_its_network() -> None:
     pictures = find_pictures(run.data)
     run = resolve(run, pictures, ALONE)
     assert run.model is not None
-    assert assemble(run, pictures, ALONE, Ledger(), saved=None).cost.macs == macs(run.model)
+    assert assemble(run, pictures, ALONE, Ledger(), saved=None).cost.macs == run.model.macs
 
 
 @pytest.mark.parametrize("kind", ["mae", "moco"])

@@ -14,7 +14,6 @@ from vitrail.core.shapes import times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.training_record import KEY
 from vitrail.models.family import ModelConfig
-from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import network_name
 
 Row: TypeAlias = tuple[str, str]
@@ -40,7 +39,7 @@ def model_card(bundle: Bundle, *, name: str | None = None) -> str:
         blank=False,
         task="image-classification" if config.classes else "image-feature-extraction",
         title=plain(name or title),
-        summary=f"{title} {about}, {parameters(config):,} parameters, for pictures of {times(config.image)} pixels.",
+        summary=f"{title} {about}, {config.parameters:,} parameters, for pictures of {times(config.image)} pixels.",
         place=json.dumps(name or "."),
         file=json.dumps("model.safetensors"),
         network=network_rows(config),
@@ -82,8 +81,8 @@ def rendered(**parts: object) -> str:
 def network_rows(config: ModelConfig) -> list[Row]:
     return [
         ("network", network_name(config)),
-        ("parameters", f"{parameters(config):,}"),
-        ("multiply-accumulates a picture", f"{macs(config) / 1e9:.3g} G"),
+        ("parameters", f"{config.parameters:,}"),
+        ("multiply-accumulates a picture", f"{config.macs / 1e9:.3g} G"),
         *config.table,
     ]
 

@@ -9,7 +9,6 @@ def run(options: ConvertOptions) -> int:
     import torch
 
     from vitrail.checkpoint.convert import Conversion, convert
-    from vitrail.models.walk import parameters
 
     given = {"heads": options.heads, "position": options.position, "image": options.image_size}
     facts = {name: value for name, value in given.items() if value is not None}
@@ -19,7 +18,7 @@ def run(options: ConvertOptions) -> int:
         options.source, options.target, options.to, dtype=dtype, unofficial=options.unofficial, name=name, **facts
     )
     seal = done.certificate
-    print(f"{done.source} -> {done.target} ({done.format}), {parameters(done.config):,} parameters")
+    print(f"{done.source} -> {done.target} ({done.format}), {done.config.parameters:,} parameters")
     if done.inferred is not None:
         print(done.inferred)
     if done.sidecar is not None:

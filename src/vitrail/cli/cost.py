@@ -15,7 +15,6 @@ from vitrail.core.storage import check_writable
 from vitrail.evaluation.compute import counted_macs, tpuv3_core_days, training_flops
 from vitrail.evaluation.result import Measure, Result, weights_facts
 from vitrail.models.family import ModelConfig, to_dict
-from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import SLUGS, ZOO, adapted, resolve, slug
 from vitrail.optim.config import Optim
 from vitrail.recipes.launch import RUNS
@@ -158,8 +157,8 @@ def show_size(networks: list[Asked], options: CostOptions) -> None:
                 times(config.image),
                 f"{config.classes:,}",
                 tokens,
-                millions(parameters(config)),
-                giga(macs(config)),
+                millions(config.parameters),
+                giga(config.macs),
             ]
             rows.append([one.name if one.bundle is None else f"{one.name} ({one.text})", *cells])
     print_table(("network", "image", "classes", "tokens", "parameters", "GMACs"), rows, left=2)
@@ -253,7 +252,7 @@ def show_speed(found: list[Measured], networks: list[Asked], title: str) -> None
     for one, asked_for in zip(found, networks, strict=True):
         for size, speed in one.speeds.items():
             best, first = speed.best, speed.points[0]
-            work = 2 * macs(adapted(asked_for.config, image_size=size)) * best.images_per_s / 1e12
+            work = 2 * adapted(asked_for.config, image_size=size).macs * best.images_per_s / 1e12
             held = "?" if best.memory is None else f"{best.memory / 1e6:,.0f} MB"
             largest = "?" if speed.largest is None else f"{'' if speed.tried else 'about '}{speed.largest:,}"
             cells = [f"{best.images_per_s:,.4g}", str(best.batch), f"{amount(first.seconds * 1e3)} ms at {first.batch}"]
@@ -292,11 +291,11 @@ def result(
     from vitrail.checkpoint.weights import network
 
     config = adapted(one.config, classes=options.classes)
-    facts = {"name": one.text, "hash": None, "image": list(config.image), "parameters": parameters(config)}
-    measures = [Measure(name="parameters", value=parameters(config), unit="count")]
+    facts = {"name": one.text, "hash": None, "image": list(config.image), "parameters": config.parameters}
+    measures = [Measure(name="parameters", value=config.parameters, unit="count")]
     for size in sizes_of(one, options):
         sized = adapted(config, image_size=size)
-        measures.append(Measure(name=f"MACs {times(sized.image)}", value=macs(sized), unit="count"))
+        measures.append(Measure(name=f"MACs {times(sized.image)}", value=sized.macs, unit="count"))
     for training in trainings:
         name = f"exaFLOPs {training.name}, {training.epochs:g} epochs"
         measures.append(Measure(name=name, value=exaflops(one, training, options), unit="number"))

@@ -30,7 +30,6 @@ def run(options: ExportOptions) -> int:
     from vitrail.checkpoint.find import find_weights
     from vitrail.checkpoint.naming import with_names
     from vitrail.core.console import millions
-    from vitrail.models.walk import parameters
     from vitrail.models.zoo import network_name
 
     check_arguments(options)
@@ -47,7 +46,7 @@ def run(options: ExportOptions) -> int:
 
         bundle = operate(bundle, image_size=options.image_size)
     image = "x".join(map(str, bundle.config.image))
-    count = f"{millions(parameters(bundle.config))} parameters"
+    count = f"{millions(bundle.config.parameters)} parameters"
     print(f"{options.weights}: {network_name(bundle.config)}, {count}, {image} px")
     with bars() as progress, on_interrupt(f"{out} was not written; start again with the same command"):
         progress(f"exporting to {options.to}, and checking it", 0, None)

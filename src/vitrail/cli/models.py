@@ -7,7 +7,6 @@ from vitrail.cli.options.models import ModelsOptions
 from vitrail.core.console import giga, millions, print_table
 from vitrail.core.errors import ConfigError, UnknownName, unknown
 from vitrail.models.family import ModelConfig
-from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import SLUGS, ZOO, list_models, model_config, resolve, slug
 
 
@@ -85,8 +84,8 @@ def row(name: str, sizes: tuple[int, int], classes: int) -> list[str]:
     return [
         name,
         slug(name),
-        millions(parameters(small)),
-        *(cell for config in (small, large) for cell in (tokens(config), giga(macs(config)))),
+        millions(small.parameters),
+        *(cell for config in (small, large) for cell in (tokens(config), giga(config.macs))),
     ]
 
 
@@ -101,8 +100,8 @@ def record(name: str, classes: int) -> dict[str, object]:
         config = sized(name, size, classes)
         out[str(size)] = {
             "image": config.image,
-            "parameters": parameters(config),
+            "parameters": config.parameters,
             "tokens": config.tokens,
-            "macs": macs(config),
+            "macs": config.macs,
         }
     return out

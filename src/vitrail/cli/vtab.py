@@ -23,7 +23,6 @@ from vitrail.data.readers.named.vtab import find_task
 from vitrail.distributed.world import World, joined
 from vitrail.evaluation.compute import tpuv3_core_days, training_flops
 from vitrail.evaluation.result import weights_facts
-from vitrail.models.walk import macs
 from vitrail.recipes.launch import RUNS
 from vitrail.studies.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
 from vitrail.studies.vtab_table import GROUPS, HEADS, html, result, rows
@@ -165,7 +164,7 @@ def forecast(study: Study, world: World) -> int:
     print_table(heads, lines, left=4, title="A dry run: nothing is trained or kept")
     say_missing(outcome, whole=True)
     run = study.base
-    each = macs(run.model)
+    each = run.model.macs
     flops = training_flops(each, left * run.steps * run.batch) + 2 * each * test
     print(
         f"{left} task{'s' * (left != 1)} to train for {run.steps:,} steps of {run.batch} pictures of "

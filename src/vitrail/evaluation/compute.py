@@ -6,7 +6,6 @@ ViT there is no difference.
 """
 
 from vitrail.models.family import ModelConfig
-from vitrail.models.walk import macs
 
 FLOPS_A_MAC = 6.0
 TPUV3_CORE_FLOPS = 1567e18 / (680 * 86400)  # of the paper's ViT-L/16 on JFT: 1567 exaFLOPs in 680 core-days
@@ -24,4 +23,4 @@ def tpuv3_core_days(flops: float) -> float:
 
 def counted_macs(config: ModelConfig) -> int:
     """Multiply-accumulates of one image as the paper counts them: without the taps that fall on padding."""
-    return macs(config) - config.padding_macs
+    return config.macs - config.padding_macs

@@ -128,6 +128,17 @@ class ModelConfig(Choice, ABC):
     def walk(self) -> Iterator[Step]:
         """The steps of one image from pixels to logits."""
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers the network learns, its head included."""
+        return sum(step.params for step in self.walk())
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one image; a FLOP count is twice this. Matrix products and convolutions count, padded
+        taps included (the paper's exaFLOPs leave those out: `padding_macs`); normalisation, softmax and GELU do not."""
+        return sum(step.macs for step in self.walk())
+
     @abstractmethod
     def activation_bytes(self, width: int, *, recompute: bool) -> int:
         """What the backward pass of one image reads again, in values of `width` bytes; with `recompute` blocks keep

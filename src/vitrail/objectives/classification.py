@@ -14,7 +14,6 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.mix import Mix, one_hot
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
-from vitrail.models.walk import macs
 from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
 
 Loss: TypeAlias = Literal["softmax", "sigmoid"]
@@ -43,7 +42,7 @@ class Classification(ObjectiveConfig):
 
     def work(self, model: ModelConfig) -> float:
         """Of one image, in multiply-accumulates of forward and backward."""
-        return macs(model)
+        return model.macs
 
     def make(self, network: Backbone, setting: Setting) -> Objective:
         return Classify(network, self, setting.classes, setting.preprocessing, setting.mix)

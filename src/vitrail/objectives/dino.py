@@ -21,7 +21,6 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
-from vitrail.models.walk import macs
 from vitrail.objectives.multicrop import PositionsAt, cropped, represent_at, resizable, two_views
 from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
 from vitrail.objectives.patches import as_weights, learner
@@ -105,9 +104,9 @@ class DINO(ObjectiveConfig):
         """MACs of a picture: all views through the learner, the wide ones through the teacher without gradient."""
         config = replace(self.suited(model), head="none", classes=0)
         head = mlp_macs(config.width, self.hidden, self.hidden, self.bottleneck, self.outputs)
-        wide = WIDE * (macs(config) + head)
+        wide = WIDE * (config.macs + head)
         small = replace(config, image=self.local(config.image, config.patch)) if self.local_views else config
-        return wide + wide / 3 + self.local_views * (macs(small) + head)
+        return wide + wide / 3 + self.local_views * (small.macs + head)
 
     def sharpness(self, step: int, steps: int) -> float:
         """The teacher's temperature at a step."""

@@ -21,7 +21,6 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import macs
 from vitrail.objectives import masks
 from vitrail.objectives.colours import COLOURS, colours, middles
 from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
@@ -97,7 +96,7 @@ class MaskedPatches(ObjectiveConfig):
         """MACs of a picture: the network on all tokens, the head on the corrupted ones."""
         config = self.suited(model)
         head = self.hides(config) * config.width * self.outputs(config)
-        return macs(replace(config, head="none", classes=0)) + head
+        return replace(config, head="none", classes=0).macs + head
 
 
 class PatchHead(nn.Module):

@@ -22,7 +22,6 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
-from vitrail.models.walk import macs
 from vitrail.objectives.multicrop import two_views
 from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
 from vitrail.objectives.patches import as_weights, learner
@@ -63,7 +62,7 @@ class MoCo(ObjectiveConfig):
         config = replace(self.suited(model), head="none", classes=0)
         project = mlp_macs(config.width, self.hidden, self.hidden, self.width)
         predict = mlp_macs(self.width, self.hidden, self.width)
-        taught = macs(config) + project
+        taught = config.macs + project
         return 2 * (taught + predict) + 2 * taught / 3
 
     def make(self, network: Backbone, setting: Setting) -> Objective:

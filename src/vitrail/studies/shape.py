@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from vitrail.core.shapes import pair
 from vitrail.models.vit_config import ViTConfig, vit_config
-from vitrail.models.walk import macs, parameters
 from vitrail.recipes.change import resized
 from vitrail.recipes.table3 import vit_b32_jft
 from vitrail.studies.bases import for_card, for_cores, given
@@ -89,7 +88,7 @@ def grid_of(scale: Scale, source: str) -> tuple[Run, Shape, dict[str, list[Shape
 def cells(scale: Scale, source: str) -> Sequence[Cell]:
     run, base, lines, head_width, seeds = grid_of(scale, source)
     model = vit_config(run.model)
-    unit = macs(base.of(model, head_width))
+    unit = base.of(model, head_width).macs
     places = [(BASE, base), *((line, shape) for line in LINES for shape in lines[line])]
     out: list[Cell] = []
     for number, (line, shape) in enumerate(places):
@@ -97,8 +96,8 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
         at = {
             "line": line,
             "shape": str(shape),
-            "compute": round(macs(network) / unit, 3),
-            "parameters": parameters(network),
+            "compute": round(network.macs / unit, 3),
+            "parameters": network.parameters,
         }
         name = f"{number:02d}-{line.lower().replace(' ', '-')}"
         out += [

@@ -13,7 +13,6 @@ from math import prod
 import torch
 
 from vitrail.models.family import ModelConfig
-from vitrail.models.walk import parameters
 from vitrail.optim.config import Optim
 
 CUDA_OWN = 1 << 30  # context, libraries, workspaces
@@ -22,7 +21,7 @@ USED = 0.85  # of what is free; the allocator leaves gaps
 
 def state_bytes(config: ModelConfig, optim: Optim, *, low: bool, average: bool, shards: int = 1) -> int:
     """Parameters, gradients, moments; `shards` processes hold a part each."""
-    return weights_bytes(parameters(config), 0, optim, low=low, average=average) // shards
+    return weights_bytes(config.parameters, 0, optim, low=low, average=average) // shards
 
 
 def weights_bytes(trained: int, kept: int, optim: Optim, *, low: bool, average: bool) -> int:

@@ -18,7 +18,6 @@ from vitrail.data.loader import Batch
 from vitrail.distributed.device import synchronise
 from vitrail.distributed.world import World
 from vitrail.evaluation.compute import training_flops
-from vitrail.models.walk import parameters
 from vitrail.models.zoo import network_name
 from vitrail.objectives.classification import Classification
 from vitrail.optim.schedules import rate
@@ -65,7 +64,7 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
     tested = f", {len(pictures.test):,} for the end ({pictures.tested})" if pictures.test is not None else ""
     figures["pictures"] = f"{samples:,} to train on{watched}{tested}; {classes_in(pictures)}"
     figures["network"] = (
-        f"{network_name(run.model)}: {parameters(run.model):,} parameters, {work / 1e9:.3g} GMAC an image "
+        f"{network_name(run.model)}: {run.model.parameters:,} parameters, {work / 1e9:.3g} GMAC an image "
         f"of {times(run.model.image)}"
     )
     figures["batch"] = (

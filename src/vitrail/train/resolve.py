@@ -14,7 +14,6 @@ from vitrail.distributed.device import name_device
 from vitrail.distributed.world import World
 from vitrail.evaluation.compute import training_flops
 from vitrail.models.family import ModelConfig
-from vitrail.models.walk import macs, parameters
 from vitrail.models.zoo import adapted, network_name
 from vitrail.objectives.build import weights_in
 from vitrail.optim.schedules import rate
@@ -135,7 +134,7 @@ def summary(run: ResolvedRun, pictures: Pictures, world: World, out: Path) -> tu
     device = name_device(world.device)
     return (
         f"run folder {out}; report {out / 'report.html'}",
-        f"{network_name(run.model)}: {parameters(run.model):,} parameters, {times(run.model.image)} px, from "
+        f"{network_name(run.model)}: {run.model.parameters:,} parameters, {times(run.model.image)} px, from "
         f"{run.weights or 'scratch'}",
         f"{pictures.title}: {len(pictures.train):,} pictures{dropped}, {classes_in(pictures)}{watched}",
         f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(pictures.train):,.1f} epochs; "
@@ -201,4 +200,4 @@ def needed(run: Run, world: World) -> tuple[int, int]:
     trained, kept = weights_in(run.objective, model, world)
     state = memory.weights_bytes(trained, kept, run.optim, low=low, average=average) // shards(run, world)
     # Passes without a gradient leave nothing behind, and a part of the tokens leaves a part: this is no less.
-    return state, math.ceil(each * max(1.0, run.objective.work(model) / macs(model)))
+    return state, math.ceil(each * max(1.0, run.objective.work(model) / model.macs))
