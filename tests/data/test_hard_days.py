@@ -140,7 +140,7 @@ def test_stopped_anywhere_and_gone_on_with_otherwise(photographs: Files, seed: i
         for start, stop in itertools.pairwise(stops)
     ]
     whole, parts = pieces(photographs, [(0, 11, 1, 0)]), pieces(photographs, spans)
-    for field in ("sample", "epoch", "label", "valid"):
+    for field in ("sample", "epoch", "target", "valid"):
         assert torch.equal(*(torch.cat([getattr(b, field) for b in batches]) for batches in (whole, parts)))
     for view in range(2):
         assert torch.equal(*(torch.cat([b.views[view] for b in batches]) for batches in (whole, parts)))

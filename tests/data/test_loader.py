@@ -30,7 +30,7 @@ def joined(parts: Iterable[Batch]) -> tuple[torch.Tensor, ...]:
     return (
         torch.cat([b.sample for b in batches]),
         torch.cat([b.epoch for b in batches]),
-        torch.cat([b.label for b in batches]),
+        torch.cat([b.target for b in batches]),
         *(torch.cat(views) for views in zip(*(b.views for b in batches), strict=True)),
     )
 
@@ -136,7 +136,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_next_that_does() -> No
 def test_several_labels_travel_filled_up() -> None:
     source = Relabelled(listed(3), Labels.several([[0, 2], [], [1]]), ["a", "b", "c"])
     batch = next(sweep(source, Preprocessing(image=(8, 8)), batch=4))
-    assert batch.label[:3].tolist() == [[0, 2], [-1, -1], [1, -1]]
+    assert batch.target[:3].tolist() == [[0, 2], [-1, -1], [1, -1]]
 
 
 def test_the_global_generator_is_left_alone() -> None:

@@ -31,7 +31,7 @@ SOURCE = Arrays(PICTURES, Labels(np.arange(23) % 4), "abcd")
 
 
 def same(one: Batch, other: Batch) -> bool:
-    fields = ("label", "sample", "epoch", "valid")
+    fields = ("target", "sample", "epoch", "valid")
     other = other.to("cpu")
     return one.step == other.step and all(
         torch.equal(a, b)
@@ -45,7 +45,7 @@ def same(one: Batch, other: Batch) -> bool:
 def nearly_same(one: Batch, other: Batch) -> bool:
     """The same samples, and pixels within one level of 255, but for a few in a thousand that an edge falls on."""
     far = [(a.int() - b.int()).abs().gt(1).float().mean() for a, b in zip(one.views, other.views, strict=True)]
-    return torch.equal(one.sample, other.sample) and torch.equal(one.label, other.label) and max(far) < 0.005
+    return torch.equal(one.sample, other.sample) and torch.equal(one.target, other.target) and max(far) < 0.005
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -69,7 +69,7 @@ def test_the_sweep_is_the_loaders(device: str) -> None:
             assert torch.equal(one.sample, there.sample)
             assert torch.equal(one.valid, there.valid)
             assert torch.equal(one.pixels[one.valid], there.pixels[one.valid])
-            assert torch.equal(one.label[one.valid], there.label[one.valid])
+            assert torch.equal(one.target[one.valid], there.target[one.valid])
 
 
 FULL = [

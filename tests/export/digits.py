@@ -35,7 +35,7 @@ def trained(config: ModelConfig, steps: int = 120, lr: float = 3e-3) -> Model:
     """A network with a card, in evaluation mode."""
     preprocessing = Preprocessing(image=config.image)
     (batch,) = sweep(DIGITS.splits["train"], preprocessing, batch=len(DIGITS.splits["train"]))
-    images, labels = preprocessing.normalise(batch.pixels), batch.label
+    images, labels = preprocessing.normalise(batch.pixels), batch.target
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(config)

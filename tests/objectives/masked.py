@@ -59,7 +59,7 @@ def batch_of(pixels: Tensor, *, first: int = 0, valid: Tensor | None = None) -> 
     return Batch(
         step=STEP,
         views=(pixels,),
-        label=torch.full((count,), -1),
+        targets=(torch.full((count,), -1),),
         sample=torch.arange(first, first + count),
         epoch=torch.full((count,), 2),
         valid=torch.ones(count, dtype=torch.bool) if valid is None else valid,

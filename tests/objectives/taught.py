@@ -65,7 +65,7 @@ def batch(count: int = 8, *, small: int = 0, seed: int = 1, absent: tuple[int, .
     views = [torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=generator) for size in sizes]
     nought = torch.zeros(count, dtype=torch.int64)
     valid = torch.tensor([place not in absent for place in range(count)])
-    return Batch(step=0, views=tuple(views), label=nought, sample=nought, epoch=nought, valid=valid)
+    return Batch(step=0, views=tuple(views), targets=(nought,), sample=nought, epoch=nought, valid=valid)
 
 
 def dealt(inputs: tuple[Tensor, ...], world: World) -> tuple[Tensor, ...]:

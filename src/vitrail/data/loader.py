@@ -31,6 +31,7 @@ from vitrail.data.ledger import Ledger, Unreadable
 from vitrail.data.order import Order, Positions
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
+from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.transforms.augmentation import Augmentation, views
 
 PATIENCE_S = 600.0  # a batch that takes longer means a store that hangs
@@ -78,7 +79,7 @@ class Batch:
 
     step: int
     views: tuple[Tensor, ...]  # uint8 [B, 3, H, W] each
-    label: Tensor  # int64 [B]; or [B, M], filled up with -1, where samples have several
+    targets: tuple[Tensor, ...]  # [B, ...]: one for each view where they move with the pixels, else one
     sample: Tensor  # int64 [B], the place in the source; -1 past the end
     epoch: Tensor  # int64 [B]
     valid: Tensor  # bool [B]
@@ -88,6 +89,11 @@ class Batch:
     def pixels(self) -> Tensor:
         """The first view."""
         return self.views[0]
+
+    @property
+    def target(self) -> Tensor:
+        """What the first view is to be learnt as."""
+        return self.targets[0]
 
     def __len__(self) -> int:
         return len(self.sample)
@@ -103,7 +109,7 @@ class Batch:
         return Batch(
             step=self.step,
             views=tuple(move(view) for view in self.views),
-            label=move(self.label),
+            targets=tuple(move(target) for target in self.targets),
             sample=move(self.sample),
             epoch=move(self.epoch),
             valid=move(self.valid),
@@ -142,8 +148,10 @@ class Share:
 class Steps(Dataset[Batch]):
     """Step in, batch out. This is all that a loader process runs."""
 
-    def __init__(self, source: Source, views: Views, share: Share, seed: int, repeats: int) -> None:
+    def __init__(self, source: Source, views: Views, share: Share, seed: int, repeats: int, targets: Targets) -> None:
+        targets.check(source)
         self.source, self.views, self.share, self.seed, self.repeats = source, views, share, seed, repeats
+        self.targets = targets
         # What each loader process is reading: its pid and the sample. Shared, so that it outlives the process.
         self.reading = torch.full((1, 2), -1, dtype=torch.int64)
 
@@ -178,7 +186,7 @@ class Steps(Dataset[Batch]):
         return Batch(
             step=step,
             views=views,
-            label=torch.from_numpy(self.source.labels.rows(np.where(exists, at.sample, 0))),
+            targets=(self.targets.batch(self.source, np.where(exists, at.sample, 0)),),
             sample=torch.from_numpy(np.where(exists, at.sample, -1)),
             epoch=torch.from_numpy(at.epoch),
             valid=torch.from_numpy(valid),
@@ -235,6 +243,7 @@ def stream(
     workers: int = 0,
     pin: bool = False,
     ledger: Ledger | None = None,
+    targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
     """The training batches from step `start` on, without end or up to `stop`. With `repeats` every sample comes so many
     times in a row, each time drawn anew (repeated augmentation); with several views each batch has them all."""
@@ -247,7 +256,7 @@ def stream(
     wanted = Augmented(tuple(augmentations)) if isinstance(augmentations, Sequence) else augmentations
     share = Share(batch=batch, rank=rank, world=world)
     steps = itertools.count(start) if stop is None else range(start, stop)
-    endless = Endless(source, wanted, share, seed, repeats)
+    endless = Endless(source, wanted, share, seed, repeats, targets)
     return load(endless, steps, workers=workers, pin=pin, ledger=ledger)
 
 
@@ -261,11 +270,12 @@ def sweep(
     workers: int = 0,
     pin: bool = False,
     ledger: Ledger | None = None,
+    targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
     """Every sample once. All processes get the same number of batches of the same shape."""
     plain = Plain(views) if isinstance(views, Preprocessing) else views
     share = Share(batch=batch, rank=rank, world=world)
-    once = Once(source, plain, share, 0, 1)
+    once = Once(source, plain, share, 0, 1, targets)
     return load(once, range(-(-len(source) // batch)), workers=workers, pin=pin, ledger=ledger)
 
 

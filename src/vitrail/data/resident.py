@@ -29,10 +29,12 @@ from vitrail.data.order import Order
 from vitrail.data.parcel import Parcel
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
+from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.batched import BatchedAugmentation, Plan
 
 LOAD_BATCH: Final = 256
+MOVING: Final = "targets that follow crops and flips have no batched form"
 ODD: Final = "is of another size than the first picture"
 LOOKED_AT: Final = 64  # pictures whose sizes are compared before a set is loaded
 DRAWN: Final = 8192  # places of the stream that are looked up at once; a few take almost as long
@@ -42,9 +44,11 @@ GROUPED_BYTES: Final = {"cpu": 6 << 20}
 GROUPED_BYTES_ELSEWHERE: Final = 64 << 20
 
 
-def fits(source: Source, limit: int) -> tuple[bool, str]:
+def fits(source: Source, limit: int, targets: Targets = CLASS_LABELS) -> tuple[bool, str]:
     """Whether a source can live on a device that has `limit` bytes for it, and why or why not. Only some headers are
     read: pictures of another size among the rest are found when the source is loaded."""
+    if targets.moves:
+        return False, MOVING
     size, seen = None, np.unique(np.linspace(0, len(source) - 1, LOOKED_AT).astype(np.int64)) if len(source) else []
     for index in seen:
         try:
@@ -98,10 +102,13 @@ class Resident:
         limit: int | None = None,
         workers: int = 0,
         ledger: Ledger | None = None,
+        targets: Targets = CLASS_LABELS,
     ) -> None:
         """`limit` is the number of bytes that the pictures may take."""
         if not len(source):
             raise DataError("a source without pictures cannot be loaded")
+        if targets.moves:
+            raise ConfigError(f"{MOVING}; read them through the loader")
         self.source, self.device = source, torch.device(device)
         view = AsIs(first_size(source)) if size is None else Plain(Preprocessing(image=size))
         height, width = view.sizes[0]
@@ -120,7 +127,7 @@ class Resident:
             first, count = batch.step * LOAD_BATCH, int((batch.sample >= 0).sum())
             self.pixels[first : first + count].copy_(batch.pixels[:count])
             self.valid[first : first + count].copy_(batch.valid[:count])
-        self.labels = torch.from_numpy(source.labels.rows(np.arange(len(source)))).to(self.device)
+        self.target = targets.batch(source, np.arange(len(source))).to(self.device)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -178,10 +185,10 @@ class Resident:
             yield whole
             return
         local = len(whole) // len(group.steps)
-        rest = (whole.label, whole.sample, whole.epoch, whole.valid)
+        rest = (whole.target, whole.sample, whole.epoch, whole.valid)
         parts = zip(*(tensor.split(local) for tensor in (*rest, *whole.views)), strict=True)
-        for step, (label, sample, epoch, valid, *seen) in zip(group.steps, parts, strict=True):
-            yield Batch(step=step, views=tuple(seen), label=label, sample=sample, epoch=epoch, valid=valid)
+        for step, (target, sample, epoch, valid, *seen) in zip(group.steps, parts, strict=True):
+            yield Batch(step=step, views=tuple(seen), targets=(target,), sample=sample, epoch=epoch, valid=valid)
 
     def augmented(self, views: Sequence[BatchedAugmentation], group: "Prepared") -> Batch:
         """All steps of a group as one batch, by the number of the first."""
@@ -207,7 +214,7 @@ class Resident:
         return Batch(
             step=step,
             views=views,
-            label=self.labels.index_select(0, taken),
+            targets=(self.target.index_select(0, taken),),
             sample=taken if exists is None else torch.where(exists, taken, -1),
             epoch=epoch,
             valid=valid if exists is None else valid & exists,

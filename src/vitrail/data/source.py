@@ -78,8 +78,7 @@ class Source(ABC):
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what is in here and in which order: names, labels, classes, sizes. Another set, another hash."""
-        names = (self.name(i).encode("utf-8", "surrogateescape") + b"\0" for i in range(len(self)))
-        return hashed("source", self.classes, [self.labels.values, self.labels.starts, self.sizes()], names)
+        return hash_names(self, [*self.classes, *pixel_class_words(self)])
 
 
 def hash_content(content: Encoded) -> int:
@@ -128,6 +127,17 @@ def hashed(
     return digest.hexdigest()
 
 
+def hash_names(source: Source, words: Iterable[str]) -> str:
+    """The fingerprint of a source that is known by its words, labels, sizes and the names of its samples."""
+    names = (source.name(i).encode("utf-8", "surrogateescape") + b"\0" for i in range(len(source)))
+    return hashed("source", words, [source.labels.values, source.labels.starts, source.sizes()], names)
+
+
+def pixel_class_words(source: Source) -> tuple[str, ...]:
+    """What masks add to a fingerprint: nothing where there are none."""
+    return ("masks", *source.pixel_classes) if source.pixel_classes else ()
+
+
 class Subset(Source):
     """Some samples of another source, in the given order. One of a subset is one of the whole."""
 
@@ -136,7 +146,7 @@ class Subset(Source):
         self.indices = np.asarray(indices, np.int64)
         if self.indices.size and not (int(self.indices.min()) >= 0 and int(self.indices.max()) < len(source)):
             raise DataError(f"a subset asks for sample {int(self.indices.max())} of a source with {len(source)}")
-        self.classes = source.classes
+        self.classes, self.pixel_classes = source.classes, source.pixel_classes
         self.labels = source.labels.take(self.indices)
         if isinstance(source, Subset):
             self.source, self.indices = source.source, source.indices[self.indices]
@@ -154,6 +164,9 @@ class Subset(Source):
     def name(self, index: int) -> str:
         return self.source.name(int(self.indices[index]))
 
+    def mask(self, index: int) -> Encoded:
+        return self.source.mask(int(self.indices[index]))
+
     def content_hash(self, index: int) -> int:
         return self.source.content_hash(int(self.indices[index]))
 
@@ -169,7 +182,9 @@ class Concat(Source):
         self.sources = tuple(sources)
         if len({source.classes for source in sources}) != 1:
             raise DataError("sources with different classes cannot be joined")
-        self.classes = self.sources[0].classes
+        if len({source.pixel_classes for source in sources}) != 1:
+            raise DataError("sources whose masks have different classes cannot be joined")
+        self.classes, self.pixel_classes = self.sources[0].classes, self.sources[0].pixel_classes
         self.ends: NDArray[np.int64] = np.cumsum([len(source) for source in sources])
         if any(source.labels.multiple for source in sources):
             self.labels = Labels.several(source.labels[i] for source in sources for i in range(len(source)))
@@ -197,6 +212,10 @@ class Concat(Source):
         source, within = self.place(index)
         return source.name(within)
 
+    def mask(self, index: int) -> Encoded:
+        source, within = self.place(index)
+        return source.mask(within)
+
     def content_hash(self, index: int) -> int:
         source, within = self.place(index)
         return source.content_hash(within)
@@ -209,6 +228,7 @@ class Relabelled(Source):
         if len(labels) != len(source):
             raise DataError(f"{len(labels)} labels for {len(source)} samples")
         self.source, self.labels, self.classes = source, labels, tuple(classes)
+        self.pixel_classes = source.pixel_classes
 
     @cached_property
     def fingerprint(self) -> str:
@@ -220,6 +240,9 @@ class Relabelled(Source):
 
     def name(self, index: int) -> str:
         return self.source.name(index)
+
+    def mask(self, index: int) -> Encoded:
+        return self.source.mask(index)
 
     def content_hash(self, index: int) -> int:
         return self.source.content_hash(index)
@@ -256,4 +279,5 @@ class Arrays(Source):
         size = np.asarray(self.pictures[0]).nbytes if len(self) else 1
         some = np.linspace(0, len(self) - 1, min(len(self), max(4096, HASHED // size))).astype(np.int64)
         pixels = (np.ascontiguousarray(self.pictures[int(index)]).data for index in some)
-        return hashed("arrays", [self.called, *self.classes], [self.labels.values, self.labels.starts], pixels)
+        words = [self.called, *self.classes, *pixel_class_words(self)]
+        return hashed("arrays", words, [self.labels.values, self.labels.starts], pixels)

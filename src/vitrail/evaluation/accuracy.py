@@ -105,9 +105,9 @@ class ClassificationMetric:
         logs = logits.log_softmax(-1)
         sure, predicted = logs.max(-1)
         top = logits.topk(TOP).indices if self.classes > TOP else predicted[:, None]  # [B, 5]
-        found = judge_predictions(sound_only(predicted, logs), sound_only(top, logs), batch.label)
+        found = judge_predictions(sound_only(predicted, logs), sound_only(top, logs), batch.target)
         counted = batch.valid & found.labelled
-        losses, truth = cross_entropies(logs, batch.label), found.truth.clamp(min=0)
+        losses, truth = cross_entropies(logs, batch.target), found.truth.clamp(min=0)
         absent = ~batch.valid & (batch.sample >= 0)
         tests = torch.stack([counted, counted & found.right, counted & found.among, absent])
         self.counts += tests.sum(1)

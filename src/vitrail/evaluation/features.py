@@ -82,7 +82,7 @@ def extract(
     with at_rest(network, device, precision):
         for batch in batches:
             moved = batch.to(device)
-            held.append((read(network, prepare(moved.pixels)).float(), moved.label, moved.sample, moved.valid))
+            held.append((read(network, prepare(moved.pixels)).float(), moved.target, moved.sample, moved.valid))
             if len(held) == HELD:
                 fetched, held = [*fetched, *fetch(held)], []
     fetched += fetch(held)

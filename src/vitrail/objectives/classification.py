@@ -61,10 +61,10 @@ class Classify(Objective):
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """Pixels as bytes [B, 3, H, W], targets [B, K], what to score against [B], and which count [B]."""
-        targets = one_hot(batch.label, self.classes, self.config.smoothing)
-        label = batch.label if batch.label.ndim == 1 else batch.label[:, 0]
+        targets = one_hot(batch.target, self.classes, self.config.smoothing)
+        label = batch.target if batch.target.ndim == 1 else batch.target[:, 0]
         counted = batch.valid & (label >= 0)
-        if batch.label.ndim == 2 and self.config.loss == "sigmoid":
+        if batch.target.ndim == 2 and self.config.loss == "sigmoid":
             counted = batch.valid  # no label of several is an answer, too: none applies
         pixels, targets = self.mix(batch.pixels, targets, seed=seed, step=step, valid=batch.valid)
         return pixels, targets, targets.argmax(-1), counted  # a mixed picture is scored as what most of it is

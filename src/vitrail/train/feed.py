@@ -11,6 +11,7 @@ from vitrail.data.loader import Batch, Plain, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.resident import Resident, fits
 from vitrail.data.source import Source
+from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.batched import unsupported
 from vitrail.distributed.world import World
@@ -29,9 +30,11 @@ def room(device: torch.device) -> int:
     return HOST_BYTES
 
 
-def may_reside(source: Source, augmentations: Sequence[Augmentation], device: torch.device) -> tuple[bool, str]:
+def may_reside(
+    source: Source, augmentations: Sequence[Augmentation], device: torch.device, targets: Targets = CLASS_LABELS
+) -> tuple[bool, str]:
     """Whether a set can lie on the device and be augmented there, and why."""
-    can, reason = fits(source, room(device))
+    can, reason = fits(source, room(device), targets)
     for augmentation in augmentations:
         if can and (lacking := unsupported(augmentation)):
             return False, lacking
@@ -60,9 +63,11 @@ class Feed:
         seed: int,
         world: World,
         ledger: Ledger,
+        targets: Targets = CLASS_LABELS,
     ) -> None:
         self.source, self.augmentations, self.data = source, augmentations, data
         self.batch, self.seed, self.world, self.ledger = batch, seed, world, ledger
+        self.targets = targets
         self.resident: Resident | None = None
         self.batches: Iterator[Batch] | None = None  # held on to: they know what a process read that dies
 
@@ -71,7 +76,7 @@ class Feed:
         world, device = self.world, self.world.device
         if self.data.resident == "on":
             if self.resident is None:
-                self.resident = Resident(self.source, device=device, ledger=self.ledger)
+                self.resident = Resident(self.source, device=device, ledger=self.ledger, targets=self.targets)
             yield from self.resident.stream(
                 self.augmentations,
                 batch=self.batch,
@@ -96,6 +101,7 @@ class Feed:
             workers=worker_count(self.data, world),
             pin=device.type == "cuda",
             ledger=self.ledger,
+            targets=self.targets,
         )
         for batch in self.batches:
             yield batch.to(device)
@@ -105,9 +111,17 @@ class Sweep:
     """A split to score, batch by batch; one that is small stays on the device after the first time."""
 
     def __init__(
-        self, source: Source, views: Preprocessing | Views, data: Data, *, batch: int, world: World, ledger: Ledger
+        self,
+        source: Source,
+        views: Preprocessing | Views,
+        data: Data,
+        *,
+        batch: int,
+        world: World,
+        ledger: Ledger,
+        targets: Targets = CLASS_LABELS,
     ) -> None:
-        self.source, self.data = source, data
+        self.source, self.data, self.targets = source, data, targets
         self.views = Plain(views) if isinstance(views, Preprocessing) else views
         self.batch, self.world, self.ledger = batch * world.size, world, ledger
         pixels = sum(height * width for height, width in self.views.sizes)
@@ -130,6 +144,7 @@ class Sweep:
             workers=0 if self.small and self.data.resident == "on" else worker_count(self.data, world),
             pin=world.device.type == "cuda",
             ledger=self.ledger,
+            targets=self.targets,
         )
         for batch in self.batches:
             moved = batch.to(world.device)

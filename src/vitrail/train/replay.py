@@ -68,7 +68,7 @@ def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) 
         for at, part in enumerate(divided(inputs, 1)):
             seed_generators(world.device, resolved.seed, step, world.rank, at)
             alone = loss if resolved.objective.couples else float(parts.objective(*part).total)
-            sample, label = int(batch.sample[at]), int(batch.label.reshape(len(batch), -1)[at, 0])
+            sample, label = int(batch.sample[at]), int(batch.target.reshape(len(batch), -1)[at, 0])
             seen.append(
                 Seen(
                     name=pictures.train.name(sample),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, BadPicture, DataError
 from vitrail.data.labels import NONE, Labels, number_classes, refuse_negative
-from vitrail.data.source import Source
+from vitrail.data.source import Source, pixel_class_words
 
 REMEDY: Final = "A column of names (text) instead of numbers makes each of them a class"
 BUDGET: Final = 256 << 20  # bytes of decoded row groups that a process keeps
@@ -213,7 +213,7 @@ class Rows(Source):
     @cached_property
     def fingerprint(self) -> str:
         """As every source's; the sizes of blocks stand for those of samples."""
-        digest = sha256("\0".join(["rows", str(len(self)), *self.classes]).encode())
+        digest = sha256("\0".join(["rows", str(len(self)), *self.classes, *pixel_class_words(self)]).encode())
         for array in (self.labels.values, self.labels.starts, np.asarray(self.blocks.marks(), np.int64)):
             digest.update(b"|" if array is None else np.ascontiguousarray(array, np.int64).tobytes())
         return digest.hexdigest()

@@ -8,7 +8,7 @@ Only sums, products, comparisons and roots are used: the same pixels everywhere.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vitrail.core.errors import ConfigError, unknown
 from vitrail.data.draws import Draws
 from vitrail.data.labels import Labels
-from vitrail.data.source import Source, hash_content
+from vitrail.data.source import Source, hash_content, hash_names
 
 Plane: TypeAlias = NDArray[np.floating[Any]]  # [H, W], float32
 Label: TypeAlias = Literal["shape", "colour", "position", "size"]
@@ -192,6 +192,11 @@ class Shapes(Source):
 
     def name(self, index: int) -> str:
         return f"shapes-{self.size}px-seed{self.seed}[{index}]"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Without the classes of pixels, which follow from the names: runs from before there were masks resume."""
+        return hash_names(self, self.classes)
 
     def content_hash(self, index: int) -> int:
         """The name says which pixels these are, and need not be drawn for it."""

@@ -18,7 +18,7 @@ from vitrail.data.labels import number_classes
 from vitrail.data.readers.folder import MAX_BYTES, look, split_name
 from vitrail.data.readers.naming import by_split, expand
 from vitrail.data.readers.shards.index import Index, Progress, Shard, opened
-from vitrail.data.source import Source
+from vitrail.data.source import Source, pixel_class_words
 
 OPEN_FILES: Final = 64  # a process
 INDEX: Final = "vitrail.index"
@@ -61,7 +61,7 @@ class Shards(Source):
     @cached_property
     def fingerprint(self) -> str:
         """As every source's, but of whole arrays at a time, and without the names of the tar files."""
-        digest = sha256(json.dumps(["shards", len(self), *self.classes]).encode())
+        digest = sha256(json.dumps(["shards", len(self), *self.classes, *pixel_class_words(self)]).encode())
         starts, bytes_of = self.names.starts, self.names.bytes
         arrays: list[tuple[NDArray[Any] | None, int]] = [
             (self.labels.values, 0),
