@@ -12,6 +12,7 @@ from torchvision.transforms.v2 import functional as F
 from vitrail.core.shapes import Pair
 from vitrail.data.decode.picture import Picture
 from vitrail.data.draws import Draws
+from vitrail.data.geometry import Geometry
 from vitrail.data.labels import Labels
 from vitrail.data.source import Source
 
@@ -61,6 +62,10 @@ class Shifted:
     def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
         pixels = F.pil_to_tensor(picture.rgb())
         return tuple(self.shifted(pixels, each) for each in draws)
+
+    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]:
+        places = [each.integers("place", 6, 2)[0].tolist() for each in draws]
+        return tuple(Geometry(whole=whole, box=(top, left, 4, 4), inner=(4, 4)) for top, left in places)
 
     def shifted(self, pixels: Tensor, draws: Draws) -> Tensor:
         top, left = draws.integers("place", 6, 2)[0].tolist()

@@ -95,6 +95,6 @@ class Geometry:
 
 def gather(values: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64], fill: int) -> Tensor:
     """The given rows and columns of [..., H, W]; `fill` where one of them is -1."""
-    down, across = (torch.from_numpy(np.ascontiguousarray(places)).to(values.device) for places in (rows, columns))
+    down, across = (torch.from_numpy(places.copy()).to(values.device) for places in (rows, columns))
     found = values.index_select(-2, down.clamp(min=0)).index_select(-1, across.clamp(min=0))
     return found.masked_fill((down < 0)[:, None] | (across < 0), fill)

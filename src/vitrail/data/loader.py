@@ -27,22 +27,25 @@ from vitrail.core.errors import BadPicture, ConfigError, DataError, WorkerDied
 from vitrail.core.shapes import Pair
 from vitrail.data.decode.picture import Picture
 from vitrail.data.draws import Draws
+from vitrail.data.geometry import Geometry
 from vitrail.data.ledger import Ledger, Unreadable
 from vitrail.data.order import Order, Positions
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
 from vitrail.data.targets import CLASS_LABELS, Targets
-from vitrail.data.transforms.augmentation import Augmentation, views
+from vitrail.data.transforms.augmentation import Augmentation, check_geometries, views
 
 PATIENCE_S = 600.0  # a batch that takes longer means a store that hangs
 
 
 class Views(Protocol):
-    """From a picture to one or more views of it, uint8 [3, H, W] each; what is random in them comes from the draws."""
+    """From a picture to one or more views of it, uint8 [3, H, W] each; what is random in them comes from the draws. The
+    geometries say where the pixels come from in an upright image of size `whole`, for targets that follow them."""
 
     @property
     def sizes(self) -> tuple[Pair, ...]: ...
     def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]: ...
+    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,9 @@ class Augmented:
     def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
         return views(self.augmentations, picture, draws)
 
+    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]:
+        return tuple(each.geometry(whole, drawn) for each, drawn in zip(self.augmentations, draws, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Plain:
@@ -71,6 +77,9 @@ class Plain:
 
     def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
         return (self.preprocessing.pixels(picture.rgb()),)
+
+    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]:
+        return (self.preprocessing.geometry(whole),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -169,6 +178,8 @@ class Steps(Dataset[Batch]):
             Draws.of(seed=self.seed, epoch=at.epoch, sample=at.sample, view=at.repeat * len(views) + number)
             for number in range(len(views))
         ]
+        blanks = [self.targets.blank(size) for size in self.views.sizes] if self.targets.moves else []
+        moving = tuple(blank.repeat(len(exists), *[1] * blank.ndim) for blank in blanks)
         valid, unreadable = exists.copy(), list[Unreadable]()
         info = get_worker_info()
         mine = self.reading[0 if info is None else info.id]
@@ -176,29 +187,36 @@ class Steps(Dataset[Batch]):
         for place in np.flatnonzero(exists):
             sample = int(at.sample[place])
             mine[1] = sample
-            fault = self.fill(sample, [view[place] for view in views], [draw.row(int(place)) for draw in draws])
+            into = [view[place] for view in views], [target[place] for target in moving]
+            fault = self.fill(sample, *into, [draw.row(int(place)) for draw in draws])
             if fault is not None:
                 valid[place] = False
                 unreadable.append(Unreadable(sample, self.source.name(sample), fault))
         mine[1] = -1
         for view in views:
             view[torch.from_numpy(~valid)] = 0
+        for target, blank in zip(moving, blanks, strict=True):
+            target[torch.from_numpy(~valid)] = blank
         return Batch(
             step=step,
             views=views,
-            targets=(self.targets.batch(self.source, np.where(exists, at.sample, 0)),),
+            targets=moving or (self.targets.batch(self.source, np.where(exists, at.sample, 0)),),
             sample=torch.from_numpy(np.where(exists, at.sample, -1)),
             epoch=torch.from_numpy(at.epoch),
             valid=torch.from_numpy(valid),
             unreadable=tuple(unreadable),
         )
 
-    def fill(self, sample: int, into: list[Tensor], draws: list[Draws]) -> str | None:
-        """Puts a sample's views where they belong; the reason where there are none."""
+    def fill(self, sample: int, views: list[Tensor], targets: list[Tensor], draws: list[Draws]) -> str | None:
+        """Puts a sample's views where they belong, and its targets where those move; the reason where that fails."""
         try:
             picture = Picture(self.source.read(sample))
-            for place, pixels in zip(into, self.views(picture, draws), strict=True):
+            for place, pixels in zip(views, self.views(picture, draws), strict=True):
                 place.copy_(pixels)
+            if targets:
+                target = self.targets.read(self.source, sample, picture.size)
+                for place, geometry in zip(targets, self.views.geometries(picture.size, draws), strict=True):
+                    place.copy_(self.targets.view(target, geometry))
         except BadPicture as error:
             fault = str(error)
         except OSError as error:
@@ -253,10 +271,13 @@ def stream(
         raise ConfigError(f"repeats={repeats} must be at least 1")
     if isinstance(augmentations, Augmentation):
         augmentations = (augmentations,)
-    wanted = Augmented(tuple(augmentations)) if isinstance(augmentations, Sequence) else augmentations
+    if isinstance(augmentations, Sequence):
+        if targets.moves:
+            check_geometries(augmentations)
+        augmentations = Augmented(tuple(augmentations))
     share = Share(batch=batch, rank=rank, world=world)
     steps = itertools.count(start) if stop is None else range(start, stop)
-    endless = Endless(source, wanted, share, seed, repeats, targets)
+    endless = Endless(source, augmentations, share, seed, repeats, targets)
     return load(endless, steps, workers=workers, pin=pin, ledger=ledger)
 
 

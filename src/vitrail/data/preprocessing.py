@@ -1,7 +1,7 @@
 """The preprocessing that travels with the weights: from a picture to the pixels a network was trained on."""
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from vitrail.core.errors import ConfigError, unknown
 from vitrail.core.shapes import LARGEST_SIDE, Pair, times
@@ -11,6 +11,8 @@ from vitrail.data.decode.picture import upright_rgb
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
+
+    from vitrail.data.geometry import Geometry
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 Resampling: TypeAlias = Literal["bilinear", "bicubic", "area"]
@@ -84,46 +86,81 @@ class Preprocessing:
         resize: Any = F.resize  # takes pictures too, whatever its annotation says
         size = list(self.image) if self.resize is None else [self.resize]
         upright = upright_rgb(picture)
-        if self.resize is not None and self.resize**2 * max(upright.size) > LARGEST * min(upright.size):
+        whole = (upright.height, upright.width)
+        if self._is_strip(whole):
             height, width = self.image
-            return F.pil_to_tensor(upright.resize((width, height), pillow(self.interpolation), self.centre(upright)))
+            return F.pil_to_tensor(upright.resize((width, height), pillow(self.interpolation), self._centre(whole)))
         if self.interpolation == "area":
             return self._averaged(F.pil_to_tensor(upright))
         if self.antialias:
             return F.pil_to_tensor(F.center_crop(resize(upright, size, interpolation=mode), list(self.image)))
         # In floats: the kernel for bytes exists on some processors only, and rounds otherwise.
         if self.interpolation == "bilinear":
-            resized = tensorflow.bilinear(F.pil_to_tensor(upright), self._resized(upright))
+            resized = tensorflow.bilinear(F.pil_to_tensor(upright), self._resized(whole))
         else:
             resized = resize(F.pil_to_tensor(upright).float(), size, interpolation=mode, antialias=False)
         return F.center_crop(resized, list(self.image)).round().clamp(0, 255).byte()
 
-    def _resized(self, picture: "Image") -> Pair:
-        """What the whole picture is resized to: torchvision's rule, which cuts the longer side off to pixels."""
+    def geometry(self, whole: Pair) -> "Geometry":
+        """Where the pixels come from, in an upright image of size `whole`."""
+        from vitrail.data.geometry import Geometry  # loads torch
+
+        if self.resize is None:
+            return Geometry(whole=whole, box=(0, 0, *whole), inner=self.image)
+        if self._is_strip(whole):
+            left, top, right, bottom = self._centre(whole)
+            return Geometry(whole=whole, box=(top, left, bottom - top, right - left), inner=self.image)
+        resized = self._resized(whole)
+        rows, columns = (self._window(*sides) for sides in zip(resized, self.image, strict=True))
+        down, across = whole[0] / resized[0], whole[1] / resized[1]
+        return Geometry(
+            whole=whole,
+            box=(rows.first * down, columns.first * across, rows.length * down, columns.length * across),
+            inner=(rows.length, columns.length),
+            pad=(columns.before, rows.before, columns.after, rows.after),
+        )
+
+    def _window(self, resized: int, wanted: int) -> "Window":
+        """What the crop leaves of one side of the resized picture, and what it adds where that is too short."""
+        if wanted > resized:
+            return Window(0, resized, (wanted - resized) // 2, (wanted - resized + 1) // 2)
+        first = (resized - wanted) // 2 if self.interpolation == "area" else round((resized - wanted) / 2)
+        return Window(first, wanted, 0, 0)
+
+    def _is_strip(self, whole: Pair) -> bool:
+        """Whether the resized picture would be too large to make."""
+        return self.resize is not None and self.resize**2 * max(whole) > LARGEST * min(whole)
+
+    def _resized(self, whole: Pair) -> Pair:
+        """What the whole picture is resized to: torchvision's rule, which cuts the longer side off to pixels; or
+        big_vision's, which rounds it."""
         if self.resize is None:
             return self.image
-        short, long = min(picture.size), max(picture.size)
+        short, long = min(whole), max(whole)
+        if self.interpolation == "area":
+            return (round(whole[0] * (self.resize / short)), round(whole[1] * (self.resize / short)))
         other = int(self.resize * long / short)
-        return (self.resize, other) if picture.height <= picture.width else (other, self.resize)
+        return (self.resize, other) if whole[0] <= whole[1] else (other, self.resize)
 
     def _averaged(self, whole: "Tensor") -> "Tensor":
         """big_vision's resize_small and central_crop, uint8 [3, H, W] to [3, h, w]."""
-        high, wide = whole.shape[1:]
         height, width = self.image
+        done = tensorflow.truncated(tensorflow.area(whole, self._resized((whole.shape[1], whole.shape[2]))))
         if self.resize is None:
-            return tensorflow.truncated(tensorflow.area(whole, self.image))
-        factor = self.resize / min(high, wide)
-        done = tensorflow.truncated(tensorflow.area(whole, (round(high * factor), round(wide * factor))))
+            return done
         top, left = (done.shape[1] - height) // 2, (done.shape[2] - width) // 2
         return done[:, top : top + height, left : left + width]
 
     def centre(self, picture: "Image") -> tuple[float, float, float, float]:
         """The box of a picture that resizing and cropping would leave, without making the rest: for one so long that
         the rest would fill the memory."""
+        return self._centre((picture.height, picture.width))
+
+    def _centre(self, whole: Pair) -> tuple[float, float, float, float]:
         assert self.resize is not None
-        scale = min(picture.size) / self.resize
+        scale = min(whole) / self.resize
         height, width = (side * scale for side in self.image)
-        left, top = (picture.width - width) / 2, (picture.height - height) / 2
+        left, top = (whole[1] - width) / 2, (whole[0] - height) / 2
         return (left, top, left + width, top + height)
 
     def normalise(self, pixels: "Tensor") -> "Tensor":
@@ -152,6 +189,15 @@ class Preprocessing:
             raise ConfigError(f"incomplete preprocessing: {error.args[0]} is missing") from None
         except ConfigError as error:
             raise ConfigError(f"preprocessing: {error}") from None
+
+
+class Window(NamedTuple):
+    """Of one side: where it begins, how long it is, and what is added before and after."""
+
+    first: int
+    length: int
+    before: int
+    after: int
 
 
 def pillow(interpolation: Resampling) -> Any:

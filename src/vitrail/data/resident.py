@@ -23,6 +23,7 @@ from vitrail.core.shapes import Pair, times
 from vitrail.data.ahead import Ahead
 from vitrail.data.decode.picture import Picture
 from vitrail.data.draws import Draws
+from vitrail.data.geometry import Geometry
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch, Plain, Share, sweep
 from vitrail.data.order import Order
@@ -88,6 +89,9 @@ class AsIs:
         if picture.size != self.sizes[0]:
             raise BadPicture(ODD)
         return self.plain(picture, draws)
+
+    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]:
+        return self.plain.geometries(whole, draws)
 
 
 class Resident:

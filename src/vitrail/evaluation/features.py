@@ -13,6 +13,7 @@ from vitrail.core.shapes import Pair
 from vitrail.data import tensorflow
 from vitrail.data.decode.picture import Picture
 from vitrail.data.draws import Draws
+from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.rest import Precision, at_rest, prepared
@@ -49,6 +50,15 @@ class Squared:
         whole = tensorflow.truncated(tensorflow.bilinear(rgb, larger))
         top, left = (larger[0] - height) // 2, (larger[1] - width) // 2
         return (whole[:, top : top + height, left : left + width],)
+
+    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]:
+        height, width = self.image
+        tall, wide = round(height * 8 / 7), round(width * 8 / 7)
+        top, left = (tall - height) // 2, (wide - width) // 2
+        down, across = whole[0] / tall, whole[1] / wide
+        return (
+            Geometry(whole=whole, box=(top * down, left * across, height * down, width * across), inner=self.image),
+        )
 
 
 def features(

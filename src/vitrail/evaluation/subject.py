@@ -18,6 +18,7 @@ from vitrail.data.loader import Batch, Views, sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.selection import Selection
 from vitrail.data.source import Source
+from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.evaluation.rest import Precision
 from vitrail.evaluation.result import data_facts, deduplicated, weights_facts
 from vitrail.models.build import Model
@@ -100,6 +101,7 @@ def read_all(
     rank: int = 0,
     world: int = 1,
     ledger: Ledger | None = None,
+    targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
     """Every picture once, prepared. A process's batch has one size, however many processes there are: a product over
     other rows may round otherwise, and the numbers are to be the same. A `batch` of 0 is chosen by the device, a
@@ -116,6 +118,7 @@ def read_all(
         workers=workers if workers >= 0 else default_workers(),
         pin=device.type == "cuda",
         ledger=ledger,
+        targets=targets,
     )
 
 

@@ -12,7 +12,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.resident import Resident, fits
 from vitrail.data.source import Source
 from vitrail.data.targets import CLASS_LABELS, Targets
-from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.augmentation import Augmentation, check_geometries
 from vitrail.data.transforms.batched import unsupported
 from vitrail.distributed.world import World
 from vitrail.train.config import Data
@@ -67,6 +67,8 @@ class Feed:
     ) -> None:
         self.source, self.augmentations, self.data = source, augmentations, data
         self.batch, self.seed, self.world, self.ledger = batch, seed, world, ledger
+        if targets.moves:
+            check_geometries(augmentations)
         self.targets = targets
         self.resident: Resident | None = None
         self.batches: Iterator[Batch] | None = None  # held on to: they know what a process read that dies

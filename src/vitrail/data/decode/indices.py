@@ -20,7 +20,7 @@ def read_indices(data: "bytes | NDArray[np.uint8]") -> NDArray[np.uint8]:
     if isinstance(data, np.ndarray):
         if data.dtype != np.uint8 or data.ndim != 2 or not data.size:
             raise BadPicture(f"an array of {data.dtype} {list(data.shape)}; a mask is uint8 [H, W]")
-        return data
+        return np.array(data, order="C")  # which may be read-only, or a view with steps of its own
     if format_of(data) != "PNG":
         raise BadPicture(f"{format_of(data)}; a mask is a PNG of class indices")
     picture = Picture(data)

@@ -17,10 +17,11 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair, pair
 from vitrail.data.decode.picture import Picture
 from vitrail.data.draws import Draws
+from vitrail.data.geometry import Geometry
 from vitrail.data.transforms.crop import Crop, Cut, InceptionCrop, Range, ResizeCrop
 from vitrail.data.transforms.erase import RandomErasing
-from vitrail.data.transforms.policy import Distort, Policy, ThreeAugment
-from vitrail.data.transforms.programme import Programme
+from vitrail.data.transforms.policy import Distort, Policy, ThreeAugment, used
+from vitrail.data.transforms.programme import GEOMETRIC, Programme
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,6 +49,12 @@ class Augmentation:
         """Whether each of the B samples is mirrored [B]."""
         return draws.uniform("flip")[:, 0] < self.flip
 
+    def geometry(self, whole: Pair, draws: Draws) -> Geometry:
+        """Where the pixels of a view come from, in an upright image of size `whole`; with the same draws, what is done
+        to its pixels. A policy that moves pixels has no geometry: see `check_geometries`."""
+        cut = self.crop.cut(whole, draws)
+        return Geometry(whole=whole, box=cut.box, inner=cut.inner, pad=cut.pad, flip=bool(self.flips(draws)[0]))
+
     def __call__(self, picture: Picture, draws: Draws) -> Tensor:
         """One picture to pixels [3, H, W], uint8; `draws` are those of one sample and view."""
         return views([self], picture, [draws])[0]
@@ -71,6 +78,17 @@ def views(augmentations: Sequence[Augmentation], picture: Picture, draws: Sequen
     return tuple(
         each.finish(image, whole, cut, drawn) for each, cut, drawn in zip(augmentations, cuts, draws, strict=True)
     )
+
+
+def check_geometries(augmentations: Sequence[Augmentation]) -> None:
+    """ConfigError where a policy moves pixels in ways that masks, boxes and points do not follow."""
+    for policy in (augmentation.policy for augmentation in augmentations):
+        if policy is not None and (moving := sorted(GEOMETRIC & used(policy))):
+            raise ConfigError(
+                f"augmentation.policy={type(policy).__name__} uses {', '.join(moving)}, which masks and other targets "
+                "with places in the image do not follow; use augmentation.policy=ThreeAugment or Distort, which "
+                "change colours alone, or none"
+            )
 
 
 def run(programme: Programme, pixels: Tensor) -> Tensor:

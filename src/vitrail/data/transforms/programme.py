@@ -11,6 +11,7 @@ NAMES: Final = (
     *("hue", "grey", "blur"),
 )
 NUMBER: Final = {name: number for number, name in enumerate(NAMES)}
+GEOMETRIC: Final = frozenset({"shear_x", "shear_y", "translate_x", "translate_y", "rotate"})  # move pixels
 IDENTITY: Final = NUMBER["identity"]
 
 

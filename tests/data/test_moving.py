@@ -1,0 +1,143 @@
+"""Batches with targets that move: a function of the step like all batches, and whole or not at all."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.data.masked import Masked, masked, painted, palette
+from tests.data.pictures import Shifted, encoded, noise
+from vitrail.core.errors import BadPicture, ConfigError
+from vitrail.core.shapes import Pair
+from vitrail.data.ledger import Ledger
+from vitrail.data.loader import Batch, stream, sweep
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.readers.shapes import Shapes
+from vitrail.data.resident import Resident, fits
+from vitrail.data.source import Source
+from vitrail.data.targets import IGNORED, Masks
+from vitrail.data.transforms.augmentation import Augmentation, cifar, inception
+from vitrail.data.transforms.crop import InceptionCrop, Squash
+from vitrail.train.feed import may_reside
+
+SIZES: list[Pair] = [(12, 10), (9, 17), (20, 20), (8, 8), (14, 11)]
+SOURCE, SOURCE_OF_ONE_SIZE = masked(SIZES), masked([(12, 10)] * 5)
+VIEWS = (inception((8, 6)), Augmentation(crop=InceptionCrop(size=(5, 5)), flip=0.5), cifar(10, padding=2))
+
+
+def same(one: Batch, other: Batch) -> bool:
+    pairs = zip((*one.views, *one.targets, one.sample), (*other.views, *other.targets, other.sample), strict=True)
+    return one.step == other.step and all(torch.equal(a, b) for a, b in pairs)
+
+
+@settings(deadline=None, max_examples=15)
+@given(batch=st.integers(1, 7), seed=st.integers(0, 10**6), steps=st.integers(1, 5), data=st.data())
+def test_going_on_after_any_step_is_the_same(batch: int, seed: int, steps: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, steps - 1))
+    whole = list(stream(SOURCE, VIEWS, batch=batch, seed=seed, stop=steps, targets=Masks()))
+    rest = list(stream(SOURCE, VIEWS, batch=batch, seed=seed, start=start, stop=steps, targets=Masks()))
+    assert [len(one.targets) for one in whole] == [len(VIEWS)] * steps
+    assert all(same(one, other) for one, other in zip(whole[start:], rest, strict=True))
+
+
+def test_loader_processes_change_nothing() -> None:
+    here, there = (
+        list(stream(SOURCE, VIEWS, batch=4, seed=3, stop=5, workers=workers, repeats=2, targets=Masks()))
+        for workers in (0, 2)
+    )
+    assert all(same(one, other) for one, other in zip(here, there, strict=True))
+
+
+def test_targets_do_not_change_the_pixels() -> None:
+    with_masks = stream(SOURCE, VIEWS, batch=4, seed=3, stop=3, targets=Masks())
+    for one, other in zip(with_masks, stream(SOURCE, VIEWS, batch=4, seed=3, stop=3), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one.views, other.views, strict=True))
+        assert other.target.dtype == torch.int64
+
+
+def test_masks_show_what_the_pixels_show() -> None:
+    """The pixels are those of the mask, moved by a window; a constant is added to all of a view."""
+    for batch in stream(SOURCE_OF_ONE_SIZE, Shifted(2), batch=6, seed=1, stop=3, targets=Masks()):
+        for pixels, target in zip(batch.views, batch.targets, strict=True):
+            assert target.shape == (6, 4, 4)
+            assert all(len((one - other).unique()) == 1 for one, other in zip(pixels[:, 0], target, strict=True))
+
+
+def test_a_sweep_has_every_mask_once_and_nothing_past_the_end() -> None:
+    preparing = Preprocessing(image=(12, 10))
+    batches = list(sweep(SOURCE_OF_ONE_SIZE, preparing, batch=3, targets=Masks()))
+    assert [batch.valid.tolist() for batch in batches] == [[True] * 3, [True, True, False]]
+    masks = torch.cat([batch.target for batch in batches])
+    assert np.array_equal(masks[:5].numpy(), np.stack([painted(number) for number in range(5)]))
+    assert (masks[5] == IGNORED).all()
+
+
+def test_a_mask_belongs_to_the_upright_image() -> None:
+    """A photo that is stored on its side, with a mask of what a person sees."""
+    upright = Image.fromarray(np.stack([painted(0)] * 3, -1))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    out = io.BytesIO()
+    upright.transpose(Image.Transpose.ROTATE_90).save(out, "PNG", exif=exif)
+    source = Masked([painted(0)])
+    source.files[0] = out.getvalue()
+    (batch,) = sweep(source, Preprocessing(image=(12, 10)), batch=1, targets=Masks())
+    assert batch.valid.all()
+    assert torch.equal(batch.pixels[0, 0], batch.target[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_without_a_usable_mask_is_unreadable(workers: int) -> None:
+    masks: list[bytes | np.ndarray | Exception] = [
+        painted(0),
+        painted(1, (10, 12)),
+        palette(painted(2))[:-30],
+        np.full((12, 10), 254, np.uint8),
+        FileNotFoundError(2, "No such file or directory", "mask.png"),
+        encoded(noise(0), "JPEG"),
+    ]
+    ledger = Ledger()
+    (batch,) = sweep(
+        Masked(masks), Preprocessing(image=(6, 5)), batch=7, workers=workers, ledger=ledger, targets=Masks()
+    )
+    assert batch.valid.tolist() == [True, False, False, False, False, False, False]
+    assert (batch.target[1:] == IGNORED).all()
+    assert not batch.pixels[1:].any()
+    assert len(ledger) == 5
+    assert all(entry.reason.startswith("mask: ") for entry in ledger.known.values())
+    assert "10x12" in ledger.known["picture-1.png"].reason
+    assert "254" in ledger.known["picture-3.png"].reason
+    with pytest.raises(BadPicture, match=r"picture-1.png: mask"):
+        list(sweep(Masked(masks), Preprocessing(image=(6, 5)), batch=7, ledger=Ledger(strict=True), targets=Masks()))
+
+
+def test_an_unreadable_image_has_no_mask_either() -> None:
+    source = masked([(12, 10)] * 2)
+    source.files[0] = encoded(noise(0))[:-40]
+    batch = next(stream(source, VIEWS[0], batch=2, seed=0, targets=Masks()))
+    assert [bool((target == IGNORED).all()) for target in batch.target] == (~batch.valid).tolist()
+    assert int(batch.valid.sum()) == 1
+
+
+def squashed(size: Pair) -> Sequence[Augmentation]:
+    return (Augmentation(crop=Squash(size=size), flip=0.0),)
+
+
+def test_shapes_are_where_their_masks_say() -> None:
+    source: Source = Shapes(6, size=32)
+    batch = next(sweep(source, Preprocessing(image=(32, 32)), batch=6, targets=Masks()))
+    assert torch.equal(batch.target, torch.from_numpy(np.stack([np.asarray(source.mask(at)) for at in range(6)])))
+    assert batch.target.amax((1, 2)).tolist() == (source.labels.values + 1).tolist()
+
+
+def test_sets_with_masks_stay_off_the_device() -> None:
+    assert not fits(SOURCE_OF_ONE_SIZE, 10**9, Masks())[0]
+    assert not may_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"), Masks())[0]
+    assert may_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"))[0]
+    with pytest.raises(ConfigError, match="loader"):
+        Resident(SOURCE_OF_ONE_SIZE, device="cpu", targets=Masks())
