@@ -488,6 +488,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "`image`, square grid": {"image": 48},
     "`image`, other grids": {"image": (32, 48)},
     "`head='tanh'` with classes": {"head": "tanh"},
+    "`head='patches'`": {"head": "patches"},
     "`head='none'`": {"head": "none"},
     "`pool='mean'`": {"pool": "mean"},
     "`class_token=False`": {"class_token": False, "pool": "mean"},

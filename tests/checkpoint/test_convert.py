@@ -113,6 +113,7 @@ REFUSALS: list[tuple[ModelConfig, str, str]] = [
     (replace(VIT, registers=3), "npz", "field registers=3"),
     (replace(VIT, registers=3), "timm", "field position_prefix=True"),
     (replace(VIT, head="tanh"), "timm", "field head='tanh'"),
+    *((replace(VIT, head="patches"), form, "field head='patches'") for form in ("timm", "torchvision", "hf", "npz")),
     (replace(VIT, head="tanh"), "hf", "field head='tanh' goes with classes=0"),
     *((replace(VIT, position="relative"), form, "field position='relative'") for form in ("timm", "torchvision", "hf")),
     (replace(VIT, position="relative"), "npz", "field placement='every'"),

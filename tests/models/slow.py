@@ -139,6 +139,9 @@ def vit(
 def classify(z: Array, w: dict[str, Array], c: ViTConfig) -> Array:
     """Eq. 4 and the head."""
     normed = norm(z, w["norm.weight"], w["norm.bias"], c.norm_eps)
+    if c.head == "patches":
+        logits = normed[c.prefix :] @ w["head.classifier.weight"].T + w["head.classifier.bias"]
+        return bilinear(logits.reshape(*c.grid, -1), c.image).transpose(2, 0, 1)
     if c.pool == "token":
         y = normed[0]
     elif c.norm_after_pool:
@@ -150,3 +153,18 @@ def classify(z: Array, w: dict[str, Array], c: ViTConfig) -> Array:
     if c.classes:
         y = y @ w["head.classifier.weight"].T + w["head.classifier.bias"]
     return y
+
+
+def bilinear(grid: Array, size: tuple[int, int]) -> Array:
+    """Rows and columns of vectors at the centres of so many pixels; beyond the outermost centres nothing changes."""
+    out = np.empty((*size, grid.shape[2]))
+    for at in np.ndindex(*size):
+        spots = [(at[i] + 0.5) * grid.shape[i] / size[i] - 0.5 for i in range(2)]
+        spots = [min(max(spot, 0), grid.shape[i] - 1) for i, spot in enumerate(spots)]
+        top, left = map(int, spots)
+        bottom, right = min(top + 1, grid.shape[0] - 1), min(left + 1, grid.shape[1] - 1)
+        down, along = spots[0] - top, spots[1] - left
+        upper = (1 - along) * grid[top, left] + along * grid[top, right]
+        lower = (1 - along) * grid[bottom, left] + along * grid[bottom, right]
+        out[at] = (1 - down) * upper + down * lower
+    return out

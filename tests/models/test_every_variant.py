@@ -59,7 +59,7 @@ def test_shrunk_networks_stand_for_all() -> None:
 
 def loss_of(output: Tensor) -> Tensor:
     """Weighs every output differently, so that no gradient cancels."""
-    weight = torch.linspace(-1, 2, output[0].numel(), dtype=output.dtype)
+    weight = torch.linspace(-1, 2, output[0].numel(), dtype=output.dtype).view_as(output[0])
     return (output * weight).sum() + output.square().sum()
 
 

@@ -71,7 +71,11 @@ def test_forward_is_features_then_head(name: str) -> None:
     torch.testing.assert_close(model.forward_head(features), model(x), atol=1e-12, rtol=0)
     ready = model.forward_head(features, pre_logits=True)
     assert ready.shape == (2, model.num_features)
+    assert torch.equal(ready, model.features(x))
     last = model.head.classifier if isinstance(model, ViT) else model.head
+    if config.has_patch_head:
+        last = None  # reads patches, not this
+        ready = model(x)
     torch.testing.assert_close(model(x), ready if last is None else last(ready), atol=1e-12, rtol=0)
     if isinstance(config, ViTConfig):
         assert features.shape == (2, config.tokens, config.width)
@@ -87,7 +91,9 @@ def test_representation_is_what_the_head_reads() -> None:
 
 
 @pytest.mark.parametrize("classes", [7, 0])
-@pytest.mark.parametrize("name", ["tanh", "mean", "no head", "hybrid", "bit", "bit without head", "post-activation"])
+@pytest.mark.parametrize(
+    "name", ["tanh", "patches", "mean", "no head", "hybrid", "bit", "bit without head", "post-activation"]
+)
 def test_reset_classifier_throws_the_whole_head_away(name: str, classes: int) -> None:
     """3.2: one zero-initialised linear layer, the hidden one gone, the rest untouched."""
     config: ModelConfig = VARIANTS[name]
@@ -97,11 +103,12 @@ def test_reset_classifier_throws_the_whole_head_away(name: str, classes: int) ->
     assert torch.equal(model.forward_features(x), body)
     assert model.config.classes == classes
     if classes:
-        assert torch.equal(model(x), torch.zeros(2, classes))
+        assert torch.equal(model(x), torch.zeros(2, classes, *(config.image if config.has_patch_head else ())))
     else:
         assert model(x).shape == (2, model.num_features)
     if isinstance(model.config, ViTConfig):
-        assert model.config.head == ("linear" if classes else "none")
+        kept = "patches" if config.has_patch_head else "linear"
+        assert model.config.head == (kept if classes else "none")
     heads = {key for key in model.state_dict() if key.startswith("head.")}
     prefix = "head.classifier." if isinstance(config, ViTConfig) else "head."
     assert heads == ({f"{prefix}weight", f"{prefix}bias"} if classes else set())

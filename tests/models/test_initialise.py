@@ -129,7 +129,7 @@ def test_a_fresh_network_is_finite_and_its_head_says_nothing(name: str) -> None:
     with torch.no_grad():
         out = model(torch.randn(2, config.channels, *config.image))
     if config.classes:
-        assert torch.equal(out, torch.zeros(2, config.classes))
+        assert torch.equal(out, torch.zeros(2, config.classes, *(config.image if config.has_patch_head else ())))
     else:
         assert out.abs().max() > 0
 

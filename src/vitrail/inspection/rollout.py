@@ -85,6 +85,8 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = 
     network = transformer(model)
     if network.head.classifier is None:
         raise ConfigError("this network has no classes to explain; plain rollout needs none")
+    if network.config.has_patch_head:
+        raise ConfigError("this network gives classes to pixels, not to the image; plain rollout needs no classes")
     with torch.inference_mode(False), resting(network):
         inputs, last = _inputs(network, images)
         speaks = _speaks(network, last, classes)

@@ -14,7 +14,8 @@ from vitrail.models.taps import Intermediates
 
 
 class Backbone(nn.Module, ABC):
-    """A network of any family: [B, C, H, W] -> logits [B, K], or features [B, D] where there is no head."""
+    """A network of any family: [B, C, H, W] -> logits [B, K], or features [B, D] where there is no head; logits per
+    pixel [B, K, H, W] where its config `has_patch_head`."""
 
     config_class: ClassVar[type[ModelConfig]]  # what describes a network of this family
     config: ModelConfig
@@ -56,8 +57,8 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def features(self, images: Tensor) -> Tensor:
-        """What the last layer reads: [B, C, H, W] -> [B, D]. Of a ViT the representation y (Eq. 4), through the hidden
-        layer where there is one; of a ResNet the mean of its map."""
+        """What the last layer of a classifier reads: [B, C, H, W] -> [B, D]. Of a ViT the representation y (Eq. 4),
+        through the hidden layer where there is one; of a ResNet the mean of its map."""
 
     @abstractmethod
     def patch_map(self, images: Tensor) -> Tensor:

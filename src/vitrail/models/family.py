@@ -103,6 +103,11 @@ class ModelConfig(Choice, ABC):
         return 0
 
     @property
+    def has_patch_head(self) -> bool:
+        """Whether its head reads every patch and gives logits per pixel, [B, K, H, W]."""
+        return False
+
+    @property
     def has_convolutions(self) -> bool:
         """Whether there are convolutions of more than a patch."""
         return False
@@ -169,6 +174,12 @@ class ModelConfig(Choice, ABC):
     def linear_head(self, classes: int) -> dict[str, Any]:
         """The changes that give it one linear layer as head, or none at all (3.2)."""
         return {"classes": classes}
+
+    def patch_head(self, classes: int) -> dict[str, Any]:
+        """The changes that give it one linear layer on every patch token as head, or none at all."""
+        raise ConfigError(
+            f"{self.title} has no patch tokens for a head with {classes} classes per pixel; take a ViT or a hybrid"
+        )
 
     def new_last_layer(self, classes: int) -> dict[str, Any]:
         """The changes that replace the last layer alone."""

@@ -1,8 +1,11 @@
-"""From tokens to logits (Eq. 4, D.3): pool, then no head, a linear layer, or a hidden tanh layer for pre-training."""
+"""From tokens to logits (Eq. 4, D.3): pool, then no head, a linear layer, or a hidden tanh layer for pre-training; or a
+linear layer on each patch token, for logits per pixel."""
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitrail.core.errors import unknown
+from vitrail.core.shapes import Pair
 from vitrail.models.config_checks import Pool
 from vitrail.models.initialise import lecun_normal_
 from vitrail.models.vit_config import ViTConfig
@@ -44,3 +47,28 @@ class ClassificationHead(nn.Module):
     def forward(self, y: Tensor) -> Tensor:
         y = self.features(y)
         return y if self.classifier is None else self.classifier(y)
+
+
+class PatchHead(nn.Module):
+    """Patch tokens to logits per pixel: one linear layer, which starts at zero, on each of them."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.classifier = nn.Linear(config.width, config.classes)
+
+    def initialise(self) -> None:
+        nn.init.zeros_(self.classifier.weight)
+        nn.init.zeros_(self.classifier.bias)
+
+    def features(self, y: Tensor) -> Tensor:
+        """The image's representation as it is: what such a head reads is `patch_map`."""
+        return y
+
+    def forward(self, patches: Tensor, grid: Pair, size: Pair) -> Tensor:
+        """[B, N, D] on a grid -> [B, K, height, width], resized bilinearly between the centres of the patches."""
+        logits = self.classifier(patches).transpose(1, 2).unflatten(2, grid)  # [B, K, rows, columns]
+        return F.interpolate(logits, size, mode="bilinear", align_corners=False)
+
+
+def make_head(config: ViTConfig) -> ClassificationHead | PatchHead:
+    return PatchHead(config) if config.has_patch_head else ClassificationHead(config)

@@ -28,7 +28,7 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.embedding import PatchEmbedding
 from vitrail.models.family import ModelConfig
 from vitrail.models.fused import gelu_linear, suits
-from vitrail.models.heads import ClassificationHead, pool_named, pooled
+from vitrail.models.heads import PatchHead, make_head, pool_named, pooled
 from vitrail.models.hybrid import HybridEmbedding
 from vitrail.models.position import Positions
 from vitrail.models.resize import Numerics, redraw_grid, resize_positions
@@ -139,7 +139,8 @@ class AxialBlock(nn.Module):
 
 
 class ViT(Backbone):
-    """Images to logits: [B, C, H, W] -> [B, K], or to the representation y [B, D] where there is no head."""
+    """Images to logits: [B, C, H, W] -> [B, K], or to the representation y [B, D] where there is no head; a head of
+    patches gives logits per pixel, [B, K, H, W]."""
 
     config_class: ClassVar[type[ModelConfig]] = ViTConfig
     config: ViTConfig
@@ -161,7 +162,7 @@ class ViT(Backbone):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(self.make_block(config, layer) for layer in range(config.depth))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.head = ClassificationHead(config)
+        self.head = make_head(config)
 
     def make_block(self, config: ViTConfig, layer: int) -> nn.Module:
         """A layer of the encoder. A family whose blocks differ overrides this, and `ViTConfig.walk` for their cost."""
@@ -285,6 +286,8 @@ class ViT(Backbone):
         return self.norm(pooled(z, self.config))
 
     def forward(self, images: Tensor) -> Tensor:
+        if isinstance(self.head, PatchHead):
+            return self.head(self._patches(images), self._grid(images), (images.shape[2], images.shape[3]))
         return self.head(self.represent(images))
 
     def features(self, images: Tensor) -> Tensor:
@@ -295,13 +298,18 @@ class ViT(Backbone):
         return self.embedding.kernel
 
     def patch_map(self, images: Tensor) -> Tensor:
-        z = self.norm(self.encode(images)[:, self.config.prefix :])
-        return self._map(z, images)
+        return self._map(self._patches(images), images)
+
+    def _patches(self, images: Tensor) -> Tensor:
+        """Patch tokens behind the last norm: [B, C, H, W] -> [B, N, D]."""
+        return self.norm(self.encode(images)[:, self.config.prefix :])
+
+    def _grid(self, images: Tensor) -> Pair:
+        return self._other_grid(images) or self.config.grid
 
     def _map(self, patches: Tensor, images: Tensor) -> Tensor:
         """[B, N, D] -> [B, D, rows, columns]."""
-        grid = self._other_grid(images) or self.config.grid
-        return patches.transpose(1, 2).unflatten(2, grid)
+        return patches.transpose(1, 2).unflatten(2, self._grid(images))
 
     def forward_intermediates(
         self,
@@ -365,25 +373,41 @@ class ViT(Backbone):
         z = self.encode(images)
         return z if self.config.norm_after_pool else self.norm(z)
 
-    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens of `forward_features` to logits, or to what the last layer reads."""
+    def forward_head(self, features: Tensor, pre_logits: bool = False, image_size: Pair | None = None) -> Tensor:
+        """Tokens of `forward_features` to logits, or to the image's features. A head of patches has to know the size of
+        the images, which tokens do not tell: `image_size`, or the network's own where it is not given."""
+        if isinstance(self.head, PatchHead) and not pre_logits:
+            return self._forward_patches(self.head, features, image_size or self.config.image)
         y = pooled(features, self.config)
         if self.config.norm_after_pool:
             y = self.norm(y)
         return self.head.features(y) if pre_logits else self.head(y)
 
+    def _forward_patches(self, head: PatchHead, features: Tensor, size: Pair) -> Tensor:
+        rows, columns = self.config.patch_pixels
+        grid = self.config.grid if size == self.config.image else (size[0] // rows, size[1] // columns)
+        patches = features[:, self.config.prefix :]
+        if patches.shape[1] != grid[0] * grid[1]:
+            raise ImageSizeError(
+                f"{patches.shape[1]} patches are not those of images of {times(size)}, which have {times(grid)}; "
+                "give forward_head the image_size, or call the network itself"
+            )
+        return head(self.norm(patches) if self.config.norm_after_pool else patches, grid, size)
+
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new zero-initialised linear head in place of the whole old one (3.2); 0 leaves none. `global_pool` is what
-        it reads, in timm's words ("token", "avg"); as before where it is not given."""
+        it reads, in timm's words ("token", "avg"); as before where it is not given, so that a head of patches remains
+        one."""
         pool = self.config.pool if global_pool is None else pool_named(global_pool)
+        kind = "patches" if self.config.has_patch_head and global_pool is None else "linear"
         self.config = replace(  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, as built
             self.config,
             classes=num_classes,
-            head="linear" if num_classes else "none",
+            head=kind if num_classes else "none",
             pool=pool,
             norm_after_pool=self.config.norm_after_pool and pool == "mean",  # of one token the order is the same
         )
         like = self.norm.weight
-        self.head = ClassificationHead(self.config).to(like.device, like.dtype)
+        self.head = make_head(self.config).to(like.device, like.dtype)
         self.head.initialise()
         self.forget_labels()

@@ -92,7 +92,7 @@ class ViTConfig(ModelConfig):
             raise ConfigError("norm_after_pool=True goes with pool='mean'")
         if self.head == "none" and self.classes:
             raise ConfigError(f"head='none' has no room for classes={self.classes}; set classes=0")
-        if self.classes < (self.head == "linear"):
+        if self.classes < (self.head in ("linear", "patches")):
             raise ConfigError(f"head={self.head!r} does not take classes={self.classes}; set 1 or more, or head='none'")
         if self.attention == "axial" and (self.class_token or self.registers):
             raise ConfigError(
@@ -193,6 +193,10 @@ class ViTConfig(ModelConfig):
         return multiples(self)
 
     @property
+    def has_patch_head(self) -> bool:
+        return self.head == "patches"
+
+    @property
     def has_convolutions(self) -> bool:
         return self.backbone is not None
 
@@ -229,7 +233,14 @@ class ViTConfig(ModelConfig):
         layers = self.depth * (2 if self.attention == "axial" else 1)
         kept = tokens * (layers * d + 10 * d + 3 * m) if recompute else tokens * layers * (8 * d + 2 * m)
         stem = 0 if self.backbone is None else self.backbone.activation_bytes(1, recompute=recompute)
-        return width * (kept + stem + 4 * tokens * d) + 8 * self.classes
+        return width * (kept + stem + 4 * tokens * d) + self._logits_bytes(width)
+
+    def _logits_bytes(self, width: int) -> int:
+        """Logits as floats and their gradient; where each pixel has some, what the head gives before that, too."""
+        if not self.has_patch_head:
+            return 8 * self.classes
+        pixels = math.prod(self.image)
+        return self.classes * (8 * pixels + width * (pixels + self.patches))
 
     @property
     def can_recompute(self) -> bool:
@@ -265,6 +276,9 @@ class ViTConfig(ModelConfig):
 
     def linear_head(self, classes: int) -> dict[str, Any]:
         return {"classes": classes, "head": "linear" if classes else "none"}
+
+    def patch_head(self, classes: int) -> dict[str, Any]:
+        return {"classes": classes, "head": "patches" if classes else "none"}
 
     def new_last_layer(self, classes: int) -> dict[str, Any]:
         return {"classes": classes, "head": "tanh" if self.head == "tanh" else "linear"}
@@ -305,6 +319,11 @@ def vit_steps(c: ViTConfig) -> Iterator[Step]:
         )
     for layer in range(1, c.depth + 1):
         yield from _block(c, layer)
+    yield from _patch_head(c) if c.has_patch_head else _head(c)
+
+
+def _head(c: ViTConfig) -> Iterator[Step]:
+    t, d = c.tokens, c.width
     if not c.norm_after_pool:
         yield Step("norm", (t, d), 2 * d)
     yield Step("class token's row" if c.pool == "token" else "mean of patches", (d,))
@@ -314,6 +333,13 @@ def vit_steps(c: ViTConfig) -> Iterator[Step]:
         yield Step("head: hidden tanh layer", (d,), d * d + d, d * d)
     if c.classes:
         yield Step("head: logits", (c.classes,), d * c.classes + c.classes, d * c.classes)
+
+
+def _patch_head(c: ViTConfig) -> Iterator[Step]:
+    n, d, k = c.patches, c.width, c.classes
+    yield Step("norm of patches", (n, d), 2 * d)
+    yield Step("head: logits of patches", (n, k), d * k + k, n * d * k)
+    yield Step("head: logits of pixels", (k, *c.image))
 
 
 def _block(c: ViTConfig, layer: int) -> Iterator[Step]:

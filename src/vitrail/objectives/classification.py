@@ -45,6 +45,8 @@ class Classification(ObjectiveConfig):
         return model.macs
 
     def make(self, network: Backbone, setting: Setting) -> Objective:
+        if network.config.has_patch_head:
+            raise ConfigError("classification learns one answer per image, not per pixel; use model.head=linear")
         return Classify(network, self, setting.classes, setting.preprocessing, setting.mix)
 
 

@@ -76,6 +76,10 @@ def _vit_table(c: ViTConfig) -> list[Entry]:
         raise ExportRefused(
             "timm has no hidden tanh layer: field head='tanh' cannot be held; use head='linear', npz or torchvision"
         )
+    if c.has_patch_head:
+        raise ExportRefused(
+            "timm's heads read one vector of an image: field head='patches' cannot be held; use vitrail's"
+        )
     if c.position != "learned" or c.placed != "stem" or c.attention != "full":
         field = f"position={c.position!r} at {c.placed!r}" if c.attention == "full" else f"attention={c.attention!r}"
         raise ExportRefused(
