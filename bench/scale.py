@@ -28,7 +28,7 @@ from vitrail.models.build import build
 from vitrail.models.initialise import initialise
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
-from vitrail.objectives.classification import Classification, Classify
+from vitrail.tasks.classification.objective import Classification, Classify
 
 MB = 1e6
 WAYS = {"written": (False, False), "compiled": (True, False), "recomputed": (False, True)}

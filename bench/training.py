@@ -36,12 +36,12 @@ from vitrail.data.transforms.mix import Mix, one_hot
 from vitrail.models.build import build_from
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
-from vitrail.objectives.classification import Classification, Classify
 from vitrail.objectives.objective import Objective
 from vitrail.optim.clipping import clip_factor, total_norm
 from vitrail.optim.config import Optim
 from vitrail.optim.groups import groups
 from vitrail.optim.optimiser import Optimiser
+from vitrail.tasks.classification.objective import Classification, Classify
 
 TIMM = {
     "Ti/16": "vit_tiny_patch16_224",

@@ -73,6 +73,7 @@ def train(
     batch: int | None = None,
     lr: float | None = None,
     image_size: int | None = None,
+    task: str = "",
     seed: int | None = None,
     minutes: float | None = None,
     settings: Mapping[str, object] | None = None,
@@ -84,13 +85,15 @@ def train(
 
     `settings` are what --set takes, by name: {"optim.lr": 1e-3, "model": "ViT-S/16"}. The same call again resumes the
     run in `out`, or finds it done; without `out` every call starts a new run in runs/NAME. `force` resumes a run
-    although its config has changed. An `observer` hears how it goes: told(text) and progress(row).
+    although its config has changed. `task` is another task than the recipe's:
+    "segmentation" learns from masks. An `observer` hears how it goes: told(text) and progress(row).
     """
     asked = request(
         "pretrain",
         recipe=recipe,
         data=data,
         image_size=image_size,
+        task=task,
         seed=seed,
         minutes=minutes,
         settings=settings,
@@ -110,6 +113,7 @@ def finetune(
     batch: int | None = None,
     lr: float | None = None,
     image_size: int | None = None,
+    task: str = "",
     seed: int | None = None,
     minutes: float | None = None,
     settings: Mapping[str, object] | None = None,
@@ -128,6 +132,7 @@ def finetune(
         recipe=recipe,
         data=data,
         image_size=image_size,
+        task=task,
         seed=seed,
         minutes=minutes,
         settings=settings,
@@ -142,6 +147,7 @@ def request(
     recipe: str,
     data: str | Path | None,
     image_size: int | None,
+    task: str,
     seed: int | None,
     minutes: float | None,
     settings: Mapping[str, object] | None,
@@ -156,6 +162,7 @@ def request(
         weights=weights,
         data="" if data is None else str(data),
         image_size=image_size or 0,
+        task=task,
         seed=seed,
         settings=(*typed, *short_settings(typed, **short)),
         minutes=minutes,
@@ -179,7 +186,7 @@ def trained(result: RunResult) -> Trained:
     """The scores are those of the weights that the run stands for."""
     watch: dict[str, Any] | None = result.watch
     if watch is not None and result.weights.name == BEST:
-        watch = {**watch, "accuracy": result.best.accuracy, "step": result.best.step}
+        watch = result.best.applied_to(watch)
     scores: dict[str, dict[str, Any]] = {row["split"]: row for row in (watch, result.test) if row is not None}
     last = result.test or watch
     return Trained(

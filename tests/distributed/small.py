@@ -10,7 +10,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.mix import Mix
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
-from vitrail.objectives.classification import Classification, Classify
+from vitrail.tasks.classification.objective import Classification, Classify
 
 KINDS: dict[str, ModelConfig] = {
     "vit": VIT,

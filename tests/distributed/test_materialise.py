@@ -19,7 +19,7 @@ from vitrail.distributed.world import World
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
 from vitrail.models.initialise import initialise
-from vitrail.objectives.classification import Classify
+from vitrail.tasks.classification.objective import Classify
 
 ALONE = World(device=torch.device("cpu"))
 

@@ -1,7 +1,6 @@
 """An objective in one file: by how many quarter turns was an image rotated? (Gidaris et al., 2018)"""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +14,6 @@ from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Se
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotations(ObjectiveConfig):
-    labelled: ClassVar[bool] = False
-
     turns: int = 4
 
     def work(self, model: ModelConfig) -> float:

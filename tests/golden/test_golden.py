@@ -22,8 +22,8 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
 from vitrail.distributed.world import World
 from vitrail.models.vit_config import ViTConfig
-from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
+from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.loop import Silent, Training
 from vitrail.train.network import fresh_network

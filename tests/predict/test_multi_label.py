@@ -21,9 +21,9 @@ from vitrail.checkpoint.weights import bundle_of
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError
 from vitrail.models.build import Model
-from vitrail.objectives.classification import Classification
 from vitrail.predict.predictor import Predictor
 from vitrail.recipes.asked import Asked, planned
+from vitrail.tasks.classification.objective import Classification
 
 
 def several() -> Model:

@@ -16,8 +16,8 @@ from tests.predict.pictures import CLASSES, NETWORKS, drawn, folder_of, network,
 from vitrail.core.errors import BadPicture, ConfigError, UnknownName, WeightsNotFound
 from vitrail.evaluation.features import last_read
 from vitrail.inspection.features import patch_features
-from vitrail.predict.answer import Answer, Prediction
 from vitrail.predict.predictor import Predictor
+from vitrail.tasks.classification.prediction import Answer, Prediction
 
 
 @pytest.fixture(params=NETWORKS)

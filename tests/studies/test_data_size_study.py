@@ -7,11 +7,11 @@ import pytest
 from tests.studies.made import check_findings, noisy, outcomes
 from vitrail.core.paper import TABLE_5
 from vitrail.models.vit_config import ViTConfig
-from vitrail.objectives.classification import Classification
 from vitrail.studies.data_size import SMALL, STUDY
 from vitrail.studies.data_size_findings import best_of_search, pairs
 from vitrail.studies.statistics import groups
 from vitrail.studies.study import grid
+from vitrail.tasks.classification.objective import Classification
 from vitrail.train.grid.cell import Outcome, Place
 
 SIZES = {part: at for at, part in enumerate(SMALL.parts)}

@@ -15,6 +15,7 @@ from vitrail.data.ledger import Ledger
 from vitrail.distributed import parallel
 from vitrail.distributed.pieces import local, whole
 from vitrail.distributed.world import World
+from vitrail.tasks.registry import task_of
 from vitrail.train.build import network_of, placed
 from vitrail.train.config import Run
 from vitrail.train.feed import Feed
@@ -54,7 +55,7 @@ def learnt(world: World, run: Run, dtype: torch.dtype, nudge: float = 0.0) -> di
     torch.set_default_dtype(dtype)
     policy: Any = lambda **kinds: MixedPrecisionPolicy(**{**kinds, "reduce_dtype": dtype})  # noqa: E731
     parallel.MixedPrecisionPolicy = policy  # in this process, which ends with the call
-    pictures = find_pictures(run.data, labelled=run.objective.labelled)
+    pictures = find_pictures(run.data, task_of(run.objective))
     run = resolve(run, pictures, world)
     network, values = network_of(run, pictures, world, None, None)
     objective, made = placed(run, pictures, world, network, values)

@@ -23,8 +23,8 @@ from vitrail.data.transforms.mix import Mix
 from vitrail.distributed.world import World
 from vitrail.evaluation.closed_form import fit_head
 from vitrail.evaluation.features import features
-from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
+from vitrail.tasks.classification.objective import Classification
 from vitrail.train import baseline as module
 from vitrail.train.baseline import baseline, frozen, kept_head, wanted
 from vitrail.train.config import Data, Evaluation, Run

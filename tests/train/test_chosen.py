@@ -137,9 +137,9 @@ def test_the_score_of_the_end_and_the_report_are_of_the_best_weights(
     assert (shown.scored.split, shown.scored.step, shown.chosen) == ("test", BEST, BEST)
     confusion: Any = shown.scored.found.confusion  # type: ignore[union-attr]
     assert confusion.trace() / confusion.sum() == pytest.approx(best)
-    assert accuracy(out / "best.safetensors", "dev") == pytest.approx(result.best.accuracy)
+    assert accuracy(out / "best.safetensors", "dev") == pytest.approx(result.best.values["accuracy"])
     values = values_in(out)
-    assert (values["watch"], values["accuracy"]) == pytest.approx((result.best.accuracy, best))
+    assert (values["watch"], values["accuracy"]) == pytest.approx((result.best.values["accuracy"], best))
     for text in (describe(out), "\n".join(scores_of(result))):
         assert f"{best:.2%}" in text
         assert f"{last:.2%}" not in text
@@ -157,7 +157,7 @@ def test_without_a_split_for_the_end_a_resumed_run_shows_its_best_weights(tmp_pa
     assert (result.best.step, result.test) == (BEST, None)
     assert shown.scored is not None
     assert (shown.scored.split, shown.scored.step) == ("dev", BEST)
-    assert shown.scored.found.accuracy == pytest.approx(result.best.accuracy)  # type: ignore[union-attr]
+    assert shown.scored.found.accuracy == pytest.approx(result.best.values["accuracy"])  # type: ignore[union-attr]
     assert [row["step"] for row in rows(tmp_path / "run", "watch")] == [BEST, END]  # looked at again, not noted again
 
 

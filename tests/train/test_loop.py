@@ -29,9 +29,9 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
 from vitrail.data.transforms.mix import Mix
 from vitrail.distributed.world import World
-from vitrail.objectives.classification import Classification, Classify
 from vitrail.objectives.objective import Outcome
 from vitrail.optim.config import Optim
+from vitrail.tasks.classification.objective import Classification, Classify
 from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.loop import Result, train
 from vitrail.train.observer import STEP
@@ -432,7 +432,7 @@ def test_a_search_chooses_on_dev_and_ends_on_all_pictures(tmp_path: Path) -> Non
     watching = Watching()
     found = search(run, {"optim.lr": (1e-9, 0.01)}, out=tmp_path / "run", world=ALONE, observer=watching)
     assert found.points[0].settings == ("optim.lr=0.01",)
-    assert found.points[0].accuracy > found.points[1].accuracy
+    assert found.points[0].value > found.points[1].value
     assert found.final is not None
     assert found.final.test is not None
     assert run_in(tmp_path / "run").data.dev == 0

@@ -20,9 +20,9 @@ from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError, DataError, Exploded, MismatchedWeights, WorkerDied
 from vitrail.data.transforms.mix import Mix
 from vitrail.distributed.world import World
-from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes.change import with_changes
+from vitrail.tasks.classification.objective import Classification
 from vitrail.train import loop
 from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.folder.story import describe

@@ -37,12 +37,11 @@ def members(source: Source) -> set[int]:
 def test_a_smaller_share_lies_in_a_larger_one(classes: int, shares: tuple[float, float], seed: int, dev: float) -> None:
     whole = collection(120, classes)
     small, large = (
-        cut(whole, Data(source="made", part=part, part_seed=seed, test="none"), labelled=False)
-        for part in sorted(shares)
+        cut(whole, Data(source="made", part=part, part_seed=seed, test="none"), None) for part in sorted(shares)
     )
     assert members(small.train) <= members(large.train)
-    held = cut(whole, Data(source="made", part=shares[0], part_seed=seed, dev=dev, test="none"), labelled=False)
-    alone = cut(whole, Data(source="made", part=shares[0], part_seed=seed, test="none"), labelled=False)
+    held = cut(whole, Data(source="made", part=shares[0], part_seed=seed, dev=dev, test="none"), None)
+    alone = cut(whole, Data(source="made", part=shares[0], part_seed=seed, test="none"), None)
     assert members(held.train) | (members(held.watch) if held.watch else set()) == members(alone.train)
 
 
@@ -69,7 +68,7 @@ def test_a_share_is_a_share(part: float) -> None:
 
 
 def test_without_labels_a_dev_split_is_drawn_at_random() -> None:
-    found = cut(collection(100, 0), Data(source="made", dev=0.1, test="none"), labelled=False)
+    found = cut(collection(100, 0), Data(source="made", dev=0.1, test="none"), None)
     assert (len(found.train), found.classes, found.watched, found.chooses) == (90, (), "dev", False)
     assert found.watch is not None
     held = sorted(members(found.watch))

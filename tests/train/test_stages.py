@@ -19,6 +19,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.world import World
 from vitrail.recipes.change import started_from, with_changes
 from vitrail.recipes.registry import recipe, recipes
+from vitrail.tasks.registry import task_of
 from vitrail.train.config import Data, Evaluation, ResolvedRun, Run, RunRequest, configure, to_stage
 from vitrail.train.folder.layout import CONFIG
 from vitrail.train.loop import train
@@ -37,7 +38,7 @@ def open_run(**changes: Any) -> Run:
 
 
 def resolved(run: Run) -> ResolvedRun:
-    return resolve(run, find_pictures(run.data, labelled=run.objective.labelled), ALONE)
+    return resolve(run, find_pictures(run.data, task_of(run.objective)), ALONE)
 
 
 @pytest.mark.parametrize("make", [open_run, lambda: selfsup_run("mae", micro=0), lambda: selfsup_run("dino")])

@@ -93,7 +93,7 @@ def test_a_row_tells_neighbours_rank_and_the_own_loss(runs: dict[str, tuple[Path
         assert (second["measure"], second["split"], second["count"], second["width"]) == ("k-NN", "dev", 72, 16)
         assert 1 <= second["rank"] <= 16
         assert first["loss"] != second["loss"]
-        assert result.best.accuracy == max(first["accuracy"], second["accuracy"])
+        assert result.best.values["accuracy"] == max(first["accuracy"], second["accuracy"])
         assert (out / "best.safetensors").exists()
 
 

@@ -6,8 +6,8 @@ from typing import Any
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.data.transforms.mix import Mix
 from vitrail.models.vit_config import ViTConfig
-from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
+from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Evaluation, Keep, Run
 
 MODEL = ViTConfig(

@@ -1,7 +1,7 @@
 """A network as data, on its way in or out: config and tensors, and the card that travels with them."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from vitrail.checkpoint.formats.table import Tensors
 from vitrail.core.errors import ConfigError
@@ -10,6 +10,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.training_record import abridge
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig, from_dict, to_dict
+
+CLASSIFICATION: Final = "classification"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,10 +22,11 @@ class Card:
     labels: tuple[str, ...] | None = None
     provenance: dict[str, Any] = field(default_factory=dict[str, Any])
     multi_label: bool = False  # whether each class is a question of its own, answered by a sigmoid
+    task: str = CLASSIFICATION  # what the outputs are for, by the name of the task
 
     def without_labels(self) -> "Card":
         """The card of a network whose head was replaced."""
-        return replace(self, labels=None, multi_label=False)
+        return replace(self, labels=None, multi_label=False, task=CLASSIFICATION)
 
     def abridged(self) -> "Card":
         """For files that no command here scores: without the hashes of the images that were trained on."""
@@ -62,6 +65,7 @@ def describe(config: ModelConfig, card: Card) -> dict[str, Any]:
         "labels": None if card.labels is None else list(card.labels),
         "provenance": card.provenance,
         **({"multi_label": True} if card.multi_label else {}),  # as older versions wrote it where it is not
+        **({"task": card.task} if card.task != CLASSIFICATION else {}),
     }
 
 
@@ -74,6 +78,7 @@ def described(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
             labels=None if labels is None else tuple(str(label) for label in labels),
             provenance=dict(provenance),
             multi_label=flag(data.get("multi_label", False)),
+            task=str(data.get("task", CLASSIFICATION)),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, ConfigError):

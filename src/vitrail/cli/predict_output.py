@@ -10,7 +10,7 @@ from vitrail.core.terminal import make_console
 from vitrail.report.page import printable
 
 if TYPE_CHECKING:
-    from vitrail.predict.answer import Prediction
+    from vitrail.tasks.classification.prediction import Prediction
 
 BAR = 24  # signs of a full bar
 EIGHTHS = " ▏▎▍▌▋▊▉█"

@@ -9,6 +9,7 @@ from vitrail.cli.progress import waiting
 from vitrail.core.console import print_table
 from vitrail.distributed.world import joined
 from vitrail.report.sheet import mosaic
+from vitrail.tasks.registry import task_of
 from vitrail.train.pictures import find_pictures
 from vitrail.train.replay import Replay, replay
 from vitrail.train.resume import run_in
@@ -20,7 +21,7 @@ SHEET = 64
 def run(options: ReplayOptions) -> int:
     config = run_in(options.run)
     with joined(options.device) as world, waiting(f"running step {options.step} again"):
-        pictures = find_pictures(config.data, labelled=config.objective.labelled)
+        pictures = find_pictures(config.data, task_of(config.objective))
         found = replay(config, pictures, options.run, options.step, world)
     show(found)
     path = options.run / f"replay-{options.step}.png"

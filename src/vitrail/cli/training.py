@@ -23,6 +23,7 @@ from vitrail.recipes.budget import Budget, more_time
 from vitrail.recipes.change import with_changes
 from vitrail.recipes.launch import free_folder, plan_run, record_command, resume_command, short_settings
 from vitrail.recipes.registry import recipe
+from vitrail.tasks.registry import task_of
 from vitrail.train.folder.layout import BEST, COMMAND, LAST, command_in, is_done
 from vitrail.train.folder.story import describe
 from vitrail.train.grid.engine import places_for
@@ -35,7 +36,7 @@ from vitrail.train.report import interval
 from vitrail.train.result import Result
 from vitrail.train.resume import same_run
 from vitrail.train.rows import called
-from vitrail.train.search import Found, is_over, on_everything, points_of, runs_worth, search
+from vitrail.train.search import Found, is_over, name_score, on_everything, points_of, runs_worth, search
 
 
 def asked_by(options: TrainingOptions, verb: str, weights: str = "") -> Asked:
@@ -46,6 +47,7 @@ def asked_by(options: TrainingOptions, verb: str, weights: str = "") -> Asked:
         weights=weights,
         data=options.data or "",
         image_size=options.image_size,
+        task=options.task,
         seed=options.seed,
         settings=(*options.settings, *short_of(options)),
         sweep=options.sweep,
@@ -143,7 +145,7 @@ def forecast(plan: Planned, asked: Asked, world: World) -> int:
     grid = None if asked.sweep is None else grid_of(asked, plan)
     runs = 1.0 if grid is None else runs_worth(plan.run, grid, world, with_changes)
     run = plan.run if grid is None else on_everything(plan.run)
-    found = preflight(run, find_pictures(run.data, labelled=run.objective.labelled), world, base=plan.base)
+    found = preflight(run, find_pictures(run.data, task_of(run.objective)), world, base=plan.base)
     if world.first:
         print_table(("what", "to expect"), list(found.figures.items()), title="A dry run: nothing is kept", left=2)
         print(f"time: about {duration(found.seconds)} for all steps, without scoring")
@@ -237,8 +239,8 @@ def scores_of(result: Result) -> list[str]:
     found: list[str] = []
     watch, chose = result.watch, result.weights.name == BEST
     scores = {row["split"]: row for row in (watch, result.test) if row is not None}
-    if watch is not None and chose:
-        scores[watch["split"]] = {**watch, "accuracy": result.best.accuracy, "step": result.best.step}
+    if chose and (best := result.best.applied_to(watch)) is not None:
+        scores[best["split"]] = best
     for split, row in scores.items():
         beaten = result.baseline.get(split)
         beside = f"; without training (vitrail fit) {beaten['accuracy']:.2%}" if beaten else ""
@@ -262,7 +264,8 @@ def show_search(found: Found, asked: Asked, out: Path, world: World) -> int:
     if world.rank:
         return 0
     if found.points:
-        print_table(("settings", "dev accuracy"), [(point.name, point.shown) for point in found.points])
+        head = ("settings", name_score(found.points[0].criterion))
+        print_table(head, [(point.name, point.shown) for point in found.points])
     if found.final is None:
         print(f"stopped; go on with: {resume_command(asked, out)}")
         return 0

@@ -50,7 +50,7 @@ class Score:
     loss: float
     unreadable: int
     criteria: ClassVar[tuple[Criterion, ...]] = (
-        Criterion(name="accuracy"),
+        Criterion(name="accuracy", share=True),
         Criterion(name="loss", larger=False, rounding=1e-6),
     )
     confusion: NDArray[np.int64] | None = None

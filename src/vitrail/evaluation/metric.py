@@ -53,7 +53,9 @@ class Metric(Protocol[ResultT_co]):
 class Criterion:
     """A number of a result by which weights are chosen. A difference below the share `rounding` is none."""
 
-    name: str
+    name: str  # in rows of metrics
+    title: str = ""  # what people call it; its name where that is the same
+    share: bool = False  # between 0 and 1, and written in percent
     larger: bool = True  # larger is better, else smaller
     rounding: float = 0.0
 

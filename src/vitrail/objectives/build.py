@@ -9,14 +9,13 @@ from vitrail.distributed.world import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.build import bare
 from vitrail.models.family import ModelConfig
-from vitrail.objectives.classification import Classification
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.objectives.moco import MoCo
 from vitrail.objectives.objective import Objective, ObjectiveConfig, Setting, register_objective
 
-for kind in (Classification, MaskedPatches, MAE, MoCo, DINO):
+for kind in (MaskedPatches, MAE, MoCo, DINO):
     register_objective(kind)
 
 

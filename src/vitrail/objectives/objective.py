@@ -38,17 +38,22 @@ class Setting(NamedTuple):
 
 
 class ObjectiveConfig(Choice, ABC):
-    """What is minimised, as frozen data. build.py registers those that --set knows by name."""
+    """What is minimised, as frozen data. Those that are registered are known to --set by name."""
 
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every objective's config is a frozen dataclass
 
-    labelled: ClassVar[bool] = False  # whether it asks for labels; one that learns from the images alone does not
+    task: ClassVar[str] = ""  # the task whose targets it asks for; one that learns from the images alone has none
     couples: ClassVar[bool] = False  # whether the loss of a sample depends on others of its batch: no accumulation then
 
     @classmethod
     def registered(cls) -> tuple[type[Any], ...]:
         return tuple(OBJECTIVES)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether it learns from targets, and not from the images alone."""
+        return bool(self.task)
 
     def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
         """The views of each image that a batch must hold."""
@@ -57,6 +62,9 @@ class ObjectiveConfig(Choice, ABC):
     def suited(self, model: ModelConfig) -> ModelConfig:
         """The model, where it can learn this; others are refused."""
         return model
+
+    def prepare_head(self, network: Backbone) -> None:
+        """Gives the last layer of a fresh network other values than zeros, where it wants some."""
 
     @abstractmethod
     def work(self, model: ModelConfig) -> float:

@@ -14,7 +14,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast, get_args, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,10 +26,11 @@ from vitrail.core.shapes import Pair, times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.device import find_device
 from vitrail.models.build import Model
-from vitrail.predict.answer import Answer, Prediction
 from vitrail.predict.feed import default_threads, grouped, prepared
 from vitrail.predict.picture import Given, image_from, is_one, named
 from vitrail.predict.remote import fetch
+from vitrail.tasks.classification.prediction import Prediction, rank_classes
+from vitrail.tasks.task import PredictionOptions
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 THRESHOLD: Final = 0.5  # from which a class of a multi-label network is chosen
@@ -194,14 +194,8 @@ class Predictor:
         multi-label network all classes at or above the threshold are chosen, however many that are."""
         self._check(topk)
         least = self.threshold if threshold is None else threshold
-        rows = probabilities.numpy(force=True)
-        found: list[Prediction] = []
-        for row, order in zip(rows, np.argsort(-rows, axis=1, kind="stable"), strict=True):
-            top = tuple(Answer(self.labels[at], int(at), float(row[at])) for at in order[:topk])
-            reached = order[: int((row >= least).sum())] if self.multi_label else order[:0]
-            chosen = tuple(Answer(self.labels[at], int(at), float(row[at])) for at in reached)
-            found.append(Prediction(top, chosen if self.multi_label else None))
-        return found
+        options = PredictionOptions(names=self.labels, topk=topk, threshold=least, multi_label=self.multi_label)
+        return rank_classes(probabilities, options)
 
     def __repr__(self) -> str:
         kind = type(self.network).__name__

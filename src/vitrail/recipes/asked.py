@@ -11,10 +11,11 @@ from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.shapes import Pair
 from vitrail.data.collection import open_collection
 from vitrail.data.source import Source
-from vitrail.recipes.change import on_data, resized, started_from, with_changes
+from vitrail.recipes.change import on_data, resized, started_from, with_changes, with_task
 from vitrail.recipes.finetune import Chosen, for_data, reasons, warmup_for
 from vitrail.recipes.grids import RATES, grid
 from vitrail.recipes.registry import recipe
+from vitrail.tasks.registry import find_task, recognise_task, task_of
 from vitrail.train.config import Run, RunRequest, configure
 from vitrail.train.pictures import available, only_or
 
@@ -33,6 +34,7 @@ class Asked:
     seed: int | None = None
     settings: tuple[str, ...] = ()
     sweep: tuple[str, ...] | None = None
+    task: str = ""  # empty: the recipe's, or what the data are annotated for
     minutes: float | None = None  # 0 for no time budget, none for the default
 
 
@@ -74,7 +76,7 @@ def planned(asked: Asked) -> Planned:
         run = configure(request)
     else:
         raise ConfigError(f"{asked.recipe} is a fine-tuning recipe: vitrail finetune WEIGHTS --recipe {asked.recipe}")
-    run = finished(run, asked)
+    run = finished(with_task(run, asked.task) if asked.task else run, asked)
     check_classes(run, asked.settings)
     return Planned(run=run, base=base)
 
@@ -83,7 +85,8 @@ def fitted(asked: Asked) -> Planned:
     """Fine-tuning without a recipe: weights say all, and the data that are asked to be trained on."""
     bundle, collection = find_weights(asked.weights), open_collection(asked.data)
     whole = only_or(collection, "train")
-    collection.need_labels()
+    task = find_task(asked.task) if asked.task else recognise_task(collection)
+    outputs = len(task.output_names(collection))
     picture, has_val = usual_size(whole), "val" in collection.splits
 
     def chosen(samples: int) -> Chosen:
@@ -93,7 +96,7 @@ def fitted(asked: Asked) -> Planned:
             weights=asked.weights,
             source=asked.data,
             samples=samples,
-            classes=len(collection.classes),
+            classes=outputs,
             picture=picture,
             image_size=asked.image_size or None,
             has_val=has_val,
@@ -101,7 +104,7 @@ def fitted(asked: Asked) -> Planned:
         )
 
     train, _ = available(collection, finished(chosen(len(whole)).run, asked).data)
-    samples, base = len(train), chosen(len(train)).run
+    samples, base = len(train), with_task(chosen(len(train)).run, task.name)
     run = finished(on_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
     count = samples - round(samples * run.data.dev)
     if not any(text.partition("=")[0].strip() == "schedule.warmup" for text in asked.settings):
@@ -130,7 +133,8 @@ def check_classes(run: Run, settings: Iterable[str]) -> None:
     asked = f"model.classes={run.model.classes}"
     if not run.objective.labelled:
         raise ConfigError(f"{asked}, but objective={type(run.objective).__name__} trains no classifier; leave it out")
-    classes = len(open_collection(run.data.source).classes)
+    task = task_of(run.objective)
+    classes = 0 if task is None else len(task.output_names(open_collection(run.data.source)))
     if classes and run.model.classes != classes:
         raise ConfigError(
             f"{asked}, but {run.data.source} has {classes:,} classes, and the network gets an output for each of them; "

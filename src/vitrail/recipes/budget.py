@@ -19,6 +19,7 @@ from vitrail.evaluation.compute import training_flops
 from vitrail.recipes.asked import Asked, Planned
 from vitrail.recipes.change import with_changes
 from vitrail.recipes.finetune import warmup_for
+from vitrail.tasks.registry import task_of
 from vitrail.train.baseline import LEARNT, SCORED, find_obstacle
 from vitrail.train.config import Run
 from vitrail.train.folder.layout import COMMAND, command_in
@@ -62,7 +63,7 @@ def within_budget(
         return plan, None
     budget = kept
     if budget is None or budget.minutes != minutes:
-        pictures = find_pictures(plan.run.data, labelled=plan.run.objective.labelled)
+        pictures = find_pictures(plan.run.data, task_of(plan.run.objective))
         if asked.minutes is None and surely_fits(plan.run, pictures, minutes):
             return plan, None
         image_s = measure(plan.run, pictures, world)

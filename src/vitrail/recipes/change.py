@@ -10,12 +10,14 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.core.settings import with_settings
 from vitrail.core.shapes import Pair, pair
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.readers.named.tasks import TASKS, Task
+from vitrail.data.readers.named.tasks import TASKS, VtabTask
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Crop, ResizeCrop, Squash
+from vitrail.data.transforms.mix import Mix
 from vitrail.models.family import FAMILIES, ModelConfig
 from vitrail.models.zoo import ZOO, adapted, resolve
 from vitrail.objectives.build import ObjectiveConfig
+from vitrail.tasks.registry import find_task
 from vitrail.train.config import AnyRun, Run, RunRequest, to_stage
 
 
@@ -39,9 +41,21 @@ def on_data(run: AnyRun, source: str) -> AnyRun:
     return run if task is None else replace(run, augmentation=kept_answer(run.augmentation, task))
 
 
-def kept_answer(augmentation: Augmentation, task: Task) -> Augmentation:
+def kept_answer(augmentation: Augmentation, task: VtabTask) -> Augmentation:
     crop = augmentation.crop if task.crop else Squash(size=augmentation.size)
     return replace(augmentation, crop=crop, flip=augmentation.flip if task.flip else 0.0)
+
+
+def with_task(run: AnyRun, name: str) -> AnyRun:
+    """The run for another task: its objective takes the place of the recipe's, targets that cannot be mixed are not,
+    and where they have places in the image the whole of it is scored."""
+    task = find_task(name)
+    if run.objective.task == name:
+        return run
+    run = replace(run, objective=task.objective(), mix=run.mix if task.mixes else Mix())
+    if task.targets.moves and run.preprocessing is not None:
+        run = replace(run, preprocessing=replace(run.preprocessing, resize=None))
+    return run
 
 
 def named_model(old: ModelConfig | None, text: str) -> Any:

@@ -13,10 +13,10 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
-from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes.change import started_from
 from vitrail.recipes.defaults import BATCH, EPOCHS, LEAST_STEPS, RATE
+from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Run, RunRequest
 
 LARGE: Final = 20_000  # pictures: BiT's border between small sets and medium ones

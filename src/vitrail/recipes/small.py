@@ -16,8 +16,8 @@ from vitrail.data.transforms.mix import Mix
 from vitrail.data.transforms.policy import RandAugment
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import SHAPES, SMALL_SHAPES, model_config, vit
-from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
+from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Run
 
 

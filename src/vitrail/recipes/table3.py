@@ -20,8 +20,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import reference_inception
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import model_config, with_known_fields
-from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
+from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Run
 
 JFT_CLASSES: Final = 18_291

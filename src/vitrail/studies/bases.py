@@ -11,11 +11,11 @@ from typing import Final
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.data.transforms.mix import Mix
 from vitrail.models.vit_config import vit_config
-from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Schedule
 from vitrail.recipes import small
 from vitrail.recipes.change import on_data
 from vitrail.recipes.digits import digits
+from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import AnyRun, Evaluation, Run
 
 RECIPES: Final[Mapping[str, Callable[[], Run]]] = {

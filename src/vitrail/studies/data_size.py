@@ -16,13 +16,13 @@ from vitrail.core.paper import JFT_IMAGES
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.zoo import model_config, slug, with_known_fields
-from vitrail.objectives.classification import Classification
 from vitrail.recipes import table3
 from vitrail.studies.bases import for_card, for_cores, given, with_dev
 from vitrail.studies.data_size_findings import PLAIN, SEARCHED, TUNED, conclude
 from vitrail.studies.families import at_8_px, hybrid_of, resnet_of, vit_of
 from vitrail.studies.scaling import finetuning, with_network
 from vitrail.studies.study import Scale, Study
+from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Evaluation, Run
 from vitrail.train.grid.cell import Cell
 

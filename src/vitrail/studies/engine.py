@@ -22,6 +22,7 @@ from vitrail.distributed.world import World
 from vitrail.recipes.change import started_from
 from vitrail.studies.outcomes import ASKED, CELLS, STUDY, folder_of, take_up, values_in
 from vitrail.studies.study import Scale, Study
+from vitrail.tasks.registry import task_of
 from vitrail.train.config import Run, configure
 from vitrail.train.folder.layout import LAST
 from vitrail.train.grid import plan as grid
@@ -104,7 +105,7 @@ class StudyJob:
 
 def pictures_of(run: Run) -> Pictures | None:
     """None where the run does not say which, for `train` to complain of."""
-    return cut(opened(run.data.source), run.data, labelled=run.objective.labelled) if run.data.source else None
+    return cut(opened(run.data.source), run.data, task_of(run.objective)) if run.data.source else None
 
 
 @lru_cache(maxsize=2)

@@ -19,7 +19,7 @@ from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.settings import differences, plain, without_fields
 from vitrail.data.collection import open_collection
 from vitrail.data.readers.named.catalogue import SETS
-from vitrail.data.readers.named.tasks import TASKS, Task
+from vitrail.data.readers.named.tasks import TASKS, VtabTask
 from vitrail.distributed.world import World
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.change import on_data, resized, started_from, with_changes
@@ -66,7 +66,7 @@ class Study:
 class Score:
     """What became of a task on its whole test split."""
 
-    task: Task
+    task: VtabTask
     accuracy: float
     count: int
     loss: float
@@ -112,7 +112,7 @@ def changed(study: Study) -> list[str]:
     return found + [text for text in study.settings if text.startswith("model.")]
 
 
-def place(task: Task, root: Path | None) -> str:
+def place(task: VtabTask, root: Path | None) -> str:
     """Where a task's pictures are: SOURCE as every command takes it. Below a root they lie in a folder of the set's
     name, or as torchvision keeps them."""
     if root is None:
@@ -122,13 +122,13 @@ def place(task: Task, root: Path | None) -> str:
     return f"vtab/{task.name}:{root if beside else home}"
 
 
-def task_run(study: Study, task: Task) -> Run:
+def task_run(study: Study, task: VtabTask) -> Run:
     """The run of one task: without the crop or the flip that would change its answer."""
     return replace(on_data(study.base, place(task, study.root)), name=f"vtab-{task.name}")
 
 
 def pictures_of(
-    study: Study, task: Task, *, download: bool = False, progress: Progress | None = None
+    study: Study, task: VtabTask, *, download: bool = False, progress: Progress | None = None
 ) -> Pictures | str:
     """The pictures of a task; why there are none, with what to put where, if so."""
     try:
@@ -168,7 +168,7 @@ def check_run(study: Study, world: World) -> None:
             return
 
 
-def score_in(folder: Path, task: Task) -> Score | None:
+def score_in(folder: Path, task: VtabTask) -> Score | None:
     """What a finished run says of its test split; none where the task is not done."""
     if not is_done(folder):
         return None

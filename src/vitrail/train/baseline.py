@@ -31,6 +31,7 @@ from vitrail.evaluation.identity import network_hash
 from vitrail.evaluation.instant import some_of
 from vitrail.evaluation.labelled import single, tally
 from vitrail.models.build import Model
+from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun, Run
 from vitrail.train.feed import worker_count
 from vitrail.train.folder.layout import METRICS
@@ -68,7 +69,8 @@ def scored_splits(pictures: Pictures) -> dict[str, Source]:
 def wanted(run: Run, pictures: Pictures) -> bool:
     """Whether a run has a baseline: every fine-tuning has, unless it was said otherwise or cannot be. What cannot be
     and was asked for is refused."""
-    if not run.objective.labelled:
+    task = task_of(run.objective)
+    if task is None or not task.has_closed_form:
         return False
     if not run.weights:
         if run.baseline == "on" or run.start == "closed-form":
@@ -82,8 +84,9 @@ def wanted(run: Run, pictures: Pictures) -> bool:
 
 def find_obstacle(run: Run, pictures: Pictures) -> str:
     """Why a fine-tuning cannot be compared with the closed form, in words; nothing where it can."""
-    if not run.objective.labelled:
-        return "the objective learns without labels"
+    task = task_of(run.objective)
+    if task is None or not task.has_closed_form:
+        return "the objective learns without labels" if task is None else f"{task.name} has no closed form"
     if not scored_splits(pictures):
         return "no split is scored; --set data.dev=0.1 holds out a part"
     if pictures.train.labels.multiple:

@@ -14,11 +14,11 @@ from vitrail.distributed.parallel import Parallel, parallelise
 from vitrail.distributed.world import World
 from vitrail.models.build import Model
 from vitrail.objectives.build import build_objective
-from vitrail.objectives.classification import Classification
 from vitrail.objectives.objective import Objective
 from vitrail.optim.averaging import Average
 from vitrail.optim.groups import freeze, groups
 from vitrail.optim.optimiser import Optimiser
+from vitrail.tasks.registry import targets_of, task_of
 from vitrail.train.baseline import put_head
 from vitrail.train.config import RECORDED, ResolvedRun
 from vitrail.train.cost import Cost, peak_flops
@@ -82,6 +82,7 @@ def assemble(
             seed=run.seed,
             world=world,
             ledger=ledger,
+            targets=targets_of(run.objective),
         ),
         cost=Cost(
             macs=run.objective.work(run.model),
@@ -96,12 +97,13 @@ def network_of(
     run: ResolvedRun, pictures: Pictures, world: World, saved: Saved | None, head: tuple[Tensor, Tensor] | None
 ) -> tuple[Model, Values | None]:
     """The network of the start; or one without storage where it will be sharded, and what gives it values then."""
-    labels = pictures.classes if run.objective.labelled else ()
-    several = isinstance(run.objective, Classification) and run.objective.is_multi_label(pictures.train.labels)
+    task = task_of(run.objective)
+    labels = () if task is None else pictures.classes
+    facts = {} if task is None else {"task": task.name, **task.card_facts(run.objective, pictures.train)}
     if run.sharding in ("fsdp", "hsdp") and world.size > 1 and not (run.weights and saved is None):
-        network = bare_network(run, labels, multi_label=several)
+        network = bare_network(run, labels, facts)
         return network, tables_only if saved is not None else partial(drawn, run=run)
-    network = starting_network(run, labels, fresh=saved is not None, multi_label=several)
+    network = starting_network(run, labels, facts, fresh=saved is not None)
     if head is not None:
         put_head(network, head)
     return network, None

@@ -23,8 +23,8 @@ from vitrail.data.transforms.mix import Mix
 from vitrail.distributed import parallel
 from vitrail.models.family import ModelConfig
 from vitrail.objectives.build import ObjectiveConfig
-from vitrail.objectives.classification import Classification
 from vitrail.optim.config import Optim, Schedule
+from vitrail.tasks.classification.objective import Classification
 
 OnOff: TypeAlias = Literal["on", "off"]
 Compilation: TypeAlias = Literal["on", "graphs", "recorded", "off"]

@@ -25,6 +25,7 @@ from vitrail.distributed.accord import Accord
 from vitrail.distributed.world import World
 from vitrail.optim.schedules import rate
 from vitrail.report.panels import State
+from vitrail.tasks.registry import task_of
 from vitrail.train import memory, messages, signals
 from vitrail.train.baseline import baseline, compare_scores, find_obstacle
 from vitrail.train.build import Parts, assemble
@@ -49,7 +50,6 @@ from vitrail.train.scoring import Best, Scored, Scorer, check_fewshot
 from vitrail.train.state import fault_in, pieces, state_of
 
 FIRST_STEPS = 3  # in which running out of memory is answered by smaller micro-batches
-SCORE = ("split", "measure", "accuracy", "loss", "count")  # what weights tell of how they did
 REPORT_S = 60.0  # between two reports while nothing is scored
 
 
@@ -66,7 +66,7 @@ def train(
 ) -> Result:
     """Trains, or goes on training, in the folder `out`. `why` is what a person should know of the run's making."""
     observer = observer or Silent()
-    pictures = pictures or find_pictures(run.data, labelled=run.objective.labelled)
+    pictures = pictures or find_pictures(run.data, task_of(run.objective))
     resolved = resolve(run, pictures, world)
     if run.evaluation.fewshot:
         check_fewshot(run.evaluation)  # one that is not there, or too small, is said before the first step
@@ -153,7 +153,7 @@ class Training:
         """Goes on from a checkpoint: its tensors are in place already, here is the rest."""
         facts = saved.facts
         take_provenance(self.parts.objective.learnt, facts["provenance"])
-        self.step, self.best = saved.step, Best(**facts["best"])
+        self.step, self.best = saved.step, Best.from_facts(facts["best"])
         self.micro = int(facts["micro"]) if micro in (0, facts["chosen"]) else micro
         self.parts.cost.restore(facts["cost"])
         self.meter.restore(facts.get("meter", {}))  # checkpoints of 0.1.0 have none
@@ -249,7 +249,7 @@ class Training:
             **self.parts.cost.row(),
         }
         self.folder.record(row)
-        self.observer.progress({**row, "steps": self.run.steps, "best": self.best.accuracy, "left_s": self.left(speed)})
+        self.observer.progress({**row, "steps": self.run.steps, "best": self.best.values, "left_s": self.left(speed)})
         if reading.skipped > self.skipped_before:
             more = reading.skipped - self.skipped_before
             self.skipped_before = reading.skipped
@@ -279,8 +279,7 @@ class Training:
                 self.observer.progress(row)
                 self.rows[row["kind"]] = row
             row = self.rows.get("watch", {}) if self.pictures.watch is not None else {}
-            # Without labels there is no accuracy, and nothing to choose by.
-            better = "accuracy" in row and self.best.take(row["accuracy"], row["loss"], self.step)
+            better = self.best.take(row, self.scorer.task.criteria, self.step)
             if better and self.pictures.chooses:
                 self.write(BEST, row)
             if better or not self.pictures.chooses or self.shown is None:
@@ -383,7 +382,7 @@ class Training:
             "cost": self.pace.so_far().row(),
             **self.pictures.provenance,
             KEY: self.trained_on,
-            **({} if row is None else {"score": plain({key: row[key] for key in SCORE if key in row})}),
+            **({} if row is None else {"score": plain(self.scorer.summary_of(row))}),
         }
         with self.scorer.averaged():
             try:

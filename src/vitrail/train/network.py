@@ -1,5 +1,6 @@
 """The network that a run starts from: fresh, or somebody's weights with a new head and resized positions (3.2)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,6 @@ from vitrail.models.build import Model, bare, build, network_class
 from vitrail.models.family import ModelConfig
 from vitrail.models.initialise import initialise
 from vitrail.models.zoo import adapted
-from vitrail.objectives.classification import Classification, start_bias
 from vitrail.train.config import ResolvedRun
 
 REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
@@ -29,40 +29,38 @@ def wanted_otherwise(config: ModelConfig, run: ResolvedRun) -> dict[str, Any]:
 
 
 def starting_network(
-    run: ResolvedRun, labels: tuple[str, ...], *, fresh: bool = False, multi_label: bool = False
+    run: ResolvedRun, labels: tuple[str, ...], facts: Mapping[str, Any], *, fresh: bool = False
 ) -> Model:
     """In training mode, on the CPU; without labels it has no head. With `fresh` the weights are not looked at: a
-    checkpoint will bring others. `multi_label` is what the card will say."""
+    checkpoint will bring others. The card will tell the `facts`, too."""
     provenance: dict[str, Any] = {}
     if run.weights and not fresh:
         bundle = find_weights(run.weights)
-        facts = wanted_otherwise(bundle.config, run)
+        other = wanted_otherwise(bundle.config, run)
         moved = bundle.config.image != run.model.image
-        bundle = operate(with_facts(bundle, facts), len(labels), run.model.image)
+        bundle = operate(with_config(bundle, other), len(labels), run.model.image)
         if moved and run.positions == "drawn":
             bundle = positions_drawn(bundle, run.seed)
         model = network(bundle)
         provenance = {"from": {"weights": run.weights, **bundle.card.provenance}}
     else:
         model = fresh_network(run.model, run.seed)
-        bias_in_place(model, run)
-    return described(model, run, labels, provenance, multi_label)
+        run.objective.prepare_head(model)
+    return described(model, run, labels, provenance, facts)
 
 
 def described(
-    model: Model, run: ResolvedRun, labels: tuple[str, ...], provenance: dict[str, Any], multi_label: bool
+    model: Model, run: ResolvedRun, labels: tuple[str, ...], provenance: dict[str, Any], facts: Mapping[str, Any]
 ) -> Model:
     """With the card that its weights will carry, and in training mode."""
-    model.card = Card(
-        preprocessing=run.preprocessing, labels=labels or None, provenance=provenance, multi_label=multi_label
-    )
+    model.card = Card(preprocessing=run.preprocessing, labels=labels or None, provenance=provenance, **facts)
     return model.train()
 
 
-def bare_network(run: ResolvedRun, labels: tuple[str, ...], *, multi_label: bool = False) -> Model:
+def bare_network(run: ResolvedRun, labels: tuple[str, ...], facts: Mapping[str, Any]) -> Model:
     """Without storage: where a network is sharded no process need ever hold it whole."""
     provenance = {"from": {"weights": run.weights}} if run.weights else {}
-    return described(bare(run.model), run, labels, provenance, multi_label)
+    return described(bare(run.model), run, labels, provenance, facts)
 
 
 def drawn(module: nn.Module, run: ResolvedRun) -> None:
@@ -71,13 +69,7 @@ def drawn(module: nn.Module, run: ResolvedRun) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start_seed(run.seed))
         draw(network, initialise)
-    bias_in_place(network, run)
-
-
-def bias_in_place(network: nn.Module, run: ResolvedRun) -> None:
-    """Where a classification asks for it, the last bias starts elsewhere than at zero."""
-    if isinstance(run.objective, Classification) and run.objective.head_bias:
-        start_bias(network, run.objective.head_bias)
+    run.objective.prepare_head(network)
 
 
 def tables_only(module: nn.Module) -> None:
@@ -87,8 +79,8 @@ def tables_only(module: nn.Module) -> None:
             fill()
 
 
-def with_facts(bundle: Bundle, facts: dict[str, Any]) -> Bundle:
-    return replace(bundle, config=adapted(bundle.config, **facts))
+def with_config(bundle: Bundle, changes: dict[str, Any]) -> Bundle:
+    return replace(bundle, config=adapted(bundle.config, **changes))
 
 
 def positions_drawn(bundle: Bundle, seed: int) -> Bundle:

@@ -10,14 +10,16 @@ from vitrail.data.collection import Collection, open_collection
 from vitrail.data.selection import Selection
 from vitrail.data.source import Source
 from vitrail.data.splits import dev_split, share_split
+from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.task import Task
 from vitrail.train.config import Data
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pictures:
-    """The splits of a run by their part in it; without labels there are no classes. `chooses` says whether the watched
-    one may choose the best weights: one without labels cannot, and the split that is scored at the end may not.
-    `without` is what was left out of the training split."""
+    """The splits of a run by their part in it. `classes` are the names of the network's outputs, none without labels.
+    `chooses` says whether the watched one may choose the best weights: one without labels cannot, and the split that is
+    scored at the end may not. `without` is what was left out of the training split."""
 
     title: str
     classes: tuple[str, ...]
@@ -60,18 +62,18 @@ class Pictures:
         }
 
 
-def find_pictures(data: Data, *, labelled: bool = True) -> Pictures:
-    """Opens the source and cuts it up as the config says; `labelled` refuses one without labels."""
+def find_pictures(data: Data, task: Task | None = CLASSIFICATION) -> Pictures:
+    """Opens the source and cuts it up as the config says. One that lacks the targets of the task is refused; without a
+    task the images are enough."""
     if not data.source:
         raise ConfigError("there are no images to train on; name DATA behind the recipe, or set data.source")
     collection = open_collection(data.source)
-    return cut(collection, data, labelled=labelled)
+    return cut(collection, data, task)
 
 
-def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Pictures:
+def cut(collection: Collection, data: Data, task: Task | None = CLASSIFICATION) -> Pictures:
     whole = only_or(collection, data.train)
-    if labelled:
-        collection.need_labels()
+    known = collection.classes if task is None else task.output_names(collection)
     train, without = available(collection, data)
     dev: Source | None = None
     if data.dev:
@@ -86,11 +88,11 @@ def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Picture
     else:
         watched = chosen(data.watch, parts, usual, "data.watch")
     tested = chosen(data.test, parts, ("test",), "data.test")
-    names = class_names(collection, data)
+    names = output_names(collection, data, known)
     return Pictures(
         title=collection.title,
         classes=names,
-        renamed=renaming(collection.classes, names),
+        renamed=renaming(known, names),
         train=train,
         watch=parts[watched] if watched else None,
         test=parts[tested] if tested else None,
@@ -103,12 +105,11 @@ def cut(collection: Collection, data: Data, *, labelled: bool = True) -> Picture
     )
 
 
-def class_names(collection: Collection, data: Data) -> tuple[str, ...]:
-    if data.names and len(data.names) != len(collection.classes):
-        raise ConfigError(
-            f"data.names has {len(data.names):,} names, but {collection.name} has {len(collection.classes):,} classes"
-        )
-    return data.names or collection.classes
+def output_names(collection: Collection, data: Data, known: tuple[str, ...]) -> tuple[str, ...]:
+    """What the outputs are called: as the run says, or as the data do."""
+    if data.names and len(data.names) != len(known):
+        raise ConfigError(f"data.names has {len(data.names):,} names, but {collection.name} has {len(known):,} classes")
+    return data.names or known
 
 
 def available(collection: Collection, data: Data) -> tuple[Source, Selection | None]:

@@ -19,13 +19,13 @@ from vitrail.distributed.device import synchronise
 from vitrail.distributed.world import World
 from vitrail.evaluation.compute import training_flops
 from vitrail.models.zoo import network_name
-from vitrail.objectives.classification import Classification
 from vitrail.optim.schedules import rate
+from vitrail.tasks.classification.objective import Classification
 from vitrail.train import memory
 from vitrail.train.build import Parts, assemble
 from vitrail.train.config import ResolvedRun, Run, RunRequest
 from vitrail.train.pictures import Pictures
-from vitrail.train.resolve import COMPILED, at_once, classes_in, needed, resolve
+from vitrail.train.resolve import COMPILED, at_once, describe_targets, needed, resolve
 
 WARM_UP = 2
 TIMED_S = 8.0
@@ -62,7 +62,7 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
     samples, local = len(pictures.train), run.batch // world.size
     watched = f", {len(pictures.watch):,} watched ({pictures.watched})" if pictures.watch is not None else ""
     tested = f", {len(pictures.test):,} for the end ({pictures.tested})" if pictures.test is not None else ""
-    figures["pictures"] = f"{samples:,} to train on{watched}{tested}; {classes_in(pictures)}"
+    figures["pictures"] = f"{samples:,} to train on{watched}{tested}; {describe_targets(run, pictures)}"
     figures["network"] = (
         f"{network_name(run.model)}: {run.model.parameters:,} parameters, {work / 1e9:.3g} GMAC an image "
         f"of {times(run.model.image)}"

@@ -17,6 +17,8 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted, network_name
 from vitrail.objectives.build import weights_in
 from vitrail.optim.schedules import rate
+from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.registry import targets_of, task_of
 from vitrail.train import memory
 from vitrail.train.baseline import wanted
 from vitrail.train.config import RECORDED, Compilation, ResolvedData, ResolvedRun, Run, to_stage
@@ -81,18 +83,17 @@ def fitted(run: Run, classes: int) -> ModelConfig:
     model = run.model
     if model.channels != 3:
         raise ConfigError(f"the network takes pictures of {model.channels} channels; they are read as RGB, with 3")
-    if not run.objective.labelled:
-        kind = type(run.objective).__name__
-        if not model.tokens:
-            raise ConfigError(f"objective={kind} is for a ViT, and the model is {network_name(model)}")
-        if run.mix.mixup or run.mix.cutmix:
-            raise ConfigError(f"objective={kind} has no labels to mix; set mix.mixup=0 and mix.cutmix=0")
-        if run.baseline == "on" or run.start == "closed-form":
-            asked = "start=closed-form" if run.start == "closed-form" else "baseline=on"
-            raise ConfigError(f"{asked} is of a classifier, which objective={kind} does not train; leave it out")
+    task, kind = task_of(run.objective), type(run.objective).__name__
+    if task is None and not model.tokens:
+        raise ConfigError(f"objective={kind} is for a ViT, and the model is {network_name(model)}")
+    if (task is None or not task.mixes) and (run.mix.mixup or run.mix.cutmix):
+        raise ConfigError(f"objective={kind} has no labels to mix; set mix.mixup=0 and mix.cutmix=0")
+    if (task is None or not task.has_closed_form) and (run.baseline == "on" or run.start == "closed-form"):
+        asked = "start=closed-form" if run.start == "closed-form" else "baseline=on"
+        raise ConfigError(f"{asked} is of a classifier, which objective={kind} does not train; leave it out")
+    if task is None:
         return adapted(model, **model.without_head())
-    # Of weights the whole old head is thrown away (3.2).
-    return adapted(model, **model.linear_head(classes)) if run.weights else adapted(model, classes=classes)
+    return task.fit_model(model, classes, new_head=bool(run.weights))
 
 
 def compiled(run: Run, world: World) -> Compilation:
@@ -136,15 +137,17 @@ def summary(run: ResolvedRun, pictures: Pictures, world: World, out: Path) -> tu
         f"run folder {out}; report {out / 'report.html'}",
         f"{network_name(run.model)}: {run.model.parameters:,} parameters, {times(run.model.image)} px, from "
         f"{run.weights or 'scratch'}",
-        f"{pictures.title}: {len(pictures.train):,} pictures{dropped}, {classes_in(pictures)}{watched}",
+        f"{pictures.title}: {len(pictures.train):,} pictures{dropped}, {describe_targets(run, pictures)}{watched}",
         f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(pictures.train):,.1f} epochs; "
         f"{optim.kind} at {optim.lr:g}, {run.schedule.decay}; {run.precision}"
         f"{COMPILED[run.compile]}, {world.size} x {device}",
     )
 
 
-def classes_in(pictures: Pictures) -> str:
-    return f"{len(pictures.classes):,} classes" if pictures.classes else "no labels"
+def describe_targets(run: Run, pictures: Pictures) -> str:
+    """What the images are annotated with, in words."""
+    task = task_of(run.objective) or CLASSIFICATION
+    return task.describe_outputs(pictures.classes) if pictures.classes else "no labels"
 
 
 def at_once(local: int, micro: int) -> str:
@@ -156,7 +159,8 @@ def resident(run: Run, pictures: Pictures, device: torch.device) -> bool:
     """Whether the set lies on the device: where it can, and where that is quicker."""
     if run.data.resident == "off":
         return False
-    can, reason = may_reside(pictures.train, run.objective.views(run.augmentation), device)
+    views, targets = run.objective.views(run.augmentation), targets_of(run.objective)
+    can, reason = may_reside(pictures.train, views, device, targets)
     if run.data.resident == "on" and not can:
         raise ConfigError(f"data.resident=on is not possible: {reason}")
     if run.data.resident == "on" or device.type == "cuda" or not can:

@@ -26,8 +26,3 @@ class Result:
         """What the run stands for: the best weights where it chose some, else the last."""
         best = self.folder / BEST
         return best if best.exists() else self.folder / LAST
-
-    @property
-    def final_watch(self) -> float:
-        """The accuracy on the watched split at the end, where there is one."""
-        return float("nan") if self.watch is None else float(self.watch.get("accuracy", "nan"))

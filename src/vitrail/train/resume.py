@@ -9,6 +9,7 @@ from vitrail.checkpoint.store.saved import Saved, latest
 from vitrail.core.errors import ConfigError
 from vitrail.core.settings import plain, restored
 from vitrail.distributed.world import World
+from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun, Run
 from vitrail.train.folder.layout import command_in, read_json
 from vitrail.train.folder.run import CONFIG, RunFolder, compare
@@ -91,7 +92,7 @@ def open_folder(
 
 def same_run(out: Path, run: Run, world: World) -> None:
     """Refuses a run that differs from the one in the folder."""
-    pictures = find_pictures(run.data, labelled=run.objective.labelled)
+    pictures = find_pictures(run.data, task_of(run.objective))
     compare(out, config_of(resolve(run, pictures, world), pictures), free=free_in(out), force=False)
 
 

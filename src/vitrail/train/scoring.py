@@ -3,7 +3,8 @@
 A run that learns from labels is scored by its answers, one without by its features (unlabelled.py).
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,10 +19,12 @@ from vitrail.data.loader import Batch
 from vitrail.data.source import Source
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.world import World
-from vitrail.evaluation.accuracy import Score, evaluate
 from vitrail.evaluation.features import features
 from vitrail.evaluation.fewshot import fewshot
-from vitrail.evaluation.metric import is_better
+from vitrail.evaluation.metric import Criterion, is_better, score_batches
+from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.registry import targets_of, task_of
+from vitrail.tasks.task import Score, Task
 from vitrail.train.build import Parts
 from vitrail.train.config import Evaluation, ResolvedRun
 from vitrail.train.feed import Sweep
@@ -35,26 +38,36 @@ EVALUATION_BATCH = 256
 
 @dataclass(slots=True)
 class Best:
-    """The best score so far, and how many have come since. Of equal accuracies, which a small split gives often, the
-    one with the lower loss is better."""
+    """The numbers of the best score so far by which it is the best, and how many scores have come since. Of equal
+    accuracies, which a small split gives often, the one with the lower loss is better."""
 
-    accuracy: float = -1.0
+    values: dict[str, float] = field(default_factory=dict[str, float])
     step: int = -1
     since: int = 0
-    loss: float | None = None
 
-    def take(self, accuracy: float, loss: float, step: int) -> bool:
-        """Whether this one is better."""
-        before = {"accuracy": self.accuracy, "loss": self.loss}
-        if is_better({"accuracy": accuracy, "loss": loss}, before, Score.criteria):
-            self.accuracy, self.loss, self.step, self.since = accuracy, loss, step, 0
+    @classmethod
+    def from_facts(cls, facts: dict[str, Any]) -> "Best":
+        """What a checkpoint tells; those of 0.1.0 name accuracy and loss themselves, -1 and none before any score."""
+        if "values" in facts:
+            return cls(**facts)
+        known = {name: facts[name] for name in ("accuracy", "loss") if facts.get(name) is not None}
+        return cls(known if facts["step"] >= 0 else {}, facts["step"], facts["since"])
+
+    def take(self, row: Mapping[str, Any], criteria: Sequence[Criterion], step: int) -> bool:
+        """Whether this score is better; one that lacks a number to choose by is not."""
+        if any(criterion.name not in row for criterion in criteria):
+            return False
+        new = {criterion.name: float(row[criterion.name]) for criterion in criteria}
+        first = not self.values and not math.isnan(new[criteria[0].name])
+        if first or (self.values and is_better(new, {**dict.fromkeys(new), **self.values}, criteria)):
+            self.values, self.step, self.since = new, step, 0
             return True
         self.since += 1
         return False
 
     def applied_to(self, row: dict[str, Any] | None) -> dict[str, Any] | None:
         """The row of a later score as it was for the best one."""
-        return None if row is None else {**row, "accuracy": self.accuracy, "step": self.step}
+        return None if row is None else {**row, **self.values, "step": self.step}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -105,6 +118,11 @@ class Scorer:
             advance=self.advance,
         )
 
+    @property
+    def task(self) -> Task:
+        """Of the run; one that learns from images alone is scored by labels, where there are some."""
+        return task_of(self.run.objective) or CLASSIFICATION
+
     def averaged(self) -> AbstractContextManager[None]:
         return nullcontext() if self.parts.average is None else self.parts.average.swapped()
 
@@ -127,7 +145,13 @@ class Scorer:
         if part not in self.sweeps:
             batch = min(EVALUATION_BATCH, max(len(source) // self.world.size, 1))
             self.sweeps[part] = Sweep(
-                source, self.run.preprocessing, self.run.data, batch=batch, world=self.world, ledger=self.ledger
+                source,
+                self.run.preprocessing,
+                self.run.data,
+                batch=batch,
+                world=self.world,
+                ledger=self.ledger,
+                targets=targets_of(self.run.objective),
             )
         return count_batches(
             self.sweeps[part], f"scoring {split}", len(source), self.advance, processes=self.world.size
@@ -152,18 +176,22 @@ class Scorer:
                 row, seen = self.looking.score(split, source)
                 self.latest = Scored(split=split, step=step, found=seen)
                 return {"kind": part, "step": step, **row}
-            found = evaluate(
+            found: Score = score_batches(
                 self.network,
                 self.sweep(part),
                 self.run.preprocessing,
-                classes=len(self.pictures.classes),
+                self.task.metric(len(self.pictures.classes), self.world.device, extremes=EXTREMES),
                 device=self.world.device,
                 world=self.world if self.world.size > 1 else None,
                 precision="autocast" if self.world.device.type == "cuda" else "float32",
-                extremes=EXTREMES,
             )
         self.latest = Scored(split=split, step=step, found=found)
-        return {"kind": part, "step": step, "split": split, **found.row()}
+        return {"kind": part, "step": step, "split": split, **name_score(self.task), **found.row()}
+
+    def summary_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What weights tell of how they did."""
+        names = ("split", "measure", "score", *(criterion.name for criterion in self.task.criteria), "loss", "count")
+        return {name: row[name] for name in names if name in row}
 
     def look(self, step: int) -> dict[str, Any]:
         """A row on the features of training pictures, for a run without labels that has no split to watch."""
@@ -193,6 +221,12 @@ class Scorer:
                 {"kind": "fewshot", "step": step, "source": source, "shots": count, "accuracy": mean, "spread": spread}
             )
         return rows
+
+
+def name_score(task: Task) -> dict[str, str]:
+    """What a row says of the number that stands for it, where that is not the accuracy."""
+    name = task.criteria[0].name
+    return {} if name == "accuracy" else {"score": name}
 
 
 @cache

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
 from vitrail.checkpoint.store.layout import places as saves_in
@@ -14,6 +14,9 @@ from vitrail.core.errors import ConfigError, Exploded, TrainingError
 from vitrail.core.settings import differences, with_settings
 from vitrail.core.storage import replacing
 from vitrail.distributed.world import World
+from vitrail.evaluation.metric import Criterion
+from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.registry import task_of
 from vitrail.train.config import Data, Run, RunRequest, configure
 from vitrail.train.folder.layout import COMMAND, CONFIG, METRICS, POINTS, SWEEP, is_done, read_json
 from vitrail.train.folder.run import compare
@@ -32,7 +35,6 @@ from vitrail.train.resume import config_of, free_in, same_run
 from vitrail.train.signals import heard
 
 DEV = 0.1
-SCORE: Final = "dev accuracy"
 
 Grid = Mapping[str, Sequence[Any]]
 Change = Callable[[Run, Sequence[str]], Run]  # applies settings to a run
@@ -40,18 +42,24 @@ Change = Callable[[Run, Sequence[str]], Run]  # applies settings to a run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One setting of the grid and how it did on the dev split; one that exploded has no accuracy."""
+    """One setting of the grid and how it did on the dev split by the criterion; one that exploded has no value."""
 
     settings: tuple[str, ...]
-    accuracy: float
+    value: float
+    criterion: Criterion = CLASSIFICATION.criteria[0]
 
     @property
     def exploded(self) -> bool:
-        return math.isnan(self.accuracy)
+        return math.isnan(self.value)
+
+    @property
+    def rank(self) -> float:
+        """The smaller, the better."""
+        return -self.value if self.criterion.larger else self.value
 
     @property
     def shown(self) -> str:
-        return "exploded" if self.exploded else f"{self.accuracy:.2%}"
+        return "exploded" if self.exploded else f"{self.value:.2%}" if self.criterion.share else f"{self.value:.4g}"
 
     @property
     def name(self) -> str:
@@ -68,20 +76,22 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepJob:
-    """Trains a point. What counts is the accuracy on the dev split at its end, or at its best with patience."""
+    """Trains a point. What counts is its score on the dev split at its end, or at its best with patience."""
 
     command: Mapping[str, Any]
 
     def prepare(self, cell: Cell) -> Prepared:
-        pictures = find_pictures(cell.run.data, labelled=cell.run.objective.labelled)
+        pictures = find_pictures(cell.run.data, task_of(cell.run.objective))
         return Prepared(run=configure(cell.run), pictures=pictures, command=self.command)
 
     def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
         rows = [row for row in read_metrics(folder / METRICS)[0] if row["kind"] == "watch"]
-        scores = [float(row["accuracy"]) for row in rows if row.get("accuracy") is not None]
+        criterion = criterion_of(cell.run)
+        scores = [float(row[criterion.name]) for row in rows if row.get(criterion.name) is not None]
         if not scores:
             return {}
-        return {SCORE: max(scores) if cell.run.evaluation.patience else scores[-1]}
+        best = max(scores) if criterion.larger else min(scores)
+        return {name_score(criterion): best if cell.run.evaluation.patience else scores[-1]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +109,8 @@ class SweepWatcher(QuietWatcher):
         if outcome.fault:
             self.observer.told(f"{cell.name}: {outcome.fault}" if self.spread else outcome.fault)
         elif self.spread:
-            self.observer.told(f"{cell.name}: {outcome.values.get(SCORE, math.nan):.2%} of dev")
+            (point,) = tried_in([outcome], criterion_of(cell.run))
+            self.observer.told(f"{cell.name}: {point.shown} of dev")
 
 
 def points_of(grid: Grid) -> list[tuple[str, ...]]:
@@ -151,7 +162,7 @@ def runs_worth(run: Run, grid: Grid, world: World, change: Change = with_setting
 def pictures_in(seen: dict[Data, Pictures], run: RunRequest) -> Pictures:
     """The pictures of a run; points that share their data share them."""
     if run.data not in seen:
-        seen[run.data] = find_pictures(run.data, labelled=run.objective.labelled)
+        seen[run.data] = find_pictures(run.data, task_of(run.objective))
     return seen[run.data]
 
 
@@ -176,14 +187,14 @@ def search(
     if not force:
         refuse_another(out, grid, world)
     points = trials(run, grid, change)
-    if not run.objective.labelled and not find_pictures(run.data, labelled=False).classes:
-        raise ConfigError(f"a search chooses by accuracy on held-out pictures, and {run.data.source} has no labels")
+    if not run.objective.labelled and not find_pictures(run.data, None).classes:
+        raise ConfigError(f"a search chooses by a score on held-out pictures, and {run.data.source} has no labels")
     check_points(points, out=out, world=world, force=force)
-    plan = sweep_plan(points, grid, out=out, command=command, force=force, observer=observer)
+    plan = sweep_plan(points, grid, criterion_of(run), out=out, command=command, force=force, observer=observer)
     with heard():  # by all runs in turn: a signal behind the last point is for the run on all pictures
         watcher = SweepWatcher(observer=observer, order=tuple(point.name for point in points), spread=bool(places))
         report = run_grid(plan, places or world, watcher=watcher)
-        tried = tried_in(report.outcomes)
+        tried = tried_in(report.outcomes, criterion_of(run))
         if report.stopped:
             return Found(points=tried, final=None)
         best = chosen(tried, report.outcomes, out)
@@ -193,16 +204,33 @@ def search(
         return Found(points=tried, final=result)
 
 
+def criterion_of(run: RunRequest) -> Criterion:
+    """What points are chosen by: the score of the run's task, or the accuracy where it has none."""
+    return (task_of(run.objective) or CLASSIFICATION).criteria[0]
+
+
+def name_score(criterion: Criterion) -> str:
+    """What the score of a point is called: "dev accuracy"."""
+    return f"dev {criterion.title or criterion.name}"
+
+
 def sweep_plan(
-    points: Sequence[Cell], grid: Grid, *, out: Path, command: dict[str, Any], force: bool, observer: Observer
+    points: Sequence[Cell],
+    grid: Grid,
+    criterion: Criterion,
+    *,
+    out: Path,
+    command: dict[str, Any],
+    force: bool,
+    observer: Observer,
 ) -> Plan:
     """A sweep as a grid of runs. OUT/sweep.json has the grid, and the points tried so far, best first."""
     values = {name: [str(value) for value in values] for name, values in grid.items()}
 
     def facts(outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
         rows = [
-            {"settings": list(point.settings), SCORE: "exploded" if point.exploded else point.accuracy}
-            for point in tried_in(outcomes)
+            {"settings": list(point.settings), name_score(criterion): "exploded" if point.exploded else point.value}
+            for point in tried_in(outcomes, criterion)
         ]
         return {"grid": values, "points": len(points), "tried": rows}
 
@@ -243,13 +271,14 @@ def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool
         raise ConfigError(refused)
 
 
-def tried_in(outcomes: Sequence[Outcome]) -> tuple[Point, ...]:
+def tried_in(outcomes: Sequence[Outcome], criterion: Criterion) -> tuple[Point, ...]:
     """The points that count, best first: those that are done, and those that exploded."""
     return ranked(
         [
             Point(
                 settings=tuple(f"{name}={value}" for name, value in one.at.items()),
-                accuracy=one.values.get(SCORE, math.nan),
+                value=one.values.get(name_score(criterion), math.nan),
+                criterion=criterion,
             )
             for one in outcomes
             if one.exploded or not one.fault
@@ -275,7 +304,7 @@ def chosen(tried: Sequence[Point], outcomes: Sequence[Outcome], out: Path) -> Po
 def on_everything(run: Run) -> Run:
     """The run with nothing held out. Where nothing is left to choose by, it cannot stop early either."""
     run = replace(run, data=on_all(run.data))
-    chooses = find_pictures(run.data, labelled=run.objective.labelled).chooses
+    chooses = find_pictures(run.data, task_of(run.objective)).chooses
     return run if chooses else replace(run, evaluation=replace(run.evaluation, patience=0))
 
 
@@ -324,4 +353,4 @@ def write_command(out: Path, command: dict[str, Any], observer: Observer) -> Non
 
 def ranked(points: Sequence[Point]) -> tuple[Point, ...]:
     """Best first; among equals the one that was tried first."""
-    return tuple(sorted(points, key=lambda point: (point.exploded, -point.accuracy)))
+    return tuple(sorted(points, key=lambda point: (point.exploded, point.rank)))

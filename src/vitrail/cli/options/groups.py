@@ -55,6 +55,7 @@ class TrainingOptions:
     batch: int | None = None
     lr: float | None = None
     image_size: int = 0
+    task: str = ""
     settings: tuple[str, ...] = ()
     labels: str | None = None
     rename: tuple[str, ...] = ()
@@ -222,6 +223,12 @@ def add_training(parser: argparse.ArgumentParser, *, epochs: str, steps: str, ba
     parser.add_argument("--batch", type=int, metavar="N", help=f"images per update (default: {batch})")
     parser.add_argument("--lr", type=float, metavar="R", help=f"peak learning rate (default: {lr})")
     parser.add_argument("--image-size", type=int, default=0, metavar="N", help="pixels per side; positions are resized")
+    parser.add_argument(
+        "--task",
+        default="",
+        metavar="NAME",
+        help="classification or segmentation (default: the recipe's, or the data's)",
+    )
     add_settings(parser)
     add_labels(parser)
     parser.add_argument(

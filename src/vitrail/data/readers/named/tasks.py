@@ -19,7 +19,7 @@ HALVES: Final[Plan] = {"train": ("train", 0, 100), "val": ("test", 0, 50), "test
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class VtabTask:
     """A task: the set it is made of, how its splits are cut, and whether a random crop or flip leaves the label."""
 
     name: str
@@ -38,7 +38,7 @@ class Task:
 
 
 TABLE: Final = (
-    Task(
+    VtabTask(
         name="caltech101",
         title="Caltech101",
         group="natural",
@@ -46,11 +46,11 @@ TABLE: Final = (
         plan=NINETY,
         sizes=(2754, 306, 6084),
     ),
-    Task(
+    VtabTask(
         name="cifar100", title="CIFAR-100", group="natural", source="cifar100", plan=NINETY, sizes=(45000, 5000, 10000)
     ),
-    Task(name="dtd", title="DTD", group="natural", source="dtd", plan=OFFICIAL, sizes=(1880, 1880, 1880)),
-    Task(
+    VtabTask(name="dtd", title="DTD", group="natural", source="dtd", plan=OFFICIAL, sizes=(1880, 1880, 1880)),
+    VtabTask(
         name="flowers102",
         title="Flowers102",
         group="natural",
@@ -58,10 +58,12 @@ TABLE: Final = (
         plan=OFFICIAL,
         sizes=(1020, 1020, 6149),
     ),
-    Task(name="pets", title="Pets", group="natural", source="pets", plan=EIGHTY, sizes=(2944, 736, 3669)),
-    Task(name="sun397", title="Sun397", group="natural", source="sun397", plan=OFFICIAL, sizes=(76128, 10875, 21750)),
-    Task(name="svhn", title="SVHN", group="natural", source="svhn", plan=NINETY, sizes=(65931, 7326, 26032)),
-    Task(
+    VtabTask(name="pets", title="Pets", group="natural", source="pets", plan=EIGHTY, sizes=(2944, 736, 3669)),
+    VtabTask(
+        name="sun397", title="Sun397", group="natural", source="sun397", plan=OFFICIAL, sizes=(76128, 10875, 21750)
+    ),
+    VtabTask(name="svhn", title="SVHN", group="natural", source="svhn", plan=NINETY, sizes=(65931, 7326, 26032)),
+    VtabTask(
         name="pcam",
         title="Patch Camelyon",
         group="specialized",
@@ -69,11 +71,13 @@ TABLE: Final = (
         plan=OFFICIAL,
         sizes=(262144, 32768, 32768),
     ),
-    Task(name="eurosat", title="EuroSAT", group="specialized", source="eurosat", plan=SIXTY, sizes=(16200, 5400, 5400)),
-    Task(
+    VtabTask(
+        name="eurosat", title="EuroSAT", group="specialized", source="eurosat", plan=SIXTY, sizes=(16200, 5400, 5400)
+    ),
+    VtabTask(
         name="resisc45", title="Resisc45", group="specialized", source="resisc45", plan=SIXTY, sizes=(18900, 6300, 6300)
     ),
-    Task(
+    VtabTask(
         name="retinopathy",
         title="Retinopathy",
         group="specialized",
@@ -82,7 +86,7 @@ TABLE: Final = (
         sizes=(35126, 10906, 42670),
         label="stage, 0 to 4",
     ),
-    Task(
+    VtabTask(
         name="clevr-count",
         title="Clevr-Count",
         group="structured",
@@ -92,7 +96,7 @@ TABLE: Final = (
         label="objects less 3",
         crop=False,
     ),
-    Task(
+    VtabTask(
         name="clevr-distance",
         title="Clevr-Dist",
         group="structured",
@@ -102,7 +106,7 @@ TABLE: Final = (
         label="depth of the nearest object, cut at 8, 8.5, 9, 9.5, 10",
         crop=False,
     ),
-    Task(
+    VtabTask(
         name="dmlab",
         title="DMLab",
         group="structured",
@@ -112,7 +116,7 @@ TABLE: Final = (
         label="{near, far, very far} x {good, bad object}",
         crop=False,
     ),
-    Task(
+    VtabTask(
         name="dsprites-location",
         title="dSpr-Loc",
         group="structured",
@@ -123,7 +127,7 @@ TABLE: Final = (
         crop=False,
         flip=False,
     ),
-    Task(
+    VtabTask(
         name="dsprites-orientation",
         title="dSpr-Ori",
         group="structured",
@@ -133,7 +137,7 @@ TABLE: Final = (
         label="orientation, floor(o / 2.5)",
         flip=False,
     ),
-    Task(
+    VtabTask(
         name="kitti-distance",
         title="KITTI-Dist",
         group="structured",
@@ -143,7 +147,7 @@ TABLE: Final = (
         label="nearest car, van or truck: up to 8 m, up to 20 m, beyond, none",
         crop=False,
     ),
-    Task(
+    VtabTask(
         name="smallnorb-azimuth",
         title="sNORB-Azim",
         group="structured",
@@ -153,7 +157,7 @@ TABLE: Final = (
         label="azimuth, 20 degrees a step",
         flip=False,
     ),
-    Task(
+    VtabTask(
         name="smallnorb-elevation",
         title="sNORB-Elev",
         group="structured",
@@ -164,4 +168,4 @@ TABLE: Final = (
     ),
 )
 
-TASKS: Final[Mapping[str, Task]] = {task.name: task for task in TABLE}
+TASKS: Final[Mapping[str, VtabTask]] = {task.name: task for task in TABLE}

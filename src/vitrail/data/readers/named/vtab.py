@@ -18,11 +18,11 @@ from vitrail.data.order import Order
 from vitrail.data.readers.named.catalogue import SETS
 from vitrail.data.readers.named.download import Progress
 from vitrail.data.readers.named.opening import only_split, open_named
-from vitrail.data.readers.named.tasks import TASKS, Task
+from vitrail.data.readers.named.tasks import TASKS, VtabTask
 from vitrail.data.source import Concat, Source, Subset
 
 
-def find_task(name: str) -> Task:
+def find_task(name: str) -> VtabTask:
     """The task of a name, with or without "vtab/" before it."""
     short = name.removeprefix("vtab/")
     if short not in TASKS:
@@ -35,7 +35,7 @@ def cut(count: int, start: int, end: int) -> range:
     return range(count * start // 100, count * end // 100)
 
 
-def part(task: Task, split: str, count: int) -> NDArray[np.int64]:
+def part(task: VtabTask, split: str, count: int) -> NDArray[np.int64]:
     """Which of the `count` samples of its official split a split of a task is made of, in order.
 
     The order depends on the set of files alone: both tasks of CLEVR see the same pictures. A whole official test split

@@ -3,6 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
+from vitrail.tasks.task import PredictionOptions
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -51,6 +56,19 @@ class Prediction:
         if self.chosen is None:
             return listed(self.top)
         return listed(self.chosen) or f"none; nearest: {listed(self.top[:1])}"
+
+
+def rank_classes(probabilities: Tensor, options: PredictionOptions) -> list[Prediction]:
+    """Rows [B, K] as predictions; of equally likely classes the one with the smaller number comes first. Of a
+    multi-label network all classes at or above the threshold are chosen, however many that are."""
+    rows, names = probabilities.numpy(force=True), options.names
+    found: list[Prediction] = []
+    for row, order in zip(rows, np.argsort(-rows, axis=1, kind="stable"), strict=True):
+        top = tuple(Answer(names[at], int(at), float(row[at])) for at in order[: options.topk])
+        reached = order[: int((row >= options.threshold).sum())] if options.multi_label else order[:0]
+        chosen = tuple(Answer(names[at], int(at), float(row[at])) for at in reached)
+        found.append(Prediction(top, chosen if options.multi_label else None))
+    return found
 
 
 def listed(answers: tuple[Answer, ...]) -> str:

@@ -24,7 +24,7 @@ class Classification(ObjectiveConfig):
     """Sigmoid is summed over classes and averaged over pictures, as ImageNet-21k's was; `head_bias` is where the last
     layer's bias starts, -10 there, so that a fresh head says no to every class."""
 
-    labelled: ClassVar[bool] = True
+    task: ClassVar[str] = "classification"
 
     loss: Loss = "softmax"
     smoothing: float = 0.0
@@ -39,6 +39,10 @@ class Classification(ObjectiveConfig):
     def is_multi_label(self, labels: Labels) -> bool:
         """Whether a network learns each class by itself: samples may have several labels, and the loss takes them."""
         return self.loss == "sigmoid" and labels.multi_label
+
+    def prepare_head(self, network: Backbone) -> None:
+        if self.head_bias:
+            start_bias(network, self.head_bias)
 
     def work(self, model: ModelConfig) -> float:
         """Of one image, in multiply-accumulates of forward and backward."""

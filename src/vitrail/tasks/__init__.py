@@ -1,0 +1,1 @@
+"""What people train networks for: one folder per task, and the one interface that the rest of the package knows."""

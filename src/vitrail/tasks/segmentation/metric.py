@@ -1,0 +1,166 @@
+"""Intersection over union of each class, counted over all pixels of a split.
+
+    score = score_batches(network, batches, preprocessing, SegmentationMetric(9, device), device=device)
+    score.miou, score.ious
+
+Pixels marked 255 count for nothing. The mean is over the classes that occur in masks or predictions.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.core.errors import ConfigError, DataError
+from vitrail.data.loader import Batch
+from vitrail.data.targets import IGNORED
+from vitrail.distributed.device import widest_float
+from vitrail.evaluation.metric import Criterion, Together
+
+MOST_CLASSES: Final = IGNORED  # that a mask of bytes can tell apart
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentedImage:
+    """One image of a split: the mean IoU of its classes, and its predicted mask as the network saw it."""
+
+    sample: int
+    iou: float
+    mask: NDArray[np.uint8]  # [H, W]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SegmentationScore:
+    """Of `count` images with at least one pixel that counts. The confusion matrix [K, K] counts pixels, true classes as
+    rows. `worst` are the images with the lowest mean IoU."""
+
+    criteria: ClassVar[tuple[Criterion, ...]] = (
+        Criterion(name="miou", title="mIoU", share=True),
+        Criterion(name="pixel_accuracy", title="pixel accuracy", share=True),
+        Criterion(name="loss", larger=False, rounding=1e-6),
+    )
+
+    count: int
+    unreadable: int
+    loss: float
+    confusion: NDArray[np.int64]
+    worst: tuple[SegmentedImage, ...] = ()
+
+    @property
+    def ious(self) -> NDArray[np.float64]:
+        """IoU of each class [K]; NaN for one that occurs neither in masks nor in predictions."""
+        return class_ious(self.confusion)
+
+    @property
+    def miou(self) -> float:
+        return float(np.nanmean(self.ious))
+
+    @property
+    def pixel_accuracy(self) -> float:
+        return float(self.confusion.trace() / self.confusion.sum())
+
+    def row(self) -> dict[str, float | int]:
+        return {"miou": self.miou, "pixel_accuracy": self.pixel_accuracy, "loss": self.loss, "count": self.count}
+
+
+def class_ious(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Intersection over union [K] of a confusion matrix; NaN where the union is empty."""
+    both = confusion.diagonal().astype(np.float64)
+    either = confusion.sum(0) + confusion.sum(1) - both
+    return np.divide(both, either, out=np.full(len(both), np.nan), where=either > 0)
+
+
+class SegmentationMetric:
+    """Counts pixels on the device, in int64, so that they are exact and the order of processes changes nothing."""
+
+    def __init__(self, classes: int, device: torch.device, extremes: int = 0) -> None:
+        if classes > MOST_CLASSES:
+            raise ConfigError(f"{classes} classes of pixels; a mask tells at most {MOST_CLASSES} apart")
+        self.classes, self.most = classes, extremes
+        self.loss = torch.zeros(1, dtype=widest_float(device), device=device)  # summed over images
+        self.counts = torch.zeros(2, dtype=torch.int64, device=device)  # images that count, unreadable ones
+        self.cells = torch.zeros(classes**2, dtype=torch.int64, device=device)
+        self.worst: tuple[Tensor, Tensor, Tensor] | None = None  # IoUs [n], samples [n], masks [n, H, W]
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        """One batch's logits [B, K, H, W] against its masks [B, H, W]."""
+        mask, classes = batch.target, self.classes
+        if outputs.shape != (len(batch), classes, *mask.shape[1:]):
+            wanted = f"[B, {classes}, {mask.shape[1]}, {mask.shape[2]}]"
+            raise ConfigError(f"the network gave {tuple(outputs.shape)}; for {classes} classes it is {wanted}")
+        logits, predicted = outputs.float(), outputs.argmax(1)
+        seen = (mask != IGNORED) & batch.valid[:, None, None]
+        counted = seen.flatten(1).any(1)
+        losses = F.cross_entropy(logits, mask.long(), ignore_index=IGNORED, reduction="none").sum((1, 2))
+        losses = torch.where(counted, losses / seen.sum((1, 2)).clamp(min=1), 0.0)
+        self.loss += losses.to(self.loss.dtype).sum()
+        self.counts += torch.stack([counted, ~batch.valid & (batch.sample >= 0)]).sum(1)
+        cell = torch.where(seen, mask.long() * classes + predicted, 0).flatten(1)  # [B, H W]
+        self.cells.scatter_add_(0, cell.flatten(), seen.long().flatten())
+        if self.most:
+            self.keep_worst(self.image_ious(predicted, mask, seen), counted, batch.sample, predicted)
+
+    def image_ious(self, predicted: Tensor, mask: Tensor, seen: Tensor) -> Tensor:
+        """The mean IoU of each image's own classes [B]."""
+
+        def per_class(indices: Tensor, where: Tensor) -> Tensor:
+            rows = torch.zeros(len(mask), self.classes, dtype=torch.int64, device=mask.device)
+            return rows.scatter_add_(1, torch.where(where, indices, 0).flatten(1), where.long().flatten(1))
+
+        truth = mask.long()
+        both = per_class(truth, seen & (predicted == truth))
+        either = per_class(truth, seen) + per_class(predicted, seen) - both
+        return (both / either.clamp(min=1)).sum(1) / (either > 0).sum(1).clamp(min=1)
+
+    def keep_worst(self, ious: Tensor, counted: Tensor, samples: Tensor, predicted: Tensor) -> None:
+        """Of equal IoUs the earlier sample stays, whatever the batch."""
+        found = (torch.where(counted, ious.double(), torch.inf), samples, predicted.to(torch.uint8))
+        if self.worst is not None:
+            found = tuple(torch.cat([old, new]) for old, new in zip(self.worst, found, strict=True))
+        order = found[1].argsort(stable=True)
+        order = order[found[0][order].argsort(stable=True)][: self.most]
+        self.worst = (found[0][order], found[1][order], found[2][order])
+
+    def merge(self, world: Together) -> None:
+        for sums in (self.loss, self.counts, self.cells):
+            world.sum_(sums)
+        if self.worst is None:  # no process has any: all have seen the same number of batches
+            return
+        tables: list[Tensor] = []
+        ious, samples, masks = self.worst
+        padded = (F.pad(ious, (0, self.most - len(ious)), value=torch.inf), samples, masks)
+        for mine in padded:
+            room = mine.new_zeros(world.size, self.most, *mine.shape[1:])
+            room[world.rank, : len(mine)] = mine
+            wide = room.int() if room.dtype == torch.uint8 else room
+            world.sum_(wide)
+            tables.append(wide.to(room.dtype).flatten(0, 1))
+        keys, samples, masks = tables
+        self.worst = None
+        self.keep_worst(keys, keys.isfinite(), samples, masks)
+
+    def result(self) -> SegmentationScore:
+        count, unreadable = (int(value) for value in self.counts.tolist())
+        if not count:
+            raise DataError(
+                f"no image could be scored: {unreadable} are unreadable and the others, if there are any, have no "
+                "pixel with a class; choose another split"
+            )
+        return SegmentationScore(
+            count=count,
+            unreadable=unreadable,
+            loss=float(self.loss.item()) / count,
+            confusion=self.cells.view(self.classes, self.classes).cpu().numpy(),
+            worst=self.read_worst(),
+        )
+
+    def read_worst(self) -> tuple[SegmentedImage, ...]:
+        if self.worst is None:
+            return ()
+        ious, samples, masks = self.worst
+        rows = zip(samples.tolist(), ious.tolist(), masks.cpu().numpy(), strict=True)
+        return tuple(SegmentedImage(sample, iou, mask) for sample, iou, mask in rows if iou != float("inf"))

@@ -1,0 +1,62 @@
+"""Segmentation: softmax cross-entropy of every pixel against its class."""
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.core.errors import ConfigError
+from vitrail.data.loader import Batch
+from vitrail.data.targets import IGNORED
+from vitrail.models.backbone import Backbone
+from vitrail.models.family import ModelConfig
+from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segmentation(ObjectiveConfig):
+    """The loss of an image is the mean over its pixels that count; those marked 255 in its mask do not."""
+
+    task: ClassVar[str] = "segmentation"
+
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing < 1:
+            raise ConfigError(f"objective.smoothing={self.smoothing} must be at least 0 and below 1")
+
+    def work(self, model: ModelConfig) -> float:
+        return model.macs
+
+    def make(self, network: Backbone, setting: Setting) -> Objective:
+        return ClassifyPixels(network, self, setting)
+
+
+class ClassifyPixels(Objective):
+    """Logits per pixel [B, K, H, W] against masks [B, H, W]. An image none of whose pixels count counts for nothing."""
+
+    config: Segmentation
+
+    def __init__(self, network: Backbone, config: Segmentation, setting: Setting) -> None:
+        super().__init__(network, setting.preprocessing)
+        self.config = config
+
+    def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
+        """Pixels as bytes [B, 3, H, W], masks [B, H, W], and which images are there [B]."""
+        del seed, step
+        return batch.pixels, batch.target, batch.valid
+
+    def forward(self, *inputs: Tensor) -> Outcome:
+        pixels, mask, valid = inputs
+        logits = cast(Tensor, self.network(self.normalised(pixels))).float()
+        smoothing = self.config.smoothing
+        losses = F.cross_entropy(logits, mask.long(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="none")
+        seen = mask != IGNORED
+        pixels_seen = seen.sum((1, 2)).clamp(min=1)
+        right = ((logits.argmax(1) == mask) & seen).sum((1, 2)) / pixels_seen
+        counted = valid & seen.flatten(1).any(1)
+        total = torch.where(counted, losses.sum((1, 2)) / pixels_seen, 0.0).sum()
+        tallies = {"pixel_accuracy": torch.where(counted, right, 0.0).sum()}
+        return Outcome(total, counted.float().sum(), tallies)

@@ -1,0 +1,86 @@
+"""What a network says of an image, pixel by pixel."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.data.geometry import Geometry
+from vitrail.data.targets import IGNORED
+from vitrail.tasks.segmentation.palette import colour_mask
+
+AT_ONCE: Final = 1 << 26  # logits that are resized at once
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A class, and the share of the image's pixels that it covers."""
+
+    label: str
+    index: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PredictedMask:
+    """The class of each pixel of an image, in the image's own size; 255 where the network did not see it."""
+
+    mask: NDArray[np.uint8]  # [H, W]
+    names: Sequence[str]
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The classes that occur, the largest first."""
+        counts = np.bincount(self.mask.ravel(), minlength=256)[: len(self.names)]
+        order = np.argsort(-counts, kind="stable")
+        return tuple(Region(self.names[at], int(at), counts[at] / self.mask.size) for at in order if counts[at])
+
+    def png(self) -> bytes:
+        """The mask as a PNG of class indices, coloured for people."""
+        file = io.BytesIO()
+        colour_mask(self.mask).save(file, "PNG")
+        return file.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data: {"size": [H, W], "regions": [{"label", "index", "share"}, ...], "png": base64}."""
+        rows = [{"label": one.label, "index": one.index, "share": one.share} for one in self.regions]
+        return {"size": list(self.mask.shape), "regions": rows, "png": base64.b64encode(self.png()).decode()}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{one.label} {100 * one.share:.1f} %" for one in self.regions)
+
+
+def segment(logits: Tensor, view: Geometry) -> NDArray[np.uint8]:
+    """Logits [K, h, w] of a view as the mask [H, W] of the whole image: resized to the part that was seen, and then the
+    largest of each pixel."""
+    top, left, height, width = view.box
+    first = (max(round(top), 0), max(round(left), 0))
+    last = (min(round(top + height), view.whole[0]), min(round(left + width), view.whole[1]))
+    across, down = view.pad[0], view.pad[1]
+    upright = logits.flip(-1) if view.flip else logits
+    inner = upright[:, down : down + view.inner[0], across : across + view.inner[1]]
+    mask = np.full(view.whole, IGNORED, np.uint8)
+    size = (last[0] - first[0], last[1] - first[1])
+    mask[first[0] : last[0], first[1] : last[1]] = largest(inner, size)
+    return mask
+
+
+def largest(logits: Tensor, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """The index of the largest of K logits [K, h, w] at each place of another size, some classes at a time."""
+    best = torch.full(size, -torch.inf)
+    index = torch.zeros(size, dtype=torch.uint8)
+    step = max(AT_ONCE // (size[0] * size[1]), 1)
+    for first in range(0, len(logits), step):
+        some = F.interpolate(logits[None, first : first + step], size, mode="bilinear", align_corners=False)[0]
+        value, at = some.max(0)
+        better = value > best
+        index[better] = (at[better] + first).to(torch.uint8)
+        best = torch.where(better, value, best)
+    return index.numpy()

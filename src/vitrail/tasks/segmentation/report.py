@@ -1,0 +1,56 @@
+"""What a report shows of a segmentation: the IoU of each class, and the images it does worst on."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.core.errors import VitrailError
+from vitrail.data.decode.indices import read_indices
+from vitrail.data.source import Source
+from vitrail.report.axis import share
+from vitrail.report.page import Section, Table
+from vitrail.report.strips import Pane, Strip, Strips, pane
+from vitrail.tasks.segmentation.metric import SegmentationScore, SegmentedImage
+from vitrail.tasks.segmentation.palette import lay_over
+
+
+def sections(score: SegmentationScore, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
+    """A table of classes; images beside their own masks and the predicted ones."""
+    found: list[Section] = [class_table(score, names, title)]
+    if source is not None and score.worst:
+        sides = ("image", "mask", "predicted")
+        strips = [
+            Strip(panes=panes_of(one, source, sides), caption=f"IoU {share(one.iou)}", note=source.name(one.sample))
+            for one in score.worst
+        ]
+        found.append(Strips(title=f"Lowest IoU{title}", sides=sides, strips=strips))
+    return found
+
+
+def class_table(score: SegmentationScore, names: Sequence[str], title: str) -> Table:
+    truth, said = score.confusion.sum(1), score.confusion.sum(0)
+    total = max(int(truth.sum()), 1)
+    rows = [
+        (name, "–" if math.isnan(iou) else share(iou), share(truth[at] / total), share(said[at] / total))
+        for at, (name, iou) in enumerate(zip(names, score.ious.tolist(), strict=True))
+    ]
+    return Table(title=f"Classes{title}", columns=("class", "IoU", "pixels", "predicted"), rows=rows)
+
+
+def panes_of(one: SegmentedImage, source: Source, names: Sequence[str]) -> list[Pane]:
+    """The image, and over it its own mask and the predicted one; nothing where it cannot be read any more."""
+    try:
+        image = source.picture(one.sample).rgb()
+        truth = read_indices(source.mask(one.sample))
+    except (OSError, VitrailError):
+        return [pane(None, name) for name in names]
+    shown = (image, lay_over(truth, image), lay_over(stretch(one.mask, truth.shape), image))
+    return [pane(picture, name) for picture, name in zip(shown, names, strict=True)]
+
+
+def stretch(mask: NDArray[np.uint8], size: tuple[int, ...]) -> NDArray[np.uint8]:
+    """A mask at another size."""
+    return np.asarray(Image.fromarray(mask).resize((size[1], size[0]), Image.Resampling.NEAREST))

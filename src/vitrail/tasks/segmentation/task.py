@@ -1,0 +1,70 @@
+"""Semantic segmentation with a linear head on the patch tokens: a class for each pixel."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from vitrail.core.errors import ConfigError
+from vitrail.data.collection import Collection
+from vitrail.data.geometry import Geometry
+from vitrail.data.source import Source
+from vitrail.data.targets import Masks
+from vitrail.models.family import ModelConfig
+from vitrail.models.zoo import adapted
+from vitrail.report.page import Section
+from vitrail.tasks.segmentation import report
+from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore
+from vitrail.tasks.segmentation.objective import Segmentation
+from vitrail.tasks.segmentation.palette import lay_over
+from vitrail.tasks.segmentation.prediction import PredictedMask, segment
+from vitrail.tasks.task import PredictionOptions, Task
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class SegmentationTask(Task):
+    """Masks of class indices move with the pixels; 255 counts for nothing."""
+
+    name = "segmentation"
+    objective = Segmentation
+    targets = Masks()
+    criteria = SegmentationScore.criteria
+
+    def recognises(self, collection: Collection) -> bool:
+        return bool(collection.pixel_classes)
+
+    def output_names(self, collection: Collection) -> tuple[str, ...]:
+        collection.need_masks()
+        return collection.pixel_classes
+
+    def describe_outputs(self, names: Sequence[str]) -> str:
+        return f"{len(names):,} classes of pixels"
+
+    def fit_model(self, model: ModelConfig, outputs: int, *, new_head: bool) -> ModelConfig:
+        del new_head  # whatever head there was read the whole image
+        return adapted(model, **model.patch_head(outputs))
+
+    def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> SegmentationMetric:
+        return SegmentationMetric(outputs, device, extremes)
+
+    def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
+        return report.sections(score, source, names, title)
+
+    def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[PredictedMask]:
+        if outputs.ndim != 4:
+            raise ConfigError(f"segmentation needs logits per pixel [B, K, H, W], not {tuple(outputs.shape)}")
+        return [
+            PredictedMask(segment(logits, view), options.names) for logits, view in zip(outputs, views, strict=True)
+        ]
+
+    def draw(self, prediction: PredictedMask, image: "Image") -> "Image":
+        return lay_over(prediction.mask, image)
+
+    def file_of(self, prediction: PredictedMask) -> tuple[str, bytes]:
+        return ".png", prediction.png()
+
+
+SEGMENTATION: Final = SegmentationTask()

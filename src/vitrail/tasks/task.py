@@ -1,0 +1,132 @@
+"""The interface of a task, and the table of those that are registered.
+
+A task says what a target is, which head a network needs, what is minimised, how outputs are scored, and what a
+prediction is: how it is printed, drawn, served and shown in a report. The loader, the loop, the run folder, `evaluate`,
+`predict`, `serve` and `export` ask it, and know nothing else of targets. A new task is one file or folder, and one call
+of `register_task`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from vitrail.data.collection import Collection
+from vitrail.data.source import Source
+from vitrail.data.targets import Targets
+from vitrail.evaluation.metric import Criterion, Metric
+from vitrail.models.family import ModelConfig
+from vitrail.models.zoo import adapted
+from vitrail.objectives.objective import ObjectiveConfig, register_objective
+from vitrail.report.page import Section
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from vitrail.data.geometry import Geometry
+
+
+class Score(Protocol):
+    """What a task's metric finds on a split."""
+
+    @property
+    def count(self) -> int:
+        """The images that counted."""
+        ...
+
+    def row(self) -> dict[str, Any]:
+        """As it stands in the metrics of a run: numbers by name, those of the task's criteria among them."""
+        ...
+
+
+class Prediction(Protocol):
+    """What a network says of one image. As text it is one line."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionOptions:
+    """How outputs become predictions: what they are called, how many classes are told, and of a multi-label network
+    from which probability on one is chosen. A task takes what concerns it."""
+
+    names: tuple[str, ...]
+    topk: int = 5
+    threshold: float = 0.5
+    multi_label: bool = False
+
+
+class Task(ABC):
+    """One kind of target, from the data to the report. A task has no state: one object serves everyone."""
+
+    name: ClassVar[str]  # in weight files, on pages and behind --task
+    objective: ClassVar[type[ObjectiveConfig]]  # what is minimised unless a run says otherwise
+    targets: ClassVar[Targets]
+    criteria: ClassVar[tuple[Criterion, ...]]  # numbers of a score's row that choose weights; the first stands for it
+    mixes: ClassVar[bool] = False  # whether the targets of two images can be mixed (mixup, CutMix)
+    has_closed_form: ClassVar[bool] = False  # whether least squares on frozen features solves it, too
+
+    # Data and network.
+
+    def recognises(self, collection: Collection) -> bool:
+        """Whether these data are annotated for this task, so that nobody has to name it."""
+        del collection
+        return False
+
+    @abstractmethod
+    def output_names(self, collection: Collection) -> tuple[str, ...]:
+        """The names of the network's outputs for these data; DataError where they lack the targets."""
+
+    def describe_outputs(self, names: Sequence[str]) -> str:
+        """What a network answers, in words: "37 classes"."""
+        return f"{len(names):,} outputs" if len(names) != 1 else "one output"
+
+    def fit_model(self, model: ModelConfig, outputs: int, *, new_head: bool) -> ModelConfig:
+        """The network with a head for so many outputs; `new_head` throws the whole old one away (3.2)."""
+        return adapted(model, **(model.linear_head(outputs) if new_head else {"classes": outputs}))
+
+    def card_facts(self, objective: ObjectiveConfig, source: Source) -> Mapping[str, Any]:
+        """More fields of the card that travels with the weights."""
+        del objective, source
+        return {}
+
+    # Scores.
+
+    @abstractmethod
+    def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> Metric[Any]:
+        """A metric whose result is a `Score`. It may keep so many of the best and the worst images for the report."""
+
+    def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
+        """What pages show of a score besides its numbers. `title` says of which split and weights it is."""
+        del score, source, names, title
+        return []
+
+    # Predictions.
+
+    @abstractmethod
+    def predict(self, outputs: Tensor, views: Sequence["Geometry"], options: PredictionOptions) -> Sequence[Prediction]:
+        """What the outputs [B, K, ...] say of B images, of which the network saw these views."""
+
+    def draw(self, prediction: Any, image: "Image") -> "Image | None":
+        """The prediction as an image to look at, over the image that it is of; none where there is nothing to draw."""
+        del prediction, image
+        return None
+
+    def file_of(self, prediction: Any) -> tuple[str, bytes] | None:
+        """A file that holds the prediction, as a suffix and its bytes; none where text says it all."""
+        del prediction
+        return None
+
+
+TASKS: dict[str, Task] = {}
+
+
+def register_task(task: Task) -> None:
+    """Makes a task known by its name, and what it minimises to --set."""
+    TASKS[task.name] = task
+    register_objective(task.objective)
