@@ -46,6 +46,22 @@ def test_folder_is_summed_up_and_drawn(here: Path, capsys: pytest.CaptureFixture
         assert sheet.size[0] > 1000
 
 
+def test_masks_are_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("street/images/1.png", "street/masks/1.png"):
+        (here / name).parent.mkdir(parents=True)
+        Image.effect_noise((40, 30), 60).point(lambda value: value % 2).save(here / name)
+    (here / "street/classes.txt").write_text("road\nsky\n")
+    assert main(["data", "street", "--no-sheet"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert "images with a mask: 1 in train" in said
+    assert "pixel classes: road, sky" in said
+    assert main(["data", "street", "--json", "--no-sheet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["pixel_classes"], found["splits"]["train"]["masks"]) == (["road", "sky"], 1)
+    assert main(["data", "pack", "street", "--out", "packed"]) == 0
+    assert open_collection("packed").pixel_classes == ("road", "sky")
+
+
 def test_sheet_never_replaces_what_is_not_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "digits"]) == 0
     assert main(["data", "digits", "--sheet", "contact-sheet-digits.png"]) == 0

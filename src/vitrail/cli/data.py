@@ -64,7 +64,11 @@ def describe(collection: "Collection", summaries: "dict[str, SplitSummary]") -> 
     )
     classes = [shown(name) for name in collection.classes]
     if classes:
-        print(f"classes: {', '.join(classes[:NAMED])}{f', ... ({len(classes):,})' if len(classes) > NAMED else ''}")
+        print(f"classes: {named(classes)}")
+    if collection.pixel_classes:
+        counts = [f"{summary.masks:,} in {split}" for split, summary in summaries.items() if summary.masks]
+        print(f"images with a mask: {', '.join(counts)}")
+        print(f"pixel classes: {named([shown(name) for name in collection.pixel_classes])}")
     for split, summary in summaries.items():
         for line in details(split, summary):
             print(line)
@@ -75,6 +79,10 @@ def describe(collection: "Collection", summaries: "dict[str, SplitSummary]") -> 
             print(f"unreadable in {split}: {shown(name)}: {shown(reason)}")
         if len(summary.unreadable) > SHOWN:
             print(f"unreadable in {split}: and {len(summary.unreadable) - SHOWN:,} more; --json lists all")
+
+
+def named(classes: list[str]) -> str:
+    return ", ".join(classes[:NAMED]) + (f", ... ({len(classes):,})" if len(classes) > NAMED else "")
 
 
 def row(split: str, summary: "SplitSummary") -> list[str]:
@@ -131,6 +139,7 @@ def record(collection: "Collection", summaries: "dict[str, SplitSummary]") -> di
         "kind": collection.kind,
         "path": None if collection.path is None else str(collection.path),
         "classes": list(collection.classes),
+        "pixel_classes": list(collection.pixel_classes),
         "notes": list(collection.notes),
         "splits": {split: summary.to_dict() for split, summary in summaries.items()},
     }

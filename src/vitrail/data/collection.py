@@ -6,7 +6,8 @@
     list.csv  shards.tar        a file: .csv .tsv .jsonl .tar .parquet .npz .npy
     list.csv:label=breed        a list or a Parquet file, with its columns chosen: image, label, split
     set/train-{000..146}.tar    several tar files
-    classes:photos/             the same, read as said: classes, splits, flat, shards, parquet, saved, manifest, arrays
+    classes:photos/             the same, read as said: classes, splits, masks, flat, shards, parquet, saved, manifest,
+                                arrays
     digits  shapes/colour       a set that comes with the package
     cifar10  cifar10:DIR        a set by name, in its usual folder or in DIR
     vtab/pets:DIR               one of the 19 tasks of VTAB
@@ -29,6 +30,7 @@ from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.core.storage import near_paths
 from vitrail.data.labels import NONE, Labels
 from vitrail.data.readers.folder import split_name, unread_files
+from vitrail.data.readers.mask_folders import LAYOUTS
 from vitrail.data.readers.recognise import READINGS, Found, is_pattern, read_as, read_columns, read_path
 from vitrail.data.source import Relabelled, Source
 
@@ -44,6 +46,8 @@ LABELLING: Final = {
     "Parquet": 'give the table a column "label"',
     "Hugging Face dataset": 'give the table a column "label"',
     "arrays": "give it an array called labels",
+    "images and masks": "masks say the class of every pixel, which segmentation learns from (--task segmentation); for "
+    "classes of whole images put the images of each class into a folder of its own",
 }
 
 
@@ -78,6 +82,16 @@ class Collection:
                 folders += f", or give a list of labels: {lists[0]}"
             remedy = LABELLING.get(self.kind.partition(" (")[0], folders)
             raise BadLabels(f"{self.name} has no labels: {remedy}")
+
+    @property
+    def pixel_classes(self) -> tuple[str, ...]:
+        """The names of the class indices in masks; none where there are no masks."""
+        return next((source.pixel_classes for source in self.splits.values() if source.pixel_classes), ())
+
+    def need_masks(self) -> None:
+        """Refuses a set that has none, with the way to give it some."""
+        if not self.pixel_classes:
+            raise BadLabels(f"{self.name} has no masks: give every image one, {LAYOUTS}")
 
     def split(self, name: str) -> Source:
         """One of the splits: by its name, or by another usual word for it."""
@@ -195,6 +209,7 @@ def collected(name: str, path: Path | None, found: Found) -> Collection:
     kind, splits = found
     order = sorted(splits, key=lambda split: ORDER.index(split) if split in ORDER else len(ORDER))
     agreed, notes = agree(name, {split: splits[split] for split in order})
+    notes += check_masks(name, agreed)
     read = dict.fromkeys(note for source in agreed.values() if (note := getattr(inner(source), "note", "")))
     return Collection(name=name, kind=kind, path=path, splits=agreed, notes=(*read, *ignored(agreed), *notes))
 
@@ -245,6 +260,19 @@ def agree(where: str, splits: dict[str, Source]) -> tuple[dict[str, Source], lis
             some = ", ".join(classes[i] for i in missing[:5]) + (", ..." if missing.size > 5 else "")
             notes.append(f"{split} has no pictures of {missing.size} of {len(classes)} classes ({some})")
     return out, notes
+
+
+def check_masks(where: str, splits: dict[str, Source]) -> list[str]:
+    """Refuses splits whose masks have different classes; a note for each split without masks where others have some."""
+    masked = {split: source.pixel_classes for split, source in splits.items() if source.pixel_classes}
+    first = next(iter(masked), None)
+    for split, names in masked.items():
+        if first is not None and names != masked[first]:
+            raise BadLabels(
+                f"{where}: the masks of {split} have the classes {brief(list(names))}, those of {first} "
+                f"{brief(list(masked[first]))}; give all splits the same class names"
+            )
+    return [f"{split} has no masks" for split in splits if masked and split not in masked]
 
 
 def renumbered(where: str, split: str, source: Source, first: str, classes: tuple[str, ...]) -> Source:

@@ -58,6 +58,20 @@ def test_check_decodes(photos: Path) -> None:
     assert {name for name, _ in found.unreadable} == {"b/empty.jpg", "b/text.jpg", "b/gone.png", "b/cut.jpg"}
 
 
+def test_masks_are_counted_and_checked(tmp_path: Path) -> None:
+    """One of another size and one with a class that has no name are found by decoding."""
+    for i in range(4):
+        (tmp_path / "images").mkdir(exist_ok=True)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        Image.effect_noise((8, 6), 60).save(tmp_path / f"images/{i}.jpg")
+        Image.new("L", (8 if i else 9, 6), i % 3).save(tmp_path / f"masks/{i}.png")
+    (tmp_path / "classes.txt").write_text("wall\ndoor\n")
+    found = summary.summarise(open_collection(tmp_path))["train"]
+    assert (found.masks, found.unreadable) == (4, ())
+    found = summary.summarise(open_collection(tmp_path), check=True)["train"]
+    assert {name for name, _ in found.unreadable} == {"images/0.jpg", "images/2.jpg"}
+
+
 def test_strict_stops_at_the_first(photos: Path) -> None:
     with pytest.raises(BadPicture, match=r"^b/cut.jpg: .*"):
         summary.summarise(open_collection(photos), check=True, strict=True)

@@ -23,6 +23,7 @@ class SplitSummary:
     """One split. Sizes, formats and unreadable files are those of the samples that were looked at."""
 
     images: int
+    masks: int = 0  # images with a mask
     classes: tuple[str, ...]
     counts: NDArray[np.int64]  # [K] images of each class
     labelled: int
@@ -57,6 +58,7 @@ class SplitSummary:
         smallest, largest = self.extreme(np.argmin), self.extreme(np.argmax)
         return {
             "images": self.images,
+            "masks": self.masks,
             "classes": {name: int(count) for name, count in zip(self.classes, self.counts, strict=True)},
             "labelled": self.labelled,
             "labels": self.labels,
@@ -119,6 +121,7 @@ def summary_of(source: Source, seen: Iterable[Seen], decoded: bool) -> SplitSumm
     present = int((np.asarray(labels.values) >= 0).sum())
     return SplitSummary(
         images=len(source),
+        masks=len(source) if source.pixel_classes else 0,
         classes=source.classes,
         counts=labels.counts(len(source.classes)),
         labelled=present if labels.starts is None else int((np.diff(labels.starts) > 0).sum()),

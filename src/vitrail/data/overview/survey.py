@@ -13,6 +13,7 @@ import numpy as np
 from vitrail.core.errors import BadPicture, WorkerDied
 from vitrail.data.decode.picture import Picture
 from vitrail.data.source import Source
+from vitrail.data.targets import Masks
 
 CHUNK: Final = 32
 HERE: Final = 256  # so few samples are not worth starting processes for
@@ -31,13 +32,15 @@ class Seen:
 
 
 def see(source: Source, index: int, *, decode: bool) -> Seen:
-    """One sample by its header and, with `decode`, all of its pixels."""
+    """One sample by its header and, with `decode`, all of its pixels and its mask."""
     try:
         data = source.read(index)
         picture = Picture(data)
         kind = f"{picture.image.format or 'pixels'} {picture.image.mode}"
         if decode:
             picture.rgb()
+            if source.pixel_classes:
+                Masks().read(source, index, picture.size)
     except BadPicture as error:
         return Seen(index, reason=str(error))
     except OSError as error:

@@ -7,6 +7,14 @@ from typing import Final
 from vitrail.core.errors import DataError, SourceNotFound, unknown
 from vitrail.data.decode.support import is_unsupported
 from vitrail.data.readers.folder import Contents, look, read_classes, read_flat, split_name, unread_files
+from vitrail.data.readers.mask_folders import (
+    Place,
+    find_adjacent,
+    find_masks,
+    find_masks_in_splits,
+    find_pair,
+    note_unpaired,
+)
 from vitrail.data.readers.split_folders import (
     find_splits,
     refuse_nested_splits,
@@ -23,6 +31,7 @@ SAVED: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
 READINGS: Final = {
     "classes": "folders are classes",
     "splits": "folders named after train, val or test are splits, other folders are left out",
+    "masks": "images with a mask each, a PNG of class indices",
     "flat": "all pictures below it, without labels",
     "shards": "tar shards",
     "parquet": "Parquet files",
@@ -62,6 +71,10 @@ def read_as(kind: str, path: Path) -> Found:
             return read_splits(path, chosen_splits(path), sure=True)
         case "flat":
             return "flat folder", {"train": read_flat(path)}
+        case "masks":
+            from vitrail.data.readers import masks
+
+            return masks.KIND, masks.read(path)
         case "manifest":
             from vitrail.data.readers import manifest
 
@@ -113,16 +126,37 @@ def read_folder(path: Path) -> Found:
     if any(name in SAVED for name in contents.others):
         return read_as("saved", path)
     kind = kind_of(path, contents)
+    if kind == "flat":
+        found = read_pairs(path, find_adjacent(path, {"train": ""}))
+        return found or ("flat folder", {"train": flat_folder(path)})
     if kind != "folders":
         return read_as(kind, path)
     if contents.folders == ("data",) and look(str(path / "data")).with_suffix(".parquet"):
         return read_as("parquet", path)  # as the Hugging Face hub lays it out
+    if found := read_pairs(path, find_masks(path)):
+        return found
     splits = find_splits(path, contents.folders)
     if splits is not None:
         return read_splits(path, splits)
     refuse_wrapper(path, contents)
     refuse_same_subfolders(path, contents.folders, f"classes:{path}")
     return read_as("classes", path)
+
+
+def read_pairs(path: Path, places: Mapping[str, Place] | None) -> Found | None:
+    """Images and masks, where folders of such were found."""
+    if not places:
+        return None
+    from vitrail.data.readers import masks
+
+    return masks.KIND, masks.read_places(path, places)
+
+
+def flat_folder(path: Path, inside: str = "") -> Source:
+    """All images of a folder, with a note where some of them look like masks."""
+    source = read_flat(path, inside)
+    source.note = note_unpaired(path, inside)
+    return source
 
 
 def kind_of(path: Path, contents: Contents) -> str:
@@ -147,6 +181,7 @@ def kind_of(path: Path, contents: Contents) -> str:
         raise DataError(f"{path}: no images here{other}; a folder of class folders or of pictures is expected")
     ways = [f"{path / name}" for name in lists[:1]]
     ways += [f"{'classes' if kind == 'folders' else kind}:{path}" for kind in kinds]
+    ways += [f"masks:{path}"] if find_pair(path, contents.folders) else []
     raise DataError(f"{path} holds {' and '.join(said)}; say which is meant: {', '.join(ways)}")
 
 
@@ -201,6 +236,8 @@ def read_splits(path: Path, names: Mapping[str, "str | None"], *, sure: bool = F
             f"{path} holds {', '.join(names)}: two names for one split; keep one of them, or write classes:{path} if "
             "they are classes"
         )
+    if found := read_pairs(path, find_masks_in_splits(path, {split: name for name, split in names.items() if split})):
+        return found
     tops = [look(str(path / name)).folders for name in names]
     classes = {folder for folders in tops if len(folders) > 1 for folder in folders}
     inside = {name: unwrap(path, name, classes) for name in names}
@@ -217,7 +254,7 @@ def read_splits(path: Path, names: Mapping[str, "str | None"], *, sure: bool = F
                     question(path / inside[name], f"splits:{path}")
                 splits[split], kind = read_classes(path, inside[name]), "class folders"
             case "flat":
-                splits[split], kind = read_flat(path, inside[name]), "flat folders"
+                splits[split], kind = flat_folder(path, inside[name]), "flat folders"
             case other:
                 kind, inner = read_as(other, path / inside[name])
                 splits[split] = only(path / name, inner)

@@ -1,0 +1,173 @@
+"""Where the images of a folder and their masks lie, by split.
+
+    train/images  train/masks  val/images ...    a folder of images and one of masks in each split
+    images/train  masks/train  images/val ...    the same, the other way round
+    images  masks                                no splits
+    a.jpg  a.png    or    a.jpg  a_mask.png      next to each other, in one folder or in one per split
+
+Whether folders with such names are images with masks or classes is decided by names and by what lies in them. One file
+per image that is no mask at all is left to the readers of class folders.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from vitrail.core.errors import DataError
+from vitrail.data.readers.folder import below, look, split_name
+from vitrail.data.readers.mask_pairs import Unpaired, is_index_png, is_marked, pair, separate, stem, unmark
+from vitrail.data.readers.split_folders import brief, split_in_name
+
+IMAGES: Final = ("images", "image", "imgs", "img")
+MASKS: Final = ("masks", "mask", "annotations", "annotation", "labels", "label", "segmentation", "segmentations")
+LAYOUTS: Final = (
+    "images/a.jpg with masks/a.png (also inside train, val and test, or around them), or a.jpg with a_mask.png in one "
+    "folder; a mask is a PNG of class indices"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Folders of one split, relative to the folder of the set. Where both are the same, masks lie next to images."""
+
+    images: str
+    masks: str | None  # none where the split has no masks
+
+
+def find_masks(path: Path, *, sure: bool = False) -> dict[str, Place] | None:
+    """The folders of images and masks in a folder without splits of its own, by split; none where there are no such
+    folders. `sure` is whoever said that these are masks: then other folders are left out."""
+    folders = look(str(path)).folders
+    names = find_pair(path, folders)
+    if names is None:
+        return None
+    images, masks = names
+    others = [name for name in folders if name not in names and has_images(path / name)]
+    if others and not sure:
+        if not is_likely(path, images, masks):
+            return None
+        raise DataError(
+            f"{path} holds {images} and {masks} beside {brief(others)}; write masks:{path} if they are images and "
+            f"their masks, or classes:{path} if all of them are classes"
+        )
+    return inner_splits(path, images, masks) or {"train": Place(images, masks)}
+
+
+def find_masks_in_splits(path: Path, splits: Mapping[str, str]) -> dict[str, Place] | None:
+    """The same for folders that are splits, each with its own folders of images and masks or with masks next to the
+    images; `splits` are the folders by split. A split without masks may stand beside others."""
+    pairs = {split: find_pair(path / name, look(str(path / name)).folders) for split, name in splits.items()}
+    if not any(pairs.values()):
+        return find_adjacent(path, splits)
+    places: dict[str, Place] = {}
+    for split, name in splits.items():
+        names = pairs[split]
+        if names is not None:
+            places[split] = Place(f"{name}/{names[0]}", f"{name}/{names[1]}")
+            continue
+        inside = look(str(path / name)).folders
+        lone = [folder for folder in inside if folder.lower() in IMAGES]
+        if inside and list(inside) != lone:
+            raise DataError(
+                f"{path / name} holds {brief(inside)}, where other splits have a folder of images and one of masks; "
+                f"name them {' and '.join(next(names for names in pairs.values() if names))}"
+            )
+        places[split] = Place(f"{name}/{lone[0]}" if lone else name, None)
+    return places
+
+
+def find_adjacent(path: Path, splits: Mapping[str, str]) -> dict[str, Place] | None:
+    """Splits that have masks next to the images: each image exactly one, or no file of a split looks like a mask."""
+    states = {split: adjacent(path, name) for split, name in splits.items()}
+    if True not in states.values() or None in states.values():
+        return None
+    return {split: Place(name, name if states[split] else None) for split, name in splits.items()}
+
+
+def adjacent(path: Path, inside: str = "") -> bool | None:
+    """Whether every image of a flat folder has exactly one mask next to it; none where only some of them do."""
+    contents = look(str(path / inside))
+    if contents.folders:
+        return None
+    images, masks = separate(contents.pictures)
+    if not masks:
+        return False
+    try:
+        pair(images, masks, str(path / inside), str(path / inside))
+    except Unpaired:
+        return None
+    plain = is_marked(masks[0]) or all(is_index_png(path / inside / name) is not False for name in masks)
+    return True if plain else None  # a.jpg and a.png may be one image in two formats
+
+
+def note_unpaired(path: Path, inside: str = "") -> str:
+    """A note on a folder in which some images have a mask next to them and others have none."""
+    pictures = look(str(path / inside)).pictures
+    images, masks = separate(pictures)
+    owners = {stem(name) for name in images}
+    matched = [name for name in masks if is_marked(name) and unmark(stem(name)) in owners]
+    if not matched:
+        return ""
+    return (
+        f"{len(matched):,} of {len(pictures):,} files look like masks ({brief(matched)}) but are read as images, "
+        f"because not every image has exactly one; masks:{path} says which"
+    )
+
+
+def find_pair(path: Path, folders: Sequence[str]) -> tuple[str, str] | None:
+    """The one folder called like images and the one called like masks, both with image files in them."""
+    images = [name for name in folders if name.lower() in IMAGES and has_images(path / name)]
+    masks = [name for name in folders if name.lower() in MASKS and has_images(path / name)] if images else []
+    if len(masks) > 1 and images:
+        raise DataError(
+            f"{path} holds {brief(masks)} beside {images[0]}: which of them are the masks? Keep one of them here, or "
+            f"write classes:{path} if they are classes"
+        )
+    return (images[0], masks[0]) if len(images) == 1 and masks else None
+
+
+def has_images(path: Path) -> bool:
+    return bool(look(str(path)).pictures) or bool(below(str(path), "")[0])
+
+
+def is_likely(path: Path, images: str, masks: str) -> bool:
+    """Whether any file in a folder of images has a PNG of class indices of the same name in one of masks."""
+    names = {stem(name) for name in below(str(path / images), "")[0]}
+    return any(stem(name) in names and is_index_png(path / masks / name) for name in below(str(path / masks), "")[0])
+
+
+def inner_splits(path: Path, images: str, masks: str) -> dict[str, Place] | None:
+    """The splits inside a folder of images and inside one of masks; none where there are none."""
+    inside = split_folders(path / images)
+    if inside is None:
+        return None
+    others = split_folders(path / masks) or {}
+    if strange := [folder for split, folder in others.items() if split not in inside]:
+        raise DataError(f"{path / masks / strange[0]}: masks of a split that {path / images} lacks; add its images")
+    if not others:
+        raise DataError(
+            f"{path / images} holds splits ({brief(list(inside.values()))}), {path / masks} has none; make the same "
+            "folders there"
+        )
+    return {
+        split: Place(f"{images}/{folder}", f"{masks}/{others[split]}" if split in others else None)
+        for split, folder in inside.items()
+    }
+
+
+def split_folders(path: Path) -> dict[str, str] | None:
+    """The folders of a folder by split, where all of them are splits."""
+    contents = look(str(path))
+    splits = {name: split_in_name(name) for name in contents.folders}
+    if not splits or contents.pictures or not all(splits.values()):
+        if any(split_name(name) for name in splits):
+            others = [name for name, split in splits.items() if not split] or list(contents.pictures)
+            raise DataError(
+                f"{path} holds splits ({brief([name for name in splits if split_name(name)])}) beside {brief(others)}; "
+                "move the others away, or into a split"
+            )
+        return None
+    if len(set(splits.values())) < len(splits):
+        raise DataError(f"{path} holds {', '.join(splits)}: two names for one split; keep one of them")
+    return {split: name for name, split in splits.items() if split}
