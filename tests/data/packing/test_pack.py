@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.core.errors import BadLabels, BadPicture, ConfigError, DataError, WorkerDied
+from vitrail.data.decode.indices import read_indices
 from vitrail.data.labels import Labels
 from vitrail.data.packing import pack as packing
 from vitrail.data.packing import pool, write
@@ -154,6 +156,54 @@ def test_large_pictures_are_made_smaller_and_others_left_alone(tmp_path: Path) -
     want = Image.open(io.BytesIO(items[0])).resize((100, 75), Image.Resampling.LANCZOS)
     difference = np.abs(np.asarray(want, np.int16) - np.asarray(source.picture(0).rgb(), np.int16))
     assert difference.mean() < 4  # JPEG's doing
+
+
+class Masked(Listed):
+    """The same with masks."""
+
+    def __init__(self, items: list[Any], masks: list[Any]) -> None:
+        super().__init__(items)
+        self.masks, self.pixel_classes = masks, ("wall", "door: *big*", "fenêtre")
+
+    def mask(self, index: int) -> Encoded:
+        return self.masks[index]
+
+
+def palette(values: NDArray[np.uint8]) -> bytes:
+    file = io.BytesIO()
+    image = Image.fromarray(values)
+    image.putpalette([9, 8, 7] * 256)
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def test_masks_are_packed(tmp_path: Path) -> None:
+    """As they are, or made smaller with the image; samples whose mask is of no use are left out."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    values = np.repeat(np.repeat(np.arange(60, dtype=np.uint8).reshape(6, 10) % 3, 10, 0), 10, 1)
+    items = [encoded(1, "JPEG", (100, 60)), encoded(2, "PNG", (100, 60)), encoded(3, "JPEG", (60, 100), exif=exif)]
+    masks = [palette(values), values, palette(values)]
+    source = Masked([*items, *items], [*masks, values[:9], b"no mask", values + 1])
+    report = pack({"train": source, "test": Listed(items)}, tmp_path / "out", workers=1)
+    assert (report.splits, report.unreadable) == ({"train": 3, "test": 3}, 3)
+    splits = shards.read(tmp_path / "out")
+    train = splits["train"]
+    assert (train.pixel_classes, splits["test"].pixel_classes) == (source.pixel_classes, ())
+    assert train.mask(0) == masks[0]
+    assert all(np.array_equal(read_indices(train.mask(i)), values) for i in range(3))
+    pack({"train": train}, tmp_path / "small", max_side=50, workers=1)
+    small = shards.read(tmp_path / "small")["train"]
+    assert [small.picture(i).size for i in range(3)] == [(30, 50)] * 3
+    assert all(np.array_equal(read_indices(small.mask(i)), values[::2, ::2]) for i in range(3))
+    assert small.pixel_classes == source.pixel_classes
+
+
+def test_a_pack_without_masks_is_what_it_was(tmp_path: Path) -> None:
+    """So that a pack of an earlier version is complete, or is finished, as it was begun."""
+    pack({"train": photos(4)}, tmp_path / "out", workers=1)
+    assert "pixel_classes" not in json.loads((tmp_path / "out/pack.json").read_text())
+    assert not (tmp_path / "out/pixel_classes.json").exists()
 
 
 def test_unreadable_pictures_are_left_out_and_listed(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import pickle
 import subprocess
 import tarfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +119,44 @@ def test_sizes_beyond_eight_gigabytes_in_both_notations(tmp_path: Path) -> None:
                 file.truncate(file.seek(0, os.SEEK_END) // 512 * 512)
         source = shards.read(tmp_path / "big.tar")["train"]
         assert source.read(0) == picture(5)
+
+
+def mask(value: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (8, 6), value).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_masks_are_read_where_their_classes_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = numbered(3)
+    for i, end in enumerate(("seg.png", "mask.png", "seg.png")):
+        members[f"{i:04d}.{end}"] = mask(i)
+    tar(tmp_path / "set/train-0.tar", members)
+    tar(tmp_path / "set/test-0.tar", numbered(2))
+    made_by_fill = index.fill
+
+    def without_masks(*args: Any) -> list[index.Shard]:
+        return [replace(shard, masks=-1) for shard in made_by_fill(*args)]  # as 0.1.0 wrote its index
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index, "fill", without_masks)
+        before = shards.read(tmp_path / "set")["train"]
+    assert before.pixel_classes == ()
+    with pytest.raises(DataError):
+        before.mask(0)
+    (tmp_path / "set/pixel_classes.txt").write_text("wall\ndoor\nwindow\n")
+    splits = shards.read(tmp_path / "set")
+    train = splits["train"]
+    assert train.pixel_classes == ("wall", "door", "window")
+    assert splits["test"].pixel_classes == ()  # not one has a mask there
+    assert [train.mask(i) for i in range(3)] == [mask(i) for i in range(3)]
+    assert pickle.loads(pickle.dumps(train)).mask(1) == mask(1)
+    assert [train.labels[i] for i in range(3)] == [before.labels[i] for i in range(3)]
+    with pytest.raises(IndexError):
+        train.mask(3)
+    tar(tmp_path / "set/train-1.tar", numbered(1, 3))
+    with pytest.raises(DataError, match=r"train-1\.tar: 0003\.png"):
+        shards.read(tmp_path / "set")
 
 
 def test_several_labels(tmp_path: Path) -> None:

@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.core.errors import BadPicture
+from vitrail.core.shapes import Pair
 from vitrail.data.decode.picture import Picture
+from vitrail.data.readers.shards.scan import MASKS
 from vitrail.data.source import Source
+from vitrail.data.targets import Masks
 
 STARTS: Final = {
     b"\xff\xd8\xff": "jpg",
@@ -54,15 +57,18 @@ class Encoding:
     strict: bool
 
     def __call__(self, source: Source, index: int) -> Packed | Left:
-        """Every picture is decoded, whether it changes or not: what is in a pack has been read once."""
+        """Every picture is decoded, whether it changes or not: what is in a pack has been read once. So is its mask."""
         try:
-            suffix, data, changed = self.picture(source.read(index))
+            content = source.read(index)
+            suffix, data, changed = self.picture(content)
+            size = Picture(content).size
+            masks = ((MASKS[0], self.mask(source, index, size, data)),) if source.pixel_classes else ()
         except (BadPicture, OSError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             if self.strict:
                 raise BadPicture(f"{source.name(index)}: {reason}") from None
             return Left(index=index, name=source.name(index), reason=reason)
-        members = ((suffix, data), *described(source, index))
+        members = ((suffix, data), *described(source, index), *masks)
         return Packed(index=index, key=key(index, source.name(index)), members=members, reencoded=changed)
 
     def picture(self, data: "bytes | NDArray[np.uint8]") -> tuple[str, bytes, bool]:
@@ -80,6 +86,15 @@ class Encoding:
             return suffix, data, False
         lossy = suffix == "jpg" or (suffix == "webp" and data[12:16] != b"VP8L")
         return self.smaller(picture, "jpg" if lossy else "png")
+
+    def mask(self, source: Source, index: int, size: Pair, packed: bytes) -> bytes:
+        """The mask of a sample, whose image had `size`, as PNG: as it is, or made smaller with the image."""
+        indices = Masks().read(source, index, size).numpy()
+        height, width = Picture(packed).size
+        if indices.shape != (height, width):
+            return encoded(Image.fromarray(indices).resize((width, height), Image.Resampling.NEAREST), "png")
+        data = source.mask(index)
+        return data if isinstance(data, bytes) else encoded(Image.fromarray(data), "png")
 
     def smaller(self, picture: Picture, suffix: str) -> tuple[str, bytes, bool]:
         """Upright RGB with its longer side at the limit. What was lossless stays so."""

@@ -6,8 +6,9 @@ Shards are cut where they reach their size, in the order of the source, so the b
 processes. A pack that was stopped goes on where it was when it is asked for again: what is finished is kept if its
 checksum still fits. In the folder afterwards:
 
-    train-00000.tar ...   KEY.jpg with KEY.cls, or KEY.json where a sample may have several labels
+    train-00000.tar ...   KEY.jpg with KEY.cls, or KEY.json where a sample may have several labels, and KEY.seg.png
     classes.json          the names of the classes, in order
+    pixel_classes.json    those of the class indices in masks
     pack.json             what was packed, how, with which versions; every shard with its range and SHA-256
     SHA256SUMS            the same checksums, for `sha256sum -c`
     unreadable.jsonl      what was left out, and why (only if there is any)
@@ -69,8 +70,8 @@ def pack(
     """Writes the splits of a source as tar shards of at most `shard_size` bytes, with their index, into `out`.
 
     With `max_side`, pictures whose longer side exceeds it are brought down to it, upright RGB: as JPEG of that
-    `quality`, or as PNG if they were lossless. All others keep their bytes. Pixels become PNG. What else
-    belongs to a sample (a mask, a text) is not carried over. Every picture is decoded
+    `quality`, or as PNG if they were lossless, and their masks with them. All others keep their bytes. Pixels become
+    PNG. What else belongs to a sample (a text, say) is not carried over. Every picture, and every mask, is decoded
     once: one that cannot be is left out, listed in unreadable.jsonl and counted, or, with `strict`, ends the pack.
     Every shard is read back and its checksum and headers compared before it gets its name. `workers` is the number of
     processes, by default one a core. `progress` hears how many samples are done, and of how many.
@@ -126,13 +127,17 @@ def check(splits: Mapping[str, Source], shard_size: int, max_side: int | None, q
             source.labels.check(len(source.classes), name)
     if len({source.classes for source in splits.values() if source.classes}) > 1:
         raise BadLabels(f"the splits {', '.join(splits)} have different classes; pack them into different folders")
+    if len({source.pixel_classes for source in splits.values() if source.pixel_classes}) > 1:
+        raise BadLabels(f"the masks of {', '.join(splits)} have different classes; pack them into different folders")
 
 
 def planned(splits: Mapping[str, Source], options: dict[str, Any]) -> dict[str, Any]:
     """What makes two packs the same."""
     sources = {name: {"fingerprint": source.fingerprint, "samples": len(source)} for name, source in splits.items()}
     classes = next((list(source.classes) for source in splits.values() if source.classes), [])
-    return {"kind": KIND, "options": options, "sources": sources, "classes": classes}
+    plan = {"kind": KIND, "options": options, "sources": sources, "classes": classes}
+    masked = next((list(source.pixel_classes) for source in splits.values() if source.pixel_classes), None)
+    return plan if masked is None else {**plan, "pixel_classes": masked}
 
 
 def complete(out: Path, plan: dict[str, Any]) -> list[Written] | None:
@@ -243,7 +248,10 @@ def finish(out: Path, plan: dict[str, Any], shards: list[Written]) -> None:
         "shards": [asdict(shard) for shard in shards],
     }
     files = {
-        "classes.json": json.dumps(plan["classes"], ensure_ascii=False, indent=0) if plan["classes"] else "",
+        **{
+            f"{kind}.json": json.dumps(plan[kind], ensure_ascii=False, indent=0) if plan.get(kind) else ""
+            for kind in ("classes", "pixel_classes")
+        },
         "SHA256SUMS": "".join(f"{shard.sha256}  {shard.name}\n" for shard in shards),
         "unreadable.jsonl": "".join(json.dumps(row) + "\n" for row in missing),
         DESCRIPTION: json.dumps(description, indent=1),

@@ -44,6 +44,8 @@ DTYPES: Final = {
     "name_starts": "<i8",
     "several": "<i4",
     "several_starts": "<i8",
+    "mask_offset": "<i8",
+    "mask_size": "<i8",
 }
 
 Progress: TypeAlias = Callable[[int, int], None]  # how many are done, of how many
@@ -59,6 +61,7 @@ class Shard:
     samples: int = 0
     highest: int = -1  # the highest label in it
     multiple: bool = False
+    masks: int = -1  # samples with a mask; -1 where an earlier version did not look for masks
 
     def same_file(self, other: "Shard") -> bool:
         return (self.name, self.size, self.changed) == (other.name, other.size, other.changed)
@@ -136,7 +139,13 @@ class Index:
             several=several,
             count=count,
             multiple=self.shards[shard].multiple,
+            mask_offset=self.masks("mask_offset", first, last),
+            mask_size=self.masks("mask_size", first, last),
         )
+
+    def masks(self, name: str, first: int, last: int) -> NDArray[np.int64]:
+        """Where masks lie, or their sizes; zeros in an index of shards without masks."""
+        return self.columns[name][first:last] if name in self.columns else np.zeros(last - first, np.int64)
 
 
 def reopen(path: Path, digest: str) -> Index:
@@ -150,8 +159,11 @@ def reopen(path: Path, digest: str) -> Index:
     return index
 
 
-def opened(root: Path, names: Sequence[str], beside: Path, progress: Progress | None = None) -> Index:
-    """The index of these shards, in this order; made, or brought up to date, where that is needed."""
+def opened(
+    root: Path, names: Sequence[str], beside: Path, progress: Progress | None = None, *, masks: bool = False
+) -> Index:
+    """The index of these shards, in this order; made, or brought up to date, where that is needed. With `masks` one in
+    which nobody looked for masks is out of date."""
     shards = [looked_at(root, name) for name in names]
     places = (beside, cache_folder("shards") / f"{sha256(os.fsencode(beside.absolute())).hexdigest()[:32]}.index")
     old: Index | None = None
@@ -159,6 +171,8 @@ def opened(root: Path, names: Sequence[str], beside: Path, progress: Progress | 
         try:
             index = Index(place)
         except (OSError, ValueError, KeyError, TypeError):  # none there, or damaged: it can always be made anew
+            continue
+        if masks and any(shard.masks < 0 for shard in index.shards):
             continue
         if len(index.shards) == len(shards) and all(map(Shard.same_file, index.shards, shards)):
             return index
@@ -203,7 +217,7 @@ def scanned(root: Path, old: Index | None) -> Callable[[Shard], Scanned]:
 
     def rows(shard: Shard) -> Scanned:
         at = known.get(shard.name)
-        if old is not None and at is not None and old.shards[at].same_file(shard):
+        if old is not None and at is not None and old.shards[at].same_file(shard) and old.shards[at].masks >= 0:
             return old.rows(at)
         return scan(root / shard.name)
 
@@ -230,12 +244,15 @@ def fill(
             "name_starts": names + np.cumsum(part.name_length),
             "several": part.several,
             "several_starts": several + np.cumsum(part.count),
+            "mask_offset": part.mask_offset,
+            "mask_size": part.mask_size,
         }
         names, several = names + len(part.names), several + len(part.several)
         for name, piece in pieces.items():
             spools[name].write(np.ascontiguousarray(piece, DTYPES[name]).tobytes())
         highest = int(part.several.max(initial=-1))
-        done.append(Shard(shard.name, shard.size, shard.changed, len(part), highest, part.multiple))
+        masks = int((part.mask_size > 0).sum())
+        done.append(Shard(shard.name, shard.size, shard.changed, len(part), highest, part.multiple, masks))
         if progress:
             progress(len(done), len(shards))
     return done
@@ -255,6 +272,8 @@ def write(place: Path, shards: Sequence[Shard], spools: dict[str, IO[bytes]]) ->
     """Puts the gathered columns behind a header. Whole or not at all; of two that write at once, the later stays."""
     if not any(shard.multiple for shard in shards):  # then the first label is the only one
         spools = {name: spool for name, spool in spools.items() if not name.startswith("several")}
+    if not any(shard.masks > 0 for shard in shards):
+        spools = {name: spool for name, spool in spools.items() if not name.startswith("mask")}
     columns: dict[str, dict[str, Any]] = {}
     for name, spool in spools.items():
         size = spool.tell()

@@ -18,7 +18,7 @@ from vitrail.data.labels import number_classes
 from vitrail.data.readers.folder import MAX_BYTES, look, split_name
 from vitrail.data.readers.naming import by_split, expand
 from vitrail.data.readers.shards.index import Index, Progress, Shard, opened
-from vitrail.data.source import Source, pixel_class_words
+from vitrail.data.source import Encoded, Source, pixel_class_words
 
 OPEN_FILES: Final = 64  # a process
 INDEX: Final = "vitrail.index"
@@ -31,23 +31,41 @@ PIECE: Final = 1 << 20  # values that are hashed at a time
 class Shards(Source):
     """Samples `first` to `last` of an index: one split of a set."""
 
-    def __init__(self, root: Path, index: Index, first: int, last: int, classes: tuple[str, ...]) -> None:
-        self.root, self.index, self.first, self.last, self.classes = root, index, first, last, classes
+    def __init__(
+        self,
+        root: Path,
+        index: Index,
+        first: int,
+        last: int,
+        classes: tuple[str, ...],
+        pixel_classes: tuple[str, ...] = (),
+    ) -> None:
+        self.root, self.index, self.first, self.last = root, index, first, last
+        self.classes, self.pixel_classes = classes, pixel_classes
         self.labels = index.labels(first, last)
         self.names = index.names(first, last)
         self.files = OpenFiles(root, index)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Shards, (self.root, self.index, self.first, self.last, self.classes)
+        return Shards, (self.root, self.index, self.first, self.last, self.classes, self.pixel_classes)
 
     def shard(self, index: int) -> int:
         """The number of the tar file that a sample is in."""
         return int(np.searchsorted(self.index.ends, self.first + index, side="right"))
 
     def read(self, index: int) -> bytes:
+        return self.member(index, "offset", "size")
+
+    def mask(self, index: int) -> Encoded:
+        if not self.pixel_classes:
+            return super().mask(index)  # refuses
+        return self.member(index, "mask_offset", "mask_size")
+
+    def member(self, index: int, *columns: str) -> bytes:
+        """The bytes of one of the files of a sample, by the columns that say where it lies."""
         if not 0 <= index < len(self):
             raise IndexError(index)
-        offset, size = (int(self.index.columns[name][self.first + index]) for name in ("offset", "size"))
+        offset, size = (int(self.index.columns[name][self.first + index]) for name in columns)
         if size > MAX_BYTES:
             raise BadPicture(f"has {size:,} bytes; more than {MAX_BYTES:,} are not read as one picture")
         return self.files.read(self.shard(index), offset, size)
@@ -134,13 +152,17 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Sou
 
     Splits are recognised by folders called train, val or test, or by these words in the names of the files
     (imagenet-val-000.tar); where there are none, all is "train". Class names come from classes.txt (one a line) or
-    classes.json beside the shards; without them the numbers are the names. `progress` hears how many are indexed.
+    classes.json beside the shards; without them the numbers are the names. Masks are read where pixel_classes.txt or
+    pixel_classes.json names their classes. `progress` hears how many are indexed.
     """
     path = Path(path)
     root, splits, place = found(path)
     if not any(splits.values()):
         raise SourceNotFound(f"{path}: no .tar files here")
-    index = opened(root, [name for names in splits.values() for name in names], place, progress)
+    listed = find_names(root, path, "pixel_classes")
+    pixel_classes = () if listed is None else read_names(listed)
+    names = [name for names in splits.values() for name in names]
+    index = opened(root, names, place, progress, masks=listed is not None)
     if not len(index):
         raise DataError(f"{path}: no pictures in {len(index.shards)} tar files; are their names like KEY.jpg?")
     classes = class_names(root, path, index)
@@ -151,7 +173,8 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Sou
         last = int(index.ends[shards - 1])
         if first == last:
             raise DataError(f"{path}: the split {split} has no pictures")
-        sources[split] = Shards(root, index, first, last, classes)
+        masked = has_masks(index, first, last, listed)
+        sources[split] = Shards(root, index, first, last, classes, pixel_classes if masked else ())
         first = last
     return sources
 
@@ -228,20 +251,39 @@ def class_names(root: Path, path: Path, index: Index) -> tuple[str, ...]:
     if index.highest < 0:
         return ()
     worst = next(shard.name for shard in index.shards if shard.highest == index.highest)
-    folders = [root, root.parent] if split_name(root.name) else [root]
-    stem = [f"{path.stem}.classes"] if path.is_file() else []
-    for folder in folders:
-        for name in [f"{stem}{suffix}" for stem in [*stem, "classes"] for suffix in (".txt", ".json")]:
-            if (folder / name).is_file():
-                names = read_names(folder / name)
-                if index.highest >= len(names):
-                    raise BadLabels(
-                        f"{root / worst} has the label {index.highest}, but {folder / name} names {len(names)} "
-                        f"classes, 0 to {len(names) - 1}"
-                    )
-                return names
+    if listed := find_names(root, path, "classes"):
+        names = read_names(listed)
+        if index.highest >= len(names):
+            raise BadLabels(
+                f"{root / worst} has the label {index.highest}, but {listed} names {len(names)} classes, 0 to "
+                f"{len(names) - 1}"
+            )
+        return names
     remedy = f"classes.txt in {root}, one name a line, says which numbers there are"
     return number_classes(str(root / worst), [index.labels(0, len(index)).values], remedy)
+
+
+def find_names(root: Path, path: Path, called: str) -> Path | None:
+    """The file beside the shards, or above a folder that is a split, that names classes; one of a single tar file may
+    bear its name."""
+    folders = [root, root.parent] if split_name(root.name) else [root]
+    stems = [f"{path.stem}.{called}", called] if path.is_file() else [called]
+    files = (folder / f"{stem}{end}" for folder in folders for stem in stems for end in (".txt", ".json"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def has_masks(index: Index, first: int, last: int, listed: Path | None) -> bool:
+    """Whether the samples of a split have masks, and their classes have names. Masks for some of them are refused."""
+    without = np.flatnonzero(index.masks("mask_size", first, last) == 0)
+    if listed is None or len(without) == last - first:
+        return False
+    if without.size:
+        where = index.shards[int(np.searchsorted(index.ends, first + without[0], side="right"))].name
+        raise DataError(
+            f"{where}: {index.names(first, last)[int(without[0])]} has no mask, KEY.seg.png ({without.size:,} of "
+            f"{last - first:,} images have none); add it, or remove {listed} to read the images without masks"
+        )
+    return True
 
 
 def read_names(path: Path) -> tuple[str, ...]:

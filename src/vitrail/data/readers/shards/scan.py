@@ -16,6 +16,7 @@ from vitrail.data.labels import NONE
 from vitrail.data.readers.shards.tar import Member, Tar
 
 PICTURES: Final = frozenset(suffix.removeprefix(".") for suffix in (*READ, *HEIC))
+MASKS: Final = ("seg.png", "mask.png")  # ends of what may be a mask; the first one counts
 DIGITS: Final = 9  # of a label; the index keeps 32 bits
 
 
@@ -31,6 +32,8 @@ class Scanned:
     several: NDArray[np.int32]  # all labels, laid end to end
     count: NDArray[np.int64]  # of labels a sample
     multiple: bool  # whether any sample came with a list
+    mask_offset: NDArray[np.int64]
+    mask_size: NDArray[np.int64]  # 0 where there is no mask
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -41,6 +44,7 @@ class Sample:
     """What has been seen of one key so far."""
 
     picture: Member | None = None
+    mask: Member | None = None
     labels: tuple[int, ...] | None = None
     listed: bool = False
     ends: str = ""  # of other members, for a message
@@ -82,6 +86,8 @@ def note(tar: Tar, sample: Sample, member: Member, kind: str) -> None:
     elif kind == "json":
         described(tar, sample, member)
     else:
+        if kind == MASKS[0] or (kind in MASKS and sample.mask is None):
+            sample.mask = member
         sample.ends = kind
 
 
@@ -131,6 +137,8 @@ def columns(samples: list[Sample]) -> Scanned:
         several=np.array([value for row in labels for value in row], np.int32),
         count=whole(map(len, labels), len(samples)),
         multiple=any(sample.listed for sample in samples),
+        mask_offset=whole((sample.mask.offset if sample.mask else 0 for sample in samples), len(samples)),
+        mask_size=whole((sample.mask.size if sample.mask else 0 for sample in samples), len(samples)),
     )
 
 
