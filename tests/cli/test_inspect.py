@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.models.tiny import HYBRID, RESNET, VIT, awake
+from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.weights import save
 from vitrail.cli import inspect
 from vitrail.cli.app import main
@@ -355,3 +356,18 @@ def test_an_interrupt_leaves_the_figures_that_are_made(
     assert 'id="rollout"' in text
     assert 'id="distance"' not in text
     assert main([*args, "distance"]) == 130
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_network_with_classes_of_pixels_is_explained_by_their_means(
+    tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = awake(replace(VIT, head="patches"))
+    model.card = Card(preprocessing=Preprocessing(image=VIT.image), labels=CLASSES)
+    save(model, tmp_path / "w.safetensors")
+    arguments = ["--data", str(tmp_path / "pictures"), "--workers", "0", "--out", str(tmp_path / "out")]
+    assert main(["inspect", str(tmp_path / "w.safetensors"), *pictures, *arguments]) == 0
+    assert "left out" not in capsys.readouterr().out
+    text = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert set(re.findall(r'<section id="(\w+)">', text)) == {*KINDS, "explorer"} - {"gradcam"}
+    assert "read from the mean of all patches" in text

@@ -1,5 +1,6 @@
 """Deletion and insertion on networks whose reasons are known."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from tests.models.tiny import RESNET, VIT, awake, images
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.inspection.faithfulness import Curves, curves, random_maps, ranked
 from vitrail.inspection.gradcam import grad_cam
-from vitrail.inspection.rollout import rollout
+from vitrail.inspection.rollout import gradient_rollout, rollout
 
 
 class Corner(nn.Module):
@@ -91,3 +92,30 @@ def test_misfits_are_refused() -> None:
         curves(model, pictures, torch.rand(2, 3, 4))
     with pytest.raises(UnknownName, match="mean"):
         curves(model, pictures, torch.rand(2, 3, 4), fill="meen", steps=3)  # type: ignore[arg-type]
+
+
+class Averaged(nn.Module):
+    """The mean logits of a network that answers for pixels."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images).mean((2, 3))
+
+
+def test_of_answers_for_pixels_the_mean_counts() -> None:
+    model = awake(replace(VIT, head="patches"))
+    pictures = images(VIT, 2)
+    maps = rollout(model, pictures)
+    found, wanted = (curves(one, pictures, maps, steps=3) for one in (model, Averaged(model)))
+    torch.testing.assert_close(found.deletion, wanted.deletion)
+    torch.testing.assert_close(found.insertion, wanted.insertion)
+
+
+def test_one_output_has_no_probability() -> None:
+    config = replace(VIT, classes=1)
+    with pytest.raises(ConfigError, match="one output"):
+        curves(awake(config), images(config), torch.rand(2, 3, 4), steps=3)
+    assert gradient_rollout(awake(config), images(config)).shape == (2, 3, 4)

@@ -12,6 +12,7 @@ from vitrail import inspection
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.rollout import class_attention, gradient_rollout, joined, rollout, rollout_by_layer
 from vitrail.inspection.stream import stream
+from vitrail.inspection.tokens import reads_token
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
@@ -48,7 +49,7 @@ def test_a_network_is_its_layers_joined(name: str) -> None:
     assert maps.shape == (2, len(seen), *config.grid)
     for layer in range(len(seen)):
         whole = joined(seen[: layer + 1])
-        row = whole[:, 0] if config.pool == "token" else whole[:, config.prefix :].mean(1)
+        row = whole[:, 0] if reads_token(model) else whole[:, config.prefix :].mean(1)
         torch.testing.assert_close(maps[:, layer].flatten(1), row[:, config.prefix :])
     assert torch.equal(rollout(model, pictures), maps[:, -1])
     assert (maps > 0).all() or config.attention == "axial"
@@ -83,19 +84,31 @@ def reference(model: ViT, pictures: Tensor, classes: Tensor) -> Tensor:
         z = z + block.mlp(block.norm_mlp(z))
     z = z if config.norm_after_pool else model.norm(z)
     logits = model.forward_head(z)
+    logits = logits.mean((2, 3)) if config.has_patch_head else logits
     logits[torch.arange(len(classes)), classes].sum().backward()
     through = torch.eye(config.tokens).to(z).expand(len(classes), -1, -1)
     for weights in seen:
         assert weights.grad is not None
         through = through + (weights.grad * weights).clamp(min=0).mean(1) @ through
     through = through - torch.eye(config.tokens).to(z)
-    row = through[:, 0] if config.pool == "token" else through[:, config.prefix :].mean(1)
+    row = through[:, 0] if reads_token(model) else through[:, config.prefix :].mean(1)
     return row[:, config.prefix :].unflatten(1, config.grid).detach()
 
 
 @pytest.mark.parametrize(
     "name",
-    ["registers", "mean", "mean, no class token", "mean, registers, norm last", "tanh", "hybrid", "learned, every"],
+    [
+        *(
+            "registers",
+            "mean",
+            "mean, no class token",
+            "mean, registers, norm last",
+            "tanh",
+            "hybrid",
+            "learned, every",
+        ),
+        *("patches", "patches, registers, norm last", "hybrid, patches"),
+    ],
 )
 def test_for_a_class_it_is_the_formula(name: str) -> None:
     config = ATTENTIVE[name]

@@ -38,6 +38,7 @@ def test_the_output_is_read_as_the_head_reads_it() -> None:
     rows = torch.arange(13.0)[:, None].expand(13, 2)
     assert output_row(rows, bare(VIT)).tolist() == [0, 0]
     assert output_row(rows, bare(ATTENTIVE["mean"])).tolist() == [6.5, 6.5]  # there is a class token, but none reads it
+    assert output_row(rows, bare(ATTENTIVE["patches"])).tolist() == [6.5, 6.5]
 
 
 def test_what_has_no_tokens_is_refused() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.inspection.tokens import check_maps, chosen, placed, precise
+from vitrail.inspection.tokens import check_maps, chosen, class_logits, placed, precise
 from vitrail.models.resting import resting
 
 Fill: TypeAlias = Literal["mean", "blur"]
@@ -60,7 +60,10 @@ def curves(
     rank = ranked(maps.to(images.device))
     with resting(model), torch.no_grad():
         cover = _cover(images, fill)
-        picked = chosen(model(images), classes)
+        logits = class_logits(model(images))
+        if logits.shape[1] < 2:
+            raise ConfigError("the curves follow the probability of a class, and this network has one output alone")
+        picked = chosen(logits, classes)
         deletion, insertion = list[Tensor](), list[Tensor]()
         for step in range(steps + 1):
             first = F.interpolate((rank < round(cells * step / steps))[:, None].float(), images.shape[2:]) > 0
@@ -94,7 +97,7 @@ def _cover(images: Tensor, fill: Fill) -> Tensor:
 
 
 def _probability(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    return precise(model(images)).softmax(dim=-1).gather(1, classes[:, None])[:, 0]
+    return precise(class_logits(model(images))).softmax(dim=-1).gather(1, classes[:, None])[:, 0]
 
 
 def _area(curve: Tensor) -> Tensor:

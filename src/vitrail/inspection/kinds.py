@@ -51,6 +51,8 @@ class Kind:
             return "it is for ResNets; a transformer has rollout and gradient-weighted rollout"
         if self.classes and not given.classes:
             return "this network has no head, so no classes"
+        if self.make is faithfulness_part and (not given.has_classes or given.classes < 2):
+            return "it follows the probability of a class among others, and this network gives none"
         if self.make is positions_part and config.position in ("none", "relative"):
             return f"a network with position={config.position!r} has no embedding for each place"
         if self.make is cka_part and given.count < COMPARED:

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.stream import stream
-from vitrail.inspection.tokens import chosen, fitted, output_row, patches, precise, tokens_of, transformer
+from vitrail.inspection.tokens import (
+    chosen,
+    class_logits,
+    fitted,
+    output_row,
+    patches,
+    precise,
+    tokens_of,
+    transformer,
+)
 from vitrail.models.resting import resting
 from vitrail.models.taps import Taps
 from vitrail.models.vit import ViT
@@ -73,6 +82,7 @@ def class_attention(model: nn.Module, images: Tensor) -> Tensor:
 
 def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
     """Rollout of what speaks for a class (by default the one that the network says): [B, rows, columns], none below 0.
+    Of a head of patches, a class's logit is the mean over the image.
 
     After Chefer, Gur and Wolf ("Generic Attention-model Explainability"): weights count by how much the class's logit y
     would gain from them, and what would lower it counts for nothing,
@@ -85,8 +95,6 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = 
     network = transformer(model)
     if network.head.classifier is None:
         raise ConfigError("this network has no classes to explain; plain rollout needs none")
-    if network.config.has_patch_head:
-        raise ConfigError("this network gives classes to pixels, not to the image; plain rollout needs no classes")
     with torch.inference_mode(False), resting(network):
         inputs, last = _inputs(network, images)
         speaks = _speaks(network, last, classes)
@@ -113,9 +121,16 @@ def _speaks(network: ViT, last: Tensor, classes: Tensor | None) -> Tensor:
     """∂y/∂z_L of each picture's class: [B, T, D]."""
     with torch.enable_grad():
         z = last.detach().requires_grad_()
-        logits = network.head(network.read(z))
+        logits = _logits(network, z)
         picked = logits.gather(1, chosen(logits, classes)[:, None])
         return torch.autograd.grad(picked.sum(), z)[0]
+
+
+def _logits(network: ViT, last: Tensor) -> Tensor:
+    """[B, T, D] of the last block -> [B, K]."""
+    if not network.config.has_patch_head:
+        return network.head(network.read(last))
+    return class_logits(network.forward_head(last if network.config.norm_after_pool else network.norm(last)))
 
 
 def _weighted(network: ViT, block: int, z: Tensor, speaks: Tensor) -> tuple[list[Tensor], Tensor]:

@@ -50,11 +50,16 @@ def patches(z: Tensor, tokens: Tokens, dim: int = -1) -> Tensor:
     return z.narrow(dim, tokens.prefix, tokens.patches).unflatten(dim, tokens.grid)
 
 
+def reads_token(model: nn.Module) -> bool:
+    """Whether the head reads the class token; else it reads all patches."""
+    config = transformer(model).config
+    return config.pool == "token" and not config.has_patch_head
+
+
 def output_row(z: Tensor, model: nn.Module) -> Tensor:
     """What the head reads of all tokens' rows, [..., T, X] -> [..., X]: the class token's, or the mean over the patches
-    where the network averages them."""
-    config = transformer(model).config
-    return z[..., 0, :] if config.pool == "token" else z[..., config.prefix :, :].mean(dim=-2)
+    where it reads all of them."""
+    return z[..., 0, :] if reads_token(model) else z[..., transformer(model).config.prefix :, :].mean(dim=-2)
 
 
 def placed(images: Tensor, model: nn.Module) -> Tensor:
@@ -82,6 +87,11 @@ def fitted(images: Tensor, network: ViT) -> Tensor:
 def precise(z: Tensor) -> Tensor:
     """In float32 at least: products over many layers want more than half precision."""
     return z.to(torch.promote_types(z.dtype, torch.float32))
+
+
+def class_logits(outputs: Tensor) -> Tensor:
+    """One logit for each class and image [B, K]: of a head that answers for places [B, K, ...], the mean over them."""
+    return outputs if outputs.ndim == 2 else outputs.flatten(2).mean(-1)
 
 
 def chosen(logits: Tensor, classes: Tensor | None) -> Tensor:

@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from vitrail.inspection.page import Drawing, Look, Part
 from vitrail.inspection.parts.given import DOWN, Given, Pixels, numpy, some
 from vitrail.inspection.rollout import class_attention, gradient_rollout, rollout_by_layer
 from vitrail.inspection.style import coloured
+from vitrail.inspection.tokens import reads_token
 
 
 def rollout_part(given: Given) -> Part:
@@ -28,7 +28,7 @@ def rollout_part(given: Given) -> Part:
         "averaged over the heads, mixed with the identity for the residual connection and multiplied layer by layer. "
         "The picture stays bright where the network looks and goes dark elsewhere."
     )
-    if given.classes:
+    if given.classes and given.has_classes:
         reading += " Below each are the classes that the network finds likeliest."
     return Part(
         kind="rollout", title="Where it looks", reading=reading, looks=looks,
@@ -61,8 +61,7 @@ def heads_part(given: Given) -> Part:
     maps = numpy(class_attention(given.model, given.images[:1]))[0]  # [L, k, rows, columns]
     chosen, heads = some(given, len(maps)), sorted({round(at) for at in np.linspace(0, maps.shape[1] - 1, 16).tolist()})
     tiles = [[coloured(maps[layer, head], 0, float(maps[layer, head].max())) for layer in chosen] for head in heads]
-    one: Any = given.model.config
-    whose, look = ("output's token", "looks") if one.pool == "token" else ("patches, on average,", "look")
+    whose, look = ("output's token", "looks") if reads_token(given.model) else ("patches, on average,", "look")
     left = "" if len(heads) == maps.shape[1] else f" {len(heads)} of {maps.shape[1]} heads are shown."
     return Part(
         kind="heads", title="Single heads",
@@ -88,20 +87,32 @@ def gradient_part(given: Given) -> Part:
     tiles, captions = list[list[Pixels]](), list[list[str]]()
     for at, pixels in enumerate(given.pixels[:DOWN]):
         tiles.append([pixels, overlay(pixels, plain[at]), *(overlay(pixels, map[at]) for map in maps)])
-        captions.append(["picture", "any class", *(given.named(int(classes[at])) for classes in wanted)])
+        captions.append(["picture", f"any {given.output}", *(given.named(int(classes[at])) for classes in wanted)])
     return Part(
-        kind="gradient", title="For one class",
-        reading="Gradient-weighted rollout: attention counts only where more of it would raise the logit of a class. "
-        + ("The map is for the class that was asked for" if given.asked is not None else "The maps are for the two "
-        "likeliest classes") + ", beside plain rollout, which knows of no class. Where a picture holds two "
-        "things, each class should light its own.",
+        kind="gradient", title=f"For one {given.output}", reading=gradient_reading(given, len(places)),
         drawings=[
             Drawing(
-                name="gradient", text="gradient-weighted rollout for single classes",
+                name="gradient", text=f"gradient-weighted rollout for one {given.output} at a time",
                 draw=lambda theme: figures.sheet(tiles, theme, captions=captions),
             )
         ],
     )  # fmt: skip
+
+
+def gradient_reading(given: Given, maps: int) -> str:
+    first = "Gradient-weighted rollout: attention counts only where more of it would raise "
+    if not given.has_classes:
+        which = "an output. The map is for one output" if maps == 1 else "an output. The maps are for the first two"
+        return f"{first}{which}, beside plain rollout, which knows of none."
+    which = (
+        "The map is for the class that was asked for"
+        if given.asked is not None
+        else ("The maps are for the two likeliest classes")
+    )
+    return (
+        f"{first}the logit of a class. {which}, beside plain rollout, which knows of no class. Where a picture holds "
+        "two things, each class should light its own."
+    )
 
 
 def distance_part(given: Given) -> Part:

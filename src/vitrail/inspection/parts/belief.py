@@ -13,6 +13,7 @@ from vitrail.inspection.overlay import overlay
 from vitrail.inspection.page import Drawing, Look, Part
 from vitrail.inspection.parts.given import Given, in_portions, numpy, portion
 from vitrail.inspection.rollout import class_attention, gradient_rollout, rollout
+from vitrail.inspection.tokens import class_logits
 from vitrail.models.resting import resting
 
 SCORED: Final = 32  # pictures that the faithfulness of maps is measured on
@@ -50,7 +51,7 @@ def scored(given: Given) -> Tensor:
 def faithfulness_part(given: Given) -> Part:
     images = scored(given)
     with resting(given.model), torch.no_grad():
-        classes = given.model(images).argmax(-1)
+        classes = class_logits(given.model(images)).argmax(-1)
     if given.asked is not None:
         classes = torch.full_like(classes, given.asked)
     if given.transformer:

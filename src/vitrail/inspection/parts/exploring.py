@@ -11,6 +11,7 @@ from vitrail.inspection.explorer import Explored, Explorer, packed, plan
 from vitrail.inspection.page import small
 from vitrail.inspection.parts.given import DOWN, Given, numpy, prefix_names
 from vitrail.inspection.stream import stream
+from vitrail.inspection.tokens import reads_token
 
 EXPLORED: Final = 4_500_000  # bytes of attention in a page, where one picture does not take more by itself
 
@@ -28,9 +29,9 @@ def explorer_of(given: Given) -> Explorer:
     ]  # fmt: skip
     rows, columns = asked.shown
     middle = given.tokens.prefix + rows // 2 * columns + columns // 2
-    whose = "the class token" if config.pool == "token" else "the mean of all patches"
+    whose = "the class token" if reads_token(given.model) else "the mean of all patches"
     return Explorer(
-        plan=asked, pictures=pictures, prefix=prefix_names(given), start=0 if config.pool == "token" else middle,
+        plan=asked, pictures=pictures, prefix=prefix_names(given), start=0 if reads_token(given.model) else middle,
         lead="Pick a patch and see where it looks: its row of the attention matrix, for one head, the mean of all "
         f"heads, or rolled out through the layers below. The network's answer is read from {whose}. From dark, the "
         "patch with the least weight, to bright, the one with the most, the asking patch itself aside.",

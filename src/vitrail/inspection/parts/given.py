@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.rollout import rollout
-from vitrail.inspection.tokens import Tokens, has_attention, tokens_of, transformer
+from vitrail.inspection.tokens import Tokens, class_logits, has_attention, tokens_of, transformer
 from vitrail.models.resting import resting
 
 Pixels = NDArray[np.uint8]
@@ -25,7 +25,8 @@ DOWN: Final = 4  # pictures one below the other
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Given:
     """What is looked at. `images` [B, C, H, W] are prepared, on the model's device; `pixels` show the same, perhaps
-    larger; `crowd` gives batches of prepared pictures for what is measured over many, `count` of them."""
+    larger; `crowd` gives batches of prepared pictures for what is measured over many, `count` of them. Outputs that do
+    not stand for classes are numbers by themselves, without probabilities."""
 
     model: nn.Module
     images: Tensor
@@ -37,6 +38,7 @@ class Given:
     asked: int | None = None  # the class to explain
     layers: Sequence[int] = ()  # to show, from 0; none for all that there is room for
     patch: tuple[int, int] | None = None  # row and column to compare with the others
+    has_classes: bool = True
 
     @property
     def transformer(self) -> bool:
@@ -58,18 +60,23 @@ class Given:
 
     @cached_property
     def probabilities(self) -> Tensor:
-        """[B, K] on the host; [B, 0] where there is no head."""
-        if not self.classes or not len(self.images):
+        """[B, K] on the host; [B, 0] where there is no head, or one without classes."""
+        if not self.classes or not self.has_classes or not len(self.images):
             return torch.zeros(len(self.images), 0)
         with resting(self.model), torch.no_grad():
-            return self.model(self.images).float().softmax(-1).cpu()
+            return class_logits(self.model(self.images)).float().softmax(-1).cpu()
 
     @cached_property
     def rollout(self) -> Tensor:
         return in_portions(self.model, self.images, lambda images: rollout(self.model, images))
 
     def named(self, number: int) -> str:
-        return self.labels[number] if self.labels else f"class {number}"
+        return self.labels[number] if self.labels else f"{self.output} {number}"
+
+    @property
+    def output(self) -> str:
+        """What an output stands for, in a word."""
+        return "class" if self.has_classes else "output"
 
     def said(self, at: int, most: int = 3) -> list[tuple[str, float]]:
         """The likeliest classes of a picture."""
@@ -78,9 +85,12 @@ class Given:
         return [(self.named(number), share) for number, share in pairs]
 
     def explained(self, place: int = 0) -> Tensor:
-        """The class to explain for each picture [B]: the one that was asked for, or the network's first, second ..."""
+        """The class to explain for each picture [B]: the one that was asked for, or the network's first, second ...;
+        without classes the output of that place."""
         if self.asked is not None and place == 0:
             return torch.full((len(self.images),), self.asked)
+        if not self.has_classes:
+            return torch.full((len(self.images),), place)
         return self.probabilities.argsort(dim=1, descending=True)[:, place]
 
     @property
