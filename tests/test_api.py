@@ -99,6 +99,32 @@ def test_mistakes_raise_the_package_s_own_errors(here: Path) -> None:
         vitrail.evaluate(WEIGHTS, "nowhere", device="cpu")
 
 
+def test_features_are_what_the_last_layer_reads(here: Path) -> None:
+    model = vitrail.load(WEIGHTS).train()
+    train = vitrail.extract_features(model, "photos@train", device="cpu")
+    assert model.training
+    assert (train.split, train.classes) == ("train", vitrail.open_collection("photos").classes)
+    assert train.labels.tolist() == [label for label in range(3) for _ in range(PHOTOS)]
+    assert [Path(name).parent.name for name in train.names] == [train.classes[label] for label in train.labels]
+    images = sorted(Path("photos/train").glob("*/*.png"))
+    assert torch.allclose(train.features, vitrail.Predictor(WEIGHTS, device="cpu").features(images), atol=1e-5)
+    again = vitrail.extract_features(WEIGHTS, vitrail.open_collection("photos@train"), cache=False, device="cpu")
+    assert torch.equal(again.features, train.features)
+    near = vitrail.find_nearest(train.features, train.features, k=2)
+    assert near.index[:, 0].tolist() == list(range(3 * PHOTOS))
+    with pytest.raises(DataError):  # which split?
+        vitrail.extract_features(WEIGHTS, "photos", device="cpu")
+
+
+def test_features_of_images_without_labels_leave_out_what_cannot_be_read(here: Path, tmp_path: Path) -> None:
+    for number, image in enumerate(sorted(Path("photos/test").glob("*/*.png"))[:3]):
+        (tmp_path / f"{number}.png").write_bytes(image.read_bytes() if number else b"no image")
+    found = vitrail.extract_features(WEIGHTS, tmp_path, precision="bfloat16", device="cpu")
+    assert (found.features.shape, found.features.dtype) == ((2, 96), torch.float32)
+    assert (found.labels.tolist(), found.classes) == ([-1, -1], ())
+    assert [Path(name).name for name in (*found.names, *found.unreadable)] == ["1.png", "2.png", "0.png"]
+
+
 def test_a_training_is_a_call_and_the_same_call_finds_it_done(here: Path, tmp_path: Path) -> None:
     settings: dict[str, object] = {"schedule.warmup": 1, "data.part": 0.05, "evaluation.every": 2}
 
@@ -125,6 +151,7 @@ def test_a_training_is_a_call_and_the_same_call_finds_it_done(here: Path, tmp_pa
 def test_a_fine_tuning_scores_what_it_held_out(here: Path, tmp_path: Path) -> None:
     run = vitrail.finetune(WEIGHTS, Path("photos"), out=tmp_path / "tuned", steps=2, device="cpu")
     assert run.state == "done"
+    assert any("steps" in line for line in run.choices)
     assert run.model.card.labels == vitrail.open_collection("photos").classes
     score = vitrail.evaluate(run.folder, "photos", device="cpu")
     assert (score.top1, score.count) == (run.accuracy, 3 * PHOTOS)

@@ -75,7 +75,6 @@ PARTS: dict[str, set[str]] = {
     "docs/evaluation.md": {"evaluation"},
     "docs/reliability.md": {"checkpoint"},
     "docs/studies.md": {"studies", "train"},
-    "docs/training.md": {"data", "distributed", "models", "objectives", "optim", "recipes", "train"},
     "examples/compare_networks.py": {"evaluation"},
     "examples/fit_in_seconds.py": {"evaluation"},
     "examples/03_your_own_classes.ipynb": {"data", "distributed", "recipes", "train"},

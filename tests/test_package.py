@@ -178,6 +178,9 @@ vitrail.save(vitrail.fit("vitrail-cifar10", "photos").model, "w.safetensors")
 assert_type(vitrail.Predictor("w.safetensors")("a.jpg").label, str)
 assert_type(vitrail.create_config("ViT-B/16", image_size=384).macs, int)
 assert_type(vitrail.create_model(vitrail.ViTConfig(width=8, depth=1, mlp_width=8, heads=1)).training, bool)
+found = vitrail.extract_features("vitrail-cifar10", "photos@train")
+assert_type(found, vitrail.Features)
+assert_type(vitrail.find_nearest(found.features, found.features, k=5).index, torch.Tensor)
 vitrail.train(3)  # pyright: ignore[reportArgumentType]
 vitrail.evaluate("w.safetensors", "photos", nonsense=1)  # pyright: ignore[reportCallIssue]
 """)

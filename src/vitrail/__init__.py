@@ -9,13 +9,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vitrail.api import Evaluation, Trained, evaluate, finetune, fit, train
+    from vitrail.api import Evaluation, Features, Trained, evaluate, extract_features, finetune, fit, train
     from vitrail.checkpoint.convert import convert
     from vitrail.checkpoint.pretrained import create_model
     from vitrail.checkpoint.repository import from_pretrained, push_to_hub, save_pretrained
     from vitrail.checkpoint.weights import load, save
     from vitrail.core.errors import VitrailError
     from vitrail.data.collection import open_collection
+    from vitrail.evaluation.knn import find_nearest
     from vitrail.models.named import create_config
     from vitrail.models.resize import resize_position
     from vitrail.models.resnet_config import ResNetConfig
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Evaluation",
+    "Features",
     "Predictor",
     "ResNetConfig",
     "Trained",
@@ -36,6 +38,8 @@ __all__ = [
     "create_config",
     "create_model",
     "evaluate",
+    "extract_features",
+    "find_nearest",
     "finetune",
     "fit",
     "from_pretrained",
@@ -52,6 +56,7 @@ __all__ = [
 
 _FACE = {
     "Evaluation": "vitrail.api:Evaluation",
+    "Features": "vitrail.api:Features",
     "Predictor": "vitrail.predict.predictor:Predictor",
     "ResNetConfig": "vitrail.models.resnet_config:ResNetConfig",
     "Trained": "vitrail.api:Trained",
@@ -61,6 +66,8 @@ _FACE = {
     "create_config": "vitrail.models.named:create_config",
     "create_model": "vitrail.checkpoint.pretrained:create_model",
     "evaluate": "vitrail.api:evaluate",
+    "extract_features": "vitrail.api:extract_features",
+    "find_nearest": "vitrail.evaluation.knn:find_nearest",
     "finetune": "vitrail.api:finetune",
     "fit": "vitrail.api:fit",
     "from_pretrained": "vitrail.checkpoint.repository:from_pretrained",

@@ -5,6 +5,7 @@
     score = vitrail.evaluate(tuned.folder, "photos/")
     fitted = vitrail.fit("vitrail-cifar10", "photos/")
     vitrail.save(fitted.model, "photos.safetensors")
+    found = vitrail.extract_features("vitrail-cifar10", "photos@train")
 
 Weights are given by any name that `vitrail.load` takes, or as a network; data by any name that
 `vitrail.open_collection` takes, or as a collection.
@@ -14,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.find import find_weights
@@ -25,6 +28,7 @@ from vitrail.data.collection import Collection, open_collection
 from vitrail.distributed.device import find_device
 from vitrail.distributed.world import joined
 from vitrail.evaluation import instant
+from vitrail.evaluation.cache import cached_features, missing
 from vitrail.evaluation.closed_form import SHARE
 from vitrail.evaluation.instant import Instant
 from vitrail.evaluation.rest import Precision
@@ -51,6 +55,7 @@ class Trained:
     weights: Path  # the best where the run chose some, else the last
     scores: dict[str, dict[str, Any]]  # by split, of these weights: accuracy, loss, count and the like
     accuracy: float | None  # on the test split, else on the one that was watched; none where nothing was scored
+    choices: tuple[str, ...] = ()  # what was chosen for the run where nothing was said, and why, line by line
 
     @property
     def model(self) -> Model:
@@ -179,10 +184,10 @@ def launch(asked: Asked, out: str | Path | None, *, force: bool, observer: Obser
         result = loop.train(
             plan.run, out=folder, world=world, command=command, force=force, observer=observer, why=plan.why
         )
-    return trained(result)
+    return trained(result, plan.why)
 
 
-def trained(result: RunResult) -> Trained:
+def trained(result: RunResult, choices: tuple[str, ...]) -> Trained:
     """The scores are those of the weights that the run stands for."""
     watch: dict[str, Any] | None = result.watch
     if watch is not None and result.weights.name == BEST:
@@ -196,6 +201,7 @@ def trained(result: RunResult) -> Trained:
         weights=result.weights,
         scores=scores,
         accuracy=None if last is None else last.get("accuracy"),
+        choices=choices,
     )
 
 
@@ -323,6 +329,60 @@ def fit(
         device=place,
         batches=lambda source: read_all(source, subject.preprocessing, place, batch=batch, workers=workers),
         folder=cache_folder("features") if cache else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Features:
+    """What the last layer of a network reads (the paper's pre-logits) of the N images of a split that could be read, in
+    the order of the split, on the CPU."""
+
+    split: str
+    features: Tensor  # float32 [N, D]
+    labels: Tensor  # int64 [N]; or [N, M] where images have several, padded with -1; -1 for no label
+    names: tuple[str, ...]  # of the N images: paths, or what else they are called
+    classes: tuple[str, ...]
+    unreadable: tuple[str, ...]  # names of the images that are not among them
+
+
+def extract_features(
+    weights: str | Path | Model,
+    data: str | Path | Collection,
+    *,
+    image_size: int | None = None,
+    precision: Precision = "float32",
+    batch: int = 0,
+    workers: int = 0,
+    cache: bool = True,
+    device: str = "auto",
+) -> Features:
+    """The features of every image of a split, with its label, for a classifier, a search or a plot of your own.
+
+    `data` has one split or names one ("photos@train"); labels are not needed. Features are kept in the cache for the
+    next call, unless `cache` is False; `vitrail embed` writes those of a large set to a file. A network that is passed
+    is not changed.
+    """
+    collection, place = as_collection(data), find_device(device)
+    split, source = chosen(collection)
+    name, bundle = as_bundle(weights)
+    subject = make_subject(name, bundle, place, image_size=image_size)
+    subject.computing_in(precision)
+    kept = cached_features(
+        subject.network,
+        source,
+        subject.preprocessing,
+        place,
+        batches=lambda bare: read_all(bare, subject.preprocessing, place, batch=batch, workers=workers),
+        folder=cache_folder("features") if cache else None,
+        precision=precision,
+    )
+    return Features(
+        split=split,
+        features=kept.features,
+        labels=kept.labels,
+        names=tuple(source.name(sample) for sample in kept.samples.tolist()),
+        classes=source.classes,
+        unreadable=tuple(source.name(sample) for sample in missing(source, kept.samples)),
     )
 
 

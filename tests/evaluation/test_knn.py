@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.knn import classify, first_largest, nearest
+from vitrail.evaluation.knn import classify, find_nearest, first_largest
 
 
 def drawn(count: int, seed: int, classes: int = 6, width: int = 12) -> tuple[Tensor, Tensor]:
@@ -24,7 +24,7 @@ TEST, _ = drawn(90, 1)
 @pytest.mark.parametrize("k", [1, 2, 5, 20, 250])
 def test_scikit_learn_votes_the_same(k: int) -> None:
     neighbors = pytest.importorskip("sklearn.neighbors")
-    near = nearest(TRAIN, TEST, k)
+    near = find_nearest(TRAIN, TEST, k)
     x, y, t = TRAIN.double().numpy(), LABELS.numpy(), TEST.double().numpy()
     plain = neighbors.KNeighborsClassifier(k, metric="cosine", algorithm="brute").fit(x, y)
     weighted = neighbors.KNeighborsClassifier(
@@ -43,7 +43,7 @@ def test_blocks_change_nothing(tested: int, compared: int) -> None:
         torch.cat([TRAIN, TRAIN.flip(0), TRAIN[:40] * 3]),
         torch.cat([LABELS, LABELS.flip(0), LABELS[:40]]),
     )
-    whole, parts = nearest(doubled, TEST, 30), nearest(doubled, TEST, 30, tested=tested, compared=compared)
+    whole, parts = find_nearest(doubled, TEST, 30), find_nearest(doubled, TEST, 30, tested=tested, compared=compared)
     assert parts.index.tolist() == whole.index.tolist()
     assert torch.equal(parts.similarity, whole.similarity)
     assert torch.equal(classify(parts, labels, 6, 30), classify(whole, labels, 6, 30))
@@ -51,9 +51,9 @@ def test_blocks_change_nothing(tested: int, compared: int) -> None:
 
 def test_of_copies_the_earlier_is_nearer() -> None:
     copies = TRAIN[[3, 5, 3, 5, 3, 7]]
-    near = nearest(copies, TRAIN[[3]], 5, compared=2)
+    near = find_nearest(copies, TRAIN[[3]], 5, compared=2)
     assert near.index[0, :3].tolist() == [0, 2, 4]
-    assert nearest(copies, TRAIN[[3]], 2).index.tolist() == [[0, 2]]
+    assert find_nearest(copies, TRAIN[[3]], 2).index.tolist() == [[0, 2]]
 
 
 def test_the_largest_come_first_and_the_first_of_equal_ones() -> None:
@@ -65,7 +65,7 @@ def test_the_largest_come_first_and_the_first_of_equal_ones() -> None:
 
 def test_of_equal_votes_the_smaller_class_wins() -> None:
     train = torch.eye(4)
-    near = nearest(train, torch.ones(1, 4), 4)
+    near = find_nearest(train, torch.ones(1, 4), 4)
     assert classify(near, torch.tensor([3, 2, 3, 2]), 4, 4, None).tolist() == [2]
     assert classify(near, torch.tensor([3, 2, 3, 2]), 4, 4).tolist() == [2]
     assert classify(near, torch.tensor([3, 2, 3, 2]), 4, 3).tolist() == [3]
@@ -73,22 +73,22 @@ def test_of_equal_votes_the_smaller_class_wins() -> None:
 
 def test_a_near_neighbour_outweighs_many_far_ones() -> None:
     train = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
-    near, labels = nearest(train, torch.tensor([[1.0, 0.1]]), 4), torch.tensor([1, 0, 0, 0])
+    near, labels = find_nearest(train, torch.tensor([[1.0, 0.1]]), 4), torch.tensor([1, 0, 0, 0])
     assert classify(near, labels, 2, 4).tolist() == [1]
     assert classify(near, labels, 2, 4, None).tolist() == [0]
     assert classify(near, labels, 2, 4, 1e-6).tolist() == [1]  # exp(10 ** 6) would be no number
 
 
 def test_features_of_nothing_are_similar_to_nothing() -> None:
-    near = nearest(TRAIN, torch.zeros(1, 12), 3)
+    near = find_nearest(TRAIN, torch.zeros(1, 12), 3)
     assert near.index.tolist() == [[0, 1, 2]]
     assert near.similarity.tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match="between 1 and 250"):
-        nearest(TRAIN, TEST, 251)
-    near = nearest(TRAIN, TEST, 3)
+        find_nearest(TRAIN, TEST, 251)
+    near = find_nearest(TRAIN, TEST, 3)
     with pytest.raises(ConfigError, match="3 neighbours were looked for"):
         classify(near, LABELS, 6, 4)
     with pytest.raises(ConfigError, match="temperature=0"):

@@ -13,7 +13,7 @@ from vitrail.data.source import Source, Subset
 from vitrail.data.splits import few_shot, first_shots
 from vitrail.evaluation.features import features
 from vitrail.evaluation.fewshot import ridge
-from vitrail.evaluation.knn import classify, nearest
+from vitrail.evaluation.knn import classify, find_nearest
 from vitrail.evaluation.labelled import tally
 from vitrail.evaluation.probe import probe
 
@@ -39,7 +39,7 @@ def test_five_pictures_a_breed_are_enough_for_three_in_four(tmp_path: Path, monk
     assert (x.shape, seen.shape) == ((CLASSES * SHOTS, 192), (CLASSES * TESTED, 192))
     assert torch.equal(y.bincount(), torch.full((CLASSES,), SHOTS))
     assert 0.70 < ridge(x, y, CLASSES).accuracy(seen, truth) < 0.87
-    right, count = tally(classify(nearest(x, seen, 5), y, CLASSES, 5), truth)
+    right, count = tally(classify(find_nearest(x, seen, 5), y, CLASSES, 5), truth)
     assert 0.65 < right / count < 0.87
     made = probe(x, y, CLASSES, 0.01)
     right, count = tally(made.top(seen, 1), truth)

@@ -19,7 +19,7 @@ from vitrail.data.transforms.mix import Mix
 from vitrail.distributed.world import World
 from vitrail.evaluation.collapse import indicators
 from vitrail.evaluation.features import features
-from vitrail.evaluation.knn import classify, nearest
+from vitrail.evaluation.knn import classify, find_nearest
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
@@ -109,7 +109,7 @@ def test_the_numbers_are_those_of_the_weights_that_were_written(runs: dict[str, 
             features(network, sweep(source, ready, batch=64), ready, "cpu")
             for source in (pictures.train, pictures.watch)
         )
-        right = classify(nearest(near, mine, 20), near_labels, 10, 20) == labels
+        right = classify(find_nearest(near, mine, 20), near_labels, 10, 20) == labels
         assert result.watch["accuracy"] == pytest.approx(float(right.float().mean()), abs=0.02)
         found = indicators(mine)
         assert result.watch["rank"] == pytest.approx(found.rank, rel=1e-4)

@@ -6,7 +6,7 @@ from vitrail.cli import frozen
 from vitrail.cli.options.knn import KnnOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.knn import classify, nearest
+from vitrail.evaluation.knn import classify, find_nearest
 from vitrail.evaluation.labelled import tally
 from vitrail.evaluation.result import Measure, share, shown, spanned
 
@@ -25,7 +25,7 @@ def run(options: KnnOptions) -> int:
         numbers = list(dict.fromkeys(options.neighbours or [k for k in NEIGHBOURS if k <= len(part.train)]))
         if max(numbers) > len(part.train):
             raise ConfigError(f"-k {max(numbers)}: there are {len(part.train):,} pictures to be neighbours")
-        near = nearest(part.train, part.test, max(numbers), device=about.device)
+        near = find_nearest(part.train, part.test, max(numbers), device=about.device)
     rows, measures = list[list[str]](), list[Measure]()
     for k in numbers:
         row = [f"{k}"]

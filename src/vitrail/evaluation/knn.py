@@ -1,6 +1,6 @@
 """Nearest neighbours of frozen features by the cosine of their angle: no training at all, only a vote.
 
-    near = nearest(train_features, test_features, k=20)
+    near = find_nearest(train_features, test_features, k=20)
     classify(near, train_labels, classes, k=20, temperature=0.07)
 
 The k most similar training samples vote with exp(similarity / temperature), or one vote each. Every pair is compared,
@@ -24,14 +24,14 @@ COMPARED: Final = 8192  # ... with training samples at a time: 64 MiB of similar
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Near:
+class Neighbours:
     """The neighbours of N samples, nearest first, on the CPU."""
 
     similarity: Tensor  # float32 [N, k], the cosine
     index: Tensor  # int64 [N, k], which training sample
 
 
-def nearest(
+def find_nearest(
     train: Tensor,
     test: Tensor,
     k: int,
@@ -39,17 +39,18 @@ def nearest(
     device: torch.device | str = "cpu",
     tested: int = TESTED,
     compared: int = COMPARED,
-) -> Near:
-    """The k training samples [n, D] that are most similar to each of the test samples [N, D]."""
+) -> Neighbours:
+    """The k rows of `train` [n, D] that are most similar to each row of `test` [N, D], by the cosine of their angle.
+    `tested` rows are compared with `compared` ones at a time."""
     if not 1 <= k <= len(train):
         raise ConfigError(f"k={k} neighbours of {len(train):,} samples: between 1 and {len(train)} can be asked for")
     # Rounded to float32 from float64, so that copies of a sample are equally similar wherever they stand.
     exact = widest_float(torch.device(device))
     rows = [neighbours(train, part.to(device, exact), k, compared) for part in test.split(tested)]
-    return Near(torch.cat([row.similarity for row in rows]), torch.cat([row.index for row in rows]))
+    return Neighbours(torch.cat([row.similarity for row in rows]), torch.cat([row.index for row in rows]))
 
 
-def neighbours(train: Tensor, queries: Tensor, k: int, compared: int) -> Near:
+def neighbours(train: Tensor, queries: Tensor, k: int, compared: int) -> Neighbours:
     """Of a block of queries [B, D]: the best so far, and one block of training samples after the other against them."""
     queries = F.normalize(queries, dim=1)
     best = queries.new_zeros((len(queries), 0), dtype=torch.float32)
@@ -62,7 +63,7 @@ def neighbours(train: Tensor, queries: Tensor, k: int, compared: int) -> Near:
         index = torch.cat([index, here], 1)
         place = first_largest(best, min(k, best.shape[1]))
         best, index = best.gather(1, place), index.gather(1, place)
-    return Near(best.cpu(), index.cpu())
+    return Neighbours(best.cpu(), index.cpu())
 
 
 def first_largest(values: Tensor, k: int) -> Tensor:
@@ -77,7 +78,7 @@ def first_largest(values: Tensor, k: int) -> Tensor:
     return place.gather(1, order)
 
 
-def classify(near: Near, labels: Tensor, classes: int, k: int, temperature: float | None = TEMPERATURE) -> Tensor:
+def classify(near: Neighbours, labels: Tensor, classes: int, k: int, temperature: float | None = TEMPERATURE) -> Tensor:
     """Class numbers [N] by the votes of the first k neighbours, whose labels are among `labels` [n]. Without a
     temperature each has one vote."""
     if not 1 <= k <= near.index.shape[1]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrail.data.draws import keyed, number
 from vitrail.data.labels import Labels
-from vitrail.evaluation.knn import classify, nearest
+from vitrail.evaluation.knn import classify, find_nearest
 from vitrail.evaluation.labelled import single, tally
 
 VOTERS: Final = 20
@@ -51,7 +51,7 @@ def vote(train: Frozen, test: Frozen, classes: int, *, device: torch.device | st
     if not classes or not known.any() or not (test.labels >= 0).any():
         return None
     voters = min(VOTERS, int(known.sum()))
-    near = nearest(train.features[known], test.features, voters, device=device)
+    near = find_nearest(train.features[known], test.features, voters, device=device)
     return tally(classify(near, labels[known], classes, voters), test.labels)
 
 
@@ -59,7 +59,7 @@ def company(queries: Frozen, train: Frozen, *, itself: bool = False, count: int 
     """The nearest training pictures of each query. With `itself` the queries are training pictures, too, and a picture
     is no neighbour of its own."""
     most = min(count + itself, len(train.samples))
-    near = nearest(train.features, queries.features, most)
+    near = find_nearest(train.features, queries.features, most)
     found: list[Company] = []
     for at, sample in enumerate(queries.samples.tolist()):
         others = [
