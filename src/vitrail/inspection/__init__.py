@@ -9,9 +9,9 @@ Images are prepared pictures [B, C, H, W], as `model.card.preprocessing` makes t
 mode, without gradients, with their fused attention.
 """
 
-# Not lazy as the package itself: three functions are named as their modules, and a module that is imported later would
+# Not lazy as the package itself: four functions are named as their modules, and a module that is imported later would
 # take the name.
-from vitrail.inspection.cka import layer_cka
+from vitrail.inspection.cka import cka, layer_cka
 from vitrail.inspection.distance import attention_distance, attention_entropy, distance_matrix
 from vitrail.inspection.embeddings import filters, near_far, position_similarity, row_column_score
 from vitrail.inspection.faithfulness import Curves, curves, random_maps
@@ -27,6 +27,7 @@ __all__ = [
     "Tokens",
     "attention_distance",
     "attention_entropy",
+    "cka",
     "class_attention",
     "colours",
     "curves",
