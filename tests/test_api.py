@@ -112,6 +112,8 @@ def test_features_are_what_the_last_layer_reads(here: Path) -> None:
     assert torch.equal(again.features, train.features)
     near = vitrail.find_nearest(train.features, train.features, k=2)
     assert near.index[:, 0].tolist() == list(range(3 * PHOTOS))
+    with pytest.raises(ConfigError):  # of two networks
+        vitrail.find_nearest(train.features, train.features[:, :8], k=2)
     with pytest.raises(DataError):  # which split?
         vitrail.extract_features(WEIGHTS, "photos", device="cpu")
 

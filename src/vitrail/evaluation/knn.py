@@ -42,6 +42,9 @@ def find_nearest(
 ) -> Neighbours:
     """The k rows of `train` [n, D] that are most similar to each row of `test` [N, D], by the cosine of their angle.
     `tested` rows are compared with `compared` ones at a time."""
+    if train.ndim != 2 or test.ndim != 2 or train.shape[1] != test.shape[1]:
+        shapes = f"features {list(train.shape)} and {list(test.shape)}"
+        raise ConfigError(f"{shapes} cannot be compared: both must be rows of the same width, from one network")
     if not 1 <= k <= len(train):
         raise ConfigError(f"k={k} neighbours of {len(train):,} samples: between 1 and {len(train)} can be asked for")
     # Rounded to float32 from float64, so that copies of a sample are equally similar wherever they stand.
