@@ -21,8 +21,9 @@ from vitrail.data.readers.shapes import Shapes
 from vitrail.data.resident import Resident, fits
 from vitrail.data.source import Source
 from vitrail.data.targets import IGNORED, Masks
-from vitrail.data.transforms.augmentation import Augmentation, cifar, inception
-from vitrail.data.transforms.crop import InceptionCrop, Squash
+from vitrail.data.transforms.augmentation import Augmentation, cifar, inception, reference_inception
+from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
+from vitrail.data.transforms.policy import RandAugment
 from vitrail.train.feed import may_reside
 
 SIZES: list[Pair] = [(12, 10), (9, 17), (20, 20), (8, 8), (14, 11)]
@@ -135,9 +136,51 @@ def test_shapes_are_where_their_masks_say() -> None:
     assert batch.target.amax((1, 2)).tolist() == (source.labels.values + 1).tolist()
 
 
-def test_sets_with_masks_stay_off_the_device() -> None:
-    assert not fits(SOURCE_OF_ONE_SIZE, 10**9, Masks())[0]
-    assert not may_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"), Masks())[0]
-    assert may_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"))[0]
+class Corners(Masks):
+    """Moves, and is no value of a pixel."""
+
+    fill = None
+
+
+def test_targets_that_batches_cannot_move_stay_off_the_device() -> None:
+    need = 4 * 5 * 12 * 10  # three channels and a mask
+    assert fits(SOURCE_OF_ONE_SIZE, need, Masks())[0]
+    assert not fits(SOURCE_OF_ONE_SIZE, need - 1, Masks())[0]
+    assert not fits(SOURCE_OF_ONE_SIZE, need, Corners())[0]
+    assert may_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"), Masks())[0]
+    assert not may_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"), Corners())[0]
     with pytest.raises(ConfigError, match="loader"):
-        Resident(SOURCE_OF_ONE_SIZE, device="cpu", targets=Masks())
+        Resident(SOURCE_OF_ONE_SIZE, device="cpu", targets=Corners())
+    moving = Augmentation(crop=Squash(size=(4, 4)), policy=RandAugment())
+    with pytest.raises(ConfigError, match="none"):
+        Resident(SOURCE_OF_ONE_SIZE, device="cpu", targets=Masks()).stream(moving, batch=1, seed=0)
+
+
+RESIDENT = {
+    "inception": (inception((8, 6)),),
+    "tensorflow": (reference_inception(9),),
+    "pad": (cifar((12, 10), padding=3),),
+    "resized": (Augmentation(crop=ResizeCrop(size=(7, 7), resize=(10, 9)), flip=1.0),),
+    "resized and padded": (Augmentation(crop=ResizeCrop(size=(7, 7), resize=8, padding=2)),),
+    "squash": (Augmentation(crop=Squash(size=(5, 16))),),
+    "several": VIEWS,
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("augmentations", list(RESIDENT.values()), ids=list(RESIDENT))
+def test_on_the_device_masks_are_the_loaders_bit_for_bit(augmentations: tuple[Augmentation, ...], device: str) -> None:
+    masks: list[bytes | np.ndarray | Exception] = [painted(at) for at in range(6)]
+    source = Masked([*masks, painted(6, (3, 3))])  # the last one is unusable
+    resident = Resident(source, device=device, targets=Masks())
+    for group in (1, 3):
+        here = list(stream(source, augmentations, batch=4, seed=5, start=1, stop=8, targets=Masks()))
+        there = list(resident.stream(augmentations, batch=4, seed=5, start=1, stop=8, group=group))
+        for one, other in zip(here, there, strict=True):
+            assert (one.step, len(one.targets)) == (other.step, len(other.targets))
+            assert torch.equal(one.valid, other.valid.cpu())
+            assert all(torch.equal(a, b.cpu()) for a, b in zip(one.targets, other.targets, strict=True))
+    swept = zip(
+        sweep(source, Preprocessing(image=(12, 10)), batch=4, targets=Masks()), resident.sweep(batch=4), strict=True
+    )
+    assert all(torch.equal(one.target, other.target.cpu()) for one, other in swept)

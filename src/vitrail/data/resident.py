@@ -31,11 +31,12 @@ from vitrail.data.parcel import Parcel
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
 from vitrail.data.targets import CLASS_LABELS, Targets
-from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.augmentation import Augmentation, check_geometries
 from vitrail.data.transforms.batched import BatchedAugmentation, Plan
+from vitrail.data.transforms.batched_gather import find_sources, gather_masks
 
 LOAD_BATCH: Final = 256
-MOVING: Final = "targets that follow crops and flips have no batched form"
+MOVING: Final = "targets that follow crops and flips have no batched form, masks excepted"
 ODD: Final = "is of another size than the first picture"
 LOOKED_AT: Final = 64  # pictures whose sizes are compared before a set is loaded
 DRAWN: Final = 8192  # places of the stream that are looked up at once; a few take almost as long
@@ -48,7 +49,7 @@ GROUPED_BYTES_ELSEWHERE: Final = 64 << 20
 def fits(source: Source, limit: int, targets: Targets = CLASS_LABELS) -> tuple[bool, str]:
     """Whether a source can live on a device that has `limit` bytes for it, and why or why not. Only some headers are
     read: pictures of another size among the rest are found when the source is loaded."""
-    if targets.moves:
+    if targets.moves and targets.fill is None:
         return False, MOVING
     size, seen = None, np.unique(np.linspace(0, len(source) - 1, LOOKED_AT).astype(np.int64)) if len(source) else []
     for index in seen:
@@ -61,13 +62,14 @@ def fits(source: Source, limit: int, targets: Targets = CLASS_LABELS) -> tuple[b
         size = picture.size
     if size is None:
         return False, "there is no picture that can be read"
-    told = f"{len(source):,} pictures of {times(size)} take {room(source, size) / 1e9:.2f} GB"
-    return room(source, size) <= limit, f"{told}, {limit / 1e9:.2f} GB are allowed"
+    need = room(source, size, targets)
+    told = f"{len(source):,} pictures of {times(size)} take {need / 1e9:.2f} GB"
+    return need <= limit, f"{told}, {limit / 1e9:.2f} GB are allowed"
 
 
-def room(source: Source, size: Pair) -> int:
-    """The bytes that all pictures take at one size."""
-    return len(source) * 3 * size[0] * size[1]
+def room(source: Source, size: Pair, targets: Targets) -> int:
+    """The bytes that all pictures take at one size, with their masks where they have them."""
+    return len(source) * (4 if targets.moves else 3) * size[0] * size[1]
 
 
 def first_size(source: Source) -> Pair:
@@ -111,13 +113,13 @@ class Resident:
         """`limit` is the number of bytes that the pictures may take."""
         if not len(source):
             raise DataError("a source without pictures cannot be loaded")
-        if targets.moves:
+        if targets.moves and targets.fill is None:
             raise ConfigError(f"{MOVING}; read them through the loader")
-        self.source, self.device = source, torch.device(device)
+        self.source, self.device, self.targets = source, torch.device(device), targets
         view = AsIs(first_size(source)) if size is None else Plain(Preprocessing(image=size))
         height, width = view.sizes[0]
         shape = (len(source), 3, height, width)
-        need = room(source, (height, width))
+        need = room(source, (height, width), targets)
         if limit is not None and need > limit:
             raise ConfigError(
                 f"{len(source)} pictures of {height} x {width} take {need / 1e9:.1f} GB, "
@@ -125,13 +127,23 @@ class Resident:
             )
         self.pixels = torch.empty(shape, dtype=torch.uint8, device=self.device)
         self.valid = torch.zeros(len(source), dtype=torch.bool, device=self.device)
-        for batch in sweep(source, view, batch=LOAD_BATCH, workers=workers, ledger=ledger):
+        self.target = self.whole_target((height, width))
+        loaded = targets if targets.moves else CLASS_LABELS
+        for batch in sweep(source, view, batch=LOAD_BATCH, workers=workers, ledger=ledger, targets=loaded):
             if odd := next((entry for entry in batch.unreadable if entry.reason == ODD), None):
                 raise DataError(f"{odd}, {height} x {width}; give a size that all are brought to")
             first, count = batch.step * LOAD_BATCH, int((batch.sample >= 0).sum())
             self.pixels[first : first + count].copy_(batch.pixels[:count])
             self.valid[first : first + count].copy_(batch.valid[:count])
-        self.target = targets.batch(source, np.arange(len(source))).to(self.device)
+            if targets.moves:
+                self.target[first : first + count].copy_(batch.target[:count])
+
+    def whole_target(self, size: Pair) -> Tensor:
+        """The targets of all samples [N, ...]; of those that move, what stands where there is no image."""
+        if self.targets.moves:
+            blank = self.targets.blank(size).to(self.device)
+            return blank.repeat(len(self), *[1] * blank.ndim)
+        return self.targets.batch(self.source, np.arange(len(self))).to(self.device)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -167,7 +179,9 @@ class Resident:
         share, order = Share(batch=batch, rank=rank, world=world), Order(len(self), seed)
         group = group or self.grouped(share.local, [view.size for view in views])
         blocks = groups(start, stop, group, block=max(1, DRAWN // (share.local * group)))
-        drawn = prepared(blocks, views, self.size, share, order, repeats)
+        if self.targets.moves:
+            check_geometries(several)
+        drawn = prepared(blocks, views, self.size, share, order, repeats, moving=self.targets.moves)
         return self.batches(views, drawn, -(-ahead // group))
 
     def grouped(self, local: int, sizes: Sequence[Pair]) -> int:
@@ -189,10 +203,11 @@ class Resident:
             yield whole
             return
         local = len(whole) // len(group.steps)
-        rest = (whole.target, whole.sample, whole.epoch, whole.valid)
-        parts = zip(*(tensor.split(local) for tensor in (*rest, *whole.views)), strict=True)
-        for step, (target, sample, epoch, valid, *seen) in zip(group.steps, parts, strict=True):
-            yield Batch(step=step, views=tuple(seen), targets=(target,), sample=sample, epoch=epoch, valid=valid)
+        rest = (whole.sample, whole.epoch, whole.valid)
+        parts = zip(*(tensor.split(local) for tensor in (*rest, *whole.targets, *whole.views)), strict=True)
+        for step, (sample, epoch, valid, *others) in zip(group.steps, parts, strict=True):
+            targets, seen = tuple(others[: len(whole.targets)]), tuple(others[len(whole.targets) :])
+            yield Batch(step=step, views=seen, targets=targets, sample=sample, epoch=epoch, valid=valid)
 
     def augmented(self, views: Sequence[BatchedAugmentation], group: "Prepared") -> Batch:
         """All steps of a group as one batch, by the number of the first."""
@@ -200,7 +215,10 @@ class Resident:
         taken, epoch = next(arrays), next(arrays)
         pixels = self.pixels.index_select(0, taken)
         seen = [view.apply(plan, pixels, arrays) for view, plan in zip(views, group.plans, strict=True)]
-        return self.batch(group.steps.start, tuple(seen), taken, epoch)
+        targets = (self.target.index_select(0, taken),)
+        if self.targets.fill is not None:
+            targets = tuple(gather_masks(targets[0], next(arrays), next(arrays), self.targets.fill) for _ in views)
+        return self.batch(group.steps.start, tuple(seen), targets, taken, epoch)
 
     def sweep(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Every sample once, as it is; as in `loader.sweep` the last batch has places without a picture."""
@@ -209,16 +227,25 @@ class Resident:
             places = share.places(step)
             inside = np.minimum(places, len(self) - 1)
             taken, epoch, exists = Parcel([inside, np.zeros_like(places), places < len(self)]).sent(self.device)
-            yield self.batch(step, (self.pixels.index_select(0, taken),), taken, epoch, exists)
+            target = self.target.index_select(0, taken)
+            if self.targets.fill is not None:
+                target = target.masked_fill_(~exists[:, None, None], self.targets.fill)
+            yield self.batch(step, (self.pixels.index_select(0, taken),), (target,), taken, epoch, exists)
 
     def batch(
-        self, step: int, views: tuple[Tensor, ...], taken: Tensor, epoch: Tensor, exists: Tensor | None = None
+        self,
+        step: int,
+        views: tuple[Tensor, ...],
+        targets: tuple[Tensor, ...],
+        taken: Tensor,
+        epoch: Tensor,
+        exists: Tensor | None = None,
     ) -> Batch:
         valid = self.valid.index_select(0, taken)
         return Batch(
             step=step,
             views=views,
-            targets=(self.target.index_select(0, taken),),
+            targets=targets,
             sample=taken if exists is None else torch.where(exists, taken, -1),
             epoch=epoch,
             valid=valid if exists is None else valid & exists,
@@ -227,7 +254,7 @@ class Resident:
 
 class Prepared(NamedTuple):
     """What the host has to say about a group of steps: what to do, and the arrays for it: sample, epoch, those of the
-    plans."""
+    plans, and rows and columns for each view's masks."""
 
     steps: range
     plans: list[Plan]
@@ -252,6 +279,8 @@ def prepared(
     share: Share,
     order: Order,
     repeats: int,
+    *,
+    moving: bool = False,
 ) -> Iterator[Prepared]:
     """The host's part of each group of steps. Needs no device, and reads no pictures."""
     for block in blocks:
@@ -265,4 +294,7 @@ def prepared(
             part = slice((steps.start - first) * share.local, (steps.stop - first) * share.local)
             plans = [view.plan(drawn.rows(part), size) for view, drawn in zip(views, draws, strict=True)]
             arrays = [array for plan in plans for array in plan.arrays]
+            if moving:
+                for view, drawn in zip(views, draws, strict=True):
+                    arrays += find_sources(view.augmentation, drawn.rows(part), size)
             yield Prepared(steps, plans, Parcel([at.sample[part], at.epoch[part], *arrays]))

@@ -25,6 +25,8 @@ class Targets:
     (`moves`; then `read`, `view` and `blank`). A loader process gets a copy."""
 
     moves: ClassVar[bool] = False
+    # Of those that are one value a pixel, the value of borders: whole batches can be moved on a device then.
+    fill: ClassVar[int | None] = None
 
     def check(self, source: Source) -> None:
         """DataError where a source does not have them."""
@@ -60,7 +62,7 @@ CLASS_LABELS: Final = ClassLabels()  # what sources and loaders give unless aske
 class Masks(Targets):
     """The class of every pixel: uint8 [B, H, W], with IGNORED where there is none."""
 
-    moves = True
+    moves, fill = True, IGNORED
 
     def check(self, source: Source) -> None:
         if not source.pixel_classes:
