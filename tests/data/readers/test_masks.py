@@ -14,6 +14,7 @@ from PIL import Image
 from vitrail.core.errors import BadLabels, DataError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.decode.indices import read_indices
+from vitrail.data.readers import masks
 from vitrail.data.readers.masks import MaskedFiles
 from vitrail.data.source import Source
 from vitrail.data.splits import dev_split, share_split
@@ -125,6 +126,19 @@ def test_all_splits_have_the_classes_of_the_highest_index(tmp_path: Path) -> Non
     assert {source.pixel_classes for source in found.splits.values()} == {tuple(f"class {i}" for i in range(5))}
 
 
+def test_indices_of_many_masks_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until one of them changes."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(masks, "KEPT", 3)
+    root = write_set(tmp_path / "set", *FLAT_LAYOUTS["folders"])
+    assert len(open_collection(root).pixel_classes) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(masks, "survey", lambda _paths: pytest.fail("read again"))
+        assert len(open_collection(root).pixel_classes) == 3
+    write_mask(root / "masks/1.png", highest=9)
+    assert len(open_collection(root).pixel_classes) == 10
+
+
 def test_split_without_masks(tmp_path: Path) -> None:
     """As published sets have for their test images."""
     for layout, image in (("in splits", "test/images/0.jpg"), ("ADE20k", "images/testing/0.jpg")):
@@ -139,6 +153,18 @@ def test_split_without_masks(tmp_path: Path) -> None:
         assert "test has no masks" in found.notes
         with pytest.raises(DataError):
             found.splits["test"].mask(0)
+
+
+def test_splits_of_different_layouts(tmp_path: Path) -> None:
+    found = open_collection(write_set(tmp_path, LAYOUTS["in splits"][0], LAYOUTS["beside and marked"][1]))
+    assert {split: (len(source), len(source.pixel_classes)) for split, source in found.splits.items()} == {
+        "train": (3, 3),
+        "val": (3, 3),
+    }
+    (tmp_path / "test/masks").mkdir(parents=True)
+    write_image(tmp_path / "test/images/0.jpg")
+    with pytest.raises(DataError, match="test holds"):
+        open_collection(tmp_path)
 
 
 def test_kinds_of_png(tmp_path: Path) -> None:

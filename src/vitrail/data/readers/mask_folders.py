@@ -67,13 +67,14 @@ def find_masks_in_splits(path: Path, splits: Mapping[str, str]) -> dict[str, Pla
             places[split] = Place(f"{name}/{names[0]}", f"{name}/{names[1]}")
             continue
         inside = look(str(path / name)).folders
-        lone = [folder for folder in inside if folder.lower() in IMAGES]
-        if inside and list(inside) != lone:
+        if any(folder.lower() not in IMAGES for folder in inside) or len(inside) > 1:
+            known, (images, masks) = next((splits[split], names) for split, names in pairs.items() if names)
             raise DataError(
-                f"{path / name} holds {brief(inside)}, where other splits have a folder of images and one of masks; "
-                f"name them {' and '.join(next(names for names in pairs.values() if names))}"
+                f"{path / name} holds {brief(inside)}, but no images and masks as {path / known} does; put images into "
+                f"{path / name / images} and masks into {path / name / masks}, or images alone where there are no masks"
             )
-        places[split] = Place(f"{name}/{lone[0]}" if lone else name, None)
+        masks = name if adjacent(path, name) else None
+        places[split] = Place(f"{name}/{inside[0]}" if inside else name, masks)
     return places
 
 

@@ -4,9 +4,11 @@ Where they lie is found in `mask_folders`, which belongs to which in `mask_pairs
 read; all of it only where nothing says how many classes there are.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeVar
@@ -14,6 +16,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from vitrail.core.errors import BadPicture, DataError
+from vitrail.core.storage import cache_folder, replacing
 from vitrail.data.decode.indices import read_indices
 from vitrail.data.readers.folder import Files, below, look, read_file, size_of, split_name
 from vitrail.data.readers.mask_folders import LAYOUTS, Place, find_masks, find_masks_in_splits
@@ -28,6 +31,7 @@ NAMES: Final = ("classes.txt", "labels.txt", "classes.json")
 IGNORED: Final = 255
 READERS: Final = 8  # files read at once
 BLOCK: Final = 4096  # files that wait to be read
+KEPT: Final = 1000  # masks from which on what was found in them is kept
 SAMPLE: Final = 32  # masks, at most, that are looked at where the classes have names
 BLACK_AND_WHITE: Final = "the masks hold 0 and 255 only, and 255 is ignored; store the classes as 0, 1, 2, ..."
 
@@ -135,7 +139,7 @@ def class_names(path: Path, paths: Sequence[str], other: str) -> tuple[tuple[str
             )
         top, ignored = survey(paths[:: -(-len(paths) // SAMPLE)])
         return names, BLACK_AND_WHITE if len(names) > 1 and top == 0 and ignored else ""
-    top, ignored = survey(paths)
+    top, ignored = survey_once(paths)
     if top is None:
         raise DataError(f"{paths[0]}: none of {count(paths, 'mask')} can be read as class indices")
     if top < 1:
@@ -145,6 +149,31 @@ def class_names(path: Path, paths: Sequence[str], other: str) -> tuple[tuple[str
         f'"class 0" to "class {top}" are the indices found in the masks; name them in {path / NAMES[0]}, one per line '
         f"({other})"
     )
+
+
+def survey_once(paths: Sequence[str]) -> tuple[int | None, bool]:
+    """The same as `survey`; of many files the answer is kept in the cache until one of them changes."""
+    if len(paths) < KEPT:
+        return survey(paths)
+    times = np.fromiter((changed(path) for path in paths), np.int64, len(paths))
+    sizes = np.fromiter(map(size_of, paths), np.int64, len(paths))
+    place = cache_folder("masks") / f"{hashed('indices', map(os.path.abspath, paths), [sizes, times])[:32]}.json"
+    with suppress(OSError, ValueError, TypeError):
+        top, ignored = json.loads(place.read_text())
+        return top, ignored
+    found = survey(paths)
+    with suppress(OSError):  # the cache may be read-only
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(place) as file:
+            file.write(json.dumps(found).encode())
+    return found
+
+
+def changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return -1
 
 
 def survey(paths: Sequence[str]) -> tuple[int | None, bool]:
