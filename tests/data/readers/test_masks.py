@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.core.errors import BadLabels, DataError
+from vitrail.core.errors import BadLabels, BadPicture, DataError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.decode.indices import read_indices
 from vitrail.data.readers import masks
@@ -204,6 +204,25 @@ def test_what_does_not_pair_is_refused_with_its_name(tmp_path: Path) -> None:
         assert "1." in str(caught.value)
         assert f"classes:{tmp_path / name}" in str(caught.value)  # the way out where these are classes
         assert open_collection(f"classes:{tmp_path / name}").classes == ("images", "masks")
+
+
+def test_damaged_masks_are_left_to_whoever_reads_them(tmp_path: Path) -> None:
+    """As damaged images are: the set opens, and its other samples can be used."""
+    write_set(tmp_path, *FLAT_LAYOUTS["folders"], count=5)
+    whole = (tmp_path / "masks/0.png").read_bytes()
+    (tmp_path / "masks/0.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "masks/1.png").write_bytes(b"")
+    (tmp_path / "masks/2.png").unlink()
+    (tmp_path / "masks/2.png").symlink_to("nowhere")
+    if hasattr(os, "mkfifo"):
+        (tmp_path / "masks/3.png").unlink()
+        os.mkfifo(tmp_path / "masks/3.png")
+    source = open_collection(tmp_path).splits["train"]
+    assert source.pixel_classes == ("class 0", "class 1", "class 2")
+    assert np.array_equal(read_indices(source.mask(4)), indices(4))
+    for i in range(3):
+        with pytest.raises((BadPicture, OSError)):
+            read_indices(source.mask(i))
 
 
 def test_black_and_white_masks(tmp_path: Path) -> None:

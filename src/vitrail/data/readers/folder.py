@@ -34,8 +34,9 @@ def split_name(name: str) -> str | None:
     return SPLITS.get(name.lower())
 
 
-def read_file(path: str) -> bytes:
-    """A file whole. Pipes, devices and folders are refused without waiting for them; so is one beyond all measure."""
+def read_file(path: str, first: int | None = None) -> bytes:
+    """A file whole, or its first bytes. Pipes, devices and folders are refused without waiting for them; so is one
+    beyond all measure."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
@@ -43,7 +44,9 @@ def read_file(path: str) -> bytes:
             raise BadPicture("is not a regular file")
         if status.st_size > MAX_BYTES:
             raise BadPicture(f"has {status.st_size:,} bytes; more than {MAX_BYTES:,} are not read as one picture")
-        return file.read(status.st_size)  # not the limit: that many bytes would be set aside first
+        return file.read(
+            status.st_size if first is None else first
+        )  # not the limit: that many bytes would be set aside first
 
 
 class Files(Source):

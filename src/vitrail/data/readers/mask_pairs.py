@@ -7,6 +7,7 @@ from typing import Final
 
 from vitrail.core.errors import BadPicture, DataError
 from vitrail.data.decode.headers import format_of
+from vitrail.data.readers.folder import read_file
 
 MARKS: Final = ("_mask", ".mask")  # a_mask.png, a.mask.png
 HEADER: Final = 33  # bytes of a PNG up to the end of its first chunk
@@ -99,8 +100,7 @@ def is_index_png(path: Path | str) -> bool | None:
 def why_no_mask(path: Path | str) -> str:
     """What a file is that is no PNG of class indices, by its first bytes; nothing where it is one. BadPicture where it
     is no image, OSError where it cannot be read."""
-    with open(path, "rb") as file:
-        header = file.read(HEADER)
+    header = read_file(str(path), HEADER)
     kind = format_of(header)
     if kind != "PNG":
         return f"is a {kind} file, but a mask is a PNG of class indices; save it again as PNG from where it came from"
