@@ -11,7 +11,7 @@ from vitrail.data.training_record import abridge
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig, from_dict, to_dict
 
-CLASSIFICATION: Final = "classification"
+CLASSIFICATION: Final = "classification"  # the task of a network that says nothing else
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +22,11 @@ class Card:
     labels: tuple[str, ...] | None = None
     provenance: dict[str, Any] = field(default_factory=dict[str, Any])
     multi_label: bool = False  # whether each class is a question of its own, answered by a sigmoid
-    task: str = CLASSIFICATION  # what the outputs are for, by the name of the task
+    task: str = CLASSIFICATION  # what its outputs mean; a name that is not known here is kept as it is
 
-    def without_labels(self) -> "Card":
-        """The card of a network whose head was replaced."""
-        return replace(self, labels=None, multi_label=False, task=CLASSIFICATION)
+    def without_labels(self, *, keep_task: bool = False) -> "Card":
+        """The card of a network whose head was replaced; the task stays where the new head is of the same kind."""
+        return replace(self, labels=None, multi_label=False, task=self.task if keep_task else CLASSIFICATION)
 
     def abridged(self) -> "Card":
         """For files that no command here scores: without the hashes of the images that were trained on."""
@@ -78,7 +78,7 @@ def described(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
             labels=None if labels is None else tuple(str(label) for label in labels),
             provenance=dict(provenance),
             multi_label=flag(data.get("multi_label", False)),
-            task=str(data.get("task", CLASSIFICATION)),
+            task=task_name(data.get("task", CLASSIFICATION)),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, ConfigError):
@@ -92,4 +92,10 @@ def described(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
 def flag(value: object) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"multi_label is {value!r}, not true or false")
+    return value
+
+
+def task_name(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"task is {value!r}, not a name")
     return value

@@ -201,6 +201,7 @@ def _unheld(bundle: Bundle, draft: Path) -> list[str]:
         out = [f.name for f in fields(mine) if f.name in told or getattr(mine, f.name) != getattr(theirs, f.name, None)]
         out += ["preprocessing"] if bundle.card.preprocessing != seen.card.preprocessing else []
         out += ["multi_label"] if bundle.card.multi_label != seen.card.multi_label else []
+        out += ["task"] if bundle.card.task != seen.card.task else []
         out += ["labels"] if bundle.card.labels != seen.card.labels else []
         recorded = any(records for _, records in list_records(bundle.card.provenance))
         return out + (["training images"] if recorded else [])

@@ -34,10 +34,11 @@ def model_card(bundle: Bundle, *, name: str | None = None) -> str:
     config, card = bundle.config, bundle.card
     title = network_name(config)
     about = f"of {config.classes:,} classes" if config.classes else "without a head, for features"
+    about += " per pixel" if config.has_patch_head else ""
     about += ", several of which may apply to an image (sigmoid)" if card.multi_label else ""
     return rendered(
         blank=False,
-        task="image-classification" if config.classes else "image-feature-extraction",
+        task=hub_task(config),
         title=plain(name or title),
         summary=f"{title} {about}, {config.parameters:,} parameters, for pictures of {times(config.image)} pixels.",
         place=json.dumps(name or "."),
@@ -48,6 +49,13 @@ def model_card(bundle: Bundle, *, name: str | None = None) -> str:
         origin=origin_rows(card.abridged().provenance) or [("origin", "not recorded in the file")],
         questions=[f"{question} {ASKED}" for question in QUESTIONS],
     )
+
+
+def hub_task(config: ModelConfig) -> str:
+    """What a hub files it under."""
+    if not config.classes:
+        return "image-feature-extraction"
+    return "image-segmentation" if config.has_patch_head else "image-classification"
 
 
 def blank_card() -> str:

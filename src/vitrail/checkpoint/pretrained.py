@@ -4,7 +4,7 @@ from typing import Any
 
 from vitrail.checkpoint.find import public
 from vitrail.checkpoint.public import registry
-from vitrail.checkpoint.weights import fresh, network, operate
+from vitrail.checkpoint.weights import fresh, head_changes, network, operate, take_head
 from vitrail.core.errors import ConfigError
 from vitrail.core.shapes import Pair
 from vitrail.models.build import Model
@@ -51,4 +51,7 @@ def create_model(
         name = theirs.name
         changes.setdefault("image_size", theirs.image)
     classes, image_size = changes.pop("classes", None), changes.pop("image_size", None)
-    return network(operate(public(name, weights, **changes), classes, image_size, numerics)).train(bool(classes))
+    kind = take_head(classes, changes)
+    bundle = public(name, weights, **changes)
+    head = head_changes(bundle.config, classes, kind)
+    return network(operate(bundle, None, image_size, numerics, head=head)).train(bool(classes))

@@ -8,7 +8,7 @@ model = from_pretrained("out")                     # or "owner/name", or any wei
 import re
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 
@@ -18,7 +18,7 @@ from vitrail.checkpoint.model_card import model_card
 from vitrail.checkpoint.public import registry
 from vitrail.checkpoint.public.hub import is_offline
 from vitrail.checkpoint.source import FOLDER_FILES, read_bundle
-from vitrail.checkpoint.weights import bundle_of, network, operate, write_bundle
+from vitrail.checkpoint.weights import bundle_of, head_changes, network, operate, write_bundle
 from vitrail.core.errors import ConfigError, WeightsError, WeightsNotFound
 from vitrail.core.shapes import Pair
 from vitrail.core.storage import write_file
@@ -37,16 +37,18 @@ def from_pretrained(
     image_size: int | Pair | None = None,
     dtype: torch.dtype = torch.float32,
     revision: str | None = None,
+    head: Literal["linear", "patches"] | None = None,
 ) -> Model:
     """The network of a folder, a file, weights that come with the package, NAME:TAG, or a repository of the hub
-    ("owner/name"). What is there on disk comes first. `classes`, `image_size` and the mode are as in `load`; `revision`
-    is a branch, a tag or a commit of a repository."""
+    ("owner/name"). What is there on disk comes first. `classes`, `image_size`, the kind of
+    a new `head` and the mode are as in `load`; `revision` is a branch, a tag or a commit of a repository."""
     text = str(name)
     is_remote = REPOSITORY.fullmatch(text) is not None and not Path(text).exists()
     if revision is not None and not is_remote:
         raise ConfigError(f"revision={revision!r} is of a repository, and {text} is none")
     bundle = repository(text, revision) if is_remote else find_weights(name)
-    return network(operate(bundle, classes, image_size), dtype).train(bool(classes))
+    changes = head_changes(bundle.config, classes, head)
+    return network(operate(bundle, None, image_size, head=changes), dtype).train(bool(classes))
 
 
 def save_pretrained(model: torch.nn.Module, folder: str | Path, *, name: str | None = None) -> Path:

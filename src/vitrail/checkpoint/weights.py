@@ -37,10 +37,15 @@ def load(
     (Lightning and loops of one's own train a network in the mode it is in.)
 
     `classes` and `image_size` are the fine-tuning surgery of 3.2: the whole head is thrown away for one linear layer at
-    zero, and positions are resampled to the new grid in the given numerics. Any other keyword replaces a config field:
-    what a bare state dict does not say (`heads=12`), or what training wants otherwise (`dropout=0.1`).
+    zero, and positions are resampled to the new grid in the given numerics. With `head="patches"` that layer reads
+    every patch and the network gives logits per pixel; weights that have such a head already get one again, unless
+    `head="linear"` says otherwise. Any other keyword replaces a config field: what a bare state dict does not say
+    (`heads=12`), or what training wants otherwise (`dropout=0.1`).
     """
-    return network(operate(find_weights(weights, **facts), classes, image_size, numerics), dtype).train(bool(classes))
+    kind = take_head(classes, facts)
+    bundle = find_weights(weights, **facts)
+    head = head_changes(bundle.config, classes, kind)
+    return network(operate(bundle, None, image_size, numerics, head=head), dtype).train(bool(classes))
 
 
 def network(bundle: Bundle, dtype: torch.dtype = torch.float32) -> Model:
@@ -51,18 +56,39 @@ def network(bundle: Bundle, dtype: torch.dtype = torch.float32) -> Model:
 
 
 def operate(
-    bundle: Bundle, classes: int | None = None, image_size: int | Pair | None = None, numerics: Numerics = "reference"
+    bundle: Bundle,
+    classes: int | None = None,
+    image_size: int | Pair | None = None,
+    numerics: Numerics = "reference",
+    *,
+    head: dict[str, Any] | None = None,
 ) -> Bundle:
-    """Fine-tuning surgery (3.2) on a bundle. Positions are resampled in float32 at least."""
+    """Fine-tuning surgery (3.2) on a bundle. Positions are resampled in float32 at least. `classes` give it a new head
+    of zeros: one linear layer on what the old one read, the image or its patches. `head` gives it one of another kind,
+    by the changes of its config: those of `linear_head` or `patch_head`."""
     if image_size is not None:
         bundle = replace(bundle, tensors={name: _exact(tensor) for name, tensor in bundle.tensors.items()})
         config = adapted(bundle.config, image_size=image_size)
         bundle = replace(
             bundle, config=config, tensors=_resized(bundle, config, numerics), card=bundle.card.resized(config.image)
         )
-    if classes is not None:
-        bundle = _new_head(bundle, classes)
-    return bundle
+    changes = head_changes(bundle.config, classes) if head is None else head
+    return bundle if changes is None else _new_head(bundle, changes)
+
+
+def take_head(classes: int | None, facts: dict[str, Any]) -> str | None:
+    """Takes the kind of a new head out of config fields: the others say what the weights are, and this what they
+    become."""
+    return facts.pop("head") if classes is not None and facts.get("head") in ("linear", "patches") else None
+
+
+def head_changes(config: ModelConfig, classes: int | None, kind: str | None = None) -> dict[str, Any] | None:
+    """The changes that give a config a new head, on the image ("linear") or on its patches ("patches"); of the same
+    kind as before where none is given. None where there are to be no new classes."""
+    if classes is None:
+        return None
+    on_patches = config.has_patch_head if kind is None else kind == "patches"
+    return config.patch_head(classes) if on_patches else config.linear_head(classes)
 
 
 def _exact(tensor: torch.Tensor) -> torch.Tensor:
@@ -73,15 +99,16 @@ def _resized(bundle: Bundle, config: ModelConfig, numerics: Numerics) -> Tensors
     return network_class(bundle.config).resize_tensors(bundle.tensors, bundle.config, config, numerics)
 
 
-def _new_head(bundle: Bundle, classes: int) -> Bundle:
+def _new_head(bundle: Bundle, changes: dict[str, Any]) -> Bundle:
     old = bundle.config
-    config = adapted(old, **old.linear_head(classes))
+    config = adapted(old, **changes)
     weight, bias = f"{old.head_layer}.weight", f"{old.head_layer}.bias"
     tensors = {name: tensor for name, tensor in bundle.tensors.items() if not name.startswith("head.")}
-    if classes:
+    if config.classes:
         like = next(iter(tensors.values()))
-        tensors |= {weight: like.new_zeros(classes, old.features), bias: like.new_zeros(classes)}
-    return Bundle(config=config, tensors=tensors, card=bundle.card.without_labels())
+        tensors |= {weight: like.new_zeros(config.classes, old.features), bias: like.new_zeros(config.classes)}
+    card = bundle.card.without_labels(keep_task=old.has_patch_head and config.has_patch_head)
+    return Bundle(config=config, tensors=tensors, card=card)
 
 
 def save(
@@ -121,6 +148,7 @@ def bundle_of(
         labels=names,
         provenance=old.provenance if provenance is None else provenance,
         multi_label=old.multi_label and (old.labels is None or names is not None),
+        task=old.task,
     )
     tensors = {name: tensor.detach() for name, tensor in cast(Tensors, inner.state_dict()).items()}
     return Bundle(config=config, tensors=tensors, card=card)

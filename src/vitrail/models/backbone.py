@@ -104,9 +104,9 @@ class Backbone(nn.Module, ABC):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new zero-initialised linear head in place of the whole old one (3.2); 0 leaves none."""
 
-    def forget_labels(self) -> None:
-        """For a new head: the class names of the old one go."""
-        self.card = None if self.card is None else self.card.without_labels()
+    def forget_labels(self, *, keep_task: bool = False) -> None:
+        """For a new head: the class names of the old one go, and the task where the kind of head changes."""
+        self.card = None if self.card is None else self.card.without_labels(keep_task=keep_task)
 
     # What people have in their fingers from timm.
 

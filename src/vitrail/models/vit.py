@@ -410,4 +410,4 @@ class ViT(Backbone):
         like = self.norm.weight
         self.head = make_head(self.config).to(like.device, like.dtype)
         self.head.initialise()
-        self.forget_labels()
+        self.forget_labels(keep_task=self.config.has_patch_head)

@@ -9,7 +9,7 @@ from torch import nn
 
 from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.checkpoint.find import find_weights
-from vitrail.checkpoint.weights import network, operate
+from vitrail.checkpoint.weights import head_changes, network, operate
 from vitrail.data.draws import keyed, number
 from vitrail.distributed.materialise import draw
 from vitrail.models.build import Model, bare, build, network_class
@@ -38,7 +38,8 @@ def starting_network(
         bundle = find_weights(run.weights)
         other = wanted_otherwise(bundle.config, run)
         moved = bundle.config.image != run.model.image
-        bundle = operate(with_config(bundle, other), len(labels), run.model.image)
+        head = head_changes(bundle.config, len(labels), "patches" if run.model.has_patch_head else "linear")
+        bundle = operate(with_config(bundle, other), image_size=run.model.image, head=head)
         if moved and run.positions == "drawn":
             bundle = positions_drawn(bundle, run.seed)
         model = network(bundle)
