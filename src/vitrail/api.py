@@ -43,6 +43,7 @@ from vitrail.train.folder.layout import BEST
 from vitrail.train.observer import Observer
 from vitrail.train.report import METRICS, read_metrics
 from vitrail.train.result import Result as RunResult
+from vitrail.train.rows import headline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +55,14 @@ class Trained:
     step: int
     weights: Path  # the best where the run chose some, else the last
     scores: dict[str, dict[str, Any]]  # by split, of these weights: accuracy, loss, count and the like
-    accuracy: float | None  # on the test split, else on the one that was watched; none where nothing was scored
+    score: float | None  # the task's first number on the test split, else on the watched one; none where there is none
     choices: tuple[str, ...] = ()  # what was chosen for the run where nothing was said, and why, line by line
+
+    @property
+    def accuracy(self) -> float | None:
+        """The score of a run whose task is scored by it; none of others, and where nothing was scored."""
+        found = [row["accuracy"] for row in self.scores.values() if "accuracy" in row]
+        return found[-1] if found else None
 
     @property
     def model(self) -> Model:
@@ -193,14 +200,14 @@ def trained(result: RunResult, choices: tuple[str, ...]) -> Trained:
     if watch is not None and result.weights.name == BEST:
         watch = result.best.applied_to(watch)
     scores: dict[str, dict[str, Any]] = {row["split"]: row for row in (watch, result.test) if row is not None}
-    last = result.test or watch
+    first = headline(result.test or watch or {})
     return Trained(
         folder=result.folder,
         state=result.state,
         step=result.step,
         weights=result.weights,
         scores=scores,
-        accuracy=None if last is None else last.get("accuracy"),
+        score=None if first is None else first.value,
         choices=choices,
     )
 

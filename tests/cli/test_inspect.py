@@ -363,7 +363,7 @@ def test_a_network_with_classes_of_pixels_is_explained_by_their_means(
     tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = awake(replace(VIT, head="patches"))
-    model.card = Card(preprocessing=Preprocessing(image=VIT.image), labels=CLASSES)
+    model.card = Card(preprocessing=Preprocessing(image=VIT.image), labels=CLASSES, task="segmentation")
     save(model, tmp_path / "w.safetensors")
     arguments = ["--data", str(tmp_path / "pictures"), "--workers", "0", "--out", str(tmp_path / "out")]
     assert main(["inspect", str(tmp_path / "w.safetensors"), *pictures, *arguments]) == 0
@@ -371,3 +371,20 @@ def test_a_network_with_classes_of_pixels_is_explained_by_their_means(
     text = (tmp_path / "out" / "report.html").read_text("utf-8")
     assert set(re.findall(r'<section id="(\w+)">', text)) == {*KINDS, "explorer"} - {"gradcam"}
     assert "read from the mean of all patches" in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_network_whose_output_is_a_number_has_no_probabilities(
+    tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = awake(replace(VIT, classes=1))
+    model.card = Card(preprocessing=Preprocessing(image=VIT.image), labels=("height",), task="a task of elsewhere")
+    save(model, tmp_path / "w.safetensors")
+    arguments = ["--only", "rollout,gradient,faithfulness", "--out", str(tmp_path / "out")]
+    assert main(["inspect", str(tmp_path / "w.safetensors"), *pictures, *arguments]) == 0
+    assert "left out: faithfulness" in capsys.readouterr().out
+    text = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert re.findall(r'<section id="(\w+)">', text) == ["rollout", "gradient"]
+    assert "For one output" in text
+    assert "100 %" not in text
+    assert "likeliest" not in text

@@ -79,7 +79,7 @@ def test_curves_are_there_for_what_was_measured_and_for_nothing_else() -> None:
 
 
 def test_a_report_without_labels_has_no_accuracy_but_that_of_neighbours() -> None:
-    facts = RunFacts(title="A run", labelled=False)
+    facts = RunFacts(title="A run", criteria=())
 
     def titles(rows: list[dict[str, Any]]) -> list[str]:
         parts = [part for part in sections(rows, 0, facts) if isinstance(part, Charts)]

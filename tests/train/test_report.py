@@ -4,17 +4,25 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from numpy.typing import NDArray
 
+from tests.train.gauge import GaugeTask, gauge_rows
+from vitrail.core.errors import BadPicture
 from vitrail.core.storage import NotOnDisk
+from vitrail.data.source import Arrays, Source
+from vitrail.evaluation.accuracy import Answer, Score
 from vitrail.report import page as page_module
 from vitrail.report.charts import Charts, Lines
-from vitrail.report.panels import Status, Tiles
+from vitrail.report.heat import Heat
+from vitrail.report.panels import Galleries, Status, Tiles
+from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.registry import TASKS
 from vitrail.train.messages import ended
 from vitrail.train.report import (
     RunFacts,
@@ -30,6 +38,29 @@ from vitrail.train.report import (
 )
 
 FACTS = RunFacts(title="A run")
+SCORE = Score(
+    count=15,
+    correct=15,
+    correct5=None,
+    loss=0.1,
+    unreadable=0,
+    confusion=np.diag([5, 5, 5]),
+    best=(Answer(0, 0, 0, 0.999, 0.01),),
+    worst=(Answer(1, 1, 2, 0.83, 2.0), Answer(2, 2, 2, 0.51, 0.7)),
+)
+
+
+class Shelf(Arrays):
+    """Its third image is gone."""
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        if index == 2:
+            raise BadPicture("gone")
+        return super().read(index)
+
+
+def shelf() -> Source:
+    return Shelf(np.random.default_rng(0).integers(0, 256, (3, 8, 8), dtype=np.uint8))
 
 
 def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
@@ -73,7 +104,6 @@ def whole_run(steps: int = 1000) -> list[dict[str, Any]]:
 
 
 def full_facts(**more: Any) -> RunFacts:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (8, 8), dtype=np.uint8))
     return RunFacts(
         **{
             "title": "A small ViT on digits",
@@ -82,11 +112,7 @@ def full_facts(**more: Any) -> RunFacts:
             "config": {"batch": 128, "optim": {"lr": 1e-3, "betas": [0.9, 0.999]}, "weights": None},
             "environment": {"torch": "2.10"},
             "cost": [("TPUv3-core-days", "3e-7")],
-            "best": [(picture, "7\n99.9%", "right")],
-            "worst": [(np.asarray(picture), "7 → 9\n83%", "wrong"), (None, "3\n51%", "right")],
-            "confusion": np.diag([5, 5, 5]),
-            "classes": ("a", "b", "c"),
-            "scored": "test",
+            "panels": CLASSIFICATION.report_sections(SCORE, shelf(), ("a", "b", "c"), "test"),
             **more,
         }
     )
@@ -117,7 +143,15 @@ def test_a_whole_run_shows_everything(tmp_path: Path) -> None:
         "Configuration",
         "Environment",
     ]
-    for said in ("A small ViT on digits", "95.00%", "342 of 360", "7 → 9", "0.9, 0.999", "TPUv3-core-days", "pets, 5"):
+    for said in (
+        "A small ViT on digits",
+        "95.00%",
+        "342 of 360",
+        "said c, 83.0%",
+        "0.9, 0.999",
+        "TPUv3-core-days",
+        "pets, 5",
+    ):
         assert said in text
     assert text.count("<img") == 2
     assert "not readable now" in text
@@ -257,13 +291,15 @@ def test_long_runs_stay_small_and_quick(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [train_row(step, loss=1 + rng.random(), norm=rng.random()) for step in range(1, 5001)]
     folder = written(tmp_path, [*rows, *whole_run()])
-    pictures = [Image.fromarray(rng.integers(0, 256, (375, 500, 3), dtype=np.uint8)) for _ in range(24)]
-    facts = full_facts(
-        best=[(picture, "a", "right") for picture in pictures[:12]],
-        worst=[(picture, "a", "wrong") for picture in pictures[12:]],
+    source = Arrays(rng.integers(0, 256, (24, 375, 500, 3), dtype=np.uint8))
+    score = replace(
+        SCORE,
         confusion=rng.integers(0, 20, (100, 100)),
-        classes=[f"class {at}" for at in range(100)],
+        best=tuple(Answer(at, 0, 0, 0.9, 0.1) for at in range(12)),
+        worst=tuple(Answer(at, 0, 1, 0.9, 3.0) for at in range(12, 24)),
     )
+    names = [f"class {at}" for at in range(100)]
+    facts = full_facts(panels=CLASSIFICATION.report_sections(score, source, names, "test"))
     write_report(folder, facts)
     assert (folder / "report.html").stat().st_size < 1_000_000
     start = time.process_time()
@@ -309,3 +345,36 @@ def test_units_that_a_person_reads() -> None:
         ("1.57", "zetta"),
         ("1,000", "zetta"),
     ]
+
+
+def test_a_task_shows_its_own_numbers_and_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = GaugeTask()
+    monkeypatch.setitem(TASKS, "gauge", task)
+    rows = gauge_rows()
+    facts = replace(
+        FACTS, criteria=task.criteria, panels=task.report_sections(0.03125, None, ("temperature",), "dev, last weights")
+    )
+    tiles = {tile.label: (tile.value, tile.note) for tile in numbers(rows, criteria=task.criteria)}
+    assert tiles["best dev error"] == ("0.031", "2,000 images, within 1 °C 75.00%, step 20")
+    assert tiles["training loss"][1].startswith("error ")
+    charts = charts_of(rows, facts)
+    assert list(charts) == ["Loss", "Error", "Within 1 °C"]
+    assert not charts["Error"].percent
+    assert charts["Within 1 °C"].percent
+    assert [one.name for one in charts["Error"].series] == ["train", "dev"]
+    write_report(written(tmp_path, rows), facts)
+    assert "Readings on dev, last weights" in text_of(tmp_path)
+    assert "ccuracy" not in text_of(tmp_path)
+
+
+def test_galleries_say_whose_answers_they_are() -> None:
+    found = CLASSIFICATION.report_sections(SCORE, None, ("a", "b", "c"), "test, best weights (step 20)")
+    heat, galleries = found
+    assert isinstance(heat, Heat)
+    assert isinstance(galleries, Galleries)
+    assert heat.title == "Confusion on test, best weights (step 20)"
+    assert [one.title for one in galleries.galleries] == [
+        "Worst answers, best weights (step 20)",
+        "Surest right answers, best weights (step 20)",
+    ]
+    assert CLASSIFICATION.report_sections(replace(SCORE, confusion=None, best=(), worst=()), None, (), "test") == []

@@ -148,6 +148,7 @@ def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Lo
         asked=class_number(options.asked, labels, config.classes),
         layers=[layer - 1 for layer in options.layers],
         patch=patch_of(options.patch, config),
+        has_classes=gives_classes(about),
     )
     facts: dict[str, object] = {"images": [str(name) for name in options.images]}
     if source is not None:
@@ -231,6 +232,15 @@ def names_of(options: InspectOptions, about: "Subject", source: "Source | None")
         return about.labels
     told = () if source is None else source.classes
     return told if len(told) == classes and not numbered(told) else None
+
+
+def gives_classes(about: "Subject") -> bool:
+    """Whether outputs stand for classes; of a task that is not registered here they are taken for plain numbers."""
+    from vitrail.checkpoint.bundle import card_of
+    from vitrail.tasks.registry import TASKS
+
+    task = TASKS.get(card_of(about.network).task)
+    return task is not None and task.has_classes
 
 
 def class_number(text: str | None, labels: tuple[str, ...] | None, classes: int) -> int | None:
@@ -389,7 +399,7 @@ def facts(looked: Looked) -> "list[Tile]":
     else:
         tiles.append(Tile(value=str(config.units), label="blocks", note=f"in {config.layers} stages"))
     if config.classes:
-        tiles.append(Tile(value=f"{config.classes:,}", label="classes"))
+        tiles.append(Tile(value=f"{config.classes:,}", label="classes" if looked.given.has_classes else "outputs"))
     return tiles
 
 

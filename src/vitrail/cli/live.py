@@ -10,7 +10,7 @@ from vitrail.cli.progress import PLAIN_S as WAIT_S
 from vitrail.cli.progress import SPINNER, amount
 from vitrail.core.terminal import make_console
 from vitrail.train.observer import STEP
-from vitrail.train.rows import TALLIES, describe_score
+from vitrail.train.rows import LOSS, describe_score, headline, known_measures, title_of
 
 PLAIN_S = 5.0  # between two plain lines of metrics; scores and notes always come
 
@@ -48,17 +48,17 @@ def line(row: dict[str, Any]) -> str:
 def tallies(row: dict[str, Any]) -> dict[str, str]:
     """What an objective counts beside its loss, by the names that people know."""
     return {
-        known.name: f"{row[name]:.1%}" if known.percent else f"{row[name]:.3f}"
-        for name, known in TALLIES.items()
-        if name in row
+        title_of(known): f"{row[name]:.1%}" if known.share else f"{row[name]:.3f}"
+        for name, known in known_measures().items()
+        if name in row and name != LOSS
     }
 
 
 def briefly(row: dict[str, Any]) -> str:
     """The one number of a score that stays in sight."""
-    if "accuracy" in row:
-        measure = f"{row['measure']} " if row.get("measure") else ""
-        return f"{row['split']} {measure}{row['accuracy']:.2%}"
+    if (first := headline(row)) is not None:
+        name = row.get("measure", "") if first.is_accuracy else first.name
+        return " ".join(word for word in (row["split"], name, first.text) if word)
     return f"{row['split']} loss {row['loss']:.4f}" if "loss" in row else f"{row['split']} rank {row['rank']:.1f}"
 
 

@@ -35,7 +35,7 @@ from vitrail.train.preflight import preflight
 from vitrail.train.report import interval
 from vitrail.train.result import Result
 from vitrail.train.resume import same_run
-from vitrail.train.rows import called
+from vitrail.train.rows import describe_numbers, headline
 from vitrail.train.search import Found, is_over, name_score, on_everything, points_of, runs_worth, search
 
 
@@ -246,18 +246,20 @@ def scores_of(result: Result) -> list[str]:
         beside = f"; without training (vitrail fit) {beaten['accuracy']:.2%}" if beaten else ""
         best = ", the best" if chose and row["step"] == result.best.step else ""
         found.append(f"{split}: {outcome(row)}, step {row['step']:,}{best}{beside}")
-    if watch is not None and chose and watch["step"] != result.best.step:
-        found.append(f"last weights: {watch['split']} {watch['accuracy']:.2%}: {result.folder / LAST}")
+    last = None if watch is None else headline(watch)
+    if watch is not None and last is not None and chose and watch["step"] != result.best.step:
+        found.append(f"last weights: {watch['split']} {last.text}: {result.folder / LAST}")
     return found
 
 
 def outcome(row: dict[str, Any]) -> str:
     """A score in words; features without a classifier are scored by their neighbours, and by their rank."""
     rank = f"feature rank {row['rank']:.1f}" if "rank" in row else ""
-    if "accuracy" not in row:
+    first = headline(row)
+    if first is None:
         return rank
-    span = f"{interval(row['accuracy'], row['count'])}, {row['count']:,} images"
-    return f"{called(row)} {row['accuracy']:.2%} ({span}){f', {rank}' if rank else ''}"
+    span = f"{interval(first.value, row['count'])}, " if first.is_accuracy else ""
+    return f"{', '.join(describe_numbers(row))} ({span}{row['count']:,} images){f', {rank}' if rank else ''}"
 
 
 def show_search(found: Found, asked: Asked, out: Path, world: World) -> int:

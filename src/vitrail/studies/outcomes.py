@@ -23,6 +23,7 @@ from vitrail.train.folder.layout import BEST, COMMAND, CONFIG, METRICS, is_done,
 from vitrail.train.grid.cell import Cell, Outcome
 from vitrail.train.grid.results import OUTCOME, read_outcome
 from vitrail.train.report import read_metrics
+from vitrail.train.rows import best_of, headline, scores
 
 STUDY: Final = "study.json"
 CELLS: Final = "cells"
@@ -42,20 +43,19 @@ def folder_of(out: Path, cell: str) -> Path:
 
 
 def values_in(folder: Path) -> dict[str, float]:
-    """What a finished run recorded of "accuracy" (of the split for the end, or else of the watched one, a share),
+    """What a finished run recorded of "accuracy" (of the split for the end, or else of the watched one, a share; of
+    another task its own first number),
     "watch" (of the watched split, to choose by), "fewshot-5" (a share), "exaflops", "device_hours" and "images". Where
     the run chose weights by its watched split, their watched score counts, and their few-shot accuracy."""
     rows = read_metrics(folder / METRICS)[0]
     found: dict[str, float] = {}
-    looks = [row for row in rows if row["kind"] == "watch" and row.get("accuracy") is not None]
-    watched = [row["accuracy"] for row in looks]
-    tested = [row["accuracy"] for row in rows if row["kind"] == "test" and row.get("accuracy") is not None]
+    watched, tested = scores(rows, "watch"), scores(rows, "test")
     chose = (folder / BEST).exists()
-    if watched:
-        found["watch"] = max(watched) if chose else watched[-1]
-    if tested or watched:
-        found["accuracy"] = tested[-1] if tested else found["watch"]
-    best = max(looks, key=lambda row: (row["accuracy"], -row.get("loss", 0.0))) if looks else {}
+    best = best_of(watched) if watched else {}
+    if watched and (first := headline(best if chose else watched[-1])) is not None:
+        found["watch"] = found[first.criterion.name] = first.value
+    if tested and (first := headline(tested[-1])) is not None:
+        found[first.criterion.name] = first.value
     for row in rows:
         if row["kind"] == "fewshot" and (not chose or row["step"] == best.get("step", row["step"])):
             found[f"fewshot-{row['shots']}"] = row["accuracy"]

@@ -69,6 +69,7 @@ class Task(ABC):
     targets: ClassVar[Targets]
     criteria: ClassVar[tuple[Criterion, ...]]  # numbers of a score's row that choose weights; the first stands for it
     mixes: ClassVar[bool] = False  # whether the targets of two images can be mixed (mixup, CutMix)
+    has_classes: ClassVar[bool] = False  # whether outputs [B, K, ...] are logits of K classes, one of which is chosen
     has_closed_form: ClassVar[bool] = False  # whether least squares on frozen features solves it, too
 
     # Data and network.
@@ -94,6 +95,11 @@ class Task(ABC):
         """More fields of the card that travels with the weights."""
         del objective, source
         return {}
+
+    def check_targets(self, objective: ObjectiveConfig, source: Source, names: Sequence[str]) -> list[str]:
+        """What looks wrong about the targets of training images before a run starts, in words."""
+        del objective, source, names
+        return []
 
     # Scores.
 

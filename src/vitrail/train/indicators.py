@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from vitrail.report.axis import short
 from vitrail.report.charts import Charts, Colour, Lines, Series
-from vitrail.train.rows import TALLIES, Row, column, last, number, of_kind
+from vitrail.train.rows import TALLIES, Row, column, last, number, of_kind, title_of
 
 FEW: Final = 3.0  # directions
 ALIKE, SAME = 0.99, 0.9999  # the cosine between two pictures
@@ -35,14 +35,14 @@ def indicator_charts(rows: Sequence[Row], end: float | None, config: Mapping[str
         charts.append(Lines(title=title, unit=unit, series=series, end=end, height=132))
     for at, name in enumerate(WATCHED):
         x, y = column(train, name)
-        title = TALLIES[name].name
+        title = title_of(TALLIES[name])
         one = Series(name=title, x=x, y=y, colour=COLOURS[at + 2])
         charts.append(
             Lines(
                 title=title[0].upper() + title[1:],
                 unit={"teacher_entropy": entropy_unit(config), "kl": "nats"}.get(name, ""),
                 series=[one],
-                percent=TALLIES[name].percent,
+                percent=TALLIES[name].share,
                 end=end,
                 height=132,
             )

@@ -9,18 +9,20 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from vitrail.checkpoint.bundle import Card
+from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.find import find_weights
-from vitrail.core.errors import DataError
-from vitrail.core.shapes import times
+from vitrail.core.errors import BadPicture, DataError
+from vitrail.core.shapes import Pair, times
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch
+from vitrail.data.source import Source
 from vitrail.distributed.device import synchronise
 from vitrail.distributed.world import World
 from vitrail.evaluation.compute import training_flops
 from vitrail.models.zoo import network_name
 from vitrail.optim.schedules import rate
-from vitrail.tasks.classification.objective import Classification
+from vitrail.tasks.registry import TASKS, task_of
+from vitrail.tasks.task import Task
 from vitrail.train import memory
 from vitrail.train.build import Parts, assemble
 from vitrail.train.config import ResolvedRun, Run, RunRequest
@@ -130,8 +132,9 @@ def settle(world: World) -> None:
 
 
 def data_warnings(run: ResolvedRun, pictures: Pictures) -> list[str]:
-    """Decodes some pictures; compares their size with what the network takes."""
+    """Decodes some pictures, with what lies on them; compares their size with what the network takes."""
     found: list[str] = []
+    task = task_of(run.objective)
     chosen = np.linspace(0, len(pictures.train) - 1, min(LOOKED_AT, len(pictures.train))).astype(int)
     bad: list[str] = []
     sides: list[int] = []
@@ -140,6 +143,8 @@ def data_warnings(run: ResolvedRun, pictures: Pictures) -> list[str]:
             picture = pictures.train.picture(index)
             picture.rgb()
             sides.append(min(picture.size))
+            if task is not None and task.targets.moves:
+                read_target(task, pictures.train, index, picture.size)
         except DataError as error:
             bad.append(str(error))
     if bad:
@@ -147,26 +152,19 @@ def data_warnings(run: ResolvedRun, pictures: Pictures) -> list[str]:
     size = min(run.augmentation.size)
     if sides and np.median(sides) * 4 <= size:
         found.append(f"the pictures are {int(np.median(sides))} px on their shorter side and are blown up to {size} px")
-    if isinstance(run.objective, Classification):
-        found += label_warnings(run.objective, pictures)
+    if task is not None:
+        found += task.check_targets(run.objective, pictures.train, pictures.classes)
     if run.batch > len(pictures.train):
         found.append(f"batch={run.batch} is more than the {len(pictures.train):,} training pictures")
     return found
 
 
-def label_warnings(objective: Classification, pictures: Pictures) -> list[str]:
-    """Classes that are empty, or far from even, and labels that the loss does not take as they are."""
-    found: list[str] = []
-    counts = pictures.train.labels.counts(len(pictures.classes))
-    if counts.min() == 0:
-        found.append(f"{int((counts == 0).sum())} of {len(counts)} classes have no training picture")
-    elif counts.max() > 20 * counts.min():
-        found.append(f"the largest class has {counts.max():,} pictures and the smallest {counts.min():,}")
-    if pictures.train.labels.multiple and objective.loss == "softmax":
-        found.append(
-            "pictures may have several labels, which softmax takes for one of them; use objective.loss=sigmoid"
-        )
-    return found
+def read_target(task: Task, source: Source, index: int, size: Pair) -> None:
+    """Raises BadPicture, with the image's name, where the target cannot be used."""
+    try:
+        task.targets.read(source, index, size)
+    except BadPicture as error:
+        raise BadPicture(f"{source.name(index)}: {error}") from None
 
 
 def weights_warnings(run: ResolvedRun) -> list[str]:
@@ -175,20 +173,26 @@ def weights_warnings(run: ResolvedRun) -> list[str]:
         return []
     bundle = find_weights(run.weights)
     found: list[str] = []
-    card: Card = bundle.card
+    card = bundle.card
     prepared = run.preprocessing
     if (prepared.mean, prepared.std) != (card.preprocessing.mean, card.preprocessing.std):
         found.append(
             f"the weights were trained on pixels with mean {card.preprocessing.mean} and std {card.preprocessing.std}, "
             f"this run gives them mean {prepared.mean} and std {prepared.std}"
         )
-    classes = run.model.classes
-    if bundle.config.classes and bundle.config.classes != classes:
-        found.append(
-            f"the weights' head for {bundle.config.classes:,} classes is "
-            f"{f'replaced by one for {classes:,}' if classes else 'left out'}"
-        )
+    task, before = task_of(run.objective), describe_head(bundle)
+    now = "" if task is None else task.describe_outputs([""] * run.model.classes)
+    if before and before != now:
+        found.append(f"the weights' head for {before} is {f'replaced by one for {now}' if now else 'left out'}")
     return found
+
+
+def describe_head(bundle: Bundle) -> str:
+    """What the head of weights answers, in words; nothing where they have none."""
+    task, outputs = TASKS.get(bundle.card.task), bundle.config.classes
+    if not outputs:
+        return ""
+    return f"{outputs:,} outputs" if task is None else task.describe_outputs([""] * outputs)
 
 
 def rate_warnings(run: ResolvedRun, base: RunRequest | None) -> list[str]:

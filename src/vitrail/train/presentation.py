@@ -1,22 +1,22 @@
 """What the report of a run shows, gathered from its parts."""
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
-from vitrail.core.errors import VitrailError
 from vitrail.core.settings import plain
 from vitrail.data.ledger import Ledger
-from vitrail.data.source import Source
-from vitrail.evaluation.accuracy import Answer, Score
-from vitrail.report.panels import Mood, State
+from vitrail.report.page import Section
+from vitrail.report.panels import State
+from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun
 from vitrail.train.cost import Cost
 from vitrail.train.folder.run import RunFolder
 from vitrail.train.pictures import Pictures
-from vitrail.train.report import RunFacts, Shown, write_report
+from vitrail.train.report import RunFacts, write_report
 from vitrail.train.scoring import Scored
 from vitrail.train.selfsup_panels import panels
+from vitrail.train.unlabelled import Seen
 
 
 def paper_cost(cost: Cost) -> tuple[str, str]:
@@ -38,10 +38,7 @@ def present(
     chosen: int,
 ) -> None:
     """Writes report.html. `chosen` is the step of the best weights, below 0 where the last ones count."""
-    split, found = ("", None) if scored is None else (scored.split, scored.found)
-    score, seen = (found, None) if isinstance(found, Score) else (None, found)
-    whose = "" if scored is None or chosen < 0 else name_weights(scored.step, chosen)
-    source = pictures.test if split == pictures.tested and split else pictures.watch
+    task = task_of(run.objective)
     facts = RunFacts(
         title=f"{run.name}",
         lead=lead_of(run, pictures),
@@ -54,18 +51,22 @@ def present(
         config=plain(run),
         environment=environment(folder),
         cost=[] if run.weights else [paper_cost(cost)],
-        best=gallery(score.best if score else (), source, pictures.classes),
-        worst=gallery(score.worst if score else (), source, pictures.classes),
-        confusion=None if score is None else score.confusion,
-        classes=pictures.classes,
-        scored=split,
-        weights=whose,
         chosen=chosen,
-        labelled=run.objective.labelled,
-        panels=[] if seen is None else panels(seen, f"{split}{f', {whose}' if whose else ''}", pictures.classes),
+        criteria=() if task is None else task.criteria,
+        panels=[] if scored is None else score_panels(run, pictures, scored, chosen),
         unreadable=[str(entry) for entry in ledger.known.values()],
     )
     write_report(folder.path, facts)
+
+
+def score_panels(run: ResolvedRun, pictures: Pictures, scored: Scored, chosen: int) -> list[Section]:
+    """What the task shows of a score, or a run without one of its features."""
+    task, split = task_of(run.objective), scored.split
+    title = split if chosen < 0 else f"{split}, {name_weights(scored.step, chosen)}"
+    if isinstance(scored.found, Seen):
+        return panels(scored.found, title, pictures.classes)
+    source = pictures.test if split == pictures.tested and split else pictures.watch
+    return [] if task is None else task.report_sections(scored.found, source, pictures.classes, title)
 
 
 def name_weights(step: int, chosen: int) -> str:
@@ -75,9 +76,12 @@ def name_weights(step: int, chosen: int) -> str:
 
 def lead_of(run: ResolvedRun, pictures: Pictures) -> str:
     """What is trained on what."""
-    classes = f" of {len(pictures.classes):,} classes" if pictures.classes else ""
-    unused = ", labels unseen" if classes and not run.objective.labelled else ""
-    return f"{run.name} on {pictures.title}: {len(pictures.train):,} pictures{classes}{unused}"
+    task, classes = task_of(run.objective), len(pictures.classes)
+    if task is None:
+        learnt = f" of {classes:,} classes, labels unseen" if classes else ""
+    else:
+        learnt = f"{' of' if task is CLASSIFICATION else ','} {task.describe_outputs(pictures.classes)}"
+    return f"{run.name} on {pictures.title}: {len(pictures.train):,} pictures{learnt}"
 
 
 def environment(folder: RunFolder) -> dict[str, Any]:
@@ -86,17 +90,3 @@ def environment(folder: RunFolder) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def gallery(answers: Iterable[Answer], source: Source | None, classes: tuple[str, ...]) -> list[Shown]:
-    """Each picture with what it shows and what was said."""
-    shown: list[Shown] = []
-    for answer in answers:
-        mood: Mood = "right" if answer.predicted == answer.label else "wrong"
-        said = "" if mood == "right" else f"said {classes[answer.predicted]}, "
-        caption = f"{classes[answer.label]}\n{said}{answer.probability:.1%}"
-        try:
-            shown.append((None if source is None else source.picture(answer.sample).rgb(), caption, mood))
-        except VitrailError:
-            shown.append((None, caption, mood))
-    return shown

@@ -14,29 +14,30 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vitrail.evaluation.accuracy import Score
 from vitrail.evaluation.intervals import wilson
+from vitrail.evaluation.metric import Criterion
 from vitrail.report.axis import share, short, smoothed
 from vitrail.report.charts import Charts, Colour, Lines, Series
-from vitrail.report.heat import Heat
 from vitrail.report.page import Notes, Section, page, save_page
-from vitrail.report.panels import (
-    Facts,
-    Folded,
-    Galleries,
-    Gallery,
-    Group,
-    Mood,
-    Picture,
-    State,
-    Status,
-    Tile,
-    Tiles,
-    shot,
-)
+from vitrail.report.panels import Facts, Folded, Group, State, Status, Tile, Tiles
 from vitrail.train.indicators import indicator_charts, newest
-from vitrail.train.rows import TALLIES, Row, called, column, last, middle, of_kind, scores
+from vitrail.train.rows import (
+    LOSS,
+    Row,
+    best_of,
+    column,
+    criteria_of,
+    headline,
+    known_measures,
+    last,
+    middle,
+    number,
+    of_kind,
+    scores,
+    title_of,
+)
 
 METRICS: Final = "metrics.jsonl"
 REPORT: Final = "report.html"
@@ -46,15 +47,13 @@ NOISY: Final = 60  # rows from which a mean is drawn through them
 RECENT: Final = 50  # rows of which the middle one is the present throughput
 PREFIXES: Final = ("", "kilo", "mega", "giga", "tera", "peta", "exa", "zetta")
 
-Shown = tuple[Picture | None, str, Mood]  # a picture, its caption (a second line is quieter), whether it is right
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunFacts:
     """What the page says beside the metrics. `command` goes on with the run, or does what `asks` says; `notes` is what
     went wrong on the way and was dealt with; `steps` is the length of the whole run, 0 where that is not known, and
-    `step` how far it is, by default as far as the metrics. `panels` are sections of the objective's own, after the
-    curves; one that is not `labelled` has no accuracy."""
+    `step` how far it is, by default as far as the metrics. `criteria` are the numbers of its task, none where it learns
+    from images alone; `panels` are sections of the task's or the objective's own, after the curves."""
 
     title: str
     lead: str = ""
@@ -68,14 +67,8 @@ class RunFacts:
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
     cost: Sequence[tuple[str, str]] = ()  # more rows for the table of cost
-    best: Sequence[Shown] = ()
-    worst: Sequence[Shown] = ()
-    confusion: NDArray[np.int64] | None = None
-    classes: Sequence[str] = ()
-    scored: str = ""  # the split that confusion and pictures are from
-    weights: str = ""  # whose answers they are, where a run has several
     chosen: int = -1  # the step of the best weights, which the run stands for; below 0 where the last ones count
-    labelled: bool = True
+    criteria: Sequence[Criterion] = Score.criteria
     panels: Sequence[Section] = ()
     unreadable: Sequence[str] = ()
 
@@ -117,27 +110,16 @@ def sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
     """In the order in which a person asks."""
     train = of_kind(rows, "train")
     found: list[Section] = [status(train, lost, facts)]
-    if tiles := numbers(rows, facts.chosen, tuned=bool(facts.config.get("weights"))):
+    if tiles := numbers(rows, facts.chosen, facts.criteria, tuned=bool(facts.config.get("weights"))):
         found.append(Tiles(tiles=tiles))
     end = float(facts.steps) if facts.status == "running" and facts.steps else None
     if rows:
-        found.append(Charts(charts=large_charts(rows, end, facts.labelled)))
-        if small := small_charts(rows, end):
+        found.append(Charts(charts=large_charts(rows, end, facts.criteria)))
+        if small := small_charts(rows, end, facts.criteria):
             found.append(Charts(charts=small, small=len(small) != 4))
         if told := indicator_charts(rows, end, facts.config):
             found.append(told)
     found += facts.panels
-    whose = f", {facts.weights}" if facts.weights else ""
-    of = f" on {facts.scored}{whose}" if facts.scored else ""
-    if facts.confusion is not None:
-        found.append(Heat(title=f"Confusion{of}", counts=facts.confusion, classes=facts.classes))
-    shown: list[Gallery] = []
-    if facts.worst:
-        shown.append(gallery(f"Worst answers{whose}", facts.worst))
-    if facts.best:
-        shown.append(gallery(f"Surest right answers{whose}", facts.best))
-    if shown:
-        found.append(Galleries(galleries=shown))
     if cost := [*cost_rows(train, tuned=bool(facts.config.get("weights"))), *facts.cost]:
         found.append(Facts(title="Cost", rows=cost))
     if facts.unreadable:
@@ -169,17 +151,19 @@ def status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
     )
 
 
-def numbers(rows: Sequence[Row], chosen: int = -1, *, tuned: bool = False) -> list[Tile]:
+def numbers(
+    rows: Sequence[Row], chosen: int = -1, criteria: Sequence[Criterion] = Score.criteria, *, tuned: bool = False
+) -> list[Tile]:
     """The few that matter. `chosen` is the step of the best weights, where a run chooses some. FLOPs and core-days, the
     paper's units, are for runs from scratch, not for those that are `tuned`."""
     train, watch, test = of_kind(rows, "train"), scores(rows, "watch"), scores(rows, "test")
     averaged, closed = scores(rows, "averaged"), scores(rows, "baseline")
     found: list[Tile] = []
     if test:
-        found.append(score_tile(f"test {called(test[-1])}", test[-1], closed))
+        found.append(score_tile(f"test {name_score(test[-1])}", test[-1], closed))
     if watch and not same_split(watch, test):  # the split of the end chooses nothing, so its best is none
-        best = next((row for row in watch if row["step"] == chosen), max(watch, key=lambda row: row["accuracy"]))
-        found.append(score_tile(f"best {best.get('split') or 'watched'} {called(best)}", best, closed))
+        best = next((row for row in watch if row["step"] == chosen), best_of(watch))
+        found.append(score_tile(f"best {best.get('split') or 'watched'} {name_score(best)}", best, closed))
     if averaged and not test:
         found.append(score_tile("averaged weights", averaged[-1]))
     if closed and not found:  # nothing is scored yet
@@ -187,7 +171,7 @@ def numbers(rows: Sequence[Row], chosen: int = -1, *, tuned: bool = False) -> li
         found.append(Tile(value=share(closed[0]["accuracy"]), label="without training", note=split))
     loss = smoothed(column(train, "loss")[1], RECENT // 5)
     if len(loss) and math.isfinite(loss[-1]):
-        found.append(Tile(value=short(loss[-1]), label="training loss", note=tally_note(train)))
+        found.append(Tile(value=short(loss[-1]), label="training loss", note=tally_note(train, criteria)))
     if (told := rank_tile(rows)) is not None:
         found.append(told)
     rate = column(train, "images_per_s")[1][-RECENT:]
@@ -209,15 +193,40 @@ def numbers(rows: Sequence[Row], chosen: int = -1, *, tuned: bool = False) -> li
 
 def score_tile(label: str, row: Row, closed: Sequence[Row] = ()) -> Tile:
     """A score, with that of the closed form on the same split, which fine-tuning has to beat."""
-    count, top5 = row.get("count"), row.get("top5")
+    count, top5, first = row.get("count"), row.get("top5"), headline(row)
+    assert first is not None
+    size: list[str] = []
+    if count:
+        right = f"{round(first.value * count):,} of {count:,}"
+        size = [right, interval(first.value, count)] if first.is_accuracy else [f"{count:,} images"]
     notes = [
-        *([f"{round(row['accuracy'] * count):,} of {count:,}", interval(row["accuracy"], count)] if count else []),
+        *size,
+        *other_numbers(row),
         *([f"top 5: {share(top5)}"] if top5 is not None and (count or 0) and top5 < 1 else []),
         *([f"step {row['step']:,}"] if row.get("kind") == "watch" else []),
         *([f"best weights (step {row['step']:,})"] if row.get("weights") == "best" else []),
         *(f"without training: {share(one['accuracy'])}" for one in closed if one.get("split") == row.get("split")),
     ]
-    return Tile(value=share(row["accuracy"]), label=label, note=", ".join(notes))
+    return Tile(value=show(first.criterion, first.value), label=label, note=", ".join(notes))
+
+
+def name_score(row: Row) -> str:
+    """What the number is called that stands for a row."""
+    first = headline(row)
+    return "score" if first is None else first.name
+
+
+def other_numbers(row: Row) -> list[str]:
+    """The numbers of a row's task that do not stand for it, without the loss, which has a curve."""
+    return [
+        f"{title_of(criterion)} {show(criterion, value)}"
+        for criterion in criteria_of(row)[1:]
+        if criterion.name != LOSS and (value := number(row.get(criterion.name))) is not None
+    ]
+
+
+def show(criterion: Criterion, value: float) -> str:
+    return share(value) if criterion.share else short(value)
 
 
 def interval(accuracy: float, count: int) -> str:
@@ -226,12 +235,13 @@ def interval(accuracy: float, count: int) -> str:
     return f"95% interval {100 * low:.1f}–{100 * high:.1f}"
 
 
-def tally_note(train: Sequence[Row]) -> str:
-    """What the objective counts as right, smoothed as the loss is."""
-    for name in ("accuracy", "hits", "agreement"):
-        values = smoothed(column(train, name)[1], RECENT // 5)
-        if len(values) and math.isfinite(values[-1]):
-            return f"{TALLIES[name].name} {share(values[-1])}"
+def tally_note(train: Sequence[Row], criteria: Sequence[Criterion]) -> str:
+    """What the objective counts of its task, or as right, smoothed as the loss is."""
+    known = known_measures()
+    for tally in (*criteria, *(known[name] for name in ("accuracy", "hits", "agreement"))):
+        values = smoothed(column(train, tally.name)[1], RECENT // 5)
+        if tally.name != LOSS and len(values) and math.isfinite(values[-1]):
+            return f"{title_of(tally)} {show(tally, values[-1])}"
     return ""
 
 
@@ -243,17 +253,30 @@ def rank_tile(rows: Sequence[Row]) -> Tile | None:
     return Tile(value=short(row["rank"]), label="feature rank", note=", ".join(notes))
 
 
-def large_charts(rows: Sequence[Row], end: float | None, labelled: bool) -> list[Lines]:
-    """Loss and accuracy, each of training and of what is scored; without labels there may be no accuracy."""
+def large_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Criterion]) -> list[Lines]:
+    """Loss and the first number of the task, each of training and of what is scored; of images alone there may be none
+    but the accuracy of neighbours."""
     loss = Lines(title="Loss", series=[*train_series(rows, "loss"), *scored_series(rows, "loss")], log=None, end=end)
-    found = [*train_series(rows, "accuracy"), *baseline_series(rows), *scored_series(rows, "accuracy")]
-    title = next((called(row) for row in rows if row.get("measure")), "accuracy")
-    accuracy = Lines(title=title[0].upper() + title[1:] if labelled else title, series=found, percent=True, end=end)
-    return [loss, accuracy] if labelled or accuracy.thin else [loss]
+    first = (*criteria, *Score.criteria)[0]
+    found = [*train_series(rows, first.name), *baseline_series(rows), *scored_series(rows, first.name)]
+    title = next((name_score(row) for row in rows if row.get("measure")), title_of(first))
+    score = Lines(title=as_heading(title), series=found, percent=first.share, end=end)
+    return [loss, score] if criteria or score.thin else [loss]
 
 
-def small_charts(rows: Sequence[Row], end: float | None) -> list[Lines]:
-    train, found = of_kind(rows, "train"), list[Lines]()
+def as_heading(title: str) -> str:
+    """With a capital, unless it has one of its own: Accuracy, mIoU."""
+    return title[0].upper() + title[1:] if title.split()[0].islower() else title
+
+
+def small_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Criterion]) -> list[Lines]:
+    train, known, found = of_kind(rows, "train"), known_measures(), list[Lines]()
+    for criterion in criteria[1:]:
+        series = [*train_series(rows, criterion.name), *scored_series(rows, criterion.name)]
+        title = as_heading(title_of(criterion))
+        one = Lines(title=title, series=series, percent=criterion.share, end=end, height=132)
+        if criterion.name != LOSS and one.thin:
+            found.append(one)
     wanted: tuple[tuple[str, str, Colour, bool | None], ...] = (
         ("hits", "Hits", "sky", False),
         ("lr", "Learning rate", "violet", False),
@@ -264,7 +287,7 @@ def small_charts(rows: Sequence[Row], end: float | None) -> list[Lines]:
         x, y = column(train, name)
         if np.isfinite(y).any():
             one = Series(name=title, x=x, y=y, colour=colour, area=log is False)
-            percent = name in TALLIES and TALLIES[name].percent
+            percent = name in known and known[name].share
             found.append(Lines(title=title, series=[one], log=log, percent=percent, end=end, height=132))
     few = of_kind(rows, "fewshot")
     if few:
@@ -320,10 +343,6 @@ def baseline_series(rows: Sequence[Row]) -> list[Series]:
 
 def same_split(watch: Sequence[Row], test: Sequence[Row]) -> bool:
     return bool(watch and test) and watch[-1].get("split") == test[-1].get("split")
-
-
-def gallery(title: str, shown: Sequence[Shown]) -> Gallery:
-    return Gallery(title=title, shots=[shot(picture, caption, mood=mood) for picture, caption, mood in shown])
 
 
 def cost_rows(train: Sequence[Row], *, tuned: bool = False) -> list[tuple[str, str]]:

@@ -12,8 +12,10 @@ from vitrail.data.source import Source
 from vitrail.data.targets import ClassLabels
 from vitrail.evaluation.accuracy import ClassificationMetric, Score
 from vitrail.objectives.objective import ObjectiveConfig
+from vitrail.report.page import Section
 from vitrail.tasks.classification.objective import Classification
 from vitrail.tasks.classification.prediction import Prediction, rank_classes
+from vitrail.tasks.classification.report import score_sections
 from vitrail.tasks.task import PredictionOptions, Task
 
 
@@ -25,6 +27,7 @@ class ClassificationTask(Task):
     targets = ClassLabels()
     criteria = Score.criteria
     mixes = True
+    has_classes = True
     has_closed_form = True
 
     def recognises(self, collection: Collection) -> bool:
@@ -41,8 +44,25 @@ class ClassificationTask(Task):
         several = isinstance(objective, Classification) and objective.is_multi_label(source.labels)
         return {"multi_label": several}
 
+    def check_targets(self, objective: ObjectiveConfig, source: Source, names: Sequence[str]) -> list[str]:
+        """Classes that are empty, or far from even, and labels that the loss does not take as they are."""
+        found: list[str] = []
+        counts = source.labels.counts(len(names))
+        if counts.min() == 0:
+            found.append(f"{int((counts == 0).sum())} of {len(counts)} classes have no training picture")
+        elif counts.max() > 20 * counts.min():
+            found.append(f"the largest class has {counts.max():,} pictures and the smallest {counts.min():,}")
+        if source.labels.multiple and isinstance(objective, Classification) and objective.loss == "softmax":
+            found.append(
+                "pictures may have several labels, which softmax takes for one of them; use objective.loss=sigmoid"
+            )
+        return found
+
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> ClassificationMetric:
         return ClassificationMetric(outputs, device, extremes)
+
+    def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
+        return score_sections(score, source, names, title)
 
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[Prediction]:
         """Ranks the classes: rows sum to 1 (softmax), unless the weights are multi-label: then each class is by itself

@@ -32,6 +32,7 @@ class SegmentationTask(Task):
     objective = Segmentation
     targets = Masks()
     criteria = SegmentationScore.criteria
+    has_classes = True
 
     def recognises(self, collection: Collection) -> bool:
         return bool(collection.pixel_classes)

@@ -8,6 +8,7 @@ from vitrail.checkpoint.store.layout import FOLDER, places, unfinished
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.ledger import FILE as UNREADABLE
 from vitrail.data.ledger import earlier
+from vitrail.evaluation.metric import Criterion
 from vitrail.train.folder.appended import read_rows
 from vitrail.train.folder.layout import (
     BEST,
@@ -23,6 +24,16 @@ from vitrail.train.folder.layout import (
 )
 from vitrail.train.folder.lock import FILE as LOCK
 from vitrail.train.folder.lock import holder, is_held
+from vitrail.train.rows import (
+    ACCURACY,
+    Row,
+    best_of,
+    headline,
+    known_measures,
+    scores,
+    title_of,
+    write_value,
+)
 
 SHOWN: Final = 6  # numbers of a row
 NOTES: Final = 3  # last lines of the log
@@ -62,14 +73,23 @@ def _sweep(path: Path, command: dict[str, Any]) -> str:
     """A search whose last run has not begun."""
     found = read_json(path / SWEEP)
     lines = [f"{path}: a sweep, {len(found['tried'])} of {found['points']} points tried"]
-    for row in found["tried"]:
-        score = row["dev accuracy"]
-        lines.append(f"  {','.join(row['settings'])}: {score if isinstance(score, str) else f'{score:.2%} of dev'}")
+    lines += [f"  {','.join(row['settings'])}: {_point(row)}" for row in found["tried"]]
     busy = [place.parent for place in (path / POINTS).rglob(LOCK) if is_held(place.parent)]
     lines += [f"  now: {describe(place)}" for place in busy]
     if not busy and command.get("go_on"):
         lines.append(f"  go on with: {command['go_on']}")
     return "\n".join(lines)
+
+
+def _point(row: dict[str, Any]) -> str:
+    """The score of a point of a sweep, whose key says of which split and what it is: "dev accuracy"."""
+    key, score = next((name, value) for name, value in row.items() if name != "settings")
+    split, _, title = key.partition(" ")
+    if isinstance(score, str):  # it exploded
+        return score
+    criterion = next((one for one in known_measures().values() if title_of(one) == title), Criterion(name=title))
+    text = write_value(criterion, score)
+    return f"{text} of {split}" if criterion.name == ACCURACY else f"{split} {title} {text}"
 
 
 def _ending(path: Path, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
@@ -114,31 +134,30 @@ def _row(row: dict[str, Any]) -> str:
     numbers = [
         f"{name} {value:.4g}" if isinstance(value, float) and math.isfinite(value) else f"{name} {value}"
         for name, value in row.items()
-        if name not in ("step", "kind") and not isinstance(value, dict | list)
+        if name not in ("step", "kind", "score") and not isinstance(value, dict | list)
     ]
     return f"step {row.get('step', '?')}: {', '.join(numbers[:SHOWN])}"
 
 
 def _scores(path: Path, rows: list[dict[str, Any]]) -> list[str]:
     """How the weights that the run stands for did: the best ones where it chose some, else the last."""
-    rows = [row for row in rows if isinstance(row.get("accuracy"), int | float)]
-    watched, tested = ([row for row in rows if row.get("kind") == kind] for kind in ("watch", "test"))
+    watched, tested = scores(rows, "watch"), scores(rows, "test")
     chooses = (path / BEST).exists()
     if chooses and watched:
-        watched = [max(watched, key=_goodness)]
+        watched = [best_of(watched)]
     shown = {row.get("split"): row for row in (*watched[-1:], *tested[-1:])}
     best = {row.get("step") for row in watched} if chooses else set[Any]()
     return [
-        f"{row.get('split', 'score')}: {row['accuracy']:.2%} of {row.get('count', '?')} with the weights of step "
+        f"{row.get('split', 'score')}: {_score(row)} with the weights of step "
         f"{row.get('step', '?')}{', the best' if row.get('step') in best else ''}"
         for row in shown.values()
     ]
 
 
-def _goodness(row: dict[str, Any]) -> tuple[float, float]:
-    """Of equal accuracies the one with the lower loss is better."""
-    loss = row.get("loss")
-    return row["accuracy"], -loss if isinstance(loss, float) and math.isfinite(loss) else -math.inf
+def _score(row: Row) -> str:
+    first, count = headline(row), row.get("count", "?")
+    assert first is not None
+    return f"{first.text} of {count}" if first.is_accuracy else f"{first.name} {first.text} ({count} images)"
 
 
 def _kept(path: Path, steps: list[int]) -> str:
