@@ -143,6 +143,24 @@ def test_names_have_as_much_as_tells_them_apart() -> None:
     assert [row.name for row in table(*twins).rows] == ["a 11111111", "a 22222222"]
 
 
+def test_measures_of_two_tasks_have_columns_of_their_own() -> None:
+    loss = Measure(name="loss", value=0.5, unit="number")
+    masks = made("a", measures=(Measure(name="mIoU", value=0.8), loss), config={"task": "segmentation"})
+    found = table(masks, replace(masks, weights={"name": "c", "hash": "c"}), made("b", measures=(TOP, loss)))
+    titles = [found.title(column, whole=False) for column in found.columns]
+    assert titles == ["mIoU", "segmentation loss", "top-1", "classification loss"]
+    assert texts(found)[2] == ["b", "", "", "70.00% (60.00–80.00)", "0.5000"]
+    assert found.notes == ()
+
+
+def test_results_of_which_no_two_numbers_are_alike_are_refused() -> None:
+    masks = made("a", measures=(Measure(name="loss", value=0.5, unit="number"),), config={"task": "segmentation"})
+    with pytest.raises(DataError, match="segmentation"):
+        table(masks, made("b", measures=(Measure(name="loss", value=0.4, unit="number"),)))
+    assert len(table(masks, replace(masks, weights={"name": "c"})).rows) == 2
+    assert len(table(masks).rows) == 1
+
+
 def test_some_measures_only() -> None:
     one = made("a", measures=(TOP, Measure(name="loss", value=1.0, unit="number")))
     assert [column.measure for column in table(one, measures=("loss",)).columns] == ["loss"]

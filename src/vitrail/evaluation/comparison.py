@@ -23,6 +23,7 @@ ASIDE: Final = {
 DETAILED: Final = 3  # settings whose values are told; of more, the names
 MACHINE: Final = ("img/s", "ms", "bytes")  # units of what depends on the machine
 SHORT: Final = 8  # letters of a hash
+CLASSIFICATION: Final = "classification"  # the task of evaluations that name none
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +44,17 @@ class Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A measure of one command on one split."""
+    """A measure of one command and task on one split."""
 
     kind: str
+    task: str
     data: str
     measure: str
 
     @property
-    def group(self) -> tuple[str, str]:
+    def group(self) -> tuple[str, str, str]:
         """Columns with one of these come from the same results."""
-        return (self.kind, self.data)
+        return (self.kind, self.task, self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,11 @@ class Comparison:
     notes: tuple[str, ...]
 
     def title(self, column: Column, *, whole: bool = True) -> str:
-        """What stands above a column: the command only where two of them have a measure of that name."""
+        """What stands above a column: the command or the task only where two of them have a measure of that name."""
         twins = [other for other in self.columns if (other.data, other.measure) == (column.data, column.measure)]
-        measure = column.measure if len(twins) == 1 else f"{column.kind} {column.measure}"
+        kinds, tasks = len({other.kind for other in twins}), len({other.task for other in twins if other.task})
+        before = [*([column.kind] if kinds > 1 else []), *([column.task] if tasks > 1 and column.task else [])]
+        measure = " ".join([*before, column.measure])
         return f"{column.data}: {measure}" if whole and column.data else measure
 
     def text(self, row: Row, column: Column) -> str:
@@ -122,14 +126,14 @@ def compare(found: Sequence[Found], measures: Sequence[str] = ()) -> Comparison:
         if name not in there:
             raise unknown("measure", name, there)
     columns = [
-        Column(one.result.kind, data_of(one.result), measure.name)
+        column_of(one.result, measure)
         for one in found
         for measure in one.result.measures
         if not measures or measure.name in measures
     ]
     # Measures of one result stand together, whatever the order of the files.
-    places = {data: at for at, data in enumerate(dict.fromkeys((column.data, column.kind) for column in columns))}
-    ordered = sorted(dict.fromkeys(columns), key=lambda column: places[column.data, column.kind])
+    places = {group: at for at, group in enumerate(dict.fromkeys(column.group for column in columns))}
+    ordered = sorted(dict.fromkeys(columns), key=lambda column: places[column.group])
     by_row: dict[tuple[str, ...], list[Found]] = {}
     for one in found:
         by_row.setdefault(key_of(one, found), []).append(one)
@@ -137,9 +141,32 @@ def compare(found: Sequence[Found], measures: Sequence[str] = ()) -> Comparison:
     notes: list[str] = []
     rows = tuple(row_of(names[key], some, ordered, notes) for key, some in by_row.items())
     rows = tuple(row for row in rows if row.cells)
+    check_tasks(rows)
     for group in dict.fromkeys(column.group for column in ordered):
         notes += doubts(group, rows)
     return Comparison(tuple(ordered), rows, tuple(dict.fromkeys(notes)))
+
+
+def check_tasks(rows: Sequence[Row]) -> None:
+    """Refuses results of several tasks where no number can be compared with another."""
+    if max((sum(column in row.cells for row in rows) for row in rows for column in row.cells), default=0) > 1:
+        return
+    examples: dict[str, Path] = {}
+    for row in rows:
+        for column, (_, one) in row.cells.items():
+            examples.setdefault(column.task, one.path)
+    if len(rows) > 1 and len(examples) > 1 and "" not in examples:
+        tasks = ", ".join(f"{path} is of {task}" for task, path in examples.items())
+        raise DataError(f"no measure is in two results: {tasks}; compare results of one task")
+
+
+def column_of(result: Result, measure: Measure) -> Column:
+    return Column(result.kind, task_of(result), data_of(result), measure.name)
+
+
+def task_of(result: Result) -> str:
+    """The task of an evaluation: classification where it does not say so. Results of other commands have none."""
+    return str(result.config.get("task", CLASSIFICATION)) if result.kind == "evaluate" else ""
 
 
 def row_of(name: str, some: Sequence[Found], columns: Sequence[Column], notes: list[str]) -> Row:
@@ -147,7 +174,7 @@ def row_of(name: str, some: Sequence[Found], columns: Sequence[Column], notes: l
     cells: dict[Column, tuple[Measure, Found]] = {}
     for one in sorted(some, key=lambda one: one.result.made):
         for measure in one.result.measures:
-            column = Column(one.result.kind, data_of(one.result), measure.name)
+            column = column_of(one.result, measure)
             if column not in columns:
                 continue
             if column in cells:
@@ -244,7 +271,7 @@ def parts_of(name: str) -> list[str]:
     return [part for part in path.parts if part != path.anchor] if path.suffix or path.anchor else [name]
 
 
-def doubts(group: tuple[str, str], rows: Sequence[Row]) -> list[str]:
+def doubts(group: tuple[str, str, str], rows: Sequence[Row]) -> list[str]:
     """Why the numbers of one command on one data set may not be compared from row to row."""
     some: dict[str, Result] = {}
     units: set[str] = set()
@@ -253,7 +280,7 @@ def doubts(group: tuple[str, str], rows: Sequence[Row]) -> list[str]:
             if column.group == group:
                 some[row.name] = one.result
                 units.add(measure.unit)
-    where = group[1] or group[0]
+    where = group[2] or group[0]
     facts = {
         "the pictures themselves differ": {name: pictures_of(one.data) for name, one in some.items()},
         "what was learnt from differs": {name: pictures_of(one.data.get("train")) for name, one in some.items()},
