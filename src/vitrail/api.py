@@ -33,11 +33,12 @@ from vitrail.evaluation.closed_form import SHARE
 from vitrail.evaluation.instant import Instant
 from vitrail.evaluation.rest import Precision
 from vitrail.evaluation.result import Measure, Result
-from vitrail.evaluation.scoring import Scoring, score
+from vitrail.evaluation.scoring import Scoring
 from vitrail.evaluation.subject import chosen, make_subject, read_all
 from vitrail.models.build import Model
 from vitrail.recipes.asked import Asked
 from vitrail.recipes.launch import free_folder, plan_run, record_command, short_settings
+from vitrail.tasks.scoring import score
 from vitrail.train import loop
 from vitrail.train.folder.layout import BEST
 from vitrail.train.observer import Observer
@@ -276,15 +277,15 @@ def evaluate(
     name, bundle = as_bundle(weights)
     split, _ = chosen(collection, "test", "val")
     how = Scoring(
-        labels=None if labels is None else tuple(labels),
-        by_number=by_number,
-        real=None if real is None else Path(real),
-        threshold=threshold,
         precision=precision,
         seed=seed,
         include_seen=include_seen,
         batch=batch,
         workers=workers,
+        labels=None if labels is None else tuple(labels),
+        by_number=by_number,
+        real=None if real is None else Path(real),
+        threshold=threshold,
     )
     with joined(device) as world:
         about = make_subject(name, bundle, world.device, image_size=image_size)

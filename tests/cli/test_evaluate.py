@@ -26,7 +26,7 @@ from vitrail.cli.app import main
 from vitrail.data.collection import open_collection
 from vitrail.data.selection import Selection
 from vitrail.distributed.world import World
-from vitrail.evaluation.answers import Answers, answers
+from vitrail.evaluation.metric import score_batches
 from vitrail.evaluation.result import Result
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
@@ -377,7 +377,7 @@ def test_what_would_fail_at_the_end_is_refused_at_once(
     def scored(*_: object, **__: object) -> None:
         raise AssertionError("pictures were looked at")
 
-    monkeypatch.setattr("vitrail.evaluation.scoring.answers", scored)
+    monkeypatch.setattr("vitrail.evaluation.scoring.score_batches", scored)
     assert main(["evaluate", "net.safetensors", "--data", "photos", "--device", "cpu", *words]) == 2
     assert message in capsys.readouterr().err
 
@@ -392,11 +392,11 @@ def test_the_hash_is_that_of_the_weights_that_were_scored(
     shutil.copy("net.safetensors", kept)
     before = evaluated(weights=str(kept))["weights"]["hash"]
 
-    def scored(*arguments: Any, **options: Any) -> Answers:
+    def scored(*arguments: Any, **options: Any) -> Any:
         save(fresh(SHAPE), kept, labels=list(NAMES))
-        return answers(*arguments, **options)
+        return score_batches(*arguments, **options)
 
-    monkeypatch.setattr("vitrail.evaluation.scoring.answers", scored)
+    monkeypatch.setattr("vitrail.evaluation.scoring.score_batches", scored)
     assert evaluated(*words, weights=str(kept))["weights"]["hash"] == before
 
 

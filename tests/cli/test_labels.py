@@ -19,8 +19,8 @@ from vitrail.cli import serve
 from vitrail.cli.app import main, parse_options
 from vitrail.data.class_names import BUNDLED, bundled_names, imagenet_ids
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.matching import match
 from vitrail.evaluation.result import Result
+from vitrail.tasks.classification.matching import match
 
 NAMES = ("kingfisher", "tree frog", "ladybird")
 CPU = ("--device", "cpu")

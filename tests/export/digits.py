@@ -53,4 +53,4 @@ def trained(config: ModelConfig, steps: int = 120, lr: float = 3e-3) -> Model:
 
 def held_out() -> Pictures:
     test = DIGITS.splits["test"]
-    return Pictures(source=test, labels=test.labels, calibration=DIGITS.splits["train"])
+    return Pictures(source=test, has_targets=True, calibration=DIGITS.splits["train"])

@@ -1,13 +1,10 @@
 """What `vitrail evaluate` does."""
 
-import csv
-import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.evaluate_multi_label import show_classes, write_scores
 from vitrail.cli.labels import read_labels
 from vitrail.cli.opening import open_data
 from vitrail.cli.options.evaluate import EvaluateOptions
@@ -17,18 +14,14 @@ from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.core.storage import check_writable, write_file
 from vitrail.distributed.world import World, joined
-from vitrail.evaluation.assessment import Assessment
 from vitrail.evaluation.exposure import Scope
-from vitrail.evaluation.multi_label import STATISTICS, MultiLabel
 from vitrail.evaluation.result import Measure, shown, spanned
-from vitrail.evaluation.scoring import Scored, Scoring, score
+from vitrail.evaluation.scoring import Scoring
 from vitrail.evaluation.subject import chosen
+from vitrail.tasks.scoring import Scored, score
 
 if TYPE_CHECKING:
     from vitrail.data.collection import Collection
-
-LISTED = 5  # confusions and classes that are printed
-SHARES = ("top-1", "top-5", "ReaL", "exact match")  # which count pictures
 
 
 def run(options: EvaluateOptions) -> int:
@@ -82,10 +75,6 @@ def score_size(
     about = subject(options.weights, world.device, image_size=size)
     outputs = about.network.config.classes
     how = Scoring(
-        labels=None if options.labels is None else read_labels(options.labels, outputs),
-        by_number=options.by_number,
-        real=options.real,
-        threshold=options.threshold,
         precision=options.precision,
         seed=options.seed,
         include_seen=options.include_seen,
@@ -93,6 +82,11 @@ def score_size(
         deduplicated_by=options.deduplicated_by,
         batch=options.batch,
         workers=options.workers,
+        labels=None if options.labels is None else read_labels(options.labels, outputs),
+        by_number=options.by_number,
+        real=options.real,
+        threshold=options.threshold,
+        answers=options.answers is not None,
     )
     with bars() as bar:
         return score(about, collection, split, how, world=world, called=f"{options.data}@{split}", advance=bar)
@@ -112,44 +106,15 @@ def sized(path: Path, size: int | None) -> Path:
 
 
 def write(options: EvaluateOptions, one: Scored, size: int | None) -> None:
-    source = one.source
     if options.out is not None:
         one.result.write(sized(options.out, size))
-    if options.answers is not None:
-        names = [source.name(at) for at in range(len(source))]
-        if isinstance(one.found, MultiLabel):
-            write_scores(sized(options.answers, size), one.found, names)
-        else:
-            write_answers(sized(options.answers, size), one.found, one.matching.names, names)
+    if options.answers is not None and one.found.answers is not None:
+        write_file(sized(options.answers, size), one.found.answers())
     if options.page is not None:
-        write_file(sized(options.page, size), page_of(one).encode())
+        from vitrail.evaluation.presentation import evaluation_page
 
-
-def page_of(one: Scored) -> str:
-    if isinstance(one.found, MultiLabel):
-        from vitrail.evaluation.multi_label_page import multi_label_page
-
-        return multi_label_page(one.result, one.found, one.notes, one.scope.lines())
-    from vitrail.evaluation.presentation import evaluation_page
-
-    return evaluation_page(one.result, one.found, one.source, one.notes, one.scope.lines())
-
-
-def write_answers(path: Path, found: Assessment, called: Sequence[str], names: Sequence[str]) -> None:
-    """A row a picture: its name, what it shows, what was said, how sure, whether that is right; blanks where it could
-    not be read or has no label."""
-    judged = found.judged
-    rows: list[list[str]] = [[name, "", "", "", "", ""] for name in names]
-    for at in range(len(judged)):
-        said, truth = int(judged.said[at]), int(judged.truth[at])
-        right = "yes" if judged.right[at] else "no"
-        answer = [called[truth], called[said] if said >= 0 else "", f"{judged.confidence[at]:.6f}", right]
-        rows[judged.sample[at]][1:] = [*answer, f"{judged.loss[at]:.6f}"]
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["picture", "true", "said", "confidence", "right", "loss"])
-    writer.writerows(rows)
-    write_file(path, text.getvalue().encode("utf-8", "surrogateescape"))
+        text = evaluation_page(one.result, one.found, one.notes, one.scope.lines())
+        write_file(sized(options.page, size), text.encode())
 
 
 def show(options: EvaluateOptions, done: Sequence[Scored], collection: "Collection", split: str) -> None:
@@ -158,9 +123,8 @@ def show(options: EvaluateOptions, done: Sequence[Scored], collection: "Collecti
     image = "x".join(map(str, one.about.preprocessing.image))
     size = [f"{image} px"] if len(done) == 1 else []
     print(headline(options.weights, one.result.weights, *size, options.precision))
-    classes = f"{len(collection.classes):,} classes, matched {one.matching.how}" if collection.classes else "no labels"
     where = f"{options.data}@{split}" if len(collection.splits) > 1 else options.data
-    print(f"{where}: {count:,} {'picture' if count == 1 else 'pictures'}, {classes}")
+    print(f"{where}: {count:,} {'picture' if count == 1 else 'pictures'}, {one.found.outputs}")
     for line in one.scope.lines():
         print(line)
     if len(done) == 1:
@@ -178,12 +142,13 @@ def show(options: EvaluateOptions, done: Sequence[Scored], collection: "Collecti
 
 def show_sizes(done: Sequence[Scored]) -> None:
     """A row a size. What would make it too wide for a terminal is in the results."""
-    heads = [m.name for m in done[0].result.measures if m.name in (*SHARES, *STATISTICS, "ECE", "loss")]
+    found = done[0].found
+    heads = [measure.name for measure in found.measures if measure.name in found.brief]
     rows: list[list[str]] = []
     for one in done:
         by_name = {measure.name: measure for measure in one.result.measures}
         cells = [
-            f"{shown(by_name[name])} ({spanned(by_name[name])})" if name in SHARES else shown(by_name[name])
+            f"{shown(by_name[name])} ({spanned(by_name[name])})" if name in found.counting else shown(by_name[name])
             for name in heads
             if name in by_name
         ]
@@ -200,38 +165,15 @@ def counted(measure: Measure, scope: Scope) -> str:
 
 def show_one(one: Scored) -> None:
     """The numbers with their intervals, and what to look at."""
-    rows = [
-        (
-            measure.name,
-            shown(measure),
-            spanned(measure),
-            counted(measure, one.scope) if measure.name in SHARES else "",
-        )
-        for measure in one.result.measures
-    ]
+    found = one.found
+    unknown = "" if any(spanned(measure) for measure in found.measures) else "none"
+    rows = [[measure.name, shown(measure), spanned(measure) or unknown] for measure in found.measures]
+    columns = ["measure", "value", "95% interval"]
+    if found.counting:
+        columns.append("pictures")
+        for row, measure in zip(rows, found.measures, strict=True):
+            row.append(counted(measure, one.scope) if measure.name in found.counting else "")
     print()
-    print_table(["measure", "value", "95% interval", "pictures"], rows)
-    if isinstance(one.found, MultiLabel):
-        show_classes(one.found)
-    else:
-        show_mistakes(one.found)
-
-
-def show_mistakes(found: Assessment) -> None:
-    """The most frequent mistakes and the hardest classes."""
-    confused = [pair for pair in found.confused(LISTED) if pair.count > 1]
-    if confused:
-        print_table(
-            ["true", "said", "times", "of its class"],
-            [(pair.truth, pair.said, f"{pair.count:,}", f"{pair.share:.1%}") for pair in confused],
-            title="Most often confused",
-            left=2,
-        )
-    mistaken = [each for each in found.classes if each.right < each.count and each.count > 1]
-    hardest = sorted(mistaken, key=lambda each: (each.share, -each.count))[:LISTED]
-    if hardest:
-        print_table(
-            ["class", "right", "pictures", "accuracy"],
-            [(each.name, f"{each.right:,}", f"{each.count:,}", f"{each.share:.1%}") for each in hardest],
-            title="Hardest classes",
-        )
+    print_table(columns, rows)
+    for table in found.tables:
+        print_table(table.columns, table.rows, title=table.title, left=table.left)

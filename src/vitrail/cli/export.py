@@ -106,27 +106,21 @@ def pictures(
     """The images of DATA: the test split is scored, int8 finds its ranges in the training split."""
     if options.data is None:
         return None
-    from vitrail.checkpoint.naming import other_names
     from vitrail.cli.opening import open_data
-    from vitrail.evaluation.matching import match
     from vitrail.evaluation.subject import chosen, default_workers
     from vitrail.export import Pictures
+    from vitrail.tasks.registry import find_task
 
     collection = open_data(options.data, download=options.download)
     split, source = chosen(collection, "test", "val")
-    labels, config = None, bundle.config
-    if source.classes and config.classes:
-        also = other_names(bundle.card)
-        matching = match(
-            config.classes, bundle.card.labels, source.classes, options.data, by_number=options.by_number, also=also
-        )
-        labels = matching.relabelled(source.labels)
-        for note in matching.notes:
-            print(f"note: {note}")
+    task = find_task(bundle.card.task)
+    matched, notes = task.match_targets(collection, split, bundle, by_number=options.by_number)
+    for note in notes:
+        print(f"note: {note}")
     print(f"{collection.name}@{split}: {len(source):,} pictures")
     return Pictures(
-        source=source,
-        labels=labels,
+        source=source if matched is None else matched,
+        has_targets=matched is not None,
         calibration=None if split == "train" else collection.splits.get("train"),
         workers=default_workers() if options.workers < 0 else options.workers,
         progress=progress,
@@ -159,10 +153,17 @@ def show(done: "Written") -> None:
 def show_scores(done: "Written") -> None:
     scores = done.scores
     assert scores is not None
-    print(f"same answer to {scores.agree:,} of {scores.count:,} pictures ({scores.agreement:.2%})")
+    if scores.agree is not None and scores.agreement is not None:
+        whole = scores.agree == int(scores.agree)
+        count = f"{scores.agree:,.0f} of {scores.count:,} pictures" if whole else f"{scores.count:,} pictures, in part"
+        print(f"same answer to {count} ({scores.agreement:.2%})")
     if scores.labelled:
-        mine, theirs = scores.network / scores.labelled, scores.export / scores.labelled
-        print(f"accuracy: network {mine:.2%}, export {theirs:.2%}, difference {100 * scores.difference:+.2f} points")
+        title, mine, theirs = scores.criterion.title or scores.criterion.name, scores.network, scores.export
+        if scores.criterion.share:
+            points = f"{100 * scores.difference:+.2f} points"
+            print(f"{title}: network {mine:.2%}, export {theirs:.2%}, difference {points}")
+        else:
+            print(f"{title}: network {mine:.4f}, export {theirs:.4f}, difference {scores.difference:+.4f}")
     for line in scores.unread[:NAMED]:
         print(f"note: unreadable: {line}")
     if len(scores.unread) > NAMED:

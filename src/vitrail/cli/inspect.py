@@ -223,7 +223,7 @@ def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor
 
 def names_of(options: InspectOptions, about: "Subject", source: "Source | None") -> tuple[str, ...] | None:
     """What the classes are called: by a file, by the weights, or by the set where it has as many."""
-    from vitrail.evaluation.matching import numbered
+    from vitrail.tasks.classification.matching import numbered
 
     classes = about.network.config.classes
     if options.labels is not None:

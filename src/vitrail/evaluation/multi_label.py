@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import DataError
 from vitrail.data.labels import Labels
-from vitrail.evaluation.assessment import ROUNDED, measured
 from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, bootstrap
-from vitrail.evaluation.result import Measure, share
+from vitrail.evaluation.result import ROUNDED, Measure, measured, share
 
 THRESHOLD: Final = 0.5  # from which a class is chosen
 STATISTICS: Final = ("mAP", "micro F1", "macro F1")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
 from vitrail.core.errors import DataError, VitrailError, reason_of, unknown
 from vitrail.core.storage import read_text, write_file
-from vitrail.evaluation.intervals import wilson
+from vitrail.evaluation.intervals import Interval, wilson
 
 if TYPE_CHECKING:  # results are read and compared without torch, which takes seconds to load
     from vitrail.data.selection import Selection
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # results are read and compared without torch, which takes se
     from vitrail.models.backbone import Backbone
 
 FORMAT: Final = "vitrail result 1"
+ROUNDED: Final = 6  # digits of what is only to be looked at
 Unit: TypeAlias = Literal["share", "img/s", "ms", "bytes", "count", "number"]  # a share is shown as a percentage
 
 
@@ -49,6 +50,11 @@ def share(name: str, right: int, count: int) -> Measure:
     """So many of so many, with Wilson's interval."""
     low, high = wilson(right, count)
     return Measure(name=name, value=right / count, low=low, high=high, count=count)
+
+
+def measured(name: str, value: float, interval: Interval | None, count: int, unit: Unit) -> Measure:
+    low, high = (None, None) if interval is None else interval
+    return Measure(name=name, value=value, low=low, high=high, count=count, unit=unit)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,44 +1,40 @@
-"""A network's score on a split, as `vitrail evaluate` and `vitrail.evaluate` give it: which images count, what the
-network says to each, and what that is worth."""
+"""What a task is given to score a network on a split, and what it gives back.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+    outcome = setting.run(metric, targets)        # every image once
+    Evaluated(outputs="21 classes of pixels", lead=..., measures=(...,))
+
+Which images count, how they are read, the result file, the page and what is printed are the same for all tasks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, TypeVar
 
-from vitrail.checkpoint.bundle import card_of
-from vitrail.checkpoint.naming import other_names
-from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection
-from vitrail.data.labels import Labels
 from vitrail.data.ledger import Ledger
-from vitrail.data.readers.named.real import real_rows
 from vitrail.data.source import Source
+from vitrail.data.targets import Targets
 from vitrail.distributed.world import World
-from vitrail.evaluation.answers import Answers, answers, judge
-from vitrail.evaluation.assessment import Assessment
-from vitrail.evaluation.exposure import Advance, Scope, choose_unseen, stay_silent
-from vitrail.evaluation.matching import Matching, match
-from vitrail.evaluation.multi_label import THRESHOLD, MultiLabel, assess
+from vitrail.evaluation.exposure import Advance
+from vitrail.evaluation.metric import Metric, score_batches
 from vitrail.evaluation.rest import Precision
-from vitrail.evaluation.result import Result
-from vitrail.evaluation.subject import Subject, data_of, read_all
+from vitrail.evaluation.result import Measure
+from vitrail.evaluation.subject import Subject, read_all
+from vitrail.report.page import Section, Table
 
-NAMED: Final = 3  # unreadable pictures that are named
-ORIGINAL: Final = "original"
-REAL: Final = "ReaL"
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scoring:
-    """How a network is scored. `labels` name its outputs where its card does not, or otherwise; `by_number` takes class
-    7 for output 7 whatever they are called; `real` is the file of ReaL labels; `batch` and `workers` change nothing but
-    the time it takes."""
+    """How a network is scored. `batch` and `workers` change nothing but the time it takes. The last five are for tasks
+    whose targets are classes of images: `labels` name the outputs where the card does not, or otherwise; `by_number`
+    takes class 7 for output 7 whatever they are called; `real` is the file of ReaL labels; `answers` says whether the
+    answer to each image will be asked for."""
 
-    labels: tuple[str, ...] | None = None
-    by_number: bool = False
-    real: Path | None = None
-    threshold: float | None = None
     precision: Precision = "float32"
     seed: int = 0  # of the bootstrap
     include_seen: bool = False
@@ -46,6 +42,11 @@ class Scoring:
     deduplicated_by: Path | None = None
     batch: int = 0
     workers: int = 0
+    labels: tuple[str, ...] | None = None
+    by_number: bool = False
+    real: Path | None = None
+    threshold: float | None = None
+    answers: bool = False
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -53,189 +54,88 @@ class Scoring:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ConfigError(f"threshold {self.threshold:g} must be between 0 and 1")
 
+    def list_special(self) -> list[str]:
+        """The options that were given and that not every task takes, as the command line calls them."""
+        given = {
+            "--labels": self.labels is not None,
+            "--by-number": self.by_number,
+            "--real": self.real is not None,
+            "--threshold": self.threshold is not None,
+            "--answers": self.answers,
+        }
+        return [option for option, there in given.items() if there]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
-    """One network at one size on one split."""
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSetting:
+    """A network, and the images of a split that it is scored on. All processes have one."""
 
     about: Subject
-    source: Source  # what was scored
-    scope: Scope
-    matching: Matching
-    said: Answers
-    found: Assessment | MultiLabel
-    result: Result
-    notes: tuple[str, ...]
+    collection: Collection  # its split holds the images that count, and no others
+    split: str
+    how: Scoring
+    world: World
+    advance: Advance
+    ledger: Ledger = field(default_factory=Ledger)  # what could not be read here
+
+    @property
+    def source(self) -> Source:
+        return self.collection.splits[self.split]
+
+    def run(self, metric: Metric[ResultT], targets: Targets) -> ResultT:
+        """The metric's result over every image once; the same in all processes."""
+        world, source = self.world, self.source
+        self.about.computing_in(self.how.precision)
+        tell = lambda done: self.advance("pictures", min(done * world.size, len(source)), len(source))  # noqa: E731
+        if world.first:
+            tell(0)
+        batches = read_all(
+            source,
+            self.about.preprocessing,
+            world.device,
+            targets=targets,
+            batch=self.how.batch,
+            workers=self.how.workers,
+            rank=world.rank,
+            world=world.size,
+            ledger=self.ledger,
+        )
+        return score_batches(
+            self.about.network,
+            batches,
+            self.about.preprocessing,
+            metric,
+            device=world.device,
+            world=world,
+            precision=self.how.precision,
+            progress=tell if world.first else None,
+        )
+
+    @cached_property
+    def unreadable(self) -> tuple[str, ...]:
+        """The images and targets that could not be read, of all processes: each asks once the metric has run."""
+        parts = self.world.gather(list(self.ledger.known.values()))
+        return tuple(sorted(str(entry) for part in parts for entry in part))
 
 
-def score(
-    about: Subject,
-    collection: Collection,
-    split: str,
-    how: Scoring,
-    *,
-    world: World,
-    called: str,
-    advance: Advance = stay_silent,
-) -> Scored:
-    """Everything of one network at one size; the answers are the same in all processes. `called` is what the split is
-    called in messages."""
-    outputs = about.network.config.classes
-    if how.threshold is not None and not about.multi_label:
-        raise ConfigError(f"a threshold of {how.threshold:g} is for multi-label weights, which {about.name} is not")
-    names = about.labels if how.labels is None else how.labels
-    also = other_names(card_of(about.network)) if how.labels is None else []
-    data = data_of(about, collection, split, how.deduplicated_by)
-    source, scope = choose_unseen(
-        collection.splits[split],
-        called,
-        weights=about.name,
-        provenance=about.provenance,
-        include_seen=how.include_seen,
-        without=how.without,
-        world=world,
-        advance=advance,
-    )
-    data |= {"pictures": len(source), "fingerprint": source.fingerprint, "seen": scope.facts()}
-    collection = replace(collection, splits={**collection.splits, split: source})
-    labels, matching = labellings(how, names, outputs, collection, split, also)
-    about.computing_in(how.precision)
-    said, unreadable = ask(about, source, labels, how, world, advance)
-    if world.first:
-        advance("computing intervals", 0, None)
-    found = assessed(how, said, labels, matching)
-    return Scored(
-        about=about,
-        source=source,
-        scope=scope,
-        matching=matching,
-        said=said,
-        found=found,
-        result=result_of(how, about, data, matching, found, unreadable, next(iter(labels))),
-        notes=(*matching.notes, *remarks(said, labels, found, unreadable)),
-    )
+def no_sections() -> Sequence[Section]:
+    return ()
 
 
-def ask(
-    about: Subject, source: Source, labels: dict[str, Labels], how: Scoring, world: World, advance: Advance
-) -> tuple[Answers, list[str]]:
-    """What the network says to every image, and which images cannot be read."""
-    ledger = Ledger()
-    tell = lambda done: advance("pictures", min(done * world.size, len(source)), len(source))  # noqa: E731
-    if world.first:
-        tell(0)
-    given = read_all(
-        source,
-        about.preprocessing,
-        world.device,
-        batch=how.batch,
-        workers=how.workers,
-        rank=world.rank,
-        world=world.size,
-        ledger=ledger,
-    )
-    said = answers(
-        about.network,
-        given,
-        about.preprocessing,
-        count=len(source),
-        classes=about.network.config.classes,
-        labels=labels,
-        device=world.device,
-        world=world,
-        precision=how.precision,
-        progress=tell if world.first else None,
-        multi_label=about.multi_label,
-    )
-    return said, sorted(str(entry) for part in world.gather(list(ledger.known.values())) for entry in part)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluated:
+    """What a task found: the measures, and what is printed, written and shown beside them."""
 
-
-def assessed(how: Scoring, said: Answers, labels: dict[str, Labels], matching: Matching) -> Assessment | MultiLabel:
-    """One class for each image, or each class by itself where the weights are multi-label."""
-    main = next(iter(labels))
-    if said.scores is not None:
-        threshold = THRESHOLD if how.threshold is None else how.threshold
-        return assess(said.scores, said.seen, labels[main], matching.names, threshold=threshold, seed=how.seed)
-    return Assessment(
-        judged=judge(said, labels[main], main),
-        names=matching.names,
-        real=judge(said, labels[REAL], REAL) if REAL in labels and main != REAL else None,
-        seed=how.seed,
-    )
-
-
-def labellings(
-    how: Scoring,
-    names: Sequence[str] | None,
-    outputs: int,
-    collection: Collection,
-    split: str,
-    also: Sequence[Sequence[str]],
-) -> tuple[dict[str, Labels], Matching]:
-    """The labels to score by, as numbers of the network's outputs: the data's own, where they have some, and ReaL's."""
-    source = collection.splits[split]
-    if not source.classes and how.real is None:
-        collection.need_labels()
-        raise DataError(f"{collection.name}@{split} has no labels; choose another split")
-    classes = source.classes or tuple(map(str, range(outputs)))
-    matching = match(outputs, names, classes, collection.name, by_number=how.by_number, also=also)
-    labels: dict[str, Labels] = {}
-    if source.classes:
-        labels[ORIGINAL] = matching.relabelled(source.labels)
-    if how.real is not None:
-        labels[REAL] = matching.usual(real_rows(source, how.real), str(how.real))
-    return labels, matching
-
-
-def remarks(
-    said: Answers, labels: dict[str, Labels], found: Assessment | MultiLabel, unreadable: Sequence[str]
-) -> list[str]:
-    """What a reader should know of the count."""
-    notes: list[str] = []
-    if unreadable:
-        some = "; ".join(unreadable[:NAMED]) + ("; ..." if len(unreadable) > NAMED else "")
-        are = "picture is unreadable and counts" if len(unreadable) == 1 else "pictures are unreadable and count"
-        notes.append(f"{len(unreadable):,} {are} for nothing: {some}")
-    judgements = (
-        [(ORIGINAL, found.judged if ORIGINAL in labels else None), (REAL, found.real)]
-        if (isinstance(found, Assessment))
-        else []
-    )
-    for name, judged in judgements:
-        left = 0 if judged is None else int(said.seen.sum()) - len(judged)
-        if left:
-            word = "ReaL label" if name == REAL else "label"
-            notes.append(f"{left:,} pictures have no {word} and count for nothing{' there' if name == REAL else ''}")
-    if unsound := int((said.top[said.seen, 0] < 0).sum()):
-        notes.append(f"{unsound:,} answers are no numbers and count as wrong")
-    return notes
-
-
-def result_of(
-    how: Scoring,
-    about: Subject,
-    data: dict[str, Any],
-    matching: Matching,
-    found: Assessment | MultiLabel,
-    unreadable: Sequence[str],
-    labels: str,
-) -> Result:
-    config: dict[str, Any] = {
-        "image": list(about.preprocessing.image),
-        "preprocessing": about.preprocessing.to_dict(),
-        "precision": how.precision,
-        "labels": labels,
-        "classes": matching.how,
-        "seed": how.seed,
-    }
-    if isinstance(found, MultiLabel):
-        config["threshold"] = found.threshold
-    details = {**found.details(), "unreadable": list(unreadable)}
-    return Result(
-        kind="evaluate",
-        weights=about.facts,
-        data=data,
-        measures=found.measures,
-        config=config,
-        details=details,
-    )
+    outputs: str  # what the network answers, printed behind the number of images: "10 classes, matched by name"
+    lead: str  # what was scored, above the page: "360 images, 10 classes"
+    measures: tuple[Measure, ...]
+    brief: tuple[str, ...] = ()  # the measures that stand in a row of several image sizes
+    counting: tuple[str, ...] = ()  # the measures that are shares of images, printed as "58 of 64", too
+    captions: Mapping[str, str] = field(default_factory=dict[str, str])  # what a measure is, in a few words
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])  # for the config of the result
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])  # for the result
+    outputs_notes: tuple[str, ...] = ()  # on how the outputs are found in the data
+    notes: tuple[str, ...] = ()  # on what counted
+    tables: tuple[Table, ...] = ()  # printed below the measures
+    sections: Callable[[], Sequence[Section]] = no_sections  # of the page
+    answers: Callable[[], bytes] | None = None  # what was said to each image, as CSV

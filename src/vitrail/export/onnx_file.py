@@ -34,6 +34,7 @@ from vitrail.export.subject import Weights, path_of, reference, references, take
 from vitrail.export.trace import hushed, traced
 from vitrail.export.written import Written, files_of
 from vitrail.models.family import ImageSizes
+from vitrail.tasks.registry import find_task
 
 SUFFIX: Final = (".onnx",)
 OPSETS: Final = (18, 23)  # that torch writes and the runtimes of the day read
@@ -224,7 +225,15 @@ def scored(bundle: Bundle, candidate: Forward, options: OnnxOptions, pictures: P
     if pictures is None or not bundle.config.classes:
         return None
     own = reference(bundle, bundle.config.image, pixels=options.preprocessing)
-    return score(own, candidate, pictures, bundle.card.preprocessing, pixels=options.preprocessing)
+    return score(
+        own,
+        candidate,
+        pictures,
+        bundle.card.preprocessing,
+        find_task(bundle.card.task),
+        outputs=bundle.config.classes,
+        pixels=options.preprocessing,
+    )
 
 
 def quantised(
@@ -251,11 +260,12 @@ def quantised(
         tolerance=None,
     )
     scores = scored(bundle, session, options, pictures)
-    if scores is not None and not scores.agreement >= options.least_agreement:
+    agreement = None if scores is None else scores.agreement
+    if scores is not None and agreement is not None and not agreement >= options.least_agreement:
         raise ExportFailed(
-            f"{name}: int8 says what the network says to {scores.agreement:.2%} of {scores.count:,} pictures, where "
+            f"{name}: int8 says what the network says to {agreement:.2%} of {scores.count:,} pictures, where "
             f"{options.least_agreement:.0%} is asked for; nothing was written: leave --int8 out, or take it as it is "
-            f"with --agreement {int(scores.agreement * 100) / 100:g}"
+            f"with --agreement {int(agreement * 100) / 100:g}"
         )
     times: Pace = pace({"float32": Session(plain), "int8": session}, bundle, pixels=options.preprocessing)
     return replace(

@@ -7,34 +7,33 @@ from typing import Final
 from torch import Tensor
 
 from vitrail.core.errors import DataError
-from vitrail.data.labels import Labels
 from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch, sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
+from vitrail.data.targets import CLASS_LABELS, Targets
 
 CALIBRATION: Final = 128  # pictures
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pictures:
-    """`source` is scored on, by `labels` (the outputs of the network) where there are some; `calibration` is where int8
-    finds its ranges, the same pictures unless there are others."""
+    """`source` is scored on; `has_targets` where the network's task finds its targets there, numbered as the outputs
+    are. `calibration` is where int8 finds its ranges, the same pictures unless there are others."""
 
     source: Source
-    labels: Labels | None = None
+    has_targets: bool = False
     calibration: Source | None = None
     batch: int = 64
     workers: int = 0
     progress: Callable[[str, int, int | None], None] = lambda what, done, total: None
     ledger: Ledger = field(default_factory=Ledger)
 
-    def batches(self, preprocessing: Preprocessing) -> Iterator[Batch]:
+    def batches(self, preprocessing: Preprocessing, targets: Targets = CLASS_LABELS) -> Iterator[Batch]:
         """Every picture once."""
         size = min(self.batch, max(len(self.source), 1))
-        for done, batch in enumerate(
-            sweep(self.source, preprocessing, batch=size, workers=self.workers, ledger=self.ledger), start=1
-        ):
+        every = sweep(self.source, preprocessing, batch=size, workers=self.workers, ledger=self.ledger, targets=targets)
+        for done, batch in enumerate(every, start=1):
             yield batch
             self.progress("pictures", min(done * size, len(self.source)), len(self.source))
 

@@ -6,58 +6,82 @@ import torch
 
 from vitrail.core.errors import DataError
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.correctness import count_right
+from vitrail.data.targets import CLASS_LABELS
+from vitrail.evaluation.metric import Criterion, Metric
 from vitrail.export.check import Forward
 from vitrail.export.pictures import Pictures
+from vitrail.tasks.task import Score, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """Of `count` readable pictures: to how many both gave one answer; of `labelled` ones, how many each got right;
-    which could not be read."""
+    """Of `count` readable pictures: to how many of them both gave one answer, or none where answers are never quite the
+    same; of `labelled` ones, the number by which their task judges each; which could not be read."""
 
     count: int
-    agree: int
+    agree: float | None
+    criterion: Criterion
     labelled: int = 0
-    network: int = 0
-    export: int = 0
+    network: float = 0.0
+    export: float = 0.0
     unread: tuple[str, ...] = ()
 
     @property
-    def agreement(self) -> float:
-        return self.agree / self.count
+    def agreement(self) -> float | None:
+        return None if self.agree is None else self.agree / self.count
 
     @property
     def difference(self) -> float:
-        """The export's accuracy less the network's."""
-        return (self.export - self.network) / self.labelled if self.labelled else 0.0
+        """The export's number less the network's."""
+        return self.export - self.network
 
 
 @torch.inference_mode()
 def score(
-    reference: Forward, candidate: Forward, pictures: Pictures, preprocessing: Preprocessing, *, pixels: bool = False
+    reference: Forward,
+    candidate: Forward,
+    pictures: Pictures,
+    preprocessing: Preprocessing,
+    task: Task,
+    *,
+    outputs: int,
+    pixels: bool = False,
 ) -> Scores:
-    """Both on every picture once. With `pixels` both get bytes, else normalised pictures."""
-    count = agree = labelled = right = exported = 0
-    for batch in pictures.batches(preprocessing):
+    """Both on every picture once, in the words of a task. With `pixels` both get bytes, else normalised pictures."""
+    count, shares = 0, list[float]()
+    device = torch.device("cpu")
+    mine, theirs = (task.metric(outputs, device) for _ in range(2))
+    for batch in pictures.batches(preprocessing, task.targets if pictures.has_targets else CLASS_LABELS):
         if not bool(batch.valid.any()):
             continue
-        shown = batch.pixels[batch.valid]
-        images = shown if pixels else preprocessing.normalise(shown)
-        mine, theirs = reference(images).argmax(1), candidate(images).argmax(1)
-        count += len(mine)
-        agree += int((mine == theirs).sum())
-        if pictures.labels is not None:
-            truth = torch.from_numpy(pictures.labels.rows(batch.sample[batch.valid].numpy()))
-            hits, known = count_right(mine, truth)
-            labelled, right, exported = labelled + known, right + hits, exported + count_right(theirs, truth)[0]
+        images = batch.pixels if pixels else preprocessing.normalise(batch.pixels)
+        own, other = reference(images), candidate(images)
+        count += int(batch.valid.sum())
+        same = task.agreement(own, other)
+        if same is not None:
+            shares.append(float(same[batch.valid].sum()))
+        if pictures.has_targets:
+            mine.update(own, batch)
+            theirs.update(other, batch)
     if not count:
         raise DataError("none of the pictures could be read")
+    criterion = task.criteria[0]
+    scored = read_scores(mine, theirs) if pictures.has_targets else ()
+    values = [float(one.row()[criterion.name]) for one in scored]
     return Scores(
         count=count,
-        agree=agree,
-        labelled=labelled,
-        network=right,
-        export=exported,
+        agree=sum(shares) if shares else None,
+        criterion=criterion,
+        labelled=scored[0].count if scored else 0,
+        network=values[0] if values else 0.0,
+        export=values[1] if values else 0.0,
         unread=tuple(map(str, pictures.ledger.known.values())),
     )
+
+
+def read_scores(*metrics: Metric[Score]) -> tuple[Score, ...]:
+    """Of the network and the export; none where no picture had a target."""
+    try:
+        return tuple(metric.result() for metric in metrics)
+    except DataError:
+        return ()

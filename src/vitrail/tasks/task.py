@@ -8,25 +8,34 @@ of `register_task`.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import torch
 from torch import Tensor
 
+from vitrail.checkpoint.bundle import Bundle, card_of
+from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
 from vitrail.data.source import Source
 from vitrail.data.targets import Targets
+from vitrail.evaluation.intervals import Interval
 from vitrail.evaluation.metric import Criterion, Metric
+from vitrail.evaluation.scoring import Evaluated, EvaluationSetting, Scoring
+from vitrail.evaluation.subject import Subject
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
 from vitrail.objectives.objective import ObjectiveConfig, register_objective
-from vitrail.report.page import Section
+from vitrail.report.page import Section, Table
+from vitrail.tasks.assessment import check_outputs, measure_row, note_missing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from vitrail.data.geometry import Geometry
+
+EXTREMES: Final = 12  # of the best and the worst images, those that the page of an evaluation shows
+PRINTED: Final = 25  # rows above which a table is on the page alone
 
 
 class Score(Protocol):
@@ -111,6 +120,79 @@ class Task(ABC):
         """What pages show of a score besides its numbers. `title` says of which split and weights it is."""
         del score, source, names, title
         return []
+
+    def intervals(self, score: Any, *, seed: int) -> Mapping[str, Interval | None]:
+        """95% intervals of numbers of a score's row, by name, where the task can tell them."""
+        del score, seed
+        return {}
+
+    def details(self, score: Any, names: Sequence[str]) -> Mapping[str, Any]:
+        """What a result file holds of a score besides its numbers, as plain data."""
+        del score
+        return {"outputs": list(names)}
+
+    # Evaluation.
+
+    def check_scoring(self, how: Scoring, about: Subject) -> None:
+        """ConfigError where `vitrail evaluate` was given options that say nothing to these weights."""
+        if special := how.list_special():
+            are = "is" if len(special) == 1 else "are"
+            options = " and ".join(special)
+            raise ConfigError(f"{options} {are} for classification; the task of {about.name} is {self.name}")
+
+    def assess(self, setting: EvaluationSetting) -> Evaluated:
+        """Scores a network by the task's metric, for `vitrail evaluate`: every number of the score's row."""
+        names = self.output_names(setting.collection)
+        network, where = setting.about.network, setting.collection.name
+        check_outputs(card_of(network), network.config.classes, names, self.describe_outputs(names), where)
+        self.targets.check(setting.source)
+        metric = self.metric(len(names), setting.world.device, extremes=EXTREMES)
+        score: Score = setting.run(metric, self.targets)
+        left = len(setting.source) - len(setting.unreadable) - score.count
+        if not score.count:
+            raise DataError("no image could be scored: all are unreadable or without a target; choose another split")
+        row, seed = score.row(), setting.how.seed
+        if setting.world.first:
+            setting.advance("computing intervals", 0, None)
+        intervals = self.intervals(score, seed=seed)
+        measures = measure_row(row, self.criteria, intervals, score.count)
+        source, outputs = setting.source, self.describe_outputs(names)
+        tables = [each for each in self.report_sections(score, None, names, "") if isinstance(each, Table)]
+        return Evaluated(
+            outputs=outputs,
+            lead=f"{score.count:,} images, {outputs}",
+            measures=measures,
+            brief=tuple(measure.name for measure in measures),
+            settings={"task": self.name, **({"seed": seed} if intervals else {})},
+            details=self.details(score, names),
+            notes=tuple(note_missing(row, left)),
+            tables=tuple(table for table in tables if len(table.rows) <= PRINTED),
+            sections=lambda: self.report_sections(score, source, names, ""),
+        )
+
+    # Exports.
+
+    def match_targets(
+        self, collection: Collection, split: str, bundle: Bundle, *, by_number: bool = False
+    ) -> tuple[Source | None, tuple[str, ...]]:
+        """The images of a split with targets that are numbered as the outputs of the network, and notes on that; none
+        where the data have no targets for this task. With `by_number` their names may differ."""
+        source = collection.splits[split]
+        try:
+            names = self.output_names(collection)
+            self.targets.check(source)
+        except DataError:
+            return None, ()
+        card = replace(bundle.card, labels=None) if by_number else bundle.card
+        check_outputs(card, bundle.config.classes, names, self.describe_outputs(names), collection.name)
+        return source, ()
+
+    def agreement(self, outputs: Tensor, other: Tensor) -> Tensor | None:
+        """To which share two outputs [B, K, ...] choose the same classes, for each image [B]; none without classes."""
+        if not self.has_classes:
+            return None
+        same = (outputs.argmax(1) == other.argmax(1)).float()
+        return same if same.ndim == 1 else same.flatten(1).mean(1)
 
     # Predictions.
 

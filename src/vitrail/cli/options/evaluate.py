@@ -1,5 +1,6 @@
 """Score weights on labelled pictures: top-1 and top-5 accuracy, the mean over classes, calibration and loss, each with
-its 95% interval, and what is taken for what. Multi-label weights are scored by mean average precision and F1.
+its 95% interval, and what is taken for what. Multi-label weights are scored by mean average precision and F1, weights
+of another task (segmentation) by its own measures.
 
 With --real, ImageNet's validation pictures are scored on their ReaL labels, too. Every picture counts once; under
 torchrun the processes share them and get the same numbers. Several image sizes give a row each.

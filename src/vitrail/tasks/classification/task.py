@@ -6,13 +6,20 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from vitrail.checkpoint.bundle import Bundle
+from vitrail.checkpoint.naming import other_names
+from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection
 from vitrail.data.geometry import Geometry
-from vitrail.data.source import Source
+from vitrail.data.source import Relabelled, Source
 from vitrail.data.targets import ClassLabels
 from vitrail.evaluation.accuracy import ClassificationMetric, Score
+from vitrail.evaluation.scoring import Evaluated, EvaluationSetting, Scoring
+from vitrail.evaluation.subject import Subject
 from vitrail.objectives.objective import ObjectiveConfig
 from vitrail.report.page import Section
+from vitrail.tasks.classification.evaluation import assess_classifier
+from vitrail.tasks.classification.matching import match
 from vitrail.tasks.classification.objective import Classification
 from vitrail.tasks.classification.prediction import Prediction, rank_classes
 from vitrail.tasks.classification.report import score_sections
@@ -63,6 +70,24 @@ class ClassificationTask(Task):
 
     def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
         return score_sections(score, source, names, title)
+
+    def check_scoring(self, how: Scoring, about: Subject) -> None:
+        if how.threshold is not None and not about.multi_label:
+            raise ConfigError(f"a threshold of {how.threshold:g} is for multi-label weights, which {about.name} is not")
+
+    def assess(self, setting: EvaluationSetting) -> Evaluated:
+        """Accuracy with calibration and confusion, ReaL labels, or mean average precision of multi-label weights."""
+        return assess_classifier(setting)
+
+    def match_targets(
+        self, collection: Collection, split: str, bundle: Bundle, *, by_number: bool = False
+    ) -> tuple[Source | None, tuple[str, ...]]:
+        source, outputs = collection.splits[split], bundle.config.classes
+        if not source.classes or not outputs:
+            return None, ()
+        also = other_names(bundle.card)
+        matching = match(outputs, bundle.card.labels, source.classes, collection.name, by_number=by_number, also=also)
+        return Relabelled(source, matching.relabelled(source.labels), matching.names), matching.notes
 
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[Prediction]:
         """Ranks the classes: rows sum to 1 (softmax), unless the weights are multi-label: then each class is by itself

@@ -1,6 +1,7 @@
 """Semantic segmentation with a linear head on the patch tokens: a class for each pixel."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -53,6 +54,15 @@ class SegmentationTask(Task):
 
     def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
         return report.sections(score, source, names, title)
+
+    def details(self, score: SegmentationScore, names: Sequence[str]) -> Mapping[str, Any]:
+        """The IoU of each class that occurs, and the pixels of each true and predicted class."""
+        ious = zip(names, score.ious.tolist(), strict=True)
+        return {
+            "classes": list(names),
+            "iou": {name: iou for name, iou in ious if not math.isnan(iou)},
+            "confusion": score.confusion.tolist(),
+        }
 
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[PredictedMask]:
         if outputs.ndim != 4:

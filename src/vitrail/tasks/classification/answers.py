@@ -1,13 +1,13 @@
 """What a network said to every picture of a split: one row a picture, so that all else can be counted on the host.
 
-    said = answers(network, sweep(source, preprocessing, batch=256), preprocessing, count=len(source), classes=1000,
-                   labels={"original": source.labels, "ReaL": real}, device="cpu")
+    table = PredictionTable(len(source), 1000, {"original": source.labels, "ReaL": real}, device)
+    said = score_batches(network, sweep(source, preprocessing, batch=256), preprocessing, table, device=device)
 
 Processes that share a split each fill their own rows, and the sum of their tables is the whole: the same numbers to the
 last bit, however many there are, since no row is ever added to another.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +17,9 @@ from torch import Tensor
 
 from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.accuracy import TOP, check_logits, sound_only
 from vitrail.evaluation.correctness import cross_entropies, judge_predictions, label_rows
-from vitrail.evaluation.metric import Together, score_batches
-from vitrail.evaluation.rest import Precision
+from vitrail.evaluation.metric import Together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -55,32 +53,9 @@ class Judged:
         return len(self.sample)
 
 
-def answers(
-    network: Callable[[Tensor], Tensor],
-    batches: Iterable[Batch],
-    preprocessing: Preprocessing,
-    *,
-    count: int,
-    classes: int,
-    labels: Mapping[str, Labels],
-    device: torch.device | str,
-    world: Together | None = None,
-    precision: Precision = "float32",
-    progress: Callable[[int], None] | None = None,
-    multi_label: bool = False,
-) -> Answers:
-    """The answers to all `count` samples of a source, from batches of its `sweep`. With a `world` each process brings
-    its part of them, and all get the whole. `progress` hears how many samples have gone by here. Of a
-    `multi_label` network the sigmoid of every class is kept."""
-    table = PredictionTable(count, classes, labels, torch.device(device), multi_label=multi_label)
-    return score_batches(
-        network, batches, preprocessing, table, device=device, world=world, precision=precision, progress=progress
-    )
-
-
 class PredictionTable:
-    """A row for each of `count` samples, on the device. A process leaves the rows of the others at zero, so that the
-    sum of their tables is the whole."""
+    """A metric: a row for each of `count` samples, on the device. A process leaves the rows of the others at zero, so
+    that the sum of their tables is the whole. Of a `multi_label` network the sigmoid of every class is kept."""
 
     def __init__(
         self, count: int, classes: int, labels: Mapping[str, Labels], device: torch.device, *, multi_label: bool = False

@@ -14,9 +14,10 @@ from vitrail.data.labels import Labels
 from vitrail.data.loader import sweep
 from vitrail.data.source import Source
 from vitrail.distributed.world import World
-from vitrail.evaluation.answers import Answers, answers, judge
-from vitrail.evaluation.assessment import Assessment
 from vitrail.evaluation.intervals import wilson
+from vitrail.evaluation.metric import score_batches
+from vitrail.tasks.classification.answers import Answers, PredictionTable, judge
+from vitrail.tasks.classification.assessment import Assessment
 
 NAMES = tuple("abcdefg")
 
@@ -27,15 +28,10 @@ def asked(
     network: Callable[[Tensor], Tensor] | None = None,
     batch: int = 5,
 ) -> Answers:
-    return answers(
-        Linear() if network is None else network,
-        sweep(source, PLAIN, batch=batch),
-        PLAIN,
-        count=len(source),
-        classes=CLASSES,
-        labels={"original": source.labels} if labels is None else labels,
-        device="cpu",
-    )
+    named = {"original": source.labels} if labels is None else labels
+    table = PredictionTable(len(source), CLASSES, named, torch.device("cpu"))
+    network = Linear() if network is None else network
+    return score_batches(network, sweep(source, PLAIN, batch=batch), PLAIN, table, device="cpu")
 
 
 def assessed(source: Source, **options: Callable[[Tensor], Tensor]) -> Assessment:
@@ -157,17 +153,8 @@ def shared(world: World, torn: bool) -> tuple[bytes, ...]:
     source = pictures()
     source = Torn(source.pictures, source.labels, source.classes) if torn else source
     batches = sweep(source, PLAIN, batch=5 * world.size, rank=world.rank, world=world.size)
-    said = answers(
-        Linear(),
-        batches,
-        PLAIN,
-        count=len(source),
-        classes=CLASSES,
-        labels={"original": source.labels},
-        device="cpu",
-        world=world,
-    )
-    return raw(said)
+    table = PredictionTable(len(source), CLASSES, {"original": source.labels}, torch.device("cpu"))
+    return raw(score_batches(Linear(), batches, PLAIN, table, device="cpu", world=world))
 
 
 def raw(said: Answers) -> tuple[bytes, ...]:

@@ -10,17 +10,16 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import DataError
 from vitrail.evaluation.accuracy import CONFUSION, TOP
-from vitrail.evaluation.answers import Judged
 from vitrail.evaluation.calibration import Calibration, Reliability
-from vitrail.evaluation.intervals import Floats, Interval, bootstrap
-from vitrail.evaluation.result import Measure, Unit, share
+from vitrail.evaluation.intervals import Floats, bootstrap
+from vitrail.evaluation.result import ROUNDED, Measure, Unit, measured, share
 from vitrail.report.confusion import ClassCount, Confusion, rank_confusions
+from vitrail.tasks.classification.answers import Judged
 
 # What is no plain share, in the order of `Assessment.statistics`.
 STATISTICS: Final[tuple[tuple[str, Unit], ...]] = (
     *(("mean per class", "share"), ("ECE", "share"), ("adaptive ECE", "share"), ("loss", "number")),
 )
-ROUNDED: Final = 6  # digits of what is only to be looked at
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,8 +129,3 @@ class Assessment:
             ],
             "confusion": self.cells.tolist(),  # true class, said class, count
         }
-
-
-def measured(name: str, value: float, interval: Interval | None, count: int, unit: Unit) -> Measure:
-    low, high = (None, None) if interval is None else interval
-    return Measure(name=name, value=value, low=low, high=high, count=count, unit=unit)

@@ -1,0 +1,101 @@
+"""A network's score on a split, as `vitrail evaluate` and `vitrail.evaluate` give it: which images count, and what its
+task says of the network on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from vitrail.checkpoint.bundle import card_of
+from vitrail.data.collection import Collection
+from vitrail.data.source import Source
+from vitrail.distributed.world import World
+from vitrail.evaluation.exposure import Advance, Scope, choose_unseen, stay_silent
+from vitrail.evaluation.result import Result
+from vitrail.evaluation.scoring import Evaluated, EvaluationSetting, Scoring
+from vitrail.evaluation.subject import Subject, data_of
+from vitrail.tasks.registry import find_task
+
+NAMED: Final = 3  # unreadable images that are named
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """One network at one size on one split."""
+
+    about: Subject
+    source: Source  # what was scored
+    scope: Scope
+    found: Evaluated
+    result: Result
+    notes: tuple[str, ...]
+
+
+def score(
+    about: Subject,
+    collection: Collection,
+    split: str,
+    how: Scoring,
+    *,
+    world: World,
+    called: str,
+    advance: Advance = stay_silent,
+) -> Scored:
+    """Everything of one network at one size; the numbers are the same in all processes. `called` is what the split is
+    called in messages."""
+    task = find_task(card_of(about.network).task)
+    task.check_scoring(how, about)
+    data = data_of(about, collection, split, how.deduplicated_by)
+    source, scope = choose_unseen(
+        collection.splits[split],
+        called,
+        weights=about.name,
+        provenance=about.provenance,
+        include_seen=how.include_seen,
+        without=how.without,
+        world=world,
+        advance=advance,
+    )
+    data |= {"pictures": len(source), "fingerprint": source.fingerprint, "seen": scope.facts()}
+    setting = EvaluationSetting(
+        about=about,
+        collection=replace(collection, splits={**collection.splits, split: source}),
+        split=split,
+        how=how,
+        world=world,
+        advance=advance,
+    )
+    found = task.assess(setting)
+    return Scored(
+        about=about,
+        source=source,
+        scope=scope,
+        found=found,
+        result=result_of(setting, data, found),
+        notes=(*found.outputs_notes, *describe_unreadable(setting.unreadable), *found.notes),
+    )
+
+
+def describe_unreadable(unreadable: Sequence[str]) -> list[str]:
+    """How many there are, and the first of them."""
+    if not unreadable:
+        return []
+    some = "; ".join(unreadable[:NAMED]) + ("; ..." if len(unreadable) > NAMED else "")
+    are = "picture is unreadable and counts" if len(unreadable) == 1 else "pictures are unreadable and count"
+    return [f"{len(unreadable):,} {are} for nothing: {some}"]
+
+
+def result_of(setting: EvaluationSetting, data: dict[str, Any], found: Evaluated) -> Result:
+    about = setting.about
+    return Result(
+        kind="evaluate",
+        weights=about.facts,
+        data=data,
+        measures=found.measures,
+        config={
+            "image": list(about.preprocessing.image),
+            "preprocessing": about.preprocessing.to_dict(),
+            "precision": setting.how.precision,
+            **found.settings,
+        },
+        details={**found.details, "unreadable": list(setting.unreadable)},
+    )
