@@ -29,6 +29,7 @@ from vitrail.core.errors import DataError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection import overlay, rollout
 from vitrail.predict.predictor import Predictor
+from vitrail.tasks.classification.task import CLASSIFICATION
 
 Capture = pytest.CaptureFixture[str]
 
@@ -149,7 +150,7 @@ def test_names_that_are_no_text_are_spelt_out(tmp_path: Path, path: str, capsys:
 
 def test_a_terminal_gets_bars(path: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     made = predict_output.Terminal
-    monkeypatch.setattr(predict_output, "Plain", made)
+    monkeypatch.setattr(predict_output, "Plain", lambda file: made(file, CLASSIFICATION))
     name = folder_of(tmp_path / "p", 1)[0]
     assert main(["predict", path, name, "--topk", "3", "--device", "cpu"]) == 0
     title, *rows = capsys.readouterr().out.splitlines()

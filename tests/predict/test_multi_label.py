@@ -122,7 +122,7 @@ def test_the_server_answers_class_by_class() -> None:
         for bad in ("2", "-1", "nan", "x", "1" * 5000):
             assert here.post(data=picture(1), params={"threshold": bad}).status_code == 400
         asked = here.client.get("/openapi.json").json()["paths"]["/predict"]["post"]
-        assert [each["name"] for each in asked["parameters"]] == ["topk", "threshold"]
+        assert [each["name"] for each in asked["parameters"]] == ["topk", "threshold", "show"]
     with inside() as here:
         assert here.post(data=picture(1), params={"threshold": 0.5}).status_code == 400
         assert here.client.get("/model").json()["multi_label"] is False

@@ -158,7 +158,7 @@ def test_attention_beyond_the_limit_is_refused() -> None:
         ("/predict", "topk=0", "at least 1"),
         ("/predict", "topk=many", "no whole number"),
         ("/predict", "topk=99999999999999999999", "no whole number"),
-        ("/predict", "top_k=3", "'top_k' is none; here topk is read"),
+        ("/predict", "top_k=3", "'top_k' is none; here topk"),
         ("/embed", "topk=3", "none is read"),
         ("/attention", "layer=2", "the layers 0 to 1"),
         ("/attention", "layer=-1", "the layers 0 to 1"),

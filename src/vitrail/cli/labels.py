@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError, unknown
 from vitrail.core.storage import read_text
@@ -28,7 +28,7 @@ def new_names(
     return changed(names, read_renames(renames))
 
 
-def renamed(asker: "Predictor", labels: str | None, renames: Sequence[str]) -> "Predictor":
+def renamed(asker: "Predictor[Any]", labels: str | None, renames: Sequence[str]) -> "Predictor[Any]":
     """The predictor with the names that --labels and --rename ask for."""
     from vitrail.checkpoint.bundle import card_of
 

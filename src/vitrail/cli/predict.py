@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.cli.labels import renamed
 from vitrail.cli.options.predict import PredictOptions
@@ -20,11 +20,11 @@ from vitrail.report.page import printable
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
-    from torch import Tensor
 
     from vitrail.cli.predict_attention import Drawn
+    from vitrail.cli.predict_files import PredictionFiles
     from vitrail.cli.predict_pictures import Found, Listing
-    from vitrail.predict.predictor import Predictor
+    from vitrail.predict.predictor import Predictor, View
 
 
 def run(options: PredictOptions) -> int:
@@ -35,14 +35,15 @@ def run(options: PredictOptions) -> int:
         if value is not None and value < 1:
             raise ConfigError(f"{name} {value} must be at least 1")
     weights, words = parted(options.words) if options.weights is None else (options.weights, options.words)
-    found = listing(words, options.attention)
+    found = listing(words, options.attention, options.out)
     with alone(options.device) as device:
         asker = ready(options, weights, device)
         done = Session(
             asker=asker,
-            out=output(as_json=options.json, as_csv=options.csv, multi_label=asker.multi_label),
+            out=output(asker, as_json=options.json, as_csv=options.csv),
             topk=options.topk,
             drawn=drawing(options.attention, asker),
+            files=writing(options.out, asker, found),
         )
         print(headline(weights, asker), file=sys.stderr)
         for line in (*found.notes, *found.closed):
@@ -56,7 +57,7 @@ def run(options: PredictOptions) -> int:
     return 1 if done.failed or found.closed else 0
 
 
-def ready(options: PredictOptions, weights: str, device: "torch.device") -> "Predictor":
+def ready(options: PredictOptions, weights: str, device: "torch.device") -> "Predictor[Any]":
     """The network that was asked for, if it has classes to name."""
     from vitrail.predict.predictor import THRESHOLD, predictor
 
@@ -75,29 +76,45 @@ def ready(options: PredictOptions, weights: str, device: "torch.device") -> "Pre
         raise ConfigError(
             f"{weights} has no head, so it names no classes; give it one with `vitrail fit`, or fine-tune it"
         )
-    if options.threshold is not None and not asker.multi_label:
+    check_task(options, asker, weights)
+    return renamed(asker, options.labels, options.rename)
+
+
+def check_task(options: PredictOptions, asker: "Predictor[Any]", weights: str) -> None:
+    """Refuses options that the task of the weights has no use for."""
+    offered = asker.task.prediction_options(multi_label=asker.multi_label)
+    if options.topk is not None and "topk" not in offered:
+        raise ConfigError(
+            f"--topk {options.topk} is for weights that rank classes, and {weights} is for {asker.task.name}; leave it "
+            "out"
+        )
+    if options.threshold is not None and "threshold" not in offered:
+        if "topk" not in offered:
+            raise ConfigError(
+                f"--threshold {options.threshold:g} is for multi-label weights, and {weights} is for "
+                f"{asker.task.name}; leave it out"
+            )
         raise ConfigError(
             f"--threshold {options.threshold:g} is for multi-label weights, and {weights} has one class for each "
             "image; --topk N shows more classes"
         )
-    return renamed(asker, options.labels, options.rename)
 
 
-def headline(weights: str, asker: "Predictor") -> str:
+def headline(weights: str, asker: "Predictor[Any]") -> str:
     """Which weights answer: "w.npz: ViT, 5.72M parameters, 224x224 px, 1,000 classes"."""
     from vitrail.checkpoint.shipped import is_shipped
 
     network, image = asker.network, asker.preprocessing.image
     count = millions(sum(parameter.numel() for parameter in network.parameters()))
     named = f"{weights} (comes with vitrail)" if is_shipped(weights) else printable(weights)
-    classes = f"{len(asker.labels):,} classes" + (
+    classes = asker.task.describe_outputs(asker.labels) + (
         f", each by itself; chosen from {100 * asker.threshold:g} %" if asker.multi_label else ""
     )
     classes += ", named as ImageNet's" if asker.labels == bundled_names("imagenet") else ""
     return f"{named}: {type(network).__name__}, {count} parameters, {times(image)} px, {classes}"
 
 
-def drawing(folder: Path | None, asker: "Predictor") -> "Drawn | None":
+def drawing(folder: Path | None, asker: "Predictor[Any]") -> "Drawn | None":
     if folder is None:
         return None
     from vitrail.cli.predict_attention import Drawn
@@ -105,30 +122,56 @@ def drawing(folder: Path | None, asker: "Predictor") -> "Drawn | None":
     return Drawn(folder, asker)
 
 
+def writing(folder: Path | None, asker: "Predictor[Any]", found: "Listing") -> "PredictionFiles | None":
+    if folder is None:
+        return None
+    from vitrail.cli.predict_files import PredictionFiles
+
+    return PredictionFiles(folder, asker.task, found.known())
+
+
+class Prepared(NamedTuple):
+    """What the network is given of an image, and what is drawn on: the part that it sees, or all of it."""
+
+    view: "View"
+    seen: "Image | None" = None
+    whole: "Image | None" = None
+
+
 @dataclass(kw_only=True, slots=True)
 class Session:
     """What answers and where to, and the count so far."""
 
-    asker: "Predictor"
+    asker: "Predictor[Any]"
     out: Output
-    topk: int
+    topk: int | None
     drawn: "Drawn | None"
+    files: "PredictionFiles | None"
     seen: int = 0
     failed: int = 0
 
-    def prepare(self, found: "Found") -> "tuple[Tensor, Image | None]":
+    def prepare(self, found: "Found") -> Prepared:
         """What the network is given, and what is drawn on where that was asked for."""
-        if self.drawn is None:
-            return self.asker.prepare(found.path), None
-        return self.drawn.prepare(found.path)
+        if self.drawn is None and self.files is None:
+            return Prepared(self.asker.view(found.path))
+        from vitrail.cli.predict_files import limit_size
+        from vitrail.data.decode.picture import upright_rgb
+        from vitrail.predict.picture import image_from
 
-    def answer(self, batch: "Sequence[tuple[Found, tuple[Tensor, Image | None] | BadPicture]]") -> None:
+        image = upright_rgb(image_from(found.path))
+        return Prepared(
+            self.asker.view(image),
+            None if self.drawn is None else self.drawn.show(image),
+            None if self.files is None else limit_size(image),
+        )
+
+    def answer(self, batch: "Sequence[tuple[Found, Prepared | BadPicture]]") -> None:
         """One call of the network, and a word on every picture in its place."""
         import torch
 
-        made = [thing[0] for _, thing in batch if not isinstance(thing, BadPicture)]
-        pixels = torch.stack(made) if made else None
-        answers = iter(() if pixels is None else self.asker.ranked(self.asker.probabilities(pixels), self.topk))
+        views = [thing.view for _, thing in batch if not isinstance(thing, BadPicture)]
+        pixels = torch.stack([view.pixels for view in views]) if views else None
+        answers = iter(() if pixels is None else self.predict(pixels, views))
         maps = iter(() if pixels is None or self.drawn is None else self.drawn.maps(pixels))
         for found, thing in batch:
             self.seen += 1
@@ -138,9 +181,15 @@ class Session:
                 tell(f"passed over {found.path}: {reason}")
                 self.out.failed(found.path, reason)
                 continue
-            view = thing[1]
-            lit = None if self.drawn is None or view is None else self.drawn.draw(found.inside, view, next(maps))
-            self.out.answer(found.path, next(answers), lit)
+            prediction, made = next(answers), dict[str, str]()
+            if self.drawn is not None and thing.seen is not None:
+                made["attention"] = self.drawn.draw(found.inside, thing.seen, next(maps))
+            if self.files is not None and thing.whole is not None:
+                made |= self.files.write(found, prediction, thing.whole)
+            self.out.answer(found.path, prediction, made)
+
+    def predict(self, pixels: "torch.Tensor", views: "Sequence[View]") -> Sequence[Any]:
+        return self.asker.interpret(self.asker.logits(pixels), [view.geometry for view in views], self.topk)
 
 
 def through(done: Session, found: "Listing", workers: int) -> None:

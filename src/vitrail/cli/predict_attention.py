@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image
@@ -13,13 +13,11 @@ from torch import Tensor
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.storage import check_writable, replacing
-from vitrail.data.decode.picture import upright_rgb
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.overlay import overlay
 from vitrail.inspection.parts.given import in_portions
 from vitrail.inspection.rollout import rollout
 from vitrail.inspection.tokens import transformer
-from vitrail.predict.picture import image_from
 from vitrail.predict.predictor import Predictor
 from vitrail.report.page import printable
 
@@ -43,7 +41,7 @@ def seen(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
 class Drawn:
     """The files in a folder. Names are flat, so that none leads out of it, and no two are the same."""
 
-    def __init__(self, folder: Path, asker: Predictor) -> None:
+    def __init__(self, folder: Path, asker: Predictor[Any]) -> None:
         transformer(asker.network)  # refuses what has no attention
         check_writable(folder / "picture.png")
         if folder.exists() and not folder.is_dir():
@@ -51,11 +49,9 @@ class Drawn:
         self.folder, self.asker = folder, asker
         self.taken, self.times = set[str](), Counter[str]()
 
-    def prepare(self, path: str) -> tuple[Tensor, Image.Image]:
-        """A picture for the network, uint8 [3, H, W], and the same part of it for a person. BadPicture, with the path,
-        where it is none."""
-        image = upright_rgb(image_from(path))
-        return self.asker.preprocessing.pixels(image), seen(image, self.asker.preprocessing)
+    def show(self, image: Image.Image) -> Image.Image:
+        """The part of an upright image that the network sees, for a person."""
+        return seen(image, self.asker.preprocessing)
 
     def maps(self, batch: Tensor) -> Tensor:
         """Where the network looked: uint8 [N, 3, H, W] -> [N, rows, columns]."""

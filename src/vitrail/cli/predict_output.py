@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from vitrail.core.console import wrap
@@ -10,16 +11,17 @@ from vitrail.core.terminal import make_console
 from vitrail.report.page import printable
 
 if TYPE_CHECKING:
-    from vitrail.tasks.classification.prediction import Prediction
+    from vitrail.predict.predictor import Predictor
+    from vitrail.tasks.task import Prediction, Task
 
 BAR = 24  # signs of a full bar
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class Output(Protocol):
-    """Takes one picture at a time; `made` is the file that was drawn of it."""
+    """Takes one picture at a time; `made` are the files that were written for it, by what they are."""
 
-    def answer(self, path: str, prediction: "Prediction", made: str | None) -> None: ...
+    def answer(self, path: str, prediction: "Prediction", made: Mapping[str, str]) -> None: ...
     def failed(self, path: str, reason: str) -> None: ...
 
 
@@ -29,8 +31,8 @@ class Lines:
     def __init__(self, file: TextIO) -> None:
         self.file = file
 
-    def answer(self, path: str, prediction: "Prediction", made: str | None) -> None:
-        self.write({"path": path, **prediction.to_dict(), **({} if made is None else {"attention": made})})
+    def answer(self, path: str, prediction: "Prediction", made: Mapping[str, str]) -> None:
+        self.write({"path": path, **prediction.to_dict(), **made})
 
     def failed(self, path: str, reason: str) -> None:
         self.write({"path": path, "error": reason})
@@ -42,21 +44,16 @@ class Lines:
 class Table:
     """CSV: a row for every answer, and for a picture that could not be read one with the reason."""
 
-    def __init__(self, file: TextIO, *, multi_label: bool = False) -> None:
-        self.rows, self.multi_label = csv.writer(file, lineterminator="\n"), multi_label
-        self.rows.writerow(
-            ["path", "rank", "label", "index", "probability", *(["chosen"] if multi_label else []), "error"]
-        )
+    def __init__(self, file: TextIO, task: "Task", *, multi_label: bool = False) -> None:
+        self.table, self.task = csv.writer(file, lineterminator="\n"), task
+        self.columns = task.columns(multi_label=multi_label)
+        self.table.writerow(["path", *self.columns, "error"])
 
-    def answer(self, path: str, prediction: "Prediction", made: str | None) -> None:
-        chosen = prediction.chosen or ()
-        shown = prediction.top if len(prediction.top) > len(chosen) else chosen
-        for rank, answer in enumerate(shown, start=1):
-            mark = [int(rank <= len(chosen))] if self.multi_label else []
-            self.rows.writerow([path, rank, answer.label, answer.index, f"{answer.probability:.6g}", *mark, ""])
+    def answer(self, path: str, prediction: "Prediction", made: Mapping[str, str]) -> None:
+        self.table.writerows([path, *row, ""] for row in self.task.rows(prediction))
 
     def failed(self, path: str, reason: str) -> None:
-        self.rows.writerow([path, "", "", "", "", *([""] if self.multi_label else []), reason])
+        self.table.writerow([path, *("" for _ in self.columns), reason])
 
 
 class Plain:
@@ -65,36 +62,37 @@ class Plain:
     def __init__(self, file: TextIO) -> None:
         self.file = file
 
-    def answer(self, path: str, prediction: "Prediction", made: str | None) -> None:
-        self.file.write(f"{printable(path)}: {prediction}\n")
+    def answer(self, path: str, prediction: "Prediction", made: Mapping[str, str]) -> None:
+        files = ", ".join(printable(made[kind]) for kind in ("file", "overlay") if kind in made)
+        self.file.write(f"{printable(path)}: {prediction}{f' -> {files}' if files else ''}\n")
 
     def failed(self, path: str, reason: str) -> None:
         """Said on stderr."""
 
 
 class Terminal:
-    """A block for every picture, with bars."""
+    """A block for every picture, with bars where the task has some."""
 
-    def __init__(self, file: TextIO) -> None:
-        self.console = make_console(file=file, highlight=False)
+    def __init__(self, file: TextIO, task: "Task") -> None:
+        self.console, self.task = make_console(file=file, highlight=False), task
 
-    def answer(self, path: str, prediction: "Prediction", made: str | None) -> None:
+    def answer(self, path: str, prediction: "Prediction", made: Mapping[str, str]) -> None:
         from rich.text import Text
 
         block = Text(printable(path), style="bold")
-        if made is not None:
-            block.append(f"  {printable(made)}", style="not bold dim")
+        for written in made.values():
+            block.append(f"  {printable(written)}", style="not bold dim")
+        bars = self.task.bars(prediction)
+        if not bars:
+            block.append(f"\n  {prediction}", style="not bold")
         room = max(min(self.console.width - BAR - 12, 40), 8)
-        chosen = len(prediction.labels)
-        shown = prediction.top if prediction.chosen is None or len(prediction.top) > chosen else prediction.chosen
-        wide = min(max(len(answer.label) for answer in shown), room)
-        for rank, answer in enumerate(shown):
-            label, *more = wrap(printable(answer.label), wide) or [""]
-            strong = "bold" if rank < chosen else "not bold"
+        wide = min(max((len(one.label) for one in bars), default=0), room)
+        for one in bars:
+            label, *more = wrap(printable(one.label), wide) or [""]
+            strong = "bold" if one.chosen else "not bold"
             block.append(f"\n  {label:<{wide}}  ", style=strong)
-            colour = "not bold green" if rank < chosen else "not bold dim"
-            block.append(f"{bar(answer.probability):<{BAR}}", style=colour)
-            block.append(f" {100 * answer.probability:5.1f} %", style="not bold")
+            block.append(f"{bar(one.share):<{BAR}}", style="not bold green" if one.chosen else "not bold dim")
+            block.append(f" {100 * one.share:5.1f} %", style="not bold")
             for line in more:
                 block.append(f"\n    {line}", style=strong)
         self.console.print(block, soft_wrap=True)
@@ -103,7 +101,7 @@ class Terminal:
         """Said on stderr."""
 
 
-def output(*, as_json: bool, as_csv: bool, multi_label: bool = False) -> Output:
+def output(asker: "Predictor[Any]", *, as_json: bool, as_csv: bool) -> Output:
     """To stdout, in which names that it cannot write are spelt out."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
@@ -111,8 +109,8 @@ def output(*, as_json: bool, as_csv: bool, multi_label: bool = False) -> Output:
     if as_json:
         return Lines(sys.stdout)
     if as_csv:
-        return Table(sys.stdout, multi_label=multi_label)
-    return Terminal(sys.stdout) if sys.stdout.isatty() else Plain(sys.stdout)
+        return Table(sys.stdout, asker.task, multi_label=asker.multi_label)
+    return Terminal(sys.stdout, asker.task) if sys.stdout.isatty() else Plain(sys.stdout)
 
 
 def bar(share: float) -> str:

@@ -90,6 +90,10 @@ class Listing:
         """How many there are; not known where some come from stdin."""
         return None if STDIN in self.words else len(self.paths)
 
+    def known(self) -> Iterator[Found]:
+        """All pictures but those that stdin will name."""
+        return (found for at, word in enumerate(self.words) if word != STDIN for found in self.of(at))
+
     def bursts(self) -> Iterator[Iterable[Found]]:
         """All pictures in order, in runs that come without a pause: those of stdin may be slow to come."""
         for at, word in enumerate(self.words):
@@ -107,15 +111,15 @@ class Listing:
             yield Found(path, os.path.basename(path) if path == word else os.path.relpath(path, word))
 
 
-def listing(words: Sequence[str], written: Path | None = None) -> Listing:
-    """Files as they are, folders with all below them, in order. Only names are looked at, now and once. A folder below
-    that is `written` to is left out: what an earlier command put there was not meant."""
+def listing(words: Sequence[str], *written: Path | None) -> Listing:
+    """Files as they are, folders with all below them, in order. Only names are looked at, now and once. Folders below
+    that are `written` to are left out: what an earlier command put there was not meant."""
     if list(words).count(STDIN) > 1:
         raise ConfigError("- stands for stdin, which can be read once")
     paths, starts, notes, closed, left = list[str](), [0], list[str](), list[str](), list[str]()
     for word in words:
         if word != STDIN and os.path.isdir(word):
-            found, others, unread, shut = walked(word, written)
+            found, others, unread, shut = walked(word, *written)
             paths += found
             closed += shut
             left += unread
@@ -137,15 +141,16 @@ def listing(words: Sequence[str], written: Path | None = None) -> Listing:
     )
 
 
-def walked(root: str, written: Path | None = None) -> tuple[list[str], int, list[str], list[str]]:
+def walked(root: str, *written: Path | None) -> tuple[list[str], int, list[str], list[str]]:
     """The pictures below a folder at any depth, how many other files there are, image files of formats that are not
     read, and a line for each folder that could not be read. A folder that links lead to more than once, a loop above
     all, is entered once."""
     pictures, unread, closed, others = list[str](), list[str](), list[str](), 0
     waiting, seen = [root], set[tuple[int, int]]()
-    if written is not None and written.is_dir() and not written.samefile(root):
-        status = written.stat()
-        seen.add((status.st_dev, status.st_ino))
+    for folder in written:
+        if folder is not None and folder.is_dir() and not folder.samefile(root):
+            status = folder.stat()
+            seen.add((status.st_dev, status.st_ino))
     while waiting:
         where = waiting.pop()
         try:

@@ -141,7 +141,7 @@ def announce(served: "Served", listener: "socket.socket") -> None:
     print(f"{address(listener)}  (Ctrl-C stops it)")
     print(
         f"model: {about['name']}: {about['network']}, {millions(about['parameters'])} parameters, "
-        f"{times(served.predictor.preprocessing.image)} px, {len(about['labels']):,} classes, on {place}"
+        f"{times(served.predictor.preprocessing.image)} px, {about['outputs']}, on {place}"
     )
     print(
         f"limits: {limits['max_bytes'] / 2**20:g} MiB and {limits['max_images']} pictures a request, "

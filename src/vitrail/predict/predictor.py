@@ -6,13 +6,14 @@
     predictor.features(pictures)                  # [N, D]: what the last layer reads
     predictor.tokens(pictures)                    # [N, rows, columns, D]: a vector for each patch
 
-A predictor holds nothing that changes, so threads may share one.
+What a prediction is depends on the task that the weights were trained for. A predictor holds nothing that changes, so
+threads may share one.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final, Literal, TypeAlias, cast, get_args, overload
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeAlias, cast, get_args, overload
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from vitrail.checkpoint.shipped import DEFAULT
 from vitrail.checkpoint.weights import bundle_of, network, operate
 from vitrail.core.errors import BadPicture, ConfigError, unknown
 from vitrail.core.shapes import Pair, times
+from vitrail.data.decode.picture import upright_rgb
+from vitrail.data.geometry import Geometry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.device import find_device
 from vitrail.models.build import Model
@@ -30,10 +33,29 @@ from vitrail.predict.feed import default_threads, grouped, prepared
 from vitrail.predict.picture import Given, image_from, is_one, named
 from vitrail.predict.remote import fetch
 from vitrail.tasks.classification.prediction import Prediction, rank_classes
-from vitrail.tasks.task import PredictionOptions
+from vitrail.tasks.classification.task import ClassificationTask
+from vitrail.tasks.registry import find_task
+from vitrail.tasks.task import PredictionOptions, Task
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    PredictionT = TypeVar("PredictionT", default=Prediction)
+else:
+    from typing import TypeVar
+
+    PredictionT = TypeVar("PredictionT")
 
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 THRESHOLD: Final = 0.5  # from which a class of a multi-label network is chosen
+TOPK: Final = 5
+
+
+class View(NamedTuple):
+    """What a network is shown of one image: uint8 [3, H, W], and where in the image these pixels come from."""
+
+    pixels: Tensor
+    geometry: Geometry
 
 
 def predictor(
@@ -60,8 +82,12 @@ def predictor(
     )
 
 
-class Predictor:
+class Predictor(Generic[PredictionT]):
     """A network with its preprocessing and the names of its classes, ready for images.
+
+    What it gives for an image is what the task of the weights makes of the network's outputs: of a classifier a
+    `Prediction`. Type checkers take every predictor for a classifier's; of another task name its type, as in
+    `predictor: Predictor[SegmentedImage] = Predictor("model.safetensors")`.
 
     `weights` are a network, or any weights that vitrail reads: a file, a folder, a run's folder, public ones as
     NAME:TAG, or the name of weights that come with the package. `image_size` resizes positions; `labels` name the
@@ -87,6 +113,7 @@ class Predictor:
         self.device = find_device(str(device))
         network = network_of(weights, image_size, precision)
         config, known = network.config, card_of(network)
+        self.task: Task = find_task(known.task)
         if config.channels != 3:
             raise ConfigError(f"this network takes {config.channels} channels; pictures are prepared in 3")
         if batch < 1:
@@ -106,9 +133,9 @@ class Predictor:
         self._std = torch.tensor(self.preprocessing.std, device=self.device).view(3, 1, 1)
         self._type = like.dtype
 
-    def called(self, names: Iterable[str]) -> "Predictor":
+    def called(self, names: Iterable[str]) -> "Predictor[PredictionT]":
         """The same network with other class names."""
-        return Predictor(
+        return Predictor[PredictionT](
             self.network,
             preprocessing=self.preprocessing,
             labels=names,
@@ -121,20 +148,22 @@ class Predictor:
     # Pictures in, answers out.
 
     @overload
-    def __call__(self, pictures: "Given", topk: int = 5) -> Prediction: ...
+    def __call__(self, pictures: "Given", topk: int | None = None) -> PredictionT: ...
     @overload
-    def __call__(self, pictures: "Iterable[Given]", topk: int = 5) -> list[Prediction]: ...
-    def __call__(self, pictures: "Given | Iterable[Given]", topk: int = 5) -> Prediction | list[Prediction]:
-        """The `topk` likeliest classes of one picture; of several, a list. What is no picture raises BadPicture."""
+    def __call__(self, pictures: "Iterable[Given]", topk: int | None = None) -> list[PredictionT]: ...
+    def __call__(self, pictures: "Given | Iterable[Given]", topk: int | None = None) -> PredictionT | list[PredictionT]:
+        """What the network says of one picture; of several, a list. Of a classifier these are the `topk` (5) likeliest
+        classes. What is no picture raises BadPicture."""
         answers = list(self.stream(pictures, topk))
         return answers[0] if is_one(pictures) else answers
 
-    def stream(self, pictures: "Given | Iterable[Given]", topk: int = 5) -> Iterator[Prediction]:
+    def stream(self, pictures: "Given | Iterable[Given]", topk: int | None = None) -> Iterator[PredictionT]:
         """Predictions one by one, for more pictures than fit into memory: two batches of them are held at
         once, read ahead of what is asked for."""
-        self._check(topk)
-        for pixels in self._batches(pictures):
-            yield from self.ranked(self.probabilities(pixels), topk)
+        self._options(topk)
+        for views in self._batches(pictures):
+            outputs = self.logits(torch.stack([view.pixels for view in views]))
+            yield from self.interpret(outputs, [view.geometry for view in views], topk)
 
     def features(self, pictures: "Given | Iterable[Given]") -> Tensor:
         """What the last layer reads: float32 [N, D] on the CPU. Of a ViT the representation y (Eq. 4), through the
@@ -150,11 +179,17 @@ class Predictor:
 
     def prepare(self, picture: "Given") -> Tensor:
         """One picture, resized and cropped as the weights want it: uint8 [3, H, W]."""
+        return self.view(picture).pixels
+
+    def view(self, picture: "Given") -> View:
+        """One picture, resized and cropped as the weights want it, and what was done to it."""
         image = image_from(picture, fetch if self.urls else None)
         try:
-            return self.preprocessing.pixels(image)
+            upright = upright_rgb(image)
+            pixels = self.preprocessing.pixels(upright)
         except BadPicture as error:
             raise BadPicture(f"{named(picture)}: {error}") from None
+        return View(pixels, self.preprocessing.geometry((upright.height, upright.width)))
 
     def normalise(self, batch: Tensor) -> Tensor:
         """Prepared pictures, uint8 [N, 3, H, W], to what the network takes, on its device and in its type."""
@@ -167,7 +202,8 @@ class Predictor:
         return ((pixels.float() / 255 - self._mean) / self._std).to(self._type)
 
     def logits(self, batch: Tensor) -> Tensor:
-        """Prepared pictures to logits: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU."""
+        """Prepared pictures to what the network puts out: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU, and
+        [N, K, H, W] where the task is about pixels."""
         if not self.labels:
             raise ConfigError(
                 "this network has no classes to name; take its features, give it a head with `vitrail fit`, or "
@@ -175,9 +211,17 @@ class Predictor:
             )
         return self._read(batch, self.network)
 
+    def interpret(
+        self, outputs: Tensor, views: Sequence[Geometry], topk: int | None = None, threshold: float | None = None
+    ) -> Sequence[PredictionT]:
+        """What the outputs [N, K, ...] of `logits` say of N pictures, of which the network was shown these views."""
+        found = self.task.predict(outputs, views, self._options(topk, threshold))
+        return cast("Sequence[PredictionT]", found)
+
     def probabilities(self, batch: Tensor) -> Tensor:
         """Prepared pictures to the probability of each class: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU. Rows sum
         to 1 (softmax), unless the weights are multi-label: then each class is by itself (sigmoid)."""
+        self._check_classifies("probabilities")
         logits = self.logits(batch)
         return logits.sigmoid() if self.multi_label else logits.softmax(-1)
 
@@ -189,38 +233,54 @@ class Predictor:
         """Prepared pictures to patch tokens: uint8 [N, 3, H, W] -> float32 [N, rows, columns, D] on the CPU."""
         return self._read(batch, lambda x: self.network.patch_map(x).permute(0, 2, 3, 1))
 
-    def ranked(self, probabilities: Tensor, topk: int = 5, threshold: float | None = None) -> list[Prediction]:
+    def ranked(
+        self, probabilities: Tensor, topk: int | None = None, threshold: float | None = None
+    ) -> list[Prediction]:
         """Rows [N, K] as predictions; of equally likely classes the one with the smaller number comes first. Of a
         multi-label network all classes at or above the threshold are chosen, however many that are."""
-        self._check(topk)
-        least = self.threshold if threshold is None else threshold
-        options = PredictionOptions(names=self.labels, topk=topk, threshold=least, multi_label=self.multi_label)
-        return rank_classes(probabilities, options)
+        self._check_classifies("ranked")
+        return rank_classes(probabilities, self._options(topk, threshold))
 
     def __repr__(self) -> str:
         kind = type(self.network).__name__
-        return f"Predictor({kind}, {times(self.preprocessing.image)} px, {len(self.labels)} classes, {self.device})"
+        outputs = self.task.describe_outputs(self.labels)
+        return f"Predictor({kind}, {times(self.preprocessing.image)} px, {outputs}, {self.device})"
 
     def _read(self, batch: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.inference_mode():
             found = read(self.normalise(batch))
         return found.to("cpu", torch.float32, copy=True)  # a tensor like any other, which one may train on
 
-    def _check(self, topk: int) -> None:
-        if topk < 1:
+    def _options(self, topk: int | None = None, threshold: float | None = None) -> PredictionOptions:
+        if topk is not None and "topk" not in self.task.prediction_options(multi_label=self.multi_label):
+            raise ConfigError(f"topk={topk} is for classification, and these weights are for {self.task.name}")
+        if topk is not None and topk < 1:
             raise ConfigError(f"topk={topk} must be at least 1")
+        return PredictionOptions(
+            names=self.labels,
+            topk=TOPK if topk is None else topk,
+            threshold=self.threshold if threshold is None else threshold,
+            multi_label=self.multi_label,
+        )
 
-    def _batches(self, pictures: "Given | Iterable[Given]") -> Iterator[Tensor]:
+    def _check_classifies(self, method: str) -> None:
+        if not isinstance(self.task, ClassificationTask):
+            raise ConfigError(
+                f"Predictor.{method} is for classification, and these weights are for {self.task.name}; take "
+                "`logits` and `interpret`"
+            )
+
+    def _batches(self, pictures: "Given | Iterable[Given]") -> Iterator[list[View]]:
         alone = is_one(pictures)
         several = cast("Iterable[Given]", [pictures] if alone else pictures)
         threads = 0 if alone or self.batch == 1 else default_threads()
-        made = prepared(several, self.prepare, ahead=2 * self.batch, threads=threads)
+        made = prepared(several, self.view, ahead=2 * self.batch, threads=threads)
         with closing(made):
             for some in grouped(made, self.batch):
-                yield torch.stack([usable(pixels) for _, pixels in some])
+                yield [usable(view) for _, view in some]
 
     def _gathered(self, pictures: "Given | Iterable[Given]", read: Callable[[Tensor], Tensor]) -> Tensor:
-        rows = [read(pixels) for pixels in self._batches(pictures)]
+        rows = [read(torch.stack([view.pixels for view in views])) for views in self._batches(pictures)]
         return torch.cat(rows) if rows else read(torch.zeros(0, 3, *self.preprocessing.image, dtype=torch.uint8))
 
 
@@ -236,7 +296,7 @@ def network_of(weights: str | Path | Model, image_size: int | Pair | None, preci
     return weights if precision is None else weights.to(kind)
 
 
-def usable(made: Tensor | BadPicture) -> Tensor:
+def usable(made: View | BadPicture) -> View:
     if isinstance(made, BadPicture):
         raise made
     return made

@@ -4,7 +4,6 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
-import torch
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
@@ -92,17 +91,37 @@ class Routes:
         self.service, self.served = service, service.served
 
     async def predict(self, request: Request) -> Response:
-        predictor = self.served.predictor
-        known(request.query_params, "topk", *(["threshold"] if predictor.multi_label else []))
-        topk, threshold = whole(request.query_params, "topk", TOPK), share(request.query_params, predictor.threshold)
-        if topk < 1:
-            raise Refused(400, "bad parameter", f"topk={topk} has to be at least 1")
-        if not predictor.labels:
+        known(request.query_params, *self.served.options, "show")
+        options = self._options(request.query_params)
+        if not self.served.predictor.labels:
             raise Refused(409, "no classes", "this network has no head, so it names nothing; /embed gives its features")
-        found, _, rows = await self.service.put_through(request, "predict")
-        ranked = predictor.ranked(torch.stack(rows), topk, threshold)
-        told = [{"name": upload.name, **best.to_dict()} for upload, best in zip(found, ranked, strict=True)]
-        return answered({"model": self.served.name, "predictions": told})
+        show = whole(request.query_params, "show", 0)
+        if show not in (0, 1):
+            raise Refused(400, "bad parameter", f"show={show} has to be 0 or 1")
+        found, _, predictions = await self.service.put_through(
+            request, "predict", most=1 if show else None, options=options
+        )
+
+        def told() -> list[dict[str, Any]]:
+            pairs = list(zip(found, predictions, strict=True))
+            shown = [{"shown": self.served.show(said, upload.data)} if show else {} for upload, said in pairs]
+            return [
+                {"name": upload.name, **said.to_dict(), **more}
+                for (upload, said), more in zip(pairs, shown, strict=True)
+            ]
+
+        return answered({"model": self.served.name, "predictions": await self.service.write(told)})
+
+    def _options(self, query: QueryParams) -> dict[str, Any]:
+        """Of those that the task takes."""
+        options = dict[str, Any]()
+        if "topk" in self.served.options:
+            options["topk"] = whole(query, "topk", TOPK)
+            if options["topk"] < 1:
+                raise Refused(400, "bad parameter", f"topk={options['topk']} has to be at least 1")
+        if "threshold" in self.served.options:
+            options["threshold"] = share(query, self.served.predictor.threshold)
+        return options
 
     async def embed(self, request: Request) -> Response:
         known(request.query_params)

@@ -8,8 +8,8 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from torch import Tensor
@@ -27,6 +27,7 @@ class Ticket:
     kind: Kind
     answer: "asyncio.Future[Any]"
     layer: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # how its outputs become a prediction
     pixels: Tensor | None = None  # uint8 [3, H, W], once it is prepared
     facts: Any = None  # what its preparation found out about it
     state: Literal["coming", "waiting", "taken", "gone"] = "coming"

@@ -1,21 +1,25 @@
 """What is served: a predictor, its name, and the three things it is asked for."""
 
+import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from vitrail.data.decode.picture import Picture
+from vitrail.data.geometry import Geometry
 from vitrail.inspection.tokens import has_attention
 from vitrail.predict.predictor import Predictor
 from vitrail.serve import attention
 from vitrail.serve.line import Ticket
 from vitrail.serve.room import Reservation, Room
 from vitrail.serve.settings import Settings
+
+SHOWN: Final = 1400  # pixels of the longer side of a drawing, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +28,13 @@ class Seen:
 
     size: tuple[int, int]  # (width, height)
     crop: tuple[float, float, float, float]  # left, top, width, height
+    geometry: Geometry
 
 
 class Served:
     """A predictor behind a server. `prepare` may run in many threads, `compute` in one."""
 
-    def __init__(self, predictor: Predictor, name: str, settings: Settings) -> None:
+    def __init__(self, predictor: Predictor[Any], name: str, settings: Settings) -> None:
         self.predictor, self.name, self.settings = predictor, name, settings
         self.room = Room(settings.decode_bytes, settings.timeout_s)
 
@@ -51,19 +56,40 @@ class Served:
             if preparation.resize is None
             else preparation.centre(image)
         )
-        return self.predictor.prepare(image), Seen(image.size, (left, top, right - left, bottom - top))
+        pixels, geometry = self.predictor.view(image)
+        return pixels, Seen(image.size, (left, top, right - left, bottom - top), geometry)
 
     def compute(self, tickets: Sequence[Ticket]) -> Sequence[Any]:
         """Answers of one batch, of one kind."""
         batch = torch.stack([ticket.pixels for ticket in tickets if ticket.pixels is not None])
         match tickets[0].kind:
             case "predict":
-                return self.predictor.probabilities(batch).unbind(0)
+                # Here and not later: the outputs of a dense task are many times larger than what they say.
+                outputs = self.predictor.logits(batch).split(1)
+                return [
+                    self.predictor.interpret(output, [ticket.facts.geometry], **ticket.options)[0]
+                    for output, ticket in zip(outputs, tickets, strict=True)
+                ]
             case "embed":
                 return self.predictor.embedded(batch).unbind(0)
             case "attention":
                 looked = attention.attend(self.predictor.network, self.predictor.normalise(batch), tickets[0].layer)
                 return [looked]
+
+    def show(self, prediction: Any, data: bytes) -> dict[str, Any]:
+        """A prediction for people: its text, its bars, and a drawing of it over the image, as PNG."""
+        task = self.predictor.task
+        with Reservation(self.room) as reservation:
+            image = Picture(data, max_pixels=self.settings.max_pixels, reserve=reservation.take).rgb()
+            image.thumbnail((SHOWN, SHOWN), Image.Resampling.BICUBIC, reducing_gap=2.0)
+            drawing, content = task.draw(prediction, image), io.BytesIO()
+            if drawing is not None:
+                drawing.save(content, "PNG")
+        return {
+            "text": str(prediction),
+            "bars": [bar._asdict() for bar in task.bars(prediction)],
+            "png": None if drawing is None else base64.b64encode(content.getvalue()).decode("ascii"),
+        }
 
     def warm(self) -> None:
         """Once through everything, so that the first request finds it loaded."""
@@ -71,6 +97,11 @@ class Served:
         Image.new("RGB", (8, 8)).save(content, "PNG")
         pixels, _ = self.prepare(content.getvalue())
         self.predictor.embedded(pixels[None])
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What a request may say of how outputs become predictions: "topk", "threshold"."""
+        return self.predictor.task.prediction_options(multi_label=self.predictor.multi_label)
 
     @property
     def transformer(self) -> bool:
@@ -86,6 +117,9 @@ class Served:
             "parameters": sum(parameter.numel() for parameter in predictor.network.parameters()),
             "image_size": list(predictor.preprocessing.image),
             "device": str(predictor.device),
+            "task": predictor.task.name,
+            "outputs": predictor.task.describe_outputs(predictor.labels),
+            "options": list(self.options),
             "labels": list(predictor.labels),
             "multi_label": predictor.multi_label,
             **({"threshold": predictor.threshold} if predictor.multi_label else {}),

@@ -22,15 +22,15 @@ PROBLEMS: Final = {
     "503": "no answer in time, or the server stops or is not ready; Retry-After says when to ask again",
 }
 EXAMPLES: Final = {
-    "/predict": (f"-F {FIELD}=@photo.jpg", "/predict?topk=3"),
-    "/attention": (f"-F {FIELD}=@photo.jpg", "/attention?layer=0"),
-    "/embed": (f"-F {FIELD}=@first.jpg -F {FIELD}=@second.jpg", "/embed"),
+    "/predict": f"-F {FIELD}=@photo.jpg",
+    "/attention": f"-F {FIELD}=@photo.jpg",
+    "/embed": f"-F {FIELD}=@first.jpg -F {FIELD}=@second.jpg",
 }
 
 
 def document(served: Served) -> dict[str, Any]:
     """OpenAPI 3.1 of what a server answers."""
-    limits = served.about()["limits"]
+    limits, task = served.about()["limits"], served.predictor.task
     return {
         "openapi": "3.1.0",
         "info": {
@@ -40,12 +40,10 @@ def document(served: Served) -> dict[str, Any]:
         },
         "paths": {
             "/predict": asked(
-                "The classes that each image shows"
-                if served.predictor.multi_label
-                else "The likeliest classes of each picture",
+                task.describe_predictions(multi_label=served.predictor.multi_label),
                 "Predictions",
                 limits,
-                parameters=[TOPK, THRESHOLD] if served.predictor.multi_label else [TOPK],
+                parameters=[*(OPTIONS[name] for name in served.options), SHOW],
             ),
             "/attention": asked("Where the network looks, for one picture", "Attention", limits, parameters=[LAYER]),
             "/embed": asked("Features of each picture", "Features", limits),
@@ -57,7 +55,10 @@ def document(served: Served) -> dict[str, Any]:
             "/docs": told("This description as a page", kind="text/html"),
             "/": told("A page to try it; needs no token", kind="text/html"),
         },
-        "components": {"schemas": SCHEMAS, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": {**SCHEMAS, "Predictions": predictions(task.prediction_schema())},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
         **({"security": [{"token": []}]} if served.settings.token else {}),
     }
 
@@ -115,6 +116,16 @@ def record(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
+def predictions(schema: dict[str, Any]) -> dict[str, Any]:
+    """The answer of /predict: the name of each image with what its prediction holds."""
+    one = {
+        **schema,
+        "required": ["name", *schema.get("required", [])],
+        "properties": {"name": TEXT, **schema.get("properties", {}), "shown": SHOWN},
+    }
+    return record(model=TEXT, predictions=listed(one))
+
+
 NUMBER: Final = {"type": "number"}
 WHOLE: Final = {"type": "integer"}
 TEXT: Final = {"type": "string"}
@@ -124,32 +135,33 @@ THRESHOLD: Final = {
     "description": "the probability from which a class is chosen; each class is scored by itself",
     "schema": {"type": "number", "minimum": 0, "maximum": 1},
 }
-TOPK: Final = {"name": "topk", "in": "query", "schema": {"type": "integer", "minimum": 1, "default": 5}}
+TOPK: Final = {"name": "topk", "in": "query", "example": 3, "schema": {"type": "integer", "minimum": 1, "default": 5}}
+OPTIONS: Final = {"topk": TOPK, "threshold": THRESHOLD}
+SHOW: Final = {
+    "name": "show",
+    "in": "query",
+    "description": "1 adds, for one picture, what a page shows: text, bars and a drawing",
+    "schema": {"type": "integer", "enum": [0, 1], "default": 0},
+}
 LAYER: Final = {
     "name": "layer",
     "in": "query",
     "description": "from 0; left out, there is rollout alone",
+    "example": 0,
     "schema": {"type": "integer", "minimum": 0},
 }
-ANSWER: Final = record(label=TEXT, index=WHOLE, probability=NUMBER)
 BYTES: Final = {"type": ["string", "null"], "contentEncoding": "base64"}
+SHOWN: Final = {
+    **record(
+        text=TEXT,
+        bars=listed(record(label=TEXT, share=NUMBER, chosen={"type": "boolean"})),
+        png={**BYTES, "description": "the prediction drawn over the picture, where there is something to draw"},
+    ),
+    "description": "with show=1",
+}
 SCHEMAS: Final = {
     "Error": record(error=TEXT, reason=TEXT),
     "Images": record(images=listed({"type": "string", "contentEncoding": "base64"}, minItems=1)),
-    "Predictions": record(
-        model=TEXT,
-        predictions=listed(
-            {
-                "type": "object",
-                "required": ["name", "top"],
-                "properties": {
-                    "name": TEXT,
-                    "top": listed(ANSWER),
-                    "chosen": {**listed(ANSWER), "description": "of a multi-label network: at or above the threshold"},
-                },
-            }
-        ),
-    ),
     "Features": record(model=TEXT, features=listed(listed(NUMBER))),
     "Attention": record(
         model=TEXT,
@@ -210,7 +222,8 @@ def section(verb: str, path: str, about: dict[str, Any], command: str) -> str:
     rows += [
         f"<dt>{status}</dt><dd>{html.escape(each['description'])}</dd>" for status, each in about["responses"].items()
     ]
-    example = code(command.format(*EXAMPLES[path])) if path in EXAMPLES else ""
+    query = "&".join(f"{each['name']}={each['example']}" for each in about.get("parameters", []) if "example" in each)
+    example = code(command.format(EXAMPLES[path], f"{path}?{query}".rstrip("?"))) if path in EXAMPLES else ""
     said = f"{about['summary']}. {about.get('description', '')}"
     return (
         f'<h2><span class="verb">{verb.upper()}</span> <code>{html.escape(path)}</code></h2>'

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
@@ -24,6 +24,7 @@ TICK_S: Final = 0.25
 LARGE: Final = 256 * 1024  # bytes of a body that is not taken apart on the event loop
 THREADS: Final = "vitrail-"
 PATIENCE_S: Final = 3.0  # for threads at the end
+Made = TypeVar("Made")
 
 
 class Service:
@@ -37,6 +38,7 @@ class Service:
         self.threads = f"{THREADS}{id(self):x}"  # how the names of its own begin
         self.watch = Watch(self._worker, settings.stuck_s)
         self.pool = ThreadPoolExecutor(settings.decoders, thread_name_prefix=self.threads)
+        self.writers = ThreadPoolExecutor(settings.decoders, thread_name_prefix=self.threads)
         self.draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -71,7 +73,8 @@ class Service:
             ticking.cancel()
             self.draining = True
             self.line.close()
-            self.pool.shutdown(wait=False, cancel_futures=True)
+            for pool in (self.pool, self.writers):
+                pool.shutdown(wait=False, cancel_futures=True)
             until = time.monotonic() + PATIENCE_S
             while threads(self.threads) and time.monotonic() < until:
                 await asyncio.sleep(0.01)
@@ -84,7 +87,13 @@ class Service:
     # The way of a request.
 
     async def put_through(
-        self, request: Request, kind: Kind, *, most: int | None = None, layer: int | None = None
+        self,
+        request: Request,
+        kind: Kind,
+        *,
+        most: int | None = None,
+        layer: int | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[list[Upload], list[Ticket], list[Any]]:
         """The pictures of a request, and what the network says of each. Refused or Gone where it comes to nothing."""
         if self.draining:
@@ -97,7 +106,7 @@ class Service:
                 request.headers.get("content-type", ""), body, most or self.settings.most_images
             )
             del body
-            tickets = [Ticket(kind, self.loop.create_future(), layer) for _ in found]
+            tickets = [Ticket(kind, self.loop.create_future(), layer, options or {}) for _ in found]
             self.line.admit(tickets)
             try:
                 for ticket, upload in zip(tickets, found, strict=True):
@@ -106,6 +115,10 @@ class Service:
             finally:
                 self.line.leave(tickets)
         return found, tickets, answers
+
+    async def write(self, make: Callable[[], Made]) -> Made:
+        """What is made of answers outside of the event loop, and not behind pictures that wait to be decoded."""
+        return await self.loop.run_in_executor(self.writers, make)
 
     async def _pictures(self, content_type: str, body: bytes, most: int) -> list[Upload]:
         if len(body) < LARGE:

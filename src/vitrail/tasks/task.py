@@ -9,7 +9,7 @@ of `register_task`.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -68,6 +68,14 @@ class PredictionOptions:
     topk: int = 5
     threshold: float = 0.5
     multi_label: bool = False
+
+
+class Bar(NamedTuple):
+    """A part of a prediction that is shown as a bar."""
+
+    label: str
+    share: float  # of 1, the length of the bar
+    chosen: bool = False  # whether it is what the network decided for
 
 
 class Task(ABC):
@@ -200,8 +208,42 @@ class Task(ABC):
     def predict(self, outputs: Tensor, views: Sequence["Geometry"], options: PredictionOptions) -> Sequence[Prediction]:
         """What the outputs [B, K, ...] say of B images, of which the network saw these views."""
 
+    def prediction_options(self, *, multi_label: bool) -> tuple[str, ...]:
+        """The fields of `PredictionOptions` that people may set: "topk", "threshold"."""
+        del multi_label
+        return ()
+
+    def describe_predictions(self, *, multi_label: bool) -> str:
+        """What a server answers, as a heading."""
+        del multi_label
+        return "What the network predicts for each image"
+
+    def prediction_schema(self) -> dict[str, Any]:
+        """The `to_dict` of a prediction as JSON Schema."""
+        return {"type": "object"}
+
+    def bars(self, prediction: Any) -> Sequence[Bar]:
+        """The parts of a prediction as bars, in order; none where its text says it all."""
+        del prediction
+        return ()
+
+    def columns(self, *, multi_label: bool) -> tuple[str, ...]:
+        """The columns of a table of predictions, besides the image's name."""
+        del multi_label
+        return ("prediction",)
+
+    def rows(self, prediction: Any) -> list[list[Any]]:
+        """The rows that a prediction has in such a table, one or more."""
+        return [[str(prediction)]]
+
+    @property
+    def has_files(self) -> bool:
+        """Whether predictions can be written as files or drawn."""
+        return type(self).file_of is not Task.file_of or type(self).draw is not Task.draw
+
     def draw(self, prediction: Any, image: "Image") -> "Image | None":
-        """The prediction as an image to look at, over the image that it is of; none where there is nothing to draw."""
+        """The prediction as an image to look at, over the image that it is of, which may be smaller than the one that
+        was predicted for; none where there is nothing to draw."""
         del prediction, image
         return None
 

@@ -1,4 +1,5 @@
-"""Say what is on pictures: the likeliest classes of each, in the order they were given.
+"""Say what is on pictures: the likeliest classes of each, in the order they were given. Weights of
+segmentation predict a mask of each, which --out writes as PNG.
 
 WEIGHTS may be left out: the first word is taken for weights unless it is a picture, a folder without weights in it, or
 -, and then a small network that comes with vitrail answers (CIFAR-10's ten classes). Folders are walked through in the
@@ -19,10 +20,11 @@ class PredictOptions:
 
     words: tuple[str, ...]
     weights: str | None = None
-    topk: int = 5
+    topk: int | None = None
     threshold: float | None = None
     json: bool = False
     csv: bool = False
+    out: Path | None = None
     attention: Path | None = None
     labels: str | None = None
     rename: tuple[str, ...] = ()
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [WEIGHTS] IMAGE|FOLDER|-... [options]"
     parser.add_argument("words", nargs="+", metavar="[WEIGHTS] IMAGE|FOLDER|-", help="weights, then images")
     parser.add_argument("--weights", metavar="WEIGHTS", help="the weights; then every word is an image or a folder")
-    parser.add_argument("--topk", type=int, default=5, metavar="N", help="classes for each picture (default: 5)")
+    parser.add_argument("--topk", type=int, metavar="N", help="classes for each picture (default: 5)")
     parser.add_argument(
         "--threshold",
         type=float,
@@ -50,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--json", action="store_true", help="a JSON object a line, also for what could not be read")
     kind.add_argument("--csv", action="store_true", help="a row for each answer, under a header")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="a folder for predictions that are files, as masks are, and a drawing of each (NAME.overlay.png)",
+    )
     parser.add_argument(
         "--attention",
         type=Path,

@@ -217,7 +217,7 @@ const FEW = 24; // classes that are shown at once
 function listClasses() {
   const labels = model.labels ?? [], box = $("classes"), unnamed = labels.length > 10 && labels.every((one) => /^(class )?\d+$/.test(one));
   box.hidden = !labels.length;
-  box.querySelector("summary").textContent = `The ${count(labels.length, "class", "classes")} that it knows`;
+  box.querySelector("summary").textContent = model.options.includes("topk") ? `The ${count(labels.length, "class", "classes")} that it knows` : `Its ${model.outputs}`;
   $("unnamed").hidden = !unnamed;
   $("find-class").hidden = unnamed || labels.length <= FEW;
   box.open = labels.length <= FEW && !unnamed;

@@ -3,7 +3,7 @@ const MOST = 200; // pictures
 const EAGER = 2.5e6; // bytes of a layer that are fetched along with the rollout
 const TOPK = 5;
 const pictures = [];
-const model = { known: false, name: "", attention: true, limits: {} };
+const model = { known: false, name: "", attention: true, limits: {}, options: ["topk"] };
 const host = location.host;
 
 // ---- words -----------------------------------------------------------------------------------------------------
@@ -19,7 +19,13 @@ function notice(text, again = null) {
   button.hidden = !again;
   button.onclick = again;
 }
-const label = (one) => one.answer?.top[0]?.label ?? "";
+// What is said of a picture: the classes of a classifier, or the text and the bars that the server has for people.
+const barsOf = (answer) => answer.top?.map(({ label, probability }) => ({ label, share: probability })) ?? answer.shown?.bars ?? [];
+function label({ answer }) {
+  if (!answer || answer.top) return answer?.top[0]?.label ?? "";
+  return barsOf(answer).slice(0, 3).map((each) => each.label).join(", ") || (answer.shown?.text ?? "");
+}
+const asked = (shown) => "/predict" + (model.options.includes("topk") ? "?topk=" + TOPK : shown ? "?show=1" : "");
 
 // ---- the server ------------------------------------------------------------------------------------------------
 async function meet() {
@@ -43,7 +49,8 @@ function introduce() {
   const strong = document.createElement("b");
   const name = model.name.replace(/\.(safetensors|npz|pth|pt|bin)$/, "");
   strong.textContent = name;
-  const rest = classes ? ` knows ${count(classes, "class", "classes")}. Give it a picture: see what it says` : ": give it a picture";
+  const knows = model.options.includes("topk") ? count(classes, "class", "classes") : model.outputs;
+  const rest = classes ? ` knows ${knows}. Give it a picture: see what it says` : ": give it a picture";
   $("model").replaceChildren(strong, rest + (model.attention ? ", and where it looks." : "."));
   document.title = name + " · vitrail";
   const facts = [name, model.network];
@@ -122,11 +129,11 @@ async function predict(one) {
       one.since = performance.now();
       show();
     };
-    const said = await ask("/predict?topk=" + TOPK, { body: form(one.file), signal: one.stop.signal, waiting });
+    const said = await ask(asked(true), { body: form(one.file), signal: one.stop.signal, waiting });
     const mine = said.predictions[0];
     if (mine.error) throw new Refused(415, mine.reason ?? mine.error);
     Object.assign(one, { answer: mine, raw: said, took: performance.now() - one.since, state: "done", wait: "" });
-    if (one === view.current) say(`${one.name}: ${one.answer.top.map((each) => `${each.label} ${percent(each.probability)}`).join(", ")}`);
+    if (one === view.current) say(`${one.name}: ${barsOf(mine).map((each) => `${each.label} ${percent(each.share)}`).join(", ") || label(one)}`);
   } catch (error) {
     if (one.stop.signal.aborted) return;
     await blame(one, error);
@@ -257,10 +264,21 @@ function drawAnswer(one) {
   $("again").hidden = !one.error?.again;
   $("top").hidden = Boolean(one.error);
   const key = `${one.id} ${one.state}`;
-  if ($("top").dataset.key !== key) $("top").replaceChildren(...(one.error ? [] : (one.answer?.top ?? Array(TOPK).fill(null)).map(bar)));
+  if ($("top").dataset.key !== key) $("top").replaceChildren(...(one.error ? [] : (one.answer ? barsOf(one.answer) : Array(TOPK).fill(null)).map(bar)));
   $("top").dataset.key = key;
+  drawDrawing(one);
   const since = one.state === "asking" ? Math.floor((performance.now() - one.since) / 1000) : 0;
   $("took").textContent = one.wait || (one.answer ? `Answered in ${one.took.toFixed(0)} ms.` : since > 2 ? `Still at it, for ${since} s.` : "");
+}
+function drawDrawing(one) {
+  const box = $("drawing"), png = one.answer?.shown?.png;
+  box.hidden = !png;
+  if (!png || box.dataset.id === String(one.id)) return;
+  const image = new Image();
+  image.src = "data:image/png;base64," + png;
+  image.alt = `The prediction, drawn over ${one.name}`;
+  box.dataset.id = one.id;
+  box.replaceChildren(image);
 }
 function headline({ status, again }) {
   if (status === 401) return "Its token first";
@@ -275,8 +293,8 @@ function bar(each) {
   rail.className = "rail";
   if (each) {
     name.textContent = each.label;
-    value.textContent = percent(each.probability);
-    part.style.width = 100 * each.probability + "%";
+    value.textContent = percent(each.share);
+    part.style.width = 100 * each.share + "%";
   }
   rail.append(part);
   item.append(name, rail, value);
@@ -316,11 +334,13 @@ function drawLook(one) {
 }
 const check = (name, value) => (document.querySelector(`input[name=${name}][value=${value}]`).checked = true);
 
+// Files in base64 are longer than anybody reads.
+const brief = (_, value) => (typeof value === "string" && value.length > 400 ? `${value.slice(0, 60)}… (${count(value.length, "character")})` : value);
 function drawShell(one) {
   const path = "/attention" + (view.head === ROLLOUT || !one.about ? "" : "?layer=" + depth(one.about));
-  const lines = [curl(one.name, "/predict?topk=" + TOPK)];
+  const lines = [curl(one.name, asked(false))];
   if (model.attention) lines.push(curl(one.name, path));
   $("shell").hidden = Boolean(one.error);
   $("curl").textContent = lines.join("\n");
-  $("json").textContent = one.raw ? JSON.stringify(one.raw, null, 2) : "";
+  $("json").textContent = one.raw ? JSON.stringify(one.raw, brief, 2) : "";
 }

@@ -1,12 +1,29 @@
 """What a network says of a picture: the likeliest classes and how sure it is."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from torch import Tensor
 
 from vitrail.tasks.task import PredictionOptions
+
+ANSWERS: Final[dict[str, Any]] = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["label", "index", "probability"],
+        "properties": {"label": {"type": "string"}, "index": {"type": "integer"}, "probability": {"type": "number"}},
+    },
+}
+SCHEMA: Final[dict[str, Any]] = {  # of Prediction.to_dict
+    "type": "object",
+    "required": ["top"],
+    "properties": {
+        "top": ANSWERS,
+        "chosen": {**ANSWERS, "description": "of a multi-label network: at or above the threshold"},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +63,11 @@ class Prediction:
     def labels(self) -> tuple[str, ...]:
         """All that the picture shows: the likeliest class, or of a multi-label network those that it chose."""
         return (self.label,) if self.chosen is None else tuple(answer.label for answer in self.chosen)
+
+    @property
+    def shown(self) -> tuple[Answer, ...]:
+        """What a table or bars show: the likeliest classes, and all that were chosen."""
+        return self.top if self.chosen is None or len(self.top) > len(self.chosen) else self.chosen
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data: {"top": [{"label", "index", "probability"}, ...]}, and "chosen" of a multi-label network."""

@@ -21,9 +21,9 @@ from vitrail.report.page import Section
 from vitrail.tasks.classification.evaluation import assess_classifier
 from vitrail.tasks.classification.matching import match
 from vitrail.tasks.classification.objective import Classification
-from vitrail.tasks.classification.prediction import Prediction, rank_classes
+from vitrail.tasks.classification.prediction import SCHEMA, Prediction, rank_classes
 from vitrail.tasks.classification.report import score_sections
-from vitrail.tasks.task import PredictionOptions, Task
+from vitrail.tasks.task import Bar, PredictionOptions, Task
 
 
 class ClassificationTask(Task):
@@ -94,6 +94,31 @@ class ClassificationTask(Task):
         (sigmoid)."""
         del views
         return rank_classes(outputs.sigmoid() if options.multi_label else outputs.softmax(-1), options)
+
+    def prediction_options(self, *, multi_label: bool) -> tuple[str, ...]:
+        return ("topk", "threshold") if multi_label else ("topk",)
+
+    def describe_predictions(self, *, multi_label: bool) -> str:
+        return "The classes that each image shows" if multi_label else "The likeliest classes of each picture"
+
+    def prediction_schema(self) -> dict[str, Any]:
+        return SCHEMA
+
+    def bars(self, prediction: Prediction) -> list[Bar]:
+        chosen = len(prediction.labels)
+        return [Bar(answer.label, answer.probability, at < chosen) for at, answer in enumerate(prediction.shown)]
+
+    def columns(self, *, multi_label: bool) -> tuple[str, ...]:
+        return ("rank", "label", "index", "probability", *(("chosen",) if multi_label else ()))
+
+    def rows(self, prediction: Prediction) -> list[list[Any]]:
+        rows: list[list[Any]] = [
+            [rank, answer.label, answer.index, f"{answer.probability:.6g}"]
+            for rank, answer in enumerate(prediction.shown, start=1)
+        ]
+        if prediction.chosen is None:
+            return rows
+        return [[*row, int(rank < len(prediction.chosen))] for rank, row in enumerate(rows)]
 
 
 CLASSIFICATION: Final = ClassificationTask()

@@ -22,7 +22,7 @@ COVER: Final = 0.55  # how much of a pixel an overlay covers
 @cache
 def palette() -> NDArray[np.uint8]:
     """A colour for each of 256 indices [256, 3]."""
-    colours = [GROUND]
+    colours: list[tuple[int, int, int]] = [GROUND]
     for index in range(1, 256):
         value, saturation = (0.92, 0.72) if index % 2 else (0.74, 0.85)
         red, green, blue = colorsys.hsv_to_rgb((0.02 + index * GOLDEN) % 1, saturation, value)
@@ -39,7 +39,10 @@ def colour_mask(mask: NDArray[np.uint8]) -> "PillowImage":
 
 
 def lay_over(mask: NDArray[np.uint8], image: "PillowImage") -> "PillowImage":
-    """The colours of a mask over its image; class 0 and pixels that count for nothing stay as they are."""
+    """The colours of a mask over its image, or a smaller copy of it; class 0 and pixels that count for nothing stay as
+    they are."""
+    if mask.shape != (image.height, image.width):
+        mask = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
     pixels = np.asarray(image.convert("RGB"), np.float32)
     shown = ((mask != 0) & (mask != IGNORED))[..., None]
     mixed = (1 - COVER) * pixels + COVER * palette()[mask]

@@ -17,6 +17,27 @@ from vitrail.data.targets import IGNORED
 from vitrail.tasks.segmentation.palette import colour_mask
 
 AT_ONCE: Final = 1 << 26  # logits that are resized at once
+SCHEMA: Final[dict[str, Any]] = {  # of PredictedMask.to_dict
+    "type": "object",
+    "required": ["size", "regions", "png"],
+    "properties": {
+        "size": {"type": "array", "items": {"type": "integer"}, "description": "height and width of the upright image"},
+        "regions": {
+            "type": "array",
+            "description": "the classes that occur, the largest first",
+            "items": {
+                "type": "object",
+                "required": ["label", "index", "share"],
+                "properties": {"label": {"type": "string"}, "index": {"type": "integer"}, "share": {"type": "number"}},
+            },
+        },
+        "png": {
+            "type": "string",
+            "contentEncoding": "base64",
+            "description": f"a PNG of class indices in that size; {IGNORED} where the network did not see the image",
+        },
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +61,8 @@ class PredictedMask:
         """The classes that occur, the largest first."""
         counts = np.bincount(self.mask.ravel(), minlength=256)[: len(self.names)]
         order = np.argsort(-counts, kind="stable")
-        return tuple(Region(self.names[at], int(at), counts[at] / self.mask.size) for at in order if counts[at])
+        indices = [int(at) for at in order if counts[at]]
+        return tuple(Region(self.names[at], at, float(counts[at] / self.mask.size)) for at in indices)
 
     def png(self) -> bytes:
         """The mask as a PNG of class indices, coloured for people."""
@@ -61,8 +83,9 @@ def segment(logits: Tensor, view: Geometry) -> NDArray[np.uint8]:
     """Logits [K, h, w] of a view as the mask [H, W] of the whole image: resized to the part that was seen, and then the
     largest of each pixel."""
     top, left, height, width = view.box
-    first = (max(round(top), 0), max(round(left), 0))
+    first = (min(max(round(top), 0), view.whole[0] - 1), min(max(round(left), 0), view.whole[1] - 1))
     last = (min(round(top + height), view.whole[0]), min(round(left + width), view.whole[1]))
+    last = (max(last[0], first[0] + 1), max(last[1], first[1] + 1))  # of a strip less than a pixel may be seen
     across, down = view.pad[0], view.pad[1]
     upright = logits.flip(-1) if view.flip else logits
     inner = upright[:, down : down + view.inner[0], across : across + view.inner[1]]

@@ -19,8 +19,8 @@ from vitrail.tasks.segmentation import report
 from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore
 from vitrail.tasks.segmentation.objective import Segmentation
 from vitrail.tasks.segmentation.palette import lay_over
-from vitrail.tasks.segmentation.prediction import PredictedMask, segment
-from vitrail.tasks.task import PredictionOptions, Task
+from vitrail.tasks.segmentation.prediction import SCHEMA, PredictedMask, segment
+from vitrail.tasks.task import Bar, PredictionOptions, Task
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -70,6 +70,23 @@ class SegmentationTask(Task):
         return [
             PredictedMask(segment(logits, view), options.names) for logits, view in zip(outputs, views, strict=True)
         ]
+
+    def describe_predictions(self, *, multi_label: bool) -> str:
+        del multi_label
+        return "The class of every pixel of each image"
+
+    def prediction_schema(self) -> dict[str, Any]:
+        return SCHEMA
+
+    def bars(self, prediction: PredictedMask) -> list[Bar]:
+        return [Bar(region.label, region.share, chosen=True) for region in prediction.regions]
+
+    def columns(self, *, multi_label: bool) -> tuple[str, ...]:
+        del multi_label
+        return ("label", "index", "share")
+
+    def rows(self, prediction: PredictedMask) -> list[list[Any]]:
+        return [[region.label, region.index, f"{region.share:.6g}"] for region in prediction.regions]
 
     def draw(self, prediction: PredictedMask, image: "Image") -> "Image":
         return lay_over(prediction.mask, image)
