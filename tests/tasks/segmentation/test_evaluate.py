@@ -1,0 +1,129 @@
+"""`evaluate` of weights for segmentation, from files: the numbers of a loop over pixels, and what does not count."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.checkpoint.bundle import card_of
+from vitrail.checkpoint.weights import fresh
+from vitrail.cli.app import main
+from vitrail.core.errors import DataError
+from vitrail.data.source import Subset
+from vitrail.data.training_record import KEY, record_training
+from vitrail.evaluation.result import Result
+from vitrail.models.vit_config import ViTConfig
+
+SHAPE = ViTConfig(width=32, depth=1, mlp_width=32, heads=2, image=(64, 64), patch=(8, 8), classes=9, head="patches")
+COUNT, BAD = 12, 2
+
+
+def network(labels: Sequence[str], **facts: Any) -> Any:
+    torch.manual_seed(0)
+    made = fresh(SHAPE)
+    torch.nn.init.normal_(made.head.classifier.weight, std=0.5)  # type: ignore[union-attr]
+    made.card = replace(card_of(made), task="segmentation", labels=tuple(labels), **facts)
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights, and drawn shapes with masks as files. One mask has the size of another image, one a class too many; in
+    the first, half the pixels do not count."""
+    path = tmp_path_factory.mktemp("segmentation")
+    shapes = vitrail.open_collection("shapes")
+    source = shapes.split("test")
+    vitrail.save(network(shapes.pixel_classes), path / "net.safetensors")
+    for folder in ("images", "masks"):
+        (path / "drawn" / "test" / folder).mkdir(parents=True)
+    for at in range(COUNT):
+        mask = np.array(source.mask(at))
+        if at == 0:
+            mask[: len(mask) // 2] = 255
+        if at == 3:
+            mask = mask[1:]
+        if at == 4:
+            mask[0, 0] = 77
+        source.picture(at).rgb().save(path / "drawn" / "test" / "images" / f"{at:02}.png")
+        Image.fromarray(mask).save(path / "drawn" / "test" / "masks" / f"{at:02}.png")
+    (path / "drawn" / "classes.txt").write_text("\n".join(shapes.pixel_classes))
+    return path
+
+
+@pytest.fixture
+def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(place)
+    return place
+
+
+def slow_counts(path: Path, *, without: Sequence[int] = ()) -> tuple[float, float]:
+    """mIoU and pixel accuracy, one image and one class at a time, from the files."""
+    model = vitrail.load(path / "net.safetensors")
+    truths, said = list[np.ndarray](), list[np.ndarray]()
+    for at in range(COUNT):
+        if at in (3, 4, *without):
+            continue
+        image = model.card.preprocessing(Image.open(path / "drawn" / "test" / "images" / f"{at:02}.png"))
+        with torch.inference_mode():
+            predicted = model(image[None])[0].argmax(0).numpy()
+        truth = np.asarray(Image.open(path / "drawn" / "test" / "masks" / f"{at:02}.png"))
+        assert truth.shape == predicted.shape  # shapes have the size of the network's images
+        truths.append(truth[truth != 255])
+        said.append(predicted[truth != 255])
+    truth, predicted = np.concatenate(truths), np.concatenate(said)
+    ious = [
+        ((truth == kind) & (predicted == kind)).sum() / ((truth == kind) | (predicted == kind)).sum()
+        for kind in range(9)
+        if ((truth == kind) | (predicted == kind)).any()
+    ]
+    return float(np.mean(ious)), float((truth == predicted).mean())
+
+
+@pytest.mark.parametrize("batch", [1, 5, 64])
+def test_the_numbers_are_those_of_a_slow_loop(here: Path, batch: int) -> None:
+    found = vitrail.evaluate("net.safetensors", "drawn", batch=batch, device="cpu")
+    miou, accuracy = slow_counts(here)
+    assert found.measures["mIoU"].value == pytest.approx(miou, rel=1e-12)
+    assert found.measures["pixel accuracy"].value == pytest.approx(accuracy, rel=1e-12)
+    assert found.measures["mIoU"].unit == "share"
+    assert found.measures["mIoU"].count == COUNT - BAD
+
+
+def test_masks_that_cannot_be_used_are_counted_and_named(here: Path, tmp_path: Path) -> None:
+    words = ["--out", str(tmp_path / "r.json"), "--page", str(tmp_path / "p.html"), "--device", "cpu", "--workers", "0"]
+    assert main(["evaluate", "net.safetensors", "drawn", *words]) == 0
+    result = Result.read(tmp_path / "r.json")
+    assert [Path(line.split(":")[0]).name for line in result.details["unreadable"]] == ["03.png", "04.png"]
+    assert result.config["task"] == "segmentation"
+    assert np.array(result.details["confusion"]).shape == (9, 9)
+    ious = result.details["iou"]
+    (miou,) = (measure.value for measure in result.measures if measure.name == "mIoU")
+    assert sum(ious.values()) / len(ious) == pytest.approx(miou)
+    assert "triangle" in (tmp_path / "p.html").read_text("utf-8")
+
+
+def test_images_seen_in_training_are_left_out(here: Path) -> None:
+    data = vitrail.open_collection("drawn")
+    source, seen = data.split("test"), [0, 1, 2, 7]
+    record = record_training(Subset(source, np.array(seen)), out_of=COUNT, selection={}, others={})
+    known = network(data.pixel_classes, provenance={KEY: [record]})
+    found = vitrail.evaluate(known, data, device="cpu")
+    assert (found.count, found.left_out) == (COUNT - 4, 4)
+    assert found.measures["mIoU"].value == pytest.approx(slow_counts(here, without=seen)[0], rel=1e-12)
+
+
+def test_classes_in_another_order_are_refused(here: Path) -> None:
+    names = vitrail.open_collection("drawn").pixel_classes
+    with pytest.raises(DataError, match=names[-1]):
+        vitrail.evaluate(network(names[::-1]), "drawn", device="cpu")
+
+
+def test_data_without_masks_are_refused(here: Path) -> None:
+    with pytest.raises(DataError, match="mask"):
+        vitrail.evaluate("net.safetensors", "digits", device="cpu")
