@@ -20,18 +20,24 @@ from vitrail.core.shapes import Pair, times
 TOLERANCE: Final = 1e-4  # largest difference over largest value
 BATCHES: Final = (1, 3, 16)
 
-Forward: TypeAlias = Callable[[Tensor], Tensor]  # [B, C, H, W] -> [B, K]
+Forward: TypeAlias = Callable[[Tensor], Tensor]  # [B, C, H, W] -> [B, K], or [B, K, H, W]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One batch at one image size. `agree` pictures have the same largest output; none where there are no classes."""
+    """One batch at one image size. An image has one answer, its largest output, or as many `places` with one: its
+    pixels. To `agree` of them both gave the same; none where there are no classes."""
 
     image: Pair
     batch: int
     absolute: float
     relative: float
     agree: int | None
+    places: int = 1
+
+    @property
+    def answers(self) -> int:
+        return self.batch * self.places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,9 +56,9 @@ class Report:
 
     @property
     def agreement(self) -> float | None:
-        """The share of pictures with the same answer."""
-        known = [(case.agree, case.batch) for case in self.cases if case.agree is not None]
-        return sum(agree for agree, _ in known) / sum(batch for _, batch in known) if known else None
+        """The share of images, or of their pixels, with the same answer."""
+        known = [(case.agree, case.answers) for case in self.cases if case.agree is not None]
+        return sum(agree for agree, _ in known) / sum(answers for _, answers in known) if known else None
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """Image, batch, largest difference, relative, same answer: as text for a table."""
@@ -62,7 +68,7 @@ class Report:
                 str(case.batch),
                 f"{case.absolute:.2e}",
                 f"{case.relative:.2e}",
-                "-" if case.agree is None else f"{case.agree} of {case.batch}",
+                "-" if case.agree is None else f"{case.agree:,} of {case.answers:,}",
             )
             for case in self.cases
         ]
@@ -119,10 +125,12 @@ def measured(image: Pair, mine: Tensor, theirs: Tensor, classes: int) -> Case:
         raise ExportFailed(f"it gives {list(theirs.shape)} where the network gives {list(mine.shape)}")
     difference = (mine.double() - theirs.double()).abs().max().item()
     scale = mine.double().abs().max().item()
+    said, heard = mine.argmax(1), theirs.argmax(1)
     return Case(
         image=image,
         batch=len(mine),
         absolute=difference,
         relative=difference / scale if scale else difference,
-        agree=int((mine.argmax(1) == theirs.argmax(1)).sum()) if classes else None,
+        agree=int((said == heard).sum()) if classes else None,
+        places=said[0].numel(),
     )

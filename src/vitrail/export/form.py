@@ -20,8 +20,8 @@ from vitrail.models.resnet_config import ResNetConfig
 
 
 def shipped(model: Model, *, dynamic: bool = False, preprocessing: Preprocessing | None = None) -> nn.Module:
-    """A module [B, C, H, W] -> [B, K] in evaluation mode, on the CPU and in float32. With `dynamic` it takes other
-    image sizes, too; with `preprocessing` it takes bytes and normalises them itself."""
+    """A module [B, C, H, W] -> [B, K], or [B, K, H, W], in evaluation mode, on the CPU and in float32. With `dynamic`
+    it takes other image sizes, too; with `preprocessing` it takes bytes and normalises them itself."""
     tensors = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model.state_dict().items()}
     copy = build_from(model.config, tensors).eval()  # other modules around the same tensors: these get changed
     replace_parts(copy, dynamic)

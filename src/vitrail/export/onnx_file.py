@@ -3,8 +3,9 @@
     to_onnx("mine.safetensors", "mine.onnx")
 
 The input is `image`, normalised float32 [batch, C, height, width]; with `preprocessing` it is `pixels`, bytes. The
-output is `logits` [batch, K], or `features` where there is no head. The metadata hold JSON: `preprocessing`, `labels`,
-`config` and `provenance`; and `vitrail`, the version.
+output is `logits`, [batch, K] or, of a head that reads every patch, [batch, K, height, width]; or `features` where
+there is no head. The metadata hold JSON: `preprocessing`, `labels`, `config` and `provenance`, and `task` where it is
+not classification; and `vitrail`, the version.
 """
 
 import ast
@@ -159,9 +160,11 @@ def name_axes(model: Any, open_sizes: ImageSizes) -> None:
     elif open_sizes.step is not None:
         for axis, name, step in ((2, "rows", open_sizes.step[0]), (3, "columns", open_sizes.step[1])):
             words[axis] = f"{step}*{name}" if step > 1 else name
-    for axis, word in words.items():
-        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = word
-    model.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    for value in (model.graph.input[0], model.graph.output[0]):
+        sides = value.type.tensor_type.shape.dim
+        for axis, word in words.items():
+            if axis < len(sides):
+                sides[axis].dim_param = word
 
 
 def name_nodes(model: Any) -> None:

@@ -20,7 +20,7 @@ def need_libraries() -> None:
 
 
 class Session:
-    """A loaded file: [B, C, H, W] -> [B, K]. `threads=0` leaves their number to the runtime."""
+    """A loaded file: [B, C, H, W] -> [B, K], or [B, K, H, W]. `threads=0` leaves their number to the runtime."""
 
     def __init__(self, path: Path, *, threads: int = 0):
         import onnxruntime
