@@ -1,13 +1,21 @@
 """Rows of metrics as text, and the best of them, by what their task says of its numbers."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.train.gauge import GaugeTask, gauge_rows
+from vitrail.api import trained
 from vitrail.cli.live import briefly, line
+from vitrail.cli.training import outcome
+from vitrail.studies.outcomes import values_in
 from vitrail.tasks.registry import TASKS
+from vitrail.train.folder.story import describe
+from vitrail.train.result import Result
 from vitrail.train.rows import best_of, describe_score, headline, scores
+from vitrail.train.scoring import Best
 
 
 @pytest.fixture
@@ -70,3 +78,60 @@ def test_a_number_of_a_task_that_is_not_registered_goes_by_its_name() -> None:
     found = headline(watched(1, score="panoptic_quality", panoptic_quality=0.5))
     assert found is not None
     assert (found.name, found.text) == ("panoptic quality", "0.5")
+
+
+def finished(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    """A run that is done and chose its weights."""
+    (folder / "command.json").write_text("{}")
+    (folder / "status.json").write_text(json.dumps({"state": "done", "step": 30, "steps": 30}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "best.safetensors").touch()
+    return folder
+
+
+@pytest.mark.usefixtures("gauge")
+def test_what_is_told_of_a_run_is_of_its_best_weights(tmp_path: Path) -> None:
+    folder = finished(tmp_path, gauge_rows())
+    lines = describe(folder).splitlines()
+    assert "  dev: error 0.03125 (2,000 images) with the weights of step 20, the best" in lines
+    assert values_in(folder) == {"watch": 0.03125, "gauge_error": 0.03125}
+
+
+def test_of_a_task_that_is_not_registered_no_weights_are_said_to_be_the_best(tmp_path: Path) -> None:
+    told = describe(finished(tmp_path, gauge_rows()))
+    assert "gauge error 0.5 (2,000 images) with the weights of step 30" in told
+    assert "the best" not in told
+
+
+@pytest.mark.usefixtures("gauge")
+@pytest.mark.parametrize(
+    ("key", "score", "said"),
+    [
+        ("dev accuracy", 0.875, "87.50% of dev"),
+        ("dev mIoU", 0.875, "dev mIoU 87.50%"),
+        ("dev error", 0.875, "dev error 0.875"),
+        ("dev error", "exploded", "exploded"),
+    ],
+)
+def test_points_of_a_sweep_are_told_by_their_score(tmp_path: Path, key: str, score: float | str, said: str) -> None:
+    (tmp_path / "command.json").write_text("{}")
+    tried = [{"settings": ["optim.lr=1e-3"], key: score}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"tried": tried, "points": 2}))
+    assert f"  optim.lr=1e-3: {said}" in describe(tmp_path).splitlines()
+
+
+@pytest.mark.usefixtures("gauge")
+@pytest.mark.parametrize("named", [True, False])
+def test_the_public_result_has_the_score_of_the_task(tmp_path: Path, named: bool) -> None:
+    row = gauge_rows()[-1] if named else watched(30, accuracy=0.5, loss=1.0)
+    result = Result(folder=tmp_path, state="done", step=30, best=Best(), test=row, watch=None, baseline={})
+    run = trained(result, ())
+    assert (run.score, run.accuracy) == ((0.5, None) if named else (0.5, 0.5))
+    assert run.scores == {row["split"]: row}
+
+
+@pytest.mark.usefixtures("gauge")
+def test_a_row_without_a_count_is_described_all_the_same() -> None:
+    row = {name: value for name, value in gauge_rows()[-1].items() if name != "count"}
+    assert describe_score(row) == "step 30: dev error 0.5, within 1 °C 75.00%, loss 0.2500"
+    assert outcome(row) == "error 0.5, within 1 °C 75.00%"

@@ -258,8 +258,10 @@ def outcome(row: dict[str, Any]) -> str:
     first = headline(row)
     if first is None:
         return rank
-    span = f"{interval(first.value, row['count'])}, " if first.is_accuracy else ""
-    return f"{', '.join(describe_numbers(row))} ({span}{row['count']:,} images){f', {rank}' if rank else ''}"
+    count = row.get("count")
+    span = f"{interval(first.value, count)}, " if first.is_accuracy and count else ""
+    size = f" ({span}{count:,} images)" if count else ""
+    return f"{', '.join(describe_numbers(row))}{size}{f', {rank}' if rank else ''}"
 
 
 def show_search(found: Found, asked: Asked, out: Path, world: World) -> int:

@@ -99,6 +99,11 @@ def criteria_of(row: Row) -> tuple[Criterion, ...]:
     return next(known, (Criterion(name=name),))  # of a task that is not registered here, its name is all
 
 
+def is_comparable(row: Row) -> bool:
+    """Whether it is known which of two such scores is the better one: not of a task that is not registered here."""
+    return any(criteria_of(row) is task.criteria for task in TASKS.values())
+
+
 def known_measures() -> dict[str, Criterion]:
     """All that is counted in training or scored, by its name in rows."""
     scored = {criterion.name: criterion for task in TASKS.values() for criterion in task.criteria}
@@ -145,7 +150,8 @@ def describe_score(row: Row) -> str:
     if row["kind"] == "baseline":
         score = f"{row['accuracy']:.2%} of {row['count']:,} {row['split']} images right"
         return f"a linear classifier on the frozen features, without training: {score}"
-    return f"step {row['step']:,}: {describe_split(row)} ({row['count']:,} images)"
+    count = f" ({row['count']:,} images)" if "count" in row else ""  # a task's own row may do without
+    return f"step {row['step']:,}: {describe_split(row)}{count}"
 
 
 def describe_split(row: Row) -> str:

@@ -29,6 +29,7 @@ from vitrail.train.rows import (
     Row,
     best_of,
     headline,
+    is_comparable,
     known_measures,
     scores,
     title_of,
@@ -142,7 +143,7 @@ def _row(row: dict[str, Any]) -> str:
 def _scores(path: Path, rows: list[dict[str, Any]]) -> list[str]:
     """How the weights that the run stands for did: the best ones where it chose some, else the last."""
     watched, tested = scores(rows, "watch"), scores(rows, "test")
-    chooses = (path / BEST).exists()
+    chooses = (path / BEST).exists() and all(is_comparable(row) for row in watched)
     if chooses and watched:
         watched = [best_of(watched)]
     shown = {row.get("split"): row for row in (*watched[-1:], *tested[-1:])}
@@ -157,7 +158,9 @@ def _scores(path: Path, rows: list[dict[str, Any]]) -> list[str]:
 def _score(row: Row) -> str:
     first, count = headline(row), row.get("count", "?")
     assert first is not None
-    return f"{first.text} of {count}" if first.is_accuracy else f"{first.name} {first.text} ({count} images)"
+    if first.is_accuracy:
+        return f"{first.text} of {count}"
+    return f"{first.name} {first.text} ({count:,} images)" if isinstance(count, int) else f"{first.name} {first.text}"
 
 
 def _kept(path: Path, steps: list[int]) -> str:
