@@ -23,12 +23,16 @@ if TYPE_CHECKING:
     from vitrail.models.vit_config import ViTConfig
     from vitrail.models.zoo import list_models
     from vitrail.predict.predictor import Predictor, predictor
+    from vitrail.tasks.classification.prediction import Prediction
+    from vitrail.tasks.segmentation.prediction import PredictedMask
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Evaluation",
     "Features",
+    "PredictedMask",
+    "Prediction",
     "Predictor",
     "ResNetConfig",
     "Trained",
@@ -57,6 +61,8 @@ __all__ = [
 _FACE = {
     "Evaluation": "vitrail.api:Evaluation",
     "Features": "vitrail.api:Features",
+    "PredictedMask": "vitrail.tasks.segmentation.prediction:PredictedMask",
+    "Prediction": "vitrail.tasks.classification.prediction:Prediction",
     "Predictor": "vitrail.predict.predictor:Predictor",
     "ResNetConfig": "vitrail.models.resnet_config:ResNetConfig",
     "Trained": "vitrail.api:Trained",

@@ -428,3 +428,17 @@ def test_a_network_without_attention_says_so(opened: Open, tmp_path: Path) -> No
         assert browsed.page.is_hidden("#seen")
         assert browsed.text("#answer-title") in LABELS
         assert not any("/attention" in url for url in browsed.asked)
+
+
+def test_a_mask_is_drawn_over_its_picture(opened: Open, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = awake(replace(VIT, head="patches"), torch.float32)
+    model.card = Card(preprocessing=Preprocessing(image=VIT.image), labels=LABELS, task="segmentation")
+    save(model, tmp_path / "seg.safetensors")
+    for address in served(tmp_path / "seg.safetensors"):
+        browsed = opened(address)
+        browsed.give(upload("one.png", content(picture())))
+        browsed.settled()
+        wide = browsed.until("document.querySelector('#drawing img')?.naturalWidth")
+        assert (wide, browsed.page.evaluate("document.querySelector('#drawing img').naturalHeight")) == (60, 45)
+        assert browsed.text("#answer-title").split(", ")[0] in LABELS

@@ -154,7 +154,7 @@ BYTES: Final = {"type": ["string", "null"], "contentEncoding": "base64"}
 SHOWN: Final = {
     **record(
         text=TEXT,
-        bars=listed(record(label=TEXT, share=NUMBER, chosen={"type": "boolean"})),
+        bars=listed(record(label=TEXT, share=NUMBER, chosen={"type": "boolean"}, colour=TEXT)),
         png={**BYTES, "description": "the prediction drawn over the picture, where there is something to draw"},
     ),
     "description": "with show=1",

@@ -76,6 +76,7 @@ class Bar(NamedTuple):
     label: str
     share: float  # of 1, the length of the bar
     chosen: bool = False  # whether it is what the network decided for
+    colour: str = ""  # "#2c5aa0", where it has the same in a drawing
 
 
 class Task(ABC):

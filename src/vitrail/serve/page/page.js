@@ -295,6 +295,7 @@ function bar(each) {
     name.textContent = each.label;
     value.textContent = percent(each.share);
     part.style.width = 100 * each.share + "%";
+    part.style.background = each.colour ?? "";
   }
   rail.append(part);
   item.append(name, rail, value);

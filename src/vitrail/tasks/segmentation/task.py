@@ -18,12 +18,14 @@ from vitrail.report.page import Section
 from vitrail.tasks.segmentation import report
 from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore
 from vitrail.tasks.segmentation.objective import Segmentation
-from vitrail.tasks.segmentation.palette import lay_over
+from vitrail.tasks.segmentation.palette import lay_over, palette
 from vitrail.tasks.segmentation.prediction import SCHEMA, PredictedMask, segment
 from vitrail.tasks.task import Bar, PredictionOptions, Task
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+UNPAINTED: Final = "#8c8c8c"  # of class 0, which a drawing leaves as it is
 
 
 class SegmentationTask(Task):
@@ -79,7 +81,10 @@ class SegmentationTask(Task):
         return SCHEMA
 
     def bars(self, prediction: PredictedMask) -> list[Bar]:
-        return [Bar(region.label, region.share, chosen=True) for region in prediction.regions]
+        colours = [UNPAINTED, *("#{:02x}{:02x}{:02x}".format(*colour) for colour in palette().tolist()[1:])]
+        return [
+            Bar(region.label, region.share, chosen=True, colour=colours[region.index]) for region in prediction.regions
+        ]
 
     def columns(self, *, multi_label: bool) -> tuple[str, ...]:
         del multi_label
