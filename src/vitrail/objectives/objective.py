@@ -48,7 +48,7 @@ class ObjectiveConfig(Choice, ABC):
 
     @classmethod
     def registered(cls) -> tuple[type[Any], ...]:
-        return tuple(OBJECTIVES)
+        return tuple(sorted(OBJECTIVES, key=lambda config: not config.task))  # whatever was imported first
 
     @property
     def labelled(self) -> bool:
