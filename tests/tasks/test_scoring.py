@@ -135,7 +135,14 @@ def test_images_seen_in_training_are_left_out(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--real", "real.json"], ["--threshold", "0.5"], ["--by-number"], ["--answers", "answers.csv"]]
+    "words",
+    [
+        ["--real", "real.json"],
+        ["--threshold", "0.5"],
+        ["--by-number"],
+        ["--labels", "missing.txt"],
+        ["--answers", "answers.csv"],
+    ],
 )
 def test_options_of_classification_are_refused(
     here: Path, words: list[str], capsys: pytest.CaptureFixture[str]

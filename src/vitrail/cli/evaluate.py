@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitrail.checkpoint.bundle import card_of
 from vitrail.cli.labels import read_labels
 from vitrail.cli.opening import open_data
 from vitrail.cli.options.evaluate import EvaluateOptions
@@ -18,6 +20,7 @@ from vitrail.evaluation.exposure import Scope
 from vitrail.evaluation.result import Measure, shown, spanned
 from vitrail.evaluation.scoring import Scoring
 from vitrail.evaluation.subject import chosen
+from vitrail.tasks.registry import find_task
 from vitrail.tasks.scoring import Scored, score
 
 if TYPE_CHECKING:
@@ -73,7 +76,6 @@ def score_size(
     options: EvaluateOptions, size: int | None, collection: "Collection", split: str, world: World
 ) -> Scored:
     about = subject(options.weights, world.device, image_size=size)
-    outputs = about.network.config.classes
     how = Scoring(
         precision=options.precision,
         seed=options.seed,
@@ -82,12 +84,15 @@ def score_size(
         deduplicated_by=options.deduplicated_by,
         batch=options.batch,
         workers=options.workers,
-        labels=None if options.labels is None else read_labels(options.labels, outputs),
+        labels=None if options.labels is None else (),  # read once the task is known to take them
         by_number=options.by_number,
         real=options.real,
         threshold=options.threshold,
         answers=options.answers is not None,
     )
+    find_task(card_of(about.network).task).check_scoring(how, about)
+    if options.labels is not None:
+        how = replace(how, labels=read_labels(options.labels, about.network.config.classes))
     with bars() as bar:
         return score(about, collection, split, how, world=world, called=f"{options.data}@{split}", advance=bar)
 

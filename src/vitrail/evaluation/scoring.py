@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vitrail.core.errors import ConfigError
+from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
 from vitrail.data.ledger import Ledger
 from vitrail.data.source import Source
@@ -100,16 +100,20 @@ class EvaluationSetting:
             world=world.size,
             ledger=self.ledger,
         )
-        return score_batches(
-            self.about.network,
-            batches,
-            self.about.preprocessing,
-            metric,
-            device=world.device,
-            world=world,
-            precision=self.how.precision,
-            progress=tell if world.first else None,
-        )
+        try:
+            return score_batches(
+                self.about.network,
+                batches,
+                self.about.preprocessing,
+                metric,
+                device=world.device,
+                world=world,
+                precision=self.how.precision,
+                progress=tell if world.first else None,
+            )
+        except DataError as error:  # nothing could be scored
+            reasons = [f"; {entry}" for entry in self.ledger.known.values()]
+            raise DataError(f"{error}{''.join(reasons[:1])}") from None
 
     @cached_property
     def unreadable(self) -> tuple[str, ...]:

@@ -127,3 +127,13 @@ def test_classes_in_another_order_are_refused(here: Path) -> None:
 def test_data_without_masks_are_refused(here: Path) -> None:
     with pytest.raises(DataError, match="mask"):
         vitrail.evaluate("net.safetensors", "digits", device="cpu")
+
+
+def test_where_no_mask_can_be_used_the_error_names_one(tmp_path: Path) -> None:
+    shapes = vitrail.open_collection("shapes")
+    for folder, image in (("images", np.zeros((8, 8, 3), np.uint8)), ("masks", np.zeros((8, 9), np.uint8))):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(image).save(tmp_path / folder / "only.png")
+    (tmp_path / "classes.txt").write_text("\n".join(shapes.pixel_classes))
+    with pytest.raises(DataError, match=r"only\.png"):
+        vitrail.evaluate(network(shapes.pixel_classes), tmp_path, device="cpu")
