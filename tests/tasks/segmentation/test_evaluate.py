@@ -17,6 +17,7 @@ from vitrail.cli.app import main
 from vitrail.core.errors import DataError
 from vitrail.data.source import Subset
 from vitrail.data.training_record import KEY, record_training
+from vitrail.evaluation.intervals import corrected
 from vitrail.evaluation.result import Result
 from vitrail.models.vit_config import ViTConfig
 
@@ -62,20 +63,21 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
+def slow_pixels(path: Path, at: int) -> tuple[np.ndarray, np.ndarray]:
+    """The true and the predicted classes of the pixels of one image that count."""
+    model = vitrail.load(path / "net.safetensors")
+    image = model.card.preprocessing(Image.open(path / "drawn" / "test" / "images" / f"{at:02}.png"))
+    with torch.inference_mode():
+        predicted = model(image[None])[0].argmax(0).numpy()
+    truth = np.asarray(Image.open(path / "drawn" / "test" / "masks" / f"{at:02}.png"))
+    assert truth.shape == predicted.shape  # shapes have the size of the network's images
+    return truth[truth != 255], predicted[truth != 255]
+
+
 def slow_counts(path: Path, *, without: Sequence[int] = ()) -> tuple[float, float]:
     """mIoU and pixel accuracy, one image and one class at a time, from the files."""
-    model = vitrail.load(path / "net.safetensors")
-    truths, said = list[np.ndarray](), list[np.ndarray]()
-    for at in range(COUNT):
-        if at in (3, 4, *without):
-            continue
-        image = model.card.preprocessing(Image.open(path / "drawn" / "test" / "images" / f"{at:02}.png"))
-        with torch.inference_mode():
-            predicted = model(image[None])[0].argmax(0).numpy()
-        truth = np.asarray(Image.open(path / "drawn" / "test" / "masks" / f"{at:02}.png"))
-        assert truth.shape == predicted.shape  # shapes have the size of the network's images
-        truths.append(truth[truth != 255])
-        said.append(predicted[truth != 255])
+    parts = [slow_pixels(path, at) for at in range(COUNT) if at not in (3, 4, *without)]
+    truths, said = zip(*parts, strict=True)
     truth, predicted = np.concatenate(truths), np.concatenate(said)
     ious = [
         ((truth == kind) & (predicted == kind)).sum() / ((truth == kind) | (predicted == kind)).sum()
@@ -93,6 +95,33 @@ def test_the_numbers_are_those_of_a_slow_loop(here: Path, batch: int) -> None:
     assert found.measures["pixel accuracy"].value == pytest.approx(accuracy, rel=1e-12)
     assert found.measures["mIoU"].unit == "share"
     assert found.measures["mIoU"].count == COUNT - BAD
+
+
+def test_intervals_are_of_other_draws_of_the_images(here: Path) -> None:
+    """Drawn again by hand, from the confusion of each image, with the same correction of the percentiles."""
+    found = vitrail.evaluate("net.safetensors", "drawn", seed=3, device="cpu")
+    each = [slow_confusion(here, at) for at in range(COUNT) if at not in (3, 4)]
+    rng = np.random.default_rng(3)
+    draws = [np.bincount(rng.integers(0, len(each), len(each)), minlength=len(each)) for _ in range(1000)]
+    drawn = np.array([miou_of(sum(times * one for times, one in zip(draw, each, strict=True))) for draw in draws])
+    expected = corrected(drawn, miou_of(sum(each)), 0.95)
+    measure = found.measures["mIoU"]
+    assert expected is not None
+    assert (measure.low, measure.high) == pytest.approx(expected, rel=1e-9)
+    assert found.measures["loss"].low is not None
+    assert found.result.config["seed"] == 3
+    other = vitrail.evaluate("net.safetensors", "drawn", seed=3, batch=5, device="cpu")
+    assert other.measures["mIoU"] == measure
+
+
+def slow_confusion(path: Path, at: int) -> np.ndarray:
+    truth, predicted = slow_pixels(path, at)
+    return np.array([[((truth == one) & (predicted == other)).sum() for other in range(9)] for one in range(9)])
+
+
+def miou_of(confusion: np.ndarray) -> float:
+    both, either = confusion.diagonal(), confusion.sum(0) + confusion.sum(1) - confusion.diagonal()
+    return float(np.mean([some / of for some, of in zip(both, either, strict=True) if of]))
 
 
 def test_masks_that_cannot_be_used_are_counted_and_named(here: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.targets import IGNORED
 from vitrail.distributed.device import widest_float
 from vitrail.evaluation.metric import Criterion, Together
+from vitrail.tasks.segmentation.images import ImageCounts, ImageTable
 
 MOST_CLASSES: Final = IGNORED  # that a mask of bytes can tell apart
 
@@ -36,7 +37,7 @@ class SegmentedImage:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SegmentationScore:
     """Of `count` images with at least one pixel that counts. The confusion matrix [K, K] counts pixels, true classes as
-    rows. `worst` are the images with the lowest mean IoU."""
+    rows. `worst` are the images with the lowest mean IoU; `images` has the counts of each."""
 
     criteria: ClassVar[tuple[Criterion, ...]] = (
         Criterion(name="miou", title="mIoU", share=True),
@@ -49,6 +50,7 @@ class SegmentationScore:
     loss: float
     confusion: NDArray[np.int64]
     worst: tuple[SegmentedImage, ...] = ()
+    images: ImageCounts | None = None
 
     @property
     def ious(self) -> NDArray[np.float64]:
@@ -84,6 +86,7 @@ class SegmentationMetric:
         self.loss = torch.zeros(1, dtype=widest_float(device), device=device)  # summed over images
         self.counts = torch.zeros(2, dtype=torch.int64, device=device)  # images that count, unreadable ones
         self.cells = torch.zeros(classes**2, dtype=torch.int64, device=device)
+        self.images = ImageTable(classes)
         self.worst: tuple[Tensor, Tensor, Tensor] | None = None  # IoUs [n], samples [n], masks [n, H, W]
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
@@ -102,10 +105,13 @@ class SegmentationMetric:
         cell = torch.where(seen, mask.long() * classes + predicted, 0).flatten(1)  # [B, H W]
         self.cells.scatter_add_(0, cell.flatten(), seen.long().flatten())
         if self.most:
-            self.keep_worst(self.image_ious(predicted, mask, seen), counted, batch.sample, predicted)
+            both, either = self.count_images(predicted, mask, seen)
+            self.images.add(batch.sample, both, either, seen.sum((1, 2)), losses)
+            ious = (both / either.clamp(min=1)).sum(1) / (either > 0).sum(1).clamp(min=1)  # mean of its own classes
+            self.keep_worst(ious, counted, batch.sample, predicted)
 
-    def image_ious(self, predicted: Tensor, mask: Tensor, seen: Tensor) -> Tensor:
-        """The mean IoU of each image's own classes [B]."""
+    def count_images(self, predicted: Tensor, mask: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Intersection and union of each image and class [B, K], in pixels."""
 
         def per_class(indices: Tensor, where: Tensor) -> Tensor:
             rows = torch.zeros(len(mask), self.classes, dtype=torch.int64, device=mask.device)
@@ -113,8 +119,7 @@ class SegmentationMetric:
 
         truth = mask.long()
         both = per_class(truth, seen & (predicted == truth))
-        either = per_class(truth, seen) + per_class(predicted, seen) - both
-        return (both / either.clamp(min=1)).sum(1) / (either > 0).sum(1).clamp(min=1)
+        return both, per_class(truth, seen) + per_class(predicted, seen) - both
 
     def keep_worst(self, ious: Tensor, counted: Tensor, samples: Tensor, predicted: Tensor) -> None:
         """Of equal IoUs the earlier sample stays, whatever the batch."""
@@ -128,6 +133,7 @@ class SegmentationMetric:
     def merge(self, world: Together) -> None:
         for sums in (self.loss, self.counts, self.cells):
             world.sum_(sums)
+        self.images.merge(world)
         if self.worst is None:  # no process has any: all have seen the same number of batches
             return
         tables: list[Tensor] = []
@@ -156,6 +162,7 @@ class SegmentationMetric:
             loss=float(self.loss.item()) / count,
             confusion=self.cells.view(self.classes, self.classes).cpu().numpy(),
             worst=self.read_worst(),
+            images=self.images.read(),
         )
 
     def read_worst(self) -> tuple[SegmentedImage, ...]:

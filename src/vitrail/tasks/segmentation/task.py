@@ -12,6 +12,7 @@ from vitrail.data.collection import Collection
 from vitrail.data.geometry import Geometry
 from vitrail.data.source import Source
 from vitrail.data.targets import Masks
+from vitrail.evaluation.intervals import Interval
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
 from vitrail.report.page import Section
@@ -56,6 +57,9 @@ class SegmentationTask(Task):
 
     def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
         return report.sections(score, source, names, title)
+
+    def intervals(self, score: SegmentationScore, *, seed: int) -> Mapping[str, Interval | None]:
+        return {} if score.images is None else score.images.intervals(seed)
 
     def details(self, score: SegmentationScore, names: Sequence[str]) -> Mapping[str, Any]:
         """The IoU of each class that occurs, and the pixels of each true and predicted class."""
