@@ -25,7 +25,7 @@ from vitrail.core.errors import ExportFailed, ExportRefused, unknown
 from vitrail.core.shapes import Pair
 from vitrail.export.check import Forward, Report, check
 from vitrail.export.draft import check_target, drafted
-from vitrail.export.subject import Weights, path_of, reference, taken
+from vitrail.export.subject import Weights, count_choices, path_of, reference, taken
 from vitrail.export.written import Written, files_of
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
@@ -108,7 +108,7 @@ def run(bundle: Bundle, draft: Path, done: Conversion, call: tuple[str, dict[str
             subject=name,
             against=against,
             channels=bundle.config.channels,
-            classes=bundle.config.classes,
+            classes=count_choices(bundle),
         )
     except ExportFailed as error:
         if not done.unheld:

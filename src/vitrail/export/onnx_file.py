@@ -31,7 +31,7 @@ from vitrail.export.pace import Pace, pace
 from vitrail.export.pictures import Pictures
 from vitrail.export.runtime import Session, need_libraries
 from vitrail.export.scores import Scores, score
-from vitrail.export.subject import Weights, path_of, reference, references, taken
+from vitrail.export.subject import Weights, count_choices, path_of, reference, references, taken
 from vitrail.export.trace import hushed, traced
 from vitrail.export.written import Written, files_of
 from vitrail.models.family import ImageSizes
@@ -208,7 +208,7 @@ def examined(
         subject=name,
         against=session.version,
         channels=config.channels,
-        classes=config.classes,
+        classes=count_choices(bundle),
         pixels=options.preprocessing,
     )
     scores = None if options.int8 else scored(bundle, session, options, pictures)
@@ -258,7 +258,7 @@ def quantised(
         subject=name,
         against=session.version,
         channels=config.channels,
-        classes=config.classes,
+        classes=count_choices(bundle),
         pixels=options.preprocessing,
         tolerance=None,
     )

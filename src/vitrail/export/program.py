@@ -14,7 +14,7 @@ from vitrail.core.shapes import Pair
 from vitrail.export.check import check
 from vitrail.export.draft import check_target, drafted
 from vitrail.export.form import shipped
-from vitrail.export.subject import Weights, path_of, references, taken
+from vitrail.export.subject import Weights, count_choices, path_of, references, taken
 from vitrail.export.trace import hushed, traced
 from vitrail.export.written import Written, files_of
 from vitrail.models.family import ImageSizes
@@ -52,7 +52,7 @@ def to_torch_export(
             subject=target.name,
             against=f"torch {torch.__version__}",
             channels=config.channels,
-            classes=config.classes,
+            classes=count_choices(bundle),
         )
     return Written(
         target=target,

@@ -14,6 +14,7 @@ from vitrail.core.shapes import Pair
 from vitrail.export.check import Forward
 from vitrail.models.build import Model
 from vitrail.models.family import ImageSizes
+from vitrail.tasks.registry import TASKS
 
 Weights: TypeAlias = str | Path | Model | Bundle
 FURTHER: Final = (2, 1)  # steps that the second size of a check is larger by: not square, so that a swapped axis shows
@@ -37,6 +38,13 @@ def taken(weights: Weights, image_size: int | Pair | None = None, *, exact: bool
 def path_of(weights: Weights) -> Path | None:
     """Where they are read from, if from a file or folder: no export may go there."""
     return Path(weights) if isinstance(weights, str | Path) and Path(weights).exists() else None
+
+
+def count_choices(bundle: Bundle) -> int:
+    """The classes that the largest output chooses from; 0 for features, and where the task has no classes or is not
+    registered here."""
+    task = TASKS.get(bundle.card.task)
+    return bundle.config.classes if task is not None and task.has_classes else 0
 
 
 def references(bundle: Bundle, open_sizes: ImageSizes, *, pixels: bool = False) -> dict[Pair, Forward]:

@@ -1,0 +1,74 @@
+"""What exports are scored by: the task of the weights says what the same answer is, and which number judges both."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tasks.number import NumberTask
+from vitrail.checkpoint.bundle import card_of
+from vitrail.checkpoint.weights import bundle_of, fresh
+from vitrail.data.labels import Labels
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.source import Arrays
+from vitrail.export import Pictures
+from vitrail.export.scores import score
+from vitrail.export.subject import count_choices
+from vitrail.models.vit_config import ViTConfig
+from vitrail.tasks.registry import find_task
+from vitrail.tasks.task import TASKS
+
+PLAIN = Preprocessing(image=(4, 4))
+CLASSES = ("0", "3")
+
+
+def noise() -> Arrays:
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
+    return Arrays(pixels, Labels(np.array([0, 1, 0, 1, -1, 1])), CLASSES)
+
+
+def mean_of(images: Tensor) -> Tensor:
+    return images.mean((1, 2, 3))[:, None]
+
+
+def test_a_number_has_an_error_and_no_same_answer() -> None:
+    source = noise()
+    found = score(
+        mean_of,
+        lambda images: mean_of(images) - 1,
+        Pictures(source=source, has_targets=True, batch=4),
+        PLAIN,
+        NumberTask(),
+        outputs=1,
+    )
+    values = [float(mean_of(PLAIN(source.picture(at).rgb())[None])) for at in range(6)]
+    errors = [abs(values[at] - truth) for at, truth in ((0, 0), (1, 3), (2, 0), (3, 3), (5, 3))]
+    assert (found.count, found.labelled, found.agree, found.agreement) == (6, 5, None, None)
+    assert found.criterion.name == "mae"
+    assert found.network == pytest.approx(sum(errors) / 5, rel=1e-5)
+    assert found.export == pytest.approx(found.network + found.difference)
+    assert found.difference != 0
+
+
+def test_pixels_agree_in_part() -> None:
+    def halves(images: Tensor) -> Tensor:
+        return torch.stack([torch.zeros_like(images[:, 0]), torch.ones_like(images[:, 0])], 1)
+
+    def other(images: Tensor) -> Tensor:
+        outputs = halves(images).clone()
+        outputs[:, :, 0] = -outputs[:, :, 0]  # one row of four
+        return outputs
+
+    found = score(halves, other, Pictures(source=noise()), PLAIN, find_task("segmentation"), outputs=2)
+    assert (found.count, found.labelled, found.agreement) == (6, 0, 0.75)
+
+
+def test_only_tasks_with_classes_choose_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = fresh(ViTConfig(width=8, depth=1, mlp_width=8, heads=1, image=(4, 4), patch=(2, 2), classes=3))
+    assert count_choices(bundle_of(made)) == 3
+    made.card = replace(card_of(made), task="number")
+    assert count_choices(bundle_of(made)) == 0  # nobody knows what its outputs are
+    monkeypatch.setitem(TASKS, "number", NumberTask())
+    assert count_choices(bundle_of(made)) == 0
