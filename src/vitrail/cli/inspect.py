@@ -225,12 +225,13 @@ def names_of(options: InspectOptions, about: "Subject", source: "Source | None")
     """What the classes are called: by a file, by the weights, or by the set where it has as many."""
     from vitrail.tasks.classification.matching import numbered
 
-    classes = about.network.config.classes
+    config = about.network.config
+    classes = config.classes
     if options.labels is not None:
         return read_labels(options.labels, classes)
     if about.labels is not None:
         return about.labels
-    told = () if source is None else source.classes
+    told = () if source is None else source.pixel_classes if config.has_patch_head else source.classes
     return told if len(told) == classes and not numbered(told) else None
 
 
