@@ -9,6 +9,7 @@ EXAMPLES: Final = {
         "predict cat.jpg",
         "predict runs/flowers photos --topk 3 --csv > answers.csv",
         "predict cat.jpg --attention looked",
+        "predict runs/shapes photos --out masks",
     ),
     "fit": (
         "fit vitrail-cifar10 photos --out photos.safetensors",

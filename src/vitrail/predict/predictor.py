@@ -22,7 +22,7 @@ from vitrail.checkpoint.bundle import card_of
 from vitrail.checkpoint.find import find_weights
 from vitrail.checkpoint.shipped import DEFAULT
 from vitrail.checkpoint.weights import bundle_of, network, operate
-from vitrail.core.errors import BadPicture, ConfigError, unknown
+from vitrail.core.errors import BadPicture, ConfigError, UnknownName, unknown
 from vitrail.core.shapes import Pair, times
 from vitrail.data.decode.picture import upright_rgb
 from vitrail.data.geometry import Geometry
@@ -113,7 +113,7 @@ class Predictor(Generic[PredictionT]):
         self.device = find_device(str(device))
         network = network_of(weights, image_size, precision)
         config, known = network.config, card_of(network)
-        self.task: Task = find_task(known.task)
+        self.task: Task = registered_task(known.task, weights)
         if config.channels != 3:
             raise ConfigError(f"this network takes {config.channels} channels; pictures are prepared in 3")
         if batch < 1:
@@ -294,6 +294,15 @@ def network_of(weights: str | Path | Model, image_size: int | Pair | None, preci
     if image_size is not None:
         weights = network(operate(bundle_of(weights), image_size=image_size), next(weights.parameters()).dtype)
     return weights if precision is None else weights.to(kind)
+
+
+def registered_task(name: str, weights: str | Path | Model) -> Task:
+    """The task of the weights; where it is not registered, the error says whose it is."""
+    try:
+        return find_task(name)
+    except UnknownName as error:
+        whose = f"{weights}: " if isinstance(weights, str | Path) else ""
+        raise UnknownName(f"{whose}{error}; import the module that registers it first") from None
 
 
 def usable(made: View | BadPicture) -> View:

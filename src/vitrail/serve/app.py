@@ -98,19 +98,14 @@ class Routes:
         show = whole(request.query_params, "show", 0)
         if show not in (0, 1):
             raise Refused(400, "bad parameter", f"show={show} has to be 0 or 1")
-        found, _, predictions = await self.service.put_through(
-            request, "predict", most=1 if show else None, options=options
+        found, _, predicted = await self.service.put_through(
+            request, "predict", most=1 if show else None, options=options, show=bool(show)
         )
-
-        def told() -> list[dict[str, Any]]:
-            pairs = list(zip(found, predictions, strict=True))
-            shown = [{"shown": self.served.show(said, upload.data)} if show else {} for upload, said in pairs]
-            return [
-                {"name": upload.name, **said.to_dict(), **more}
-                for (upload, said), more in zip(pairs, shown, strict=True)
-            ]
-
-        return answered({"model": self.served.name, "predictions": await self.service.write(told)})
+        told = [{"name": upload.name, **data} for upload, (data, _) in zip(found, predicted, strict=True)]
+        if show:
+            (upload,), ((_, prediction),) = found, predicted
+            told[0]["shown"] = await self.service.draw(lambda: self.served.show(prediction, upload.data))
+        return answered({"model": self.served.name, "predictions": told})
 
     def _options(self, query: QueryParams) -> dict[str, Any]:
         """Of those that the task takes."""

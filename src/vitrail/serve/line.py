@@ -28,6 +28,7 @@ class Ticket:
     answer: "asyncio.Future[Any]"
     layer: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # how its outputs become a prediction
+    show: bool = False  # whether the prediction itself is wanted, to be drawn
     pixels: Tensor | None = None  # uint8 [3, H, W], once it is prepared
     facts: Any = None  # what its preparation found out about it
     state: Literal["coming", "waiting", "taken", "gone"] = "coming"

@@ -64,17 +64,19 @@ class Served:
         batch = torch.stack([ticket.pixels for ticket in tickets if ticket.pixels is not None])
         match tickets[0].kind:
             case "predict":
-                # Here and not later: the outputs of a dense task are many times larger than what they say.
+                # Here and one by one: outputs and masks of dense tasks are much larger than what is sent of them.
                 outputs = self.predictor.logits(batch).split(1)
-                return [
-                    self.predictor.interpret(output, [ticket.facts.geometry], **ticket.options)[0]
-                    for output, ticket in zip(outputs, tickets, strict=True)
-                ]
+                return [self._predicted(output, ticket) for output, ticket in zip(outputs, tickets, strict=True)]
             case "embed":
                 return self.predictor.embedded(batch).unbind(0)
             case "attention":
                 looked = attention.attend(self.predictor.network, self.predictor.normalise(batch), tickets[0].layer)
                 return [looked]
+
+    def _predicted(self, output: Tensor, ticket: Ticket) -> tuple[dict[str, Any], Any]:
+        """A prediction as data, and itself where it is to be shown."""
+        (prediction,) = self.predictor.interpret(output, [ticket.facts.geometry], **ticket.options)
+        return prediction.to_dict(), prediction if ticket.show else None
 
     def show(self, prediction: Any, data: bytes) -> dict[str, Any]:
         """A prediction for people: its text, its bars, and a drawing of it over the image, as PNG."""

@@ -38,7 +38,7 @@ class Service:
         self.threads = f"{THREADS}{id(self):x}"  # how the names of its own begin
         self.watch = Watch(self._worker, settings.stuck_s)
         self.pool = ThreadPoolExecutor(settings.decoders, thread_name_prefix=self.threads)
-        self.writers = ThreadPoolExecutor(settings.decoders, thread_name_prefix=self.threads)
+        self.drawers = ThreadPoolExecutor(1, thread_name_prefix=self.threads)
         self.draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -73,7 +73,7 @@ class Service:
             ticking.cancel()
             self.draining = True
             self.line.close()
-            for pool in (self.pool, self.writers):
+            for pool in (self.pool, self.drawers):
                 pool.shutdown(wait=False, cancel_futures=True)
             until = time.monotonic() + PATIENCE_S
             while threads(self.threads) and time.monotonic() < until:
@@ -94,6 +94,7 @@ class Service:
         most: int | None = None,
         layer: int | None = None,
         options: Mapping[str, Any] | None = None,
+        show: bool = False,
     ) -> tuple[list[Upload], list[Ticket], list[Any]]:
         """The pictures of a request, and what the network says of each. Refused or Gone where it comes to nothing."""
         if self.draining:
@@ -106,7 +107,7 @@ class Service:
                 request.headers.get("content-type", ""), body, most or self.settings.most_images
             )
             del body
-            tickets = [Ticket(kind, self.loop.create_future(), layer, options or {}) for _ in found]
+            tickets = [Ticket(kind, self.loop.create_future(), layer, options or {}, show) for _ in found]
             self.line.admit(tickets)
             try:
                 for ticket, upload in zip(tickets, found, strict=True):
@@ -116,9 +117,9 @@ class Service:
                 self.line.leave(tickets)
         return found, tickets, answers
 
-    async def write(self, make: Callable[[], Made]) -> Made:
-        """What is made of answers outside of the event loop, and not behind pictures that wait to be decoded."""
-        return await self.loop.run_in_executor(self.writers, make)
+    async def draw(self, make: Callable[[], Made]) -> Made:
+        """What takes a while is not made on the event loop, nor behind pictures that wait to be decoded."""
+        return await self.loop.run_in_executor(self.drawers, make)
 
     async def _pictures(self, content_type: str, body: bytes, most: int) -> list[Upload]:
         if len(body) < LARGE:
