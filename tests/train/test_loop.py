@@ -438,7 +438,7 @@ def test_a_search_chooses_on_dev_and_ends_on_all_pictures(tmp_path: Path) -> Non
     assert run_in(tmp_path / "run").data.dev == 0
     assert run_in(tmp_path / "run").optim.lr == 0.01
     again = search(run, {"optim.lr": (1e-9, 0.01)}, out=tmp_path / "run", world=ALONE)
-    assert [point.accuracy for point in again.points] == [point.accuracy for point in found.points]
+    assert [point.value for point in again.points] == [point.value for point in found.points]
 
 
 def test_a_dry_run_says_what_to_expect_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
