@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MODULES: Final = {
     "vitrail.recipes.small": "Small pictures, from scratch",
     "vitrail.recipes.digits": "The demo",
+    "vitrail.recipes.shapes": "Segmentation",
     "vitrail.recipes.imagenet": "ImageNet-1k, as the authors did it later",
     "vitrail.recipes.table3": "Pre-training (Table 3)",
     "vitrail.recipes.selfsup": "Pre-training without labels (4.6, B.1.2)",
