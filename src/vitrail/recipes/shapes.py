@@ -7,7 +7,7 @@ from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.segmentation.objective import Segmentation
-from vitrail.train.config import Data, Run
+from vitrail.train.config import Data, Evaluation, Run
 
 
 def segment_shapes() -> Run:
@@ -44,5 +44,6 @@ def segment_shapes() -> Run:
         schedule=Schedule(decay="cosine", warmup=100),
         batch=16,
         epochs=2,
+        evaluation=Evaluation(every=250),
         log=20,
     )
