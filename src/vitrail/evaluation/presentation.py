@@ -7,6 +7,7 @@ from vitrail.evaluation.result import Measure, Result, shown, spanned
 from vitrail.evaluation.scoring import Evaluated
 from vitrail.report.page import Notes, Section, page
 from vitrail.report.panels import Facts, Tile, Tiles
+from vitrail.report.strips import Strips
 
 
 def evaluation_page(result: Result, found: Evaluated, notes: Sequence[str], seen: Sequence[str]) -> str:
@@ -21,7 +22,8 @@ def evaluation_page(result: Result, found: Evaluated, notes: Sequence[str], seen
         sections.append(Notes(title="Notes", lines=list(notes)))
     intervals = "; with 95 % intervals" if any(spanned(measure) for measure in result.measures) else ""
     lead = f"{data_of(result)}: {found.lead}{intervals}"
-    return page(parts_of(str(result.weights["name"]))[-1], sections, lead=lead)
+    style = "strips.css" if any(isinstance(section, Strips) for section in sections) else ""
+    return page(parts_of(str(result.weights["name"]))[-1], sections, lead=lead, style=style)
 
 
 def tile(measure: Measure, caption: str) -> Tile:

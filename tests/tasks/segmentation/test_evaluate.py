@@ -134,7 +134,9 @@ def test_masks_that_cannot_be_used_are_counted_and_named(here: Path, tmp_path: P
     ious = result.details["iou"]
     (miou,) = (measure.value for measure in result.measures if measure.name == "mIoU")
     assert sum(ious.values()) / len(ious) == pytest.approx(miou)
-    assert "triangle" in (tmp_path / "p.html").read_text("utf-8")
+    page = (tmp_path / "p.html").read_text("utf-8")
+    assert "triangle" in page
+    assert ".strips {" in page  # images and masks side by side
 
 
 def test_images_seen_in_training_are_left_out(here: Path) -> None:
