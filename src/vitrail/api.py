@@ -216,7 +216,8 @@ def trained(result: RunResult, choices: tuple[str, ...]) -> Trained:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """The score of a network on the images of a split. Shares are between 0 and 1. `measures` has every number of the
-    task, with its 95% interval where there is one; `result` is what `vitrail evaluate --out` writes: `result.write(path)`."""
+    task, with its 95% interval where there is one; `result` is what `vitrail evaluate --out` writes:
+    `result.write(path)`."""
 
     split: str
     count: int  # images that were scored
@@ -270,8 +271,8 @@ def evaluate(
     The test split is scored, else val, or the one that `data` names ("photos@dev"). Images that the weights were
     trained on are left out, as far as the weights record them, unless `include_seen`. Of classification, `labels` name
     the outputs where the weights do not, or otherwise; `by_number` takes class 7 for output 7; `real` is a file of ReaL
-    labels; `threshold` is for multi-label weights. A network that is passed is not changed. Under torchrun all processes call
-    it and get the same numbers.
+    labels; `threshold` is for multi-label weights. A network that is passed is not changed. Under torchrun all
+    processes call it and get the same numbers.
     """
     collection = as_collection(data)
     name, bundle = as_bundle(weights)
