@@ -144,6 +144,7 @@ def test_it_is_trained_and_resumed(run: Path, tmp_path: Path) -> None:
         assert torch.equal(tensor, whole[name]), name
     model = vitrail.load(run)
     assert isinstance(model, ScaledViT)
+    assert isinstance(model.config, ScaledConfig)
     assert model.config.scale == 0.3
     scales = torch.cat([parameter.flatten() for name, parameter in model.named_parameters() if "scales" in name])
     assert (scales != 0.3).all()
