@@ -10,14 +10,13 @@ import torch
 from PIL import Image
 
 import vitrail
+from tests.extending import regression  # registers the task
 from tests.extending.test_objective import interrupt_at
 from vitrail.checkpoint.bundle import card_of
 from vitrail.cli.app import main
 from vitrail.data.collection import open_collection
 from vitrail.inspection import rollout
 from vitrail.objectives.objective import Objective
-
-from . import regression  # registers the task
 
 SETTINGS = ["schedule.warmup=1", "evaluation.every=12", "log=4", "model.depth=2", "data.dev=0.1", "data.watch=dev"]
 
