@@ -335,6 +335,7 @@ def main(argv: list[str] | None = None) -> int:
         work.mkdir()
         temporary.mkdir()
         quiet = {"TMPDIR": str(temporary), "HOME": str(work), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        quiet["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "torch")  # torch makes it at import, whoever imports it
         words = (str(weights), "--device", "cpu", "--max-bytes", str(LIMIT), "--read-timeout", str(READ_S))
         began = time.perf_counter()
         with running(
