@@ -16,7 +16,6 @@ from vitrail.data.geometry import Geometry
 from vitrail.data.targets import IGNORED
 from vitrail.tasks.segmentation.palette import colour_mask
 
-AT_ONCE: Final = 1 << 26  # logits that are resized at once
 SCHEMA: Final[dict[str, Any]] = {  # of PredictedMask.to_dict
     "type": "object",
     "required": ["size", "regions", "png"],
@@ -96,14 +95,12 @@ def segment(logits: Tensor, view: Geometry) -> NDArray[np.uint8]:
 
 
 def largest(logits: Tensor, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """The index of the largest of K logits [K, h, w] at each place of another size, some classes at a time."""
+    """The index of the largest of K logits [K, h, w] at each place of another size, class by class: all of them at once
+    would take K times the memory of a photograph."""
     best = torch.full(size, -torch.inf)
     index = torch.zeros(size, dtype=torch.uint8)
-    step = max(AT_ONCE // (size[0] * size[1]), 1)
-    for first in range(0, len(logits), step):
-        some = F.interpolate(logits[None, first : first + step], size, mode="bilinear", align_corners=False)[0]
-        value, at = some.max(0)
-        better = value > best
-        index[better] = (at[better] + first).to(torch.uint8)
-        best = torch.where(better, value, best)
+    for at, one in enumerate(logits):
+        value = F.interpolate(one[None, None], size, mode="bilinear", align_corners=False)[0, 0]
+        index.masked_fill_(value > best, at)
+        torch.maximum(best, value, out=best)
     return index.numpy()
