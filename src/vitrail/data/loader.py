@@ -112,7 +112,9 @@ class Batch:
         return self.moved(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device | str) -> "Batch":
-        return self.moved(lambda tensor: tensor.to(device, non_blocking=True))
+        """On another device. Copies to the host are waited for: they could be read before they are there."""
+        ahead = torch.device(device).type != "cpu"
+        return self.moved(lambda tensor: tensor.to(device, non_blocking=ahead))
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "Batch":
         return Batch(

@@ -30,7 +30,7 @@ def segment_shapes() -> Run:
             backbone=stem,
             width=64,
             depth=2,
-            heads=4,
+            heads=2,
             mlp_width=128,
             classes=9,
             head="patches",
@@ -44,6 +44,6 @@ def segment_shapes() -> Run:
         schedule=Schedule(decay="cosine", warmup=100),
         batch=16,
         epochs=2,
-        evaluation=Evaluation(every=250),
+        evaluation=Evaluation(every=625),
         log=20,
     )
