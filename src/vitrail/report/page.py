@@ -40,13 +40,14 @@ class Section(Protocol):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
     """Rows under a header; the first `left` columns are text, the rest numbers. `links` are addresses that the first
-    cell of each row leads to, empty for those that lead nowhere."""
+    cell of each row leads to, empty for those that lead nowhere; `colours` stand before it, as "#2c5aa0" or empty."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     left: int = 1
     links: Sequence[str] = ()
+    colours: Sequence[str] = ()
     template: str = field(default="table.html", init=False)
 
 

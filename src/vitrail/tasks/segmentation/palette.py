@@ -31,6 +31,11 @@ def palette() -> NDArray[np.uint8]:
     return np.array(colours, np.uint8)
 
 
+def class_colours(classes: int) -> list[str]:
+    """The colours of classes in a drawing, as "#2c5aa0"; that of class 0, which is left as it is, is empty."""
+    return ["", *("#{:02x}{:02x}{:02x}".format(*colour) for colour in palette()[1:classes].tolist())]
+
+
 def colour_mask(mask: NDArray[np.uint8]) -> "PillowImage":
     """A mask [H, W] as a PNG-ready image of class indices that shows their colours."""
     image = Image.fromarray(mask)

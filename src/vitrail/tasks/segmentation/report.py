@@ -14,7 +14,7 @@ from vitrail.report.axis import share
 from vitrail.report.page import Section, Table
 from vitrail.report.strips import Pane, Strip, Strips, pane
 from vitrail.tasks.segmentation.metric import SegmentationScore, SegmentedImage
-from vitrail.tasks.segmentation.palette import lay_over
+from vitrail.tasks.segmentation.palette import class_colours, lay_over
 
 
 def sections(score: SegmentationScore, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
@@ -26,7 +26,7 @@ def sections(score: SegmentationScore, source: Source | None, names: Sequence[st
             Strip(panes=panes_of(one, source, sides), caption=f"IoU {share(one.iou)}", note=source.name(one.sample))
             for one in score.worst
         ]
-        found.append(Strips(title=f"Lowest IoU{title}", sides=sides, strips=strips))
+        found.append(Strips(title=f"Lowest IoU{on(title)}", sides=sides, strips=strips))
     return found
 
 
@@ -37,7 +37,12 @@ def class_table(score: SegmentationScore, names: Sequence[str], title: str) -> T
         (name, "–" if math.isnan(iou) else share(iou), share(truth[at] / total), share(said[at] / total))
         for at, (name, iou) in enumerate(zip(names, score.ious.tolist(), strict=True))
     ]
-    return Table(title=f"Classes{title}", columns=("class", "IoU", "pixels", "predicted"), rows=rows)
+    columns = ("class", "IoU", "pixels", "predicted")
+    return Table(title=f"Classes{on(title)}", columns=columns, rows=rows, colours=class_colours(len(names)))
+
+
+def on(title: str) -> str:
+    return f" on {title}" if title else ""
 
 
 def panes_of(one: SegmentedImage, source: Source, names: Sequence[str]) -> list[Pane]:

@@ -19,7 +19,7 @@ from vitrail.report.page import Section
 from vitrail.tasks.segmentation import report
 from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore
 from vitrail.tasks.segmentation.objective import Segmentation
-from vitrail.tasks.segmentation.palette import lay_over, palette
+from vitrail.tasks.segmentation.palette import class_colours, lay_over
 from vitrail.tasks.segmentation.prediction import SCHEMA, PredictedMask, segment
 from vitrail.tasks.task import Bar, PredictionOptions, Task
 
@@ -85,9 +85,10 @@ class SegmentationTask(Task):
         return SCHEMA
 
     def bars(self, prediction: PredictedMask) -> list[Bar]:
-        colours = [UNPAINTED, *("#{:02x}{:02x}{:02x}".format(*colour) for colour in palette().tolist()[1:])]
+        colours = class_colours(len(prediction.names))
         return [
-            Bar(region.label, region.share, chosen=True, colour=colours[region.index]) for region in prediction.regions
+            Bar(region.label, region.share, chosen=True, colour=colours[region.index] or UNPAINTED)
+            for region in prediction.regions
         ]
 
     def columns(self, *, multi_label: bool) -> tuple[str, ...]:

@@ -1,0 +1,57 @@
+"""What reports show of a segmentation: classes with the colours of the drawings, and strips of the worst images."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data.masked import PIXEL_CLASSES, masked
+from vitrail.data.loader import Batch
+from vitrail.report.page import Table, page
+from vitrail.report.strips import Strips
+from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore
+from vitrail.tasks.segmentation.palette import class_colours, lay_over, palette
+from vitrail.tasks.segmentation.task import SEGMENTATION
+
+SIZES = [(12, 10), (7, 9)]
+SOURCE = masked(SIZES)
+
+
+@pytest.fixture
+def score() -> SegmentationScore:
+    metric = SegmentationMetric(len(PIXEL_CLASSES), torch.device("cpu"), 4)
+    logits = torch.randn(2, len(PIXEL_CLASSES), 6, 6, generator=torch.Generator().manual_seed(0))
+    batch = Batch(
+        step=0,
+        views=(torch.zeros(2, 3, 6, 6, dtype=torch.uint8),),
+        targets=(torch.ones(2, 6, 6, dtype=torch.uint8),),
+        sample=torch.arange(2),
+        epoch=torch.zeros(2, dtype=torch.int64),
+        valid=torch.ones(2, dtype=torch.bool),
+    )
+    metric.update(logits, batch)
+    return metric.result()
+
+
+@pytest.mark.parametrize(("title", "wanted"), [("", "Classes"), ("dev, best weights", "Classes on dev, best weights")])
+def test_classes_and_strips(score: SegmentationScore, title: str, wanted: str) -> None:
+    table, strips = SEGMENTATION.report_sections(score, SOURCE, PIXEL_CLASSES, title)
+    assert isinstance(table, Table)
+    assert isinstance(strips, Strips)
+    assert table.title == wanted
+    assert [row[0] for row in table.rows] == list(PIXEL_CLASSES)
+    assert len(table.colours) == len(PIXEL_CLASSES)
+    assert [len(strip.panes) for strip in strips.strips] == [3, 3]
+    text = page("Segmentation", [table, strips], style="strips.css")
+    assert text.count(f'fill="{table.colours[1]}"') == 1
+    assert SEGMENTATION.report_sections(score, None, PIXEL_CLASSES, title)[1:] == []
+
+
+def test_a_class_has_the_colour_of_its_drawing() -> None:
+    colours = class_colours(255)
+    assert colours[0] == ""
+    assert colours[7] == "#{:02x}{:02x}{:02x}".format(*palette()[7].tolist())
+    mask = np.array([[0, 7], [255, 7]], np.uint8)
+    image = SOURCE.picture(0).rgb().resize((2, 2))
+    drawn = np.asarray(lay_over(mask, image))
+    assert np.array_equal(drawn[:, 0], np.asarray(image)[:, 0])
+    assert not np.array_equal(drawn[:, 1], np.asarray(image)[:, 1])
