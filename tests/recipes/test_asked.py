@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import vitrail
 from vitrail.core.errors import ConfigError
@@ -49,3 +51,28 @@ def test_the_warm_up_is_a_tenth_of_the_run_however_long(
 def test_a_part_that_is_none_is_refused_here(weights: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.part=2"):
         planned(tuned(weights, "data.part=2"))
+
+
+@pytest.fixture
+def masks(tmp_path: Path) -> str:
+    for folder, shape in (("images", (8, 8, 3)), ("masks", (8, 8))):
+        (tmp_path / folder).mkdir()
+        for name in ("a.png", "b.png"):
+            Image.fromarray(np.ones(shape, np.uint8)).save(tmp_path / folder / name)
+    return str(tmp_path)
+
+
+def test_data_with_masks_and_no_labels_mean_segmentation(weights: str, masks: str) -> None:
+    for asked in (
+        Asked(recipe="digits", data=masks),
+        Asked(verb="finetune", recipe="finetune-digits", weights=weights, data=masks),
+        Asked(verb="finetune", weights=weights, data=masks),
+    ):
+        assert planned(asked).run.objective.task == "segmentation"
+    for asked in (
+        Asked(recipe="digits", data=masks, task="classification"),
+        Asked(recipe="digits", data="shapes"),  # has both
+        Asked(recipe="digits", data="nowhere"),
+    ):
+        assert planned(asked).run.objective.task == "classification"
+    assert planned(Asked(recipe="segment-shapes", data="digits")).run.objective.task == "segmentation"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.checkpoint.find import find_weights
-from vitrail.core.errors import ConfigError, DataError
+from vitrail.core.errors import ConfigError, DataError, VitrailError
 from vitrail.core.shapes import Pair
 from vitrail.data.collection import open_collection
 from vitrail.data.source import Source
@@ -15,6 +15,7 @@ from vitrail.recipes.change import on_data, resized, started_from, with_changes,
 from vitrail.recipes.finetune import Chosen, for_data, reasons, warmup_for
 from vitrail.recipes.grids import RATES, grid
 from vitrail.recipes.registry import recipe
+from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import find_task, recognise_task, task_of
 from vitrail.train.config import Run, RunRequest, configure
 from vitrail.train.pictures import available, only_or
@@ -76,9 +77,21 @@ def planned(asked: Asked) -> Planned:
         run = configure(request)
     else:
         raise ConfigError(f"{asked.recipe} is a fine-tuning recipe: vitrail finetune WEIGHTS --recipe {asked.recipe}")
-    run = finished(with_task(run, asked.task) if asked.task else run, asked)
+    task = asked.task or recognised(run, asked.data)
+    run = finished(with_task(run, task) if task else run, asked)
     check_classes(run, asked.settings)
     return Planned(run=run, base=base)
+
+
+def recognised(run: Run, data: str) -> str:
+    """The task that data without labels are annotated for, where the recipe is one of classification; else nothing.
+    Data that cannot be opened say why when the run starts."""
+    if not data or task_of(run.objective) is not CLASSIFICATION:
+        return ""
+    try:
+        return recognise_task(open_collection(data)).name
+    except VitrailError:
+        return ""
 
 
 def fitted(asked: Asked) -> Planned:
