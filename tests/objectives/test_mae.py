@@ -354,7 +354,7 @@ def test_defaults_are_the_published_ones() -> None:
     assert base.patches - config.hides(base) == 49
     augmentation = cifar(8, padding=1)
     assert config.views(augmentation) == (augmentation,)
-    assert not MAE.labelled
+    assert not MAE.task
     assert not MAE.couples
 
 

@@ -336,7 +336,7 @@ def test_work_by_hand(target: Target, outputs: int) -> None:
 def test_one_view_and_no_labels() -> None:
     augmentation = cifar(8, padding=1)
     assert MaskedPatches().views(augmentation) == (augmentation,)
-    assert not MaskedPatches.labelled
+    assert not MaskedPatches.task
     assert not MaskedPatches.couples
 
 

@@ -106,7 +106,7 @@ def started(weights: str, positions: str, size: int, seed: int = 0, config: ViTC
     run = replace(run, augmentation=replace(run.augmentation, crop=replace(run.augmentation.crop, size=(size, size))))
     model = adapted(config, image_size=size)
     run = replace(run, model=model, preprocessing=load(weights, image_size=size).card.preprocessing)
-    return starting_network(run, labels).state_dict()["position.tables.0.table"][0]
+    return starting_network(run, labels, {}).state_dict()["position.tables.0.table"][0]
 
 
 def test_resized_positions_are_those_of_the_weights(weights):
@@ -135,7 +135,7 @@ def test_positions_of_two_tables_are_drawn_too(tmp_path):
     run = replace(
         run, model=adapted(config, image_size=32), preprocessing=load(run.weights, image_size=32).card.preprocessing
     )
-    tables = starting_network(run, tuple("0123456789")).state_dict()
+    tables = starting_network(run, tuple("0123456789"), {}).state_dict()
     assert torch.equal(tables["position.tables.0.prefix"], torch.ones(1, 1, 16))
     for name in ("rows", "columns"):
         assert tables[f"position.tables.0.{name}"].shape == (8, 8)

@@ -30,7 +30,7 @@ def segment_shapes() -> Run:
             backbone=stem,
             width=64,
             depth=2,
-            heads=2,
+            heads=4,
             mlp_width=128,
             classes=9,
             head="patches",
