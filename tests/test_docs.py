@@ -64,6 +64,7 @@ LONG = (
     "evaluation.md",
     "studies.md",
     "pretraining.md",
+    "segmentation.md",
 )
 WALKED = [
     pytest.param(page, marks=pytest.mark.slow if page.name in LONG else ())
