@@ -87,7 +87,7 @@ class Predictor(Generic[PredictionT]):
 
     What it gives for an image is what the task of the weights makes of the network's outputs: of a classifier a
     `Prediction`. Type checkers take every predictor for a classifier's; of another task name its type, as in
-    `predictor: Predictor[SegmentedImage] = Predictor("model.safetensors")`.
+    `predictor: Predictor[PredictedMask] = Predictor("model.safetensors")`.
 
     `weights` are a network, or any weights that vitrail reads: a file, a folder, a run's folder, public ones as
     NAME:TAG, or the name of weights that come with the package. `image_size` resizes positions; `labels` name the

@@ -119,8 +119,9 @@ def test_the_worst_images_are_those_of_the_loop_the_earlier_of_two_equal_ones_fi
     found = scored([range(COUNT)], extremes=COUNT).worst
     assert [one.sample for one in found] == order
     assert [one.iou for one in found] == pytest.approx([each[place] for place in order], rel=1e-6)
-    logits, _, _ = images()
+    logits, masks, _ = images()
     assert all(np.array_equal(one.mask, logits[one.sample].argmax(0).numpy()) for one in found)
+    assert all(np.array_equal(one.truth, masks[one.sample].numpy()) for one in found)
     assert [one.sample for one in scored([range(COUNT)], extremes=3).worst] == order[:3]
     assert scored([range(COUNT)], extremes=0).worst == ()
 

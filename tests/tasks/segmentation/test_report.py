@@ -1,15 +1,21 @@
 """What reports show of a segmentation: classes with the colours of the drawings, and strips of the worst images."""
 
+from base64 import b64decode
+from io import BytesIO
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from tests.data.masked import PIXEL_CLASSES, masked
+from tests.data.masked import PIXEL_CLASSES, masked, painted
 from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.report.page import Table, page
 from vitrail.report.strips import Strips
-from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore
+from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore, SegmentedImage
 from vitrail.tasks.segmentation.palette import class_colours, lay_over, palette
+from vitrail.tasks.segmentation.report import panes_of
 from vitrail.tasks.segmentation.task import SEGMENTATION
 
 SIZES = [(12, 10), (7, 9)]
@@ -30,6 +36,20 @@ def score() -> SegmentationScore:
     )
     metric.update(logits, batch)
     return metric.result()
+
+
+@pytest.mark.parametrize("resize", [None, 8])
+def test_masks_lie_over_the_image_where_the_whole_of_it_was_seen(resize: int | None) -> None:
+    """A prediction that is right looks like the mask, and never lies over a part of the image that it is not of."""
+    view = Preprocessing(image=(6, 6), resize=resize).geometry(SIZES[0])
+    seen = view.mask(torch.from_numpy(painted(0, SIZES[0])), 255).numpy()
+    image, mask, predicted = panes_of(SegmentedImage(0, 1.0, seen, seen), SOURCE, ("image", "mask", "predicted"))
+    pictures = [np.asarray(Image.open(BytesIO(b64decode(one.picture.partition(",")[2])))) for one in (image, mask)]
+    if resize is None:
+        assert pictures[0].shape == pictures[1].shape
+    else:
+        assert mask.picture == predicted.picture
+        assert pictures[1].shape[0] == pictures[1].shape[1] != pictures[0].shape[1]
 
 
 @pytest.mark.parametrize(("title", "wanted"), [("", "Classes"), ("dev, best weights", "Classes on dev, best weights")])

@@ -27,11 +27,12 @@ MOST_CLASSES: Final = IGNORED  # that a mask of bytes can tell apart
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentedImage:
-    """One image of a split: the mean IoU of its classes, and its predicted mask as the network saw it."""
+    """One image of a split: the mean IoU of its classes, and its predicted and its own mask as the network saw it."""
 
     sample: int
     iou: float
     mask: NDArray[np.uint8]  # [H, W]
+    truth: NDArray[np.uint8]  # [H, W]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -87,7 +88,8 @@ class SegmentationMetric:
         self.counts = torch.zeros(2, dtype=torch.int64, device=device)  # images that count, unreadable ones
         self.cells = torch.zeros(classes**2, dtype=torch.int64, device=device)
         self.images = ImageTable(classes)
-        self.worst: tuple[Tensor, Tensor, Tensor] | None = None  # IoUs [n], samples [n], masks [n, H, W]
+        # IoUs [n], samples [n], predicted masks and their own [n, 2, H, W]
+        self.worst: tuple[Tensor, Tensor, Tensor] | None = None
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
         """One batch's logits [B, K, H, W] against its masks [B, H, W]."""
@@ -108,7 +110,7 @@ class SegmentationMetric:
             both, either = self.count_images(predicted, mask, seen)
             self.images.add(batch.sample, both, either, seen.sum((1, 2)), losses)
             ious = (both / either.clamp(min=1)).sum(1) / (either > 0).sum(1).clamp(min=1)  # mean of its own classes
-            self.keep_worst(ious, counted, batch.sample, predicted)
+            self.keep_worst(ious, counted, batch.sample, torch.stack([predicted, mask], 1))
 
     def count_images(self, predicted: Tensor, mask: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Intersection and union of each image and class [B, K], in pixels."""
@@ -121,9 +123,9 @@ class SegmentationMetric:
         both = per_class(truth, seen & (predicted == truth))
         return both, per_class(truth, seen) + per_class(predicted, seen) - both
 
-    def keep_worst(self, ious: Tensor, counted: Tensor, samples: Tensor, predicted: Tensor) -> None:
+    def keep_worst(self, ious: Tensor, counted: Tensor, samples: Tensor, masks: Tensor) -> None:
         """Of equal IoUs the earlier sample stays, whatever the batch."""
-        found = (torch.where(counted, ious.double(), torch.inf), samples, predicted.to(torch.uint8))
+        found = (torch.where(counted, ious.double(), torch.inf), samples, masks.to(torch.uint8))
         if self.worst is not None:
             found = tuple(torch.cat([old, new]) for old, new in zip(self.worst, found, strict=True))
         order = found[1].argsort(stable=True)
@@ -170,4 +172,4 @@ class SegmentationMetric:
             return ()
         ious, samples, masks = self.worst
         rows = zip(samples.tolist(), ious.tolist(), masks.cpu().numpy(), strict=True)
-        return tuple(SegmentedImage(sample, iou, mask) for sample, iou, mask in rows if iou != float("inf"))
+        return tuple(SegmentedImage(sample, iou, *both) for sample, iou, both in rows if iou != float("inf"))

@@ -4,17 +4,19 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from vitrail.core.errors import VitrailError
 from vitrail.data.decode.indices import read_indices
+from vitrail.data.geometry import Geometry
 from vitrail.data.source import Source
+from vitrail.data.targets import IGNORED
 from vitrail.report.axis import share
 from vitrail.report.page import Section, Table
 from vitrail.report.strips import Pane, Strip, Strips, pane
 from vitrail.tasks.segmentation.metric import SegmentationScore, SegmentedImage
-from vitrail.tasks.segmentation.palette import class_colours, lay_over
+from vitrail.tasks.segmentation.palette import class_colours, colour_mask, lay_over
 
 
 def sections(score: SegmentationScore, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
@@ -46,16 +48,21 @@ def on(title: str) -> str:
 
 
 def panes_of(one: SegmentedImage, source: Source, names: Sequence[str]) -> list[Pane]:
-    """The image, and over it its own mask and the predicted one; nothing where it cannot be read any more."""
+    """The image, and over it its own mask and the predicted one; nothing where it cannot be read any more. Where the
+    network saw a part of it, the masks of that part stand by themselves."""
     try:
         image = source.picture(one.sample).rgb()
         truth = read_indices(source.mask(one.sample))
     except (OSError, VitrailError):
         return [pane(None, name) for name in names]
-    shown = (image, lay_over(truth, image), lay_over(stretch(one.mask, truth.shape), image))
+    if np.array_equal(stretch(truth, one.truth.shape), one.truth):
+        shown = (image, lay_over(truth, image), lay_over(stretch(one.mask, truth.shape), image))
+    else:
+        shown = (image, colour_mask(one.truth), colour_mask(one.mask))
     return [pane(picture, name) for picture, name in zip(shown, names, strict=True)]
 
 
 def stretch(mask: NDArray[np.uint8], size: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A mask at another size."""
-    return np.asarray(Image.fromarray(mask).resize((size[1], size[0]), Image.Resampling.NEAREST))
+    """A whole mask at another size, as `Masks` are resized."""
+    whole, inner = (mask.shape[0], mask.shape[1]), (size[0], size[1])
+    return Geometry(whole=whole, box=(0, 0, *whole), inner=inner).mask(torch.from_numpy(mask), IGNORED).numpy()
