@@ -36,8 +36,11 @@ def show(found: Replay) -> None:
     print(f"Step {found.step:,} with {weights}: loss {found.loss:.4g}, gradient norm {found.norm:.4g}, {state}")
     bad = sum(not math.isfinite(one.loss) for one in found.seen)
     print(f"{len(found.seen):,} pictures, {bad:,} of them with a loss that is not finite by itself. Worst first:")
-    rows = [(one.name, one.label, f"{one.loss:.4g}") for one in found.seen[:SHOWN]]
-    print_table(("picture", "label", "loss"), rows, left=2)
+    if any(one.label for one in found.seen):
+        rows = [(one.name, one.label, f"{one.loss:.4g}") for one in found.seen[:SHOWN]]
+        print_table(("picture", "label", "loss"), rows, left=2)
+    else:
+        print_table(("picture", "loss"), [(one.name, f"{one.loss:.4g}") for one in found.seen[:SHOWN]])
 
 
 def sheet(found: Replay) -> Image.Image:

@@ -1,5 +1,6 @@
 """One step of a run again, from (seed, step): which pictures it had, and what each of them did."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,11 @@ from numpy.typing import NDArray
 from vitrail.checkpoint.store.saved import latest
 from vitrail.core.errors import ConfigError
 from vitrail.data.ledger import Ledger
+from vitrail.data.loader import Batch
+from vitrail.data.targets import ClassLabels
 from vitrail.distributed.world import World
 from vitrail.optim.clipping import total_norm
+from vitrail.tasks.registry import targets_of
 from vitrail.train.baseline import kept_head
 from vitrail.train.build import assemble
 from vitrail.train.config import Run
@@ -26,7 +30,7 @@ class Seen:
     pictures of a batch are compared with each other there is no such thing, and it is that of the batch."""
 
     name: str
-    label: str
+    label: str  # empty where targets are no classes of whole images
     loss: float
     pixels: NDArray[np.uint8]  # [H, W, 3], augmented and mixed
 
@@ -64,15 +68,15 @@ def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) 
     parts.optimiser.zero_grad()
     loss = float(outcome.total / count)
     seen: list[Seen] = []
+    labels = name_labels(batch, pictures.classes) if isinstance(targets_of(run.objective), ClassLabels) else None
     with torch.no_grad():
         for at, part in enumerate(divided(inputs, 1)):
             seed_generators(world.device, resolved.seed, step, world.rank, at)
             alone = loss if resolved.objective.couples else float(parts.objective(*part).total)
-            sample, label = int(batch.sample[at]), int(batch.target.reshape(len(batch), -1)[at, 0])
             seen.append(
                 Seen(
-                    name=pictures.train.name(sample),
-                    label=pictures.classes[label] if label >= 0 else "none",
+                    name=pictures.train.name(int(batch.sample[at])),
+                    label="" if labels is None else labels[at],
                     loss=alone,
                     pixels=part[0][0].permute(1, 2, 0).cpu().numpy(),
                 )
@@ -85,3 +89,9 @@ def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) 
         norm=float(norm),
         seen=tuple(seen),
     )
+
+
+def name_labels(batch: Batch, classes: Sequence[str]) -> list[str]:
+    """The first class of each image."""
+    numbers: list[int] = batch.target.reshape(len(batch), -1)[:, 0].tolist()
+    return [classes[number] if number >= 0 else "none" for number in numbers]

@@ -22,7 +22,7 @@ def draw_folder(folder: Path) -> Path:
             pixels = rng.integers(0, 60, (*SIZE, 3), dtype=np.uint8)
             pixels[mask == 1, 0] += 180
             pixels[mask == 2, 2] += 180
-            mask[-1] = 255
+            mask[[0, -1]] = 255
             Image.fromarray(pixels).save(folder / split / "images" / f"{at:02}.png")
             Image.fromarray(mask).save(folder / split / "masks" / f"{at:02}.png")
     (folder / "classes.txt").write_text("\n".join(CLASSES))

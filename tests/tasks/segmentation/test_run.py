@@ -207,3 +207,10 @@ def test_a_report_and_its_rows_are_read_again(here: Path, capsys: pytest.Capture
     said = capsys.readouterr().out
     assert "mIoU" in said
     assert f"{COUNTS['test']} images" in said
+
+
+def test_a_step_is_replayed_without_labels_of_whole_images(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "whole", "--step", "1", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("train/images/") == 8
+    assert not any(name in said for name in CLASSES)
