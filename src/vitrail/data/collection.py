@@ -80,7 +80,8 @@ class Collection:
             folders = "put the pictures of each class into a folder of its own, named after it"
             if self.path is not None and (lists := sorted(self.path.glob("*.csv"))):
                 folders += f", or give a list of labels: {lists[0]}"
-            remedy = LABELLING.get(self.kind.partition(" (")[0], folders)
+            kind = "images and masks" if self.pixel_classes else self.kind.partition(" (")[0]
+            remedy = LABELLING.get(kind, folders)
             raise BadLabels(f"{self.name} has no labels: {remedy}")
 
     @property

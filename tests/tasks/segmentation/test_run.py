@@ -214,3 +214,10 @@ def test_a_step_is_replayed_without_labels_of_whole_images(here: Path, capsys: p
     said = capsys.readouterr().out
     assert said.count("train/images/") == 8
     assert not any(name in said for name in CLASSES)
+
+
+def test_a_pack_of_masks_without_labels_says_so(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "pack", "drawn", "--out", str(tmp_path / "packed")]) == 0
+    capsys.readouterr()
+    assert main(["fit", "whole", str(tmp_path / "packed"), "--out", str(tmp_path / "w.safetensors")]) == 2
+    assert "--task segmentation" in capsys.readouterr().err
