@@ -130,7 +130,7 @@ def writing(folder: Path | None, asker: "Predictor[Any]", found: "Listing") -> "
     return PredictionFiles(folder, asker.task, found.known())
 
 
-class Prepared(NamedTuple):
+class PreparedImage(NamedTuple):
     """What the network is given of an image, and what is drawn on: the part that it sees, or all of it."""
 
     view: "View"
@@ -150,22 +150,22 @@ class Session:
     seen: int = 0
     failed: int = 0
 
-    def prepare(self, found: "Found") -> Prepared:
+    def prepare(self, found: "Found") -> PreparedImage:
         """What the network is given, and what is drawn on where that was asked for."""
         if self.drawn is None and self.files is None:
-            return Prepared(self.asker.view(found.path))
+            return PreparedImage(self.asker.view(found.path))
         from vitrail.cli.predict_files import limit_size
         from vitrail.data.decode.picture import upright_rgb
         from vitrail.predict.picture import image_from
 
         image = upright_rgb(image_from(found.path))
-        return Prepared(
+        return PreparedImage(
             self.asker.view(image),
             None if self.drawn is None else self.drawn.show(image),
             None if self.files is None else limit_size(image),
         )
 
-    def answer(self, batch: "Sequence[tuple[Found, Prepared | BadPicture]]") -> None:
+    def answer(self, batch: "Sequence[tuple[Found, PreparedImage | BadPicture]]") -> None:
         """One call of the network, and a word on every picture in its place."""
         import torch
 

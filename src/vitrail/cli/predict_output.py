@@ -12,7 +12,7 @@ from vitrail.report.page import printable
 
 if TYPE_CHECKING:
     from vitrail.predict.predictor import Predictor
-    from vitrail.tasks.task import Prediction, Task
+    from vitrail.tasks.task import Task, TaskPrediction
 
 BAR = 24  # signs of a full bar
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -21,7 +21,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 class Output(Protocol):
     """Takes one picture at a time; `made` are the files that were written for it, by what they are."""
 
-    def answer(self, path: str, prediction: "Prediction", made: Mapping[str, str]) -> None: ...
+    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None: ...
     def failed(self, path: str, reason: str) -> None: ...
 
 
@@ -31,7 +31,7 @@ class Lines:
     def __init__(self, file: TextIO) -> None:
         self.file = file
 
-    def answer(self, path: str, prediction: "Prediction", made: Mapping[str, str]) -> None:
+    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
         self.write({"path": path, **prediction.to_dict(), **made})
 
     def failed(self, path: str, reason: str) -> None:
@@ -49,7 +49,7 @@ class Table:
         self.columns = task.columns(multi_label=multi_label)
         self.table.writerow(["path", *self.columns, "error"])
 
-    def answer(self, path: str, prediction: "Prediction", made: Mapping[str, str]) -> None:
+    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
         self.table.writerows([path, *row, ""] for row in self.task.rows(prediction))
 
     def failed(self, path: str, reason: str) -> None:
@@ -62,7 +62,7 @@ class Plain:
     def __init__(self, file: TextIO) -> None:
         self.file = file
 
-    def answer(self, path: str, prediction: "Prediction", made: Mapping[str, str]) -> None:
+    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
         files = ", ".join(printable(made[kind]) for kind in ("file", "overlay") if kind in made)
         self.file.write(f"{printable(path)}: {prediction}{f' -> {files}' if files else ''}\n")
 
@@ -76,7 +76,7 @@ class Terminal:
     def __init__(self, file: TextIO, task: "Task") -> None:
         self.console, self.task = make_console(file=file, highlight=False), task
 
-    def answer(self, path: str, prediction: "Prediction", made: Mapping[str, str]) -> None:
+    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
         from rich.text import Text
 
         block = Text(printable(path), style="bold")

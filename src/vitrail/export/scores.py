@@ -10,7 +10,7 @@ from vitrail.data.targets import CLASS_LABELS
 from vitrail.evaluation.metric import Criterion, Metric
 from vitrail.export.check import Forward
 from vitrail.export.pictures import Pictures
-from vitrail.tasks.task import Score, Task
+from vitrail.tasks.task import Task, TaskScore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ def score(
     )
 
 
-def read_scores(*metrics: Metric[Score]) -> tuple[Score, ...]:
+def read_scores(*metrics: Metric[TaskScore]) -> tuple[TaskScore, ...]:
     """Of the network and the export; none where no picture had a target."""
     try:
         return tuple(metric.result() for metric in metrics)

@@ -38,7 +38,7 @@ EXTREMES: Final = 12  # of the best and the worst images, those that the page of
 PRINTED: Final = 25  # rows above which a table is on the page alone
 
 
-class Score(Protocol):
+class TaskScore(Protocol):
     """What a task's metric finds on a split."""
 
     @property
@@ -51,7 +51,7 @@ class Score(Protocol):
         ...
 
 
-class Prediction(Protocol):
+class TaskPrediction(Protocol):
     """What a network says of one image. As text it is one line."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class PredictionOptions:
     multi_label: bool = False
 
 
-class Bar(NamedTuple):
+class PredictionBar(NamedTuple):
     """A part of a prediction that is shown as a bar."""
 
     label: str
@@ -123,7 +123,7 @@ class Task(ABC):
 
     @abstractmethod
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> Metric[Any]:
-        """A metric whose result is a `Score`. It may keep so many of the best and the worst images for the report."""
+        """A metric whose result is a `TaskScore`. It may keep some of the best and worst images for the report."""
 
     def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
         """What pages show of a score besides its numbers. `title` says of which split and weights it is."""
@@ -156,7 +156,7 @@ class Task(ABC):
         check_outputs(card_of(network), network.config.classes, names, self.describe_outputs(names), where)
         self.targets.check(setting.source)
         metric = self.metric(len(names), setting.world.device, extremes=EXTREMES)
-        score: Score = setting.run(metric, self.targets)
+        score: TaskScore = setting.run(metric, self.targets)
         left = len(setting.source) - len(setting.unreadable) - score.count
         if not score.count:
             raise DataError("no image could be scored: all are unreadable or without a target; choose another split")
@@ -206,7 +206,9 @@ class Task(ABC):
     # Predictions.
 
     @abstractmethod
-    def predict(self, outputs: Tensor, views: Sequence["Geometry"], options: PredictionOptions) -> Sequence[Prediction]:
+    def predict(
+        self, outputs: Tensor, views: Sequence["Geometry"], options: PredictionOptions
+    ) -> Sequence[TaskPrediction]:
         """What the outputs [B, K, ...] say of B images, of which the network saw these views."""
 
     def prediction_options(self, *, multi_label: bool) -> tuple[str, ...]:
@@ -223,7 +225,7 @@ class Task(ABC):
         """The `to_dict` of a prediction as JSON Schema."""
         return {"type": "object"}
 
-    def bars(self, prediction: Any) -> Sequence[Bar]:
+    def bars(self, prediction: Any) -> Sequence[PredictionBar]:
         """The parts of a prediction as bars, in order; none where its text says it all."""
         del prediction
         return ()

@@ -24,7 +24,7 @@ from vitrail.evaluation.fewshot import fewshot
 from vitrail.evaluation.metric import Criterion, is_better, score_batches
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import targets_of, task_of
-from vitrail.tasks.task import Score, Task
+from vitrail.tasks.task import Task, TaskScore
 from vitrail.train.build import Parts
 from vitrail.train.config import Evaluation, ResolvedRun
 from vitrail.train.feed import Sweep
@@ -76,7 +76,7 @@ class Scored:
 
     split: str
     step: int
-    found: Score | Seen
+    found: TaskScore | Seen
 
 
 class Together(nn.Module):
@@ -176,7 +176,7 @@ class Scorer:
                 row, seen = self.looking.score(split, source)
                 self.latest = Scored(split=split, step=step, found=seen)
                 return {"kind": part, "step": step, **row}
-            found: Score = score_batches(
+            found: TaskScore = score_batches(
                 self.network,
                 self.sweep(part),
                 self.run.preprocessing,

@@ -28,14 +28,14 @@ LAYOUTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SplitFolders:
     """Folders of one split, relative to the folder of the set. Where both are the same, masks lie next to images."""
 
     images: str
     masks: str | None  # none where the split has no masks
 
 
-def find_masks(path: Path, *, sure: bool = False) -> dict[str, Place] | None:
+def find_masks(path: Path, *, sure: bool = False) -> dict[str, SplitFolders] | None:
     """The folders of images and masks in a folder without splits of its own, by split; none where there are no such
     folders. `sure` is whoever said that these are masks: then other folders are left out."""
     folders = look(str(path)).folders
@@ -51,20 +51,20 @@ def find_masks(path: Path, *, sure: bool = False) -> dict[str, Place] | None:
             f"{path} holds {images} and {masks} beside {brief(others)}; write masks:{path} if they are images and "
             f"their masks, or classes:{path} if all of them are classes"
         )
-    return inner_splits(path, images, masks) or {"train": Place(images, masks)}
+    return inner_splits(path, images, masks) or {"train": SplitFolders(images, masks)}
 
 
-def find_masks_in_splits(path: Path, splits: Mapping[str, str]) -> dict[str, Place] | None:
+def find_masks_in_splits(path: Path, splits: Mapping[str, str]) -> dict[str, SplitFolders] | None:
     """The same for folders that are splits, each with its own folders of images and masks or with masks next to the
     images; `splits` are the folders by split. A split without masks may stand beside others."""
     pairs = {split: find_pair(path / name, look(str(path / name)).folders) for split, name in splits.items()}
     if not any(pairs.values()):
         return find_adjacent(path, splits)
-    places: dict[str, Place] = {}
+    places: dict[str, SplitFolders] = {}
     for split, name in splits.items():
         names = pairs[split]
         if names is not None:
-            places[split] = Place(f"{name}/{names[0]}", f"{name}/{names[1]}")
+            places[split] = SplitFolders(f"{name}/{names[0]}", f"{name}/{names[1]}")
             continue
         inside = look(str(path / name)).folders
         if any(folder.lower() not in IMAGES for folder in inside) or len(inside) > 1:
@@ -74,16 +74,16 @@ def find_masks_in_splits(path: Path, splits: Mapping[str, str]) -> dict[str, Pla
                 f"{path / name / images} and masks into {path / name / masks}, or images alone where there are no masks"
             )
         masks = name if adjacent(path, name) else None
-        places[split] = Place(f"{name}/{inside[0]}" if inside else name, masks)
+        places[split] = SplitFolders(f"{name}/{inside[0]}" if inside else name, masks)
     return places
 
 
-def find_adjacent(path: Path, splits: Mapping[str, str]) -> dict[str, Place] | None:
+def find_adjacent(path: Path, splits: Mapping[str, str]) -> dict[str, SplitFolders] | None:
     """Splits that have masks next to the images: each image exactly one, or no file of a split looks like a mask."""
     states = {split: adjacent(path, name) for split, name in splits.items()}
     if True not in states.values() or None in states.values():
         return None
-    return {split: Place(name, name if states[split] else None) for split, name in splits.items()}
+    return {split: SplitFolders(name, name if states[split] else None) for split, name in splits.items()}
 
 
 def adjacent(path: Path, inside: str = "") -> bool | None:
@@ -138,7 +138,7 @@ def is_likely(path: Path, images: str, masks: str) -> bool:
     return any(stem(name) in names and is_index_png(path / masks / name) for name in below(str(path / masks), "")[0])
 
 
-def inner_splits(path: Path, images: str, masks: str) -> dict[str, Place] | None:
+def inner_splits(path: Path, images: str, masks: str) -> dict[str, SplitFolders] | None:
     """The splits inside a folder of images and inside one of masks; none where there are none."""
     inside = split_folders(path / images)
     if inside is None:
@@ -152,7 +152,7 @@ def inner_splits(path: Path, images: str, masks: str) -> dict[str, Place] | None
             "folders there"
         )
     return {
-        split: Place(f"{images}/{folder}", f"{masks}/{others[split]}" if split in others else None)
+        split: SplitFolders(f"{images}/{folder}", f"{masks}/{others[split]}" if split in others else None)
         for split, folder in inside.items()
     }
 

@@ -19,7 +19,7 @@ from vitrail.core.errors import BadPicture, DataError
 from vitrail.core.storage import cache_folder, replacing
 from vitrail.data.decode.indices import read_indices
 from vitrail.data.readers.folder import Files, below, look, read_file, size_of, split_name
-from vitrail.data.readers.mask_folders import LAYOUTS, Place, find_masks, find_masks_in_splits
+from vitrail.data.readers.mask_folders import LAYOUTS, SplitFolders, find_masks, find_masks_in_splits
 from vitrail.data.readers.mask_pairs import Unpaired, count, pair, separate, why_no_mask
 from vitrail.data.readers.shards.reader import read_names
 from vitrail.data.readers.split_folders import find_splits
@@ -65,11 +65,15 @@ def read(path: Path) -> dict[str, Source]:
         folders = look(str(path)).folders
         splits = {split: name for name, split in (find_splits(path, folders) or {}).items() if split}
         places = find_masks_in_splits(path, splits) if splits else None
-        places = places or {split: Place(name, name) for split, name in splits.items()} or {"train": Place("", "")}
+        places = (
+            places
+            or {split: SplitFolders(name, name) for split, name in splits.items()}
+            or {"train": SplitFolders("", "")}
+        )
     return read_places(path, places)
 
 
-def read_places(path: Path, places: Mapping[str, Place]) -> dict[str, Source]:
+def read_places(path: Path, places: Mapping[str, SplitFolders]) -> dict[str, Source]:
     """The splits, all with the same classes of pixels."""
     adjacent = all(place.masks == place.images for place in places.values() if place.masks is not None)
     other = f"flat:{path} reads all files as images" if adjacent else f"classes:{path} reads the folders as classes"
@@ -86,7 +90,7 @@ def read_places(path: Path, places: Mapping[str, Place]) -> dict[str, Source]:
     return dict(sources)
 
 
-def read_place(path: Path, place: Place) -> Files:
+def read_place(path: Path, place: SplitFolders) -> Files:
     """One split; its masks, where it has any, still without the names of their classes."""
     pictures, others = below(str(path / place.images), "")
     if place.masks is None:

@@ -8,7 +8,7 @@ from vitrail.core.errors import DataError, SourceNotFound, unknown
 from vitrail.data.decode.support import is_unsupported
 from vitrail.data.readers.folder import Contents, look, read_classes, read_flat, split_name, unread_files
 from vitrail.data.readers.mask_folders import (
-    Place,
+    SplitFolders,
     find_adjacent,
     find_masks,
     find_masks_in_splits,
@@ -143,7 +143,7 @@ def read_folder(path: Path) -> Found:
     return read_as("classes", path)
 
 
-def read_pairs(path: Path, places: Mapping[str, Place] | None) -> Found | None:
+def read_pairs(path: Path, places: Mapping[str, SplitFolders] | None) -> Found | None:
     """Images and masks, where folders of such were found."""
     if not places:
         return None

@@ -23,7 +23,7 @@ from vitrail.tasks.classification.matching import match
 from vitrail.tasks.classification.objective import Classification
 from vitrail.tasks.classification.prediction import SCHEMA, Prediction, rank_classes
 from vitrail.tasks.classification.report import score_sections
-from vitrail.tasks.task import Bar, PredictionOptions, Task
+from vitrail.tasks.task import PredictionBar, PredictionOptions, Task
 
 
 class ClassificationTask(Task):
@@ -104,9 +104,11 @@ class ClassificationTask(Task):
     def prediction_schema(self) -> dict[str, Any]:
         return SCHEMA
 
-    def bars(self, prediction: Prediction) -> list[Bar]:
+    def bars(self, prediction: Prediction) -> list[PredictionBar]:
         chosen = len(prediction.labels)
-        return [Bar(answer.label, answer.probability, at < chosen) for at, answer in enumerate(prediction.shown)]
+        return [
+            PredictionBar(answer.label, answer.probability, at < chosen) for at, answer in enumerate(prediction.shown)
+        ]
 
     def columns(self, *, multi_label: bool) -> tuple[str, ...]:
         return ("rank", "label", "index", "probability", *(("chosen",) if multi_label else ()))

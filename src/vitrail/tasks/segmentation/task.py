@@ -21,7 +21,7 @@ from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationSc
 from vitrail.tasks.segmentation.objective import Segmentation
 from vitrail.tasks.segmentation.palette import class_colours, lay_over
 from vitrail.tasks.segmentation.prediction import SCHEMA, PredictedMask, segment
-from vitrail.tasks.task import Bar, PredictionOptions, Task
+from vitrail.tasks.task import PredictionBar, PredictionOptions, Task
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -84,10 +84,10 @@ class SegmentationTask(Task):
     def prediction_schema(self) -> dict[str, Any]:
         return SCHEMA
 
-    def bars(self, prediction: PredictedMask) -> list[Bar]:
+    def bars(self, prediction: PredictedMask) -> list[PredictionBar]:
         colours = class_colours(len(prediction.names))
         return [
-            Bar(region.label, region.share, chosen=True, colour=colours[region.index] or UNPAINTED)
+            PredictionBar(region.label, region.share, chosen=True, colour=colours[region.index] or UNPAINTED)
             for region in prediction.regions
         ]
 
