@@ -49,7 +49,7 @@ class ClassificationHead(nn.Module):
         return y if self.classifier is None else self.classifier(y)
 
 
-class PatchHead(nn.Module):
+class LinearPatchHead(nn.Module):
     """Patch tokens to logits per pixel: one linear layer, which starts at zero, on each of them."""
 
     def __init__(self, config: ViTConfig):
@@ -70,5 +70,5 @@ class PatchHead(nn.Module):
         return F.interpolate(logits, size, mode="bilinear", align_corners=False)
 
 
-def make_head(config: ViTConfig) -> ClassificationHead | PatchHead:
-    return PatchHead(config) if config.has_patch_head else ClassificationHead(config)
+def make_head(config: ViTConfig) -> ClassificationHead | LinearPatchHead:
+    return LinearPatchHead(config) if config.has_patch_head else ClassificationHead(config)

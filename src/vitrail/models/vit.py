@@ -28,7 +28,7 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.embedding import PatchEmbedding
 from vitrail.models.family import ModelConfig
 from vitrail.models.fused import gelu_linear, suits
-from vitrail.models.heads import PatchHead, make_head, pool_named, pooled
+from vitrail.models.heads import LinearPatchHead, make_head, pool_named, pooled
 from vitrail.models.hybrid import HybridEmbedding
 from vitrail.models.position import Positions
 from vitrail.models.resize import Numerics, redraw_grid, resize_positions
@@ -286,7 +286,7 @@ class ViT(Backbone):
         return self.norm(pooled(z, self.config))
 
     def forward(self, images: Tensor) -> Tensor:
-        if isinstance(self.head, PatchHead):
+        if isinstance(self.head, LinearPatchHead):
             return self.head(self._patches(images), self._grid(images), (images.shape[2], images.shape[3]))
         return self.head(self.represent(images))
 
@@ -376,14 +376,14 @@ class ViT(Backbone):
     def forward_head(self, features: Tensor, pre_logits: bool = False, image_size: Pair | None = None) -> Tensor:
         """Tokens of `forward_features` to logits, or to the image's features. A head of patches has to know the size of
         the images, which tokens do not tell: `image_size`, or the network's own where it is not given."""
-        if isinstance(self.head, PatchHead) and not pre_logits:
+        if isinstance(self.head, LinearPatchHead) and not pre_logits:
             return self._forward_patches(self.head, features, image_size or self.config.image)
         y = pooled(features, self.config)
         if self.config.norm_after_pool:
             y = self.norm(y)
         return self.head.features(y) if pre_logits else self.head(y)
 
-    def _forward_patches(self, head: PatchHead, features: Tensor, size: Pair) -> Tensor:
+    def _forward_patches(self, head: LinearPatchHead, features: Tensor, size: Pair) -> Tensor:
         rows, columns = self.config.patch_pixels
         grid = self.config.grid if size == self.config.image else (size[0] // rows, size[1] // columns)
         patches = features[:, self.config.prefix :]
