@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 TRITON = importlib.util.find_spec("triton") is not None
 MANY_ROWS = 1 << 15
+MANY_SUMS = 900 * 256  # columns times parts of 256 rows: 900 programs, about seven per multiprocessor of an H200
 TOKENS, HEADS = 256, (16, 32, 64)  # that attention in one tile takes: at most so many, and heads of these widths
 TILE_BYTES = 180 * 1024  # of shared memory, for 256 tokens of width 64
 
@@ -35,10 +36,10 @@ def suits(z: Tensor, layer: nn.Linear) -> bool:
     )
 
 
-def rows_each(rows: int) -> int:
-    """How many rows a program of a kernel goes through, and sums: of few rows a few, so that there are programs for all
-    of a GPU; of many more, for what is left to add up is read again."""
-    return 256 if rows >= MANY_ROWS else 32
+def rows_each(rows: int, columns: int) -> int:
+    """How many rows each program of a kernel sums: 32 where 256 would leave part of a GPU idle, else 256, because the
+    partial sums are read once more."""
+    return 256 if rows >= MANY_ROWS or rows // 256 * columns >= MANY_SUMS else 32
 
 
 def attends(z: Tensor, layer: nn.Linear, heads: int) -> bool:
@@ -158,7 +159,7 @@ def _(pre: Tensor, tanh: bool) -> Tensor:
 def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     from vitrail.models import kernels
 
-    return kernels.gelu_backward(grad, pre, tanh, rows_each(len(pre)))
+    return kernels.gelu_backward(grad, pre, tanh, rows_each(*pre.shape))
 
 
 @gelu_backward.register_kernel("cpu")
@@ -176,7 +177,7 @@ def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
 def join(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     from vitrail.models import kernels
 
-    return kernels.join(q, k, v, rows_each(len(q)))
+    return kernels.join(q, k, v, rows_each(q.shape[0], 3 * q.shape[1]))
 
 
 @join.register_kernel("cpu")
@@ -191,7 +192,7 @@ def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sums(like: Tensor, columns: int) -> Tensor:
-    rows = 1 if like.device.type == "cpu" else -(-like.shape[0] // rows_each(like.shape[0]))
+    rows = 1 if like.device.type == "cpu" else -(-like.shape[0] // rows_each(like.shape[0], columns))
     return like.new_empty(rows, columns, dtype=_exact(like))
 
 
