@@ -110,6 +110,29 @@ def test_class_tokens_come_beside_the_patches() -> None:
     assert torch.equal(token, whole[:, 0])
 
 
+@pytest.mark.parametrize("config", [RESNET, replace(VIT, class_token=False, pool="mean", registers=2)])
+def test_without_a_class_token_nothing_is_given_out_as_one(config: ModelConfig) -> None:
+    with pytest.raises(ConfigError, match="no class token"):
+        awake(config).get_intermediate_layers(images(config), 1, return_class_token=True)
+
+
+def test_prefix_tokens_come_beside_the_patches_as_in_timm() -> None:
+    model, x = awake(REGISTERS), images(REGISTERS)
+    ((patches, prefix),) = model.get_intermediate_layers(x, 1, return_prefix_tokens=True)
+    whole = model.forward_features(x)
+    assert torch.equal(patches, whole[:, 3:])
+    assert torch.equal(prefix, whole[:, :3])
+    with pytest.raises(ConfigError, match="not both"):
+        model.get_intermediate_layers(x, 1, return_class_token=True, return_prefix_tokens=True)
+
+
+@pytest.mark.parametrize("config", [REGISTERS, RESNET])
+def test_intermediates_compile_as_one_graph(config: ModelConfig) -> None:
+    model, x = awake(config), images(config)
+    compiled = torch.compile(model.forward_intermediates, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, [0])[1].maps[0], model.forward_intermediates(x, [0])[1].maps[0])
+
+
 @pytest.mark.parametrize("name", ["VIT", "registers"])
 def test_checkpointing_computes_the_same_and_keeps_less(name: str) -> None:
     model = awake(VIT if name == "VIT" else REGISTERS).train()

@@ -121,6 +121,7 @@ def test_norm_eps_is_the_configs_everywhere(eps: float) -> None:
         ((2, 3, 6, 16), "(2, 3, 6, 16)"),
         ((2, 1, 6, 12), "(2, 1, 6, 12)"),
         ((3, 6, 12), "(3, 6, 12)"),
+        ((2, 3, 0, 12), "(2, 3, 0, 12)"),
     ],
 )
 def test_images_of_another_size_are_refused_by_size(shape: tuple[int, ...], said: str) -> None:

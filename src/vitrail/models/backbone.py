@@ -128,6 +128,11 @@ class Backbone(nn.Module, ABC):
     def num_prefix_tokens(self) -> int:
         """Class token and registers."""
 
+    @property
+    def has_class_token(self) -> bool:
+        """Whether the first of its tokens stands for the whole image."""
+        return False
+
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Whether training computes each block again in the backward pass, for less memory."""
         self.grad_checkpointing = enable
@@ -143,16 +148,24 @@ class Backbone(nn.Module, ABC):
         reshape: bool = False,
         return_class_token: bool = False,
         norm: bool = True,
+        *,
+        return_prefix_tokens: bool = False,
     ) -> tuple[Tensor, ...] | tuple[tuple[Tensor, Tensor], ...]:
         """As in DINO's code: patch tokens [B, N, D] of the last n layers, or of a list of them; on their grid with
-        `reshape` [B, D, rows, columns], and each with its class token [B, D] if asked."""
+        `reshape` [B, D, rows, columns], and each with its class token [B, D] if asked, or, as in timm, with all tokens
+        in front of the patches [B, prefix, D]."""
+        if return_class_token and return_prefix_tokens:
+            raise ConfigError("set return_class_token or timm's return_prefix_tokens, not both")
+        if return_class_token and not self.has_class_token:
+            raise ConfigError(f"{self.config.title} has no class token to return; take its patches alone")
         layers = n if isinstance(n, int) else tuple(n)
         _, found = self.forward_intermediates(x, layers, norm=norm)
         skip = self.num_prefix_tokens
         out = found.maps if reshape else tuple(z[:, skip:] for z in found.tokens)
-        if not return_class_token:
+        if not (return_class_token or return_prefix_tokens):
             return out
-        return tuple((z, tokens[:, 0]) for z, tokens in zip(out, found.tokens, strict=True))
+        beside = (z[:, 0] if return_class_token else z[:, :skip] for z in found.tokens)
+        return tuple(zip(out, beside, strict=True))
 
 
 def backbone(module: nn.Module) -> Backbone:

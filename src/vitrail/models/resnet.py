@@ -236,7 +236,7 @@ class ResNet(Backbone):
         """The map behind each stage; the last norm fits the last stage alone, so `norm` means that one."""
         if attention or qkv:
             raise ConfigError("a ResNet has no attention; take a ViT or a hybrid")
-        stages = list[Tensor]()
+        stages: list[Tensor] = []  # torch.compile cannot trace list[Tensor]()
         out = self._forward_map(images, stages)
         wanted = layer_numbers(layers, len(stages))
         last = out if norm else stages[-1]

@@ -55,7 +55,7 @@ class Taps:
     attention: bool = False
     explicit: bool = False  # the output is computed from the weights, not by the fused kernel
     first: int = 0  # the number of the first layer that runs
-    layers: list[LayerTap] = field(default_factory=list[LayerTap])
+    layers: list[LayerTap] = field(default_factory=list)  # torch.compile cannot trace list[LayerTap]
     _inside: AttentionTap | None = None
 
     def take_attention(self, q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> None:

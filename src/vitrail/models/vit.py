@@ -256,6 +256,7 @@ class ViT(Backbone):
             return
         step = config.open_sizes.step
         whole = images.ndim == 4 and step and not (images.shape[2] % step[0] or images.shape[3] % step[1])
+        whole = whole and images.shape[2] > 0 and images.shape[3] > 0
         if not whole or images.shape[1] != config.channels:
             fits = f"; multiples of {times(step)} do, too" if step else ""
             raise ImageSizeError(
@@ -354,6 +355,10 @@ class ViT(Backbone):
     @property
     def num_prefix_tokens(self) -> int:
         return self.config.prefix
+
+    @property
+    def has_class_token(self) -> bool:
+        return self.config.class_token
 
     def no_weight_decay(self) -> set[str]:
         names = {name for name, _ in self.named_parameters()}
