@@ -91,6 +91,13 @@ def test_it_predicts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["value"] == pytest.approx(value, rel=1e-5)
 
 
+def test_it_is_finetuned(run: Path, tmp_path: Path) -> None:
+    """One output is enough for it, where classes have to be two."""
+    tuned = vitrail.finetune(run, "digits", task="regression", steps=2, out=tmp_path / "tuned")
+    assert card_of(tuned.model).task == "regression"
+    assert tuned.score == pytest.approx(error_by_hand(tuned.folder), rel=1e-5)
+
+
 def test_its_rollout_is_the_one_by_hand(run: Path) -> None:
     model, x = vitrail.load(run).eval(), torch.randn(2, 3, 16, 16)
     _, found = model.forward_intermediates(x, attention=True)

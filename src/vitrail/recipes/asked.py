@@ -114,6 +114,7 @@ def fitted(asked: Asked) -> Planned:
             image_size=asked.image_size or None,
             has_val=has_val,
             multi_label=whole.labels.multi_label,
+            has_classes=task.has_classes,
         )
 
     train, _ = available(collection, finished(chosen(len(whole)).run, asked).data)

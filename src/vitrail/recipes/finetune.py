@@ -48,8 +48,10 @@ def for_data(
     image_size: int | Pair | None = None,
     has_val: bool = False,
     multi_label: bool = False,
+    has_classes: bool = True,
 ) -> Chosen:
-    """The run for weights of a config and preprocessing, and a training split of so many samples and classes.
+    """The run for weights of a config and preprocessing, and a training split of so many samples and classes; of
+    a task that chooses none (`has_classes`), of so many outputs.
 
     - Image size: the weights' own, unless one is given. `picture` is the typical size of the pictures, for a remark.
     - Held out: 10 % of train where there is no val split; this part chooses the best weights. Fewer than 20 pictures
@@ -64,7 +66,8 @@ def for_data(
       5 % of a picture seldom shows what it is of and small sets do not average that out.
     - Loss: softmax, or, where pictures may have several labels, sigmoid: each class is a question of its own.
     - Pixels: normalised and scored as the weights were, but antialiased, as the training crops are."""
-    if samples < 2 or classes < 2:
+    least = 2 if has_classes else 1  # a number has nothing to be told from
+    if samples < 2 or classes < least:
         raise ConfigError(f"{samples} pictures of {classes} classes: there must be two of each at least to train on")
     image = config.image if image_size is None else pair(image_size)
     adapted(config, classes=classes, image_size=image)  # a size that leaves pixels over is refused here
