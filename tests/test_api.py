@@ -1,7 +1,7 @@
 """The public functions: the numbers of the commands, as values, from every way in."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -213,3 +213,8 @@ def test_a_network_is_built_from_a_config() -> None:
             vitrail.create_model(own, **wrong)
     with pytest.raises(vitrail.VitrailError):
         vitrail.create_config("ViT-H/14", image_size=384)
+
+
+def test_a_network_to_finetune_is_asked_for_as_a_file() -> None:
+    with pytest.raises(ConfigError, match=r"vitrail\.save"):
+        vitrail.finetune(cast(Any, vitrail.create_model("ViT-Nano/4")), "digits")

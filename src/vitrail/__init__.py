@@ -9,6 +9,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vitrail import export as export
+    from vitrail import inspection as inspection
     from vitrail.api import Evaluation, Features, Trained, evaluate, extract_features, finetune, fit, train
     from vitrail.checkpoint.convert import convert
     from vitrail.checkpoint.pretrained import create_model

@@ -7,7 +7,7 @@
     vitrail.save(fitted.model, "photos.safetensors")
     found = vitrail.extract_features("vitrail-cifar10", "photos@train")
 
-Weights are given by any name that `vitrail.load` takes, or as a network; data by any name that
+Weights are given by any name that `vitrail.load` takes, or, but for `finetune`, as a network; data by any name that
 `vitrail.open_collection` takes, or as a collection.
 """
 
@@ -137,6 +137,8 @@ def finetune(
     """Fine-tunes weights on images, as `vitrail finetune` does: what is not said is chosen from weights and data, or by
     a `recipe`. On a CPU a run whose length nobody sets is fitted into 5 minutes; `minutes` is another budget, 0 none.
     The rest is as in `train`."""
+    if not isinstance(weights, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance] - not everybody checks types
+        raise ConfigError("a run records the file that it starts from: vitrail.save the network, and give its path")
     if data is None and not recipe:
         raise ConfigError("which images? give data: a folder with one subfolder per class, or another source")
     asked = request(

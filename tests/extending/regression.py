@@ -34,6 +34,8 @@ class Numbers(Targets):
 class Regression(ObjectiveConfig):
     task: ClassVar[str] = "regression"
 
+    weight: float = 1.0  # of every error
+
     def work(self, model: ModelConfig) -> float:
         return model.macs
 
@@ -54,7 +56,7 @@ class SquaredError(Objective):
     def forward(self, *inputs: Tensor) -> Outcome:
         pixels, target, valid = inputs
         errors = self.network(self.normalised(pixels))[:, 0].float() - target
-        return Outcome(torch.where(valid, errors**2, 0.0).sum(), valid.float().sum(), {})
+        return Outcome(self.config.weight * torch.where(valid, errors**2, 0.0).sum(), valid.float().sum(), {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,8 +92,9 @@ def test_it_predicts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_it_is_finetuned(run: Path, tmp_path: Path) -> None:
-    """One output is enough for it, where classes have to be two."""
-    tuned = vitrail.finetune(run, "digits", task="regression", steps=2, out=tmp_path / "tuned")
+    """One output is enough for it, where classes have to be two, and its objective's own fields can be set."""
+    settings = {"objective.weight": 2.0}
+    tuned = vitrail.finetune(run, "digits", task="regression", steps=2, out=tmp_path / "tuned", settings=settings)
     assert card_of(tuned.model).task == "regression"
     assert tuned.score == pytest.approx(error_by_hand(tuned.folder), rel=1e-5)
 

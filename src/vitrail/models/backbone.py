@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, overload
 
 from torch import Tensor, nn
 
@@ -141,6 +141,48 @@ class Backbone(nn.Module, ABC):
     def no_weight_decay(self) -> set[str]:
         """Parameters that are no kernels, biases or norms, and should not decay: tokens and positions."""
 
+    @overload
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_class_token: Literal[False] = False,
+        norm: bool = True,
+        *,
+        return_prefix_tokens: Literal[False] = False,
+    ) -> tuple[Tensor, ...]: ...
+    @overload
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        *,
+        return_class_token: Literal[True],
+        norm: bool = True,
+    ) -> tuple[tuple[Tensor, Tensor], ...]: ...
+    @overload
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        *,
+        return_prefix_tokens: Literal[True],
+        norm: bool = True,
+    ) -> tuple[tuple[Tensor, Tensor], ...]: ...
+    @overload
+    def get_intermediate_layers(
+        self,
+        x: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_class_token: bool = False,
+        norm: bool = True,
+        *,
+        return_prefix_tokens: bool = False,
+    ) -> tuple[Tensor, ...] | tuple[tuple[Tensor, Tensor], ...]: ...
     def get_intermediate_layers(
         self,
         x: Tensor,

@@ -12,7 +12,7 @@ from vitrail.core.shapes import Pair
 from vitrail.data.collection import open_collection
 from vitrail.data.source import Source
 from vitrail.recipes.change import on_data, resized, started_from, with_changes, with_task
-from vitrail.recipes.finetune import Chosen, for_data, reasons, warmup_for
+from vitrail.recipes.finetune import for_data, reasons, warmup_for
 from vitrail.recipes.grids import RATES, grid
 from vitrail.recipes.registry import recipe
 from vitrail.tasks.classification.task import CLASSIFICATION
@@ -102,8 +102,8 @@ def fitted(asked: Asked) -> Planned:
     outputs = len(task.output_names(collection))
     picture, has_val = usual_size(whole), "val" in collection.splits
 
-    def chosen(samples: int) -> Chosen:
-        return for_data(
+    def chosen(samples: int) -> Run:
+        found = for_data(
             bundle.config,
             bundle.card.preprocessing,
             weights=asked.weights,
@@ -116,9 +116,10 @@ def fitted(asked: Asked) -> Planned:
             multi_label=whole.labels.multi_label,
             has_classes=task.has_classes,
         )
+        return with_task(found.run, task.name)
 
-    train, _ = available(collection, finished(chosen(len(whole)).run, asked).data)
-    samples, base = len(train), with_task(chosen(len(train)).run, task.name)
+    train, _ = available(collection, finished(chosen(len(whole)), asked).data)
+    samples, base = len(train), chosen(len(train))
     run = finished(on_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
     count = samples - round(samples * run.data.dev)
     if not any(text.partition("=")[0].strip() == "schedule.warmup" for text in asked.settings):
