@@ -222,7 +222,7 @@ class Evaluation:
     `result.write(path)`."""
 
     split: str
-    count: int  # images that were scored
+    count: int  # images that were read to be scored; those in `unreadable` are among them, and not in the measures
     left_out: int  # images that were not, because the weights were trained on them
     measures: dict[str, Measure]
     unreadable: tuple[str, ...]

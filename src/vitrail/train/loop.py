@@ -147,7 +147,7 @@ class Training:
         else:
             self.take_up(saved, micro)
         self.saved_at, self.reported_at = time.monotonic(), time.monotonic()
-        self.skipped_before, self.report_failed = 0, False
+        self.skipped_before, self.empty_steps, self.report_failed = 0, 0, False
 
     def take_up(self, saved: Saved, micro: int) -> None:
         """Goes on from a checkpoint: its tensors are in place already, here is the rest."""
@@ -250,6 +250,7 @@ class Training:
         }
         self.folder.record(row)
         self.observer.progress({**row, "steps": self.run.steps, "best": self.best.values, "left_s": self.left(speed)})
+        self.check_counted(reading)
         if reading.skipped > self.skipped_before:
             more = reading.skipped - self.skipped_before
             self.skipped_before = reading.skipped
@@ -258,6 +259,13 @@ class Training:
             self.explode(reading)
         if time.monotonic() - self.reported_at > REPORT_S:
             self.report("running")
+
+    def check_counted(self, reading: Reading) -> None:
+        """DataError where a whole epoch had no image to learn from: every one unreadable, or its target empty."""
+        empty = not reading.values["count"] and reading.skipped == self.skipped_before
+        self.empty_steps = self.empty_steps + reading.steps if empty else 0
+        if self.empty_steps * self.run.batch >= len(self.pictures.train):
+            raise DataError(messages.none_counted(len(self.pictures.train), len(self.ledger), self.folder.path))
 
     def left(self, speed: dict[str, Any]) -> float:
         images = (self.run.steps - self.step) * self.run.batch

@@ -34,6 +34,12 @@ def left_out(more: int, reading: Reading, limit: int) -> str:
     )
 
 
+def none_counted(images: int, unreadable: int, folder: Path) -> str:
+    """`unreadable` counts the files that are known to be; without any, the images have no target that counts."""
+    why = f"see {folder / 'unreadable.jsonl'}" if unreadable else "every label or pixel of theirs is ignored"
+    return f"none of the {images:,} training images could be used: {why}"
+
+
 def exploded(reading: Reading, kept: int | None, folder: Path) -> str:
     weights = "nothing had been saved" if kept is None else f"the weights of step {kept} are kept"
     return (

@@ -221,3 +221,18 @@ def test_a_pack_of_masks_without_labels_says_so(here: Path, tmp_path: Path, caps
     capsys.readouterr()
     assert main(["fit", "whole", str(tmp_path / "packed"), "--out", str(tmp_path / "w.safetensors")]) == 2
     assert "--task segmentation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [200, 255])
+def test_a_run_without_an_image_to_learn_from_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: int
+) -> None:
+    """All masks hold an index that is no class, or nothing but ignored pixels."""
+    monkeypatch.chdir(tmp_path)
+    draw_folder(tmp_path / "drawn")
+    for mask in (tmp_path / "drawn/train/masks").iterdir():
+        Image.fromarray(np.full(SIZE, value, np.uint8)).save(mask)
+    assert main(command("run")) == 2
+    told = capsys.readouterr().err
+    assert "training images could be used" in told
+    assert ("unreadable.jsonl" in told) == (value == 200)
