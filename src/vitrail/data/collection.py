@@ -46,8 +46,8 @@ LABELLING: Final = {
     "Parquet": 'give the table a column "label"',
     "Hugging Face dataset": 'give the table a column "label"',
     "arrays": "give it an array called labels",
-    "images and masks": "masks say the class of every pixel, which segmentation learns from (--task segmentation); for "
-    "classes of whole images put the images of each class into a folder of its own",
+    "images and masks": "masks say the class of every pixel, which `vitrail finetune` and `vitrail pretrain` learn "
+    "with --task segmentation; for classes of whole images put the images of each class into a folder of its own",
 }
 
 

@@ -79,9 +79,10 @@ class Masks(Targets):
         if (height, width) != size:
             raise BadPicture(f"mask: its size is {times((height, width))}, that of the image {times(size)}")
         known = len(source.pixel_classes)
+        among = f"are {known} classes, 0 to {known - 1}"
         if (wrong := indices[(indices >= known) & (indices != IGNORED)]).size:
             raise BadPicture(
-                f"mask: class {wrong.max()} of pixels, but there are {known} classes, 0 to {known - 1}, "
+                f"mask: class {wrong.max()} of pixels, but there {'is 1 class, 0' if known == 1 else among}, "
                 f"and {IGNORED} for pixels that count for nothing"
             )
         return torch.from_numpy(indices)

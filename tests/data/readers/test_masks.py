@@ -237,6 +237,40 @@ def test_black_and_white_masks(tmp_path: Path) -> None:
     assert any("255" in note for note in open_collection(tmp_path).notes)
 
 
+@pytest.mark.parametrize("value", [0, 255])
+def test_masks_of_a_single_value_are_refused_in_a_whole_sentence(tmp_path: Path, value: int) -> None:
+    write_image(tmp_path / "images/0.jpg")
+    (tmp_path / "masks").mkdir()
+    Image.fromarray(np.full((6, 8), value, np.uint8)).save(tmp_path / "masks/0.png")
+    with pytest.raises(DataError) as caught:
+        open_collection(tmp_path)
+    message = str(caught.value)
+    assert "store the" in message
+    assert "; or" not in message
+    assert "0 and 255 only" not in message  # there may be one of them alone
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    write_set(tmp_path, *LAYOUTS["in splits"])
+    (tmp_path / "classes.txt").write_bytes("wall\ndoor\nwindow\n".encode("utf-16"))
+    with pytest.raises(DataError, match="UTF-8") as caught:
+        open_collection(tmp_path)
+    assert "Error(" not in str(caught.value)
+
+
+def test_one_is_counted_as_one(tmp_path: Path) -> None:
+    write_set(tmp_path, *LAYOUTS["in splits"])
+    image = tmp_path / "train/images/0.jpg"
+    mask = tmp_path / "train/masks/0.png"
+    Image.new("RGB", (8, 6)).save(mask)
+    with pytest.raises(DataError, match="masks is like this"):
+        open_collection(tmp_path)
+    mask.unlink()
+    assert image.exists()
+    with pytest.raises(DataError, match="images has none"):
+        open_collection(tmp_path)
+
+
 def test_too_many_classes(tmp_path: Path) -> None:
     write_set(tmp_path, *FLAT_LAYOUTS["folders"])
     (tmp_path / "classes.txt").write_text("\n".join(f"thing {i}" for i in range(256)))

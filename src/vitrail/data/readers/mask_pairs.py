@@ -74,8 +74,9 @@ def pair(images: Sequence[str], masks: Iterable[str], image_folder: str, mask_fo
         expected = f"{stem(missing[0])}{'_mask' if image_folder == mask_folder else ''}.png"
         more = f"; {count(strange, 'mask')} without an image: {strange[0]}" if strange else ""
         raise Unpaired(
-            f"{os.path.join(image_folder, missing[0])} has no mask ({len(missing):,} of {count(images, 'image')} have "
-            f"none{more}); add {os.path.join(mask_folder, expected)}, or take the image away"
+            f"{os.path.join(image_folder, missing[0])} has no mask ({len(missing):,} of {count(images, 'image')} "
+            f"{'has' if len(missing) == 1 else 'have'} none{more}); add "
+            f"{os.path.join(mask_folder, expected)}, or take the image away"
         )
     if strange:
         raise Unpaired(

@@ -33,7 +33,7 @@ READERS: Final = 8  # files read at once
 BLOCK: Final = 4096  # files that wait to be read
 KEPT: Final = 1000  # masks from which on what was found in them is kept
 SAMPLE: Final = 32  # masks, at most, that are looked at where the classes have names
-BLACK_AND_WHITE: Final = "the masks hold 0 and 255 only, and 255 is ignored; store the classes as 0, 1, 2, ..."
+BLACK_AND_WHITE: Final = "the masks hold no value but 0 and 255, and 255 is ignored; store the classes as 0, 1, 2, ..."
 
 T = TypeVar("T")
 
@@ -120,7 +120,8 @@ def refuse_other_files(paths: Sequence[str], other: str) -> None:
     wrong = [(file, reason) for file, reason in zip(paths, each(reason_against, paths), strict=True) if reason]
     if wrong:
         file, reason = wrong[0]
-        raise DataError(f"{file} {reason} ({len(wrong):,} of {count(paths, 'mask')} are like this; {other})")
+        verb = "is" if len(wrong) == 1 else "are"
+        raise DataError(f"{file} {reason} ({len(wrong):,} of {count(paths, 'mask')} {verb} like this; {other})")
 
 
 def reason_against(file: str) -> str:
@@ -147,8 +148,8 @@ def class_names(path: Path, paths: Sequence[str], other: str) -> tuple[tuple[str
     if top is None:
         raise DataError(f"{paths[0]}: none of {count(paths, 'mask')} can be read as class indices")
     if top < 1:
-        why = BLACK_AND_WHITE if ignored else "the masks hold no class but 0"
-        raise DataError(f"{paths[0]}: {why}; or name the classes in {path / NAMES[0]}, one per line")
+        why = BLACK_AND_WHITE if ignored else "the masks hold no class but 0; store the others as 1, 2, ..."
+        raise DataError(f"{paths[0]}: {why}, or name the classes in {path / NAMES[0]}, one per line")
     return tuple(f"class {index}" for index in range(top + 1)), (
         f'"class 0" to "class {top}" are the indices found in the masks; name them in {path / NAMES[0]}, one per line '
         f"({other})"

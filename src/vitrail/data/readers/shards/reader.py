@@ -298,5 +298,7 @@ def read_names(path: Path) -> tuple[str, ...]:
         if not isinstance(content, list) or not all(isinstance(name, str) for name in content):
             raise TypeError("a list of names is expected")
         return tuple(content)
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: the class names are not UTF-8 text; save the file again as UTF-8") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: no class names: {error!r}") from None
