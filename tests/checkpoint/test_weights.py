@@ -297,7 +297,7 @@ def test_positions_that_cannot_be_resized(config: ModelConfig, complaint: str, t
 
 
 def test_a_size_that_leaves_pixels_over(file: Path) -> None:
-    with pytest.raises(ImageSizeError, match="image 7x12 leaves 1 pixels over at patch 2x3; use 6 or 8"):
+    with pytest.raises(ImageSizeError, match="image 7x12 leaves 1 pixel over at patch 2x3; use 6 or 8"):
         load(file, image_size=(7, 12))
 
 

@@ -75,10 +75,10 @@ def test_every_rule_names_its_field(config: ModelConfig, changes: dict[str, Any]
 @pytest.mark.parametrize(
     ("config", "changes", "message"),
     [
-        (VIT, {"image": (7, 12)}, "image 7x12 leaves 1 pixels over at patch 2x3; use 6 or 8"),
+        (VIT, {"image": (7, 12)}, "image 7x12 leaves 1 pixel over at patch 2x3; use 6 or 8"),
         (VIT, {"image": (6, 14)}, "image 6x14 leaves 2 pixels over at patch 2x3; use 12 or 15"),
         (VIT, {"patch": (16, 3)}, "image 6x12 leaves 6 pixels over at patch 16x3; use 16"),
-        (HYBRID, {"patch": (2, 1)}, "feature map 3x4 leaves 1 pixels over at patch 2x1; use 2 or 4"),
+        (HYBRID, {"patch": (2, 1)}, "feature map 3x4 leaves 1 pixel over at patch 2x1; use 2 or 4"),
     ],
 )
 def test_image_size_errors_name_sizes_and_remedy(config: ViTConfig, changes: dict[str, Any], message: str) -> None:

@@ -11,7 +11,7 @@ from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.models.zoo import model_config
-from vitrail.recipes.finetune import Chosen, batch_for, for_data
+from vitrail.recipes.finetune import Chosen, batch_for, for_data, reasons
 
 DEIT = model_config("ViT-Ti/16", gelu="erf")
 CARD = Preprocessing(image=(224, 224), resize=256, mean=IMAGENET_MEAN, std=IMAGENET_STD, interpolation="bicubic")
@@ -88,6 +88,13 @@ def test_a_hybrid_is_resized_whole() -> None:
         model_config("R50+ViT-B/16"), CARD, weights="w", source="s", samples=99, classes=2, image_size=384
     ).run
     assert run.model == model_config("R50+ViT-B/16", image_size=384, classes=2)
+
+
+def test_one_step_of_warm_up_is_one_step() -> None:
+    run = chosen(20).run
+    run = replace(run, steps=12, schedule=replace(run.schedule, warmup=1))
+    why = reasons(run, DEIT, 18, None, given=False, has_val=False)
+    assert any(", 1 step of warm-up)" in line for line in why)
 
 
 def test_it_is_said() -> None:

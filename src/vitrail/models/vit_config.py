@@ -118,11 +118,12 @@ class ViTConfig(ModelConfig):
             raise ConfigError("a hybrid's backbone is a post-activation ResNet without a head (classes=0)")
         ground, what = (self.image, "image") if self.backbone is None else (self.backbone.grid, "feature map")
         for size, patch in zip(ground, self.patch, strict=True):
-            if size % patch:
-                low = size - size % patch
+            if left := size % patch:
+                low = size - left
                 near = f"use {low} or {low + patch}" if low else f"use {patch}"
                 raise ImageSizeError(
-                    f"{what} {times(ground)} leaves {size % patch} pixels over at patch {times(self.patch)}; {near}"
+                    f"{what} {times(ground)} leaves {left} pixel{'s' if left > 1 else ''} over at patch "
+                    f"{times(self.patch)}; {near}"
                 )
         if self.patches > MOST_PATCHES:
             raise ImageSizeError(

@@ -119,6 +119,7 @@ def reasons(
     if run.data.dev:
         held = f"{100 * run.data.dev:g} % of the training images held out to choose the best weights"
     optim, crop = run.optim, run.augmentation.crop
+    warmup = f"{run.schedule.warmup} step{'' if run.schedule.warmup == 1 else 's'}"
     rule = f"learning rate {optim.lr:g}, {optim.kind}, {run.schedule.decay} decay, gradients clipped at {optim.clip:g}"
     if (optim, run.schedule.decay) == (OPTIM, "cosine"):
         rule += ", as in the paper; change it with --lr, or try several with --sweep"
@@ -129,8 +130,8 @@ def reasons(
         held,
         f"batch {run.batch} for {count:,} training images; change it with --batch"
         + ("" if run.batch < BATCH else ". It is accumulated where memory is short"),
-        f"{steps:,} steps ({steps * run.batch / count:,.1f} epochs, {run.schedule.warmup} steps of warm-up); change it "
-        "with --epochs or --steps",
+        f"{steps:,} steps ({steps * run.batch / count:,.1f} epochs, {warmup} of warm-up); change it with "
+        "--epochs or --steps",
         rule,
         f"{cut}{flip}",
         *(["several labels a picture: each class is scored by itself (sigmoid)"] if is_sigmoid(run) else []),

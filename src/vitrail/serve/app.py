@@ -204,5 +204,5 @@ def share(query: QueryParams, default: float) -> float:
 def known(query: QueryParams, *names: str) -> None:
     for name in query:
         if name not in names:
-            which = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}" if names else "none is"
-            raise Refused(400, "unknown parameter", f"{name[:40]!r} is none; here {which} read")
+            which = " and ".join(names) or "no parameters"
+            raise Refused(400, "unknown parameter", f"{name[:40]!r}; this request takes {which}")
