@@ -59,10 +59,11 @@ def test_a_place_of_the_image_keeps_its_class_through_crop_and_back() -> None:
 
 
 def test_class_by_class_gives_what_all_at_once_give() -> None:
-    logits = random_logits(7, (4, 5))
+    # Whole numbers at four times the size are resized exactly, whatever order a processor adds them in.
+    logits = (random_logits(7, (4, 5)) * 64).round()
     logits[5] = logits[2]  # of two equal ones the earlier stands
-    whole = F.interpolate(logits[None], (21, 34), mode="bilinear", align_corners=False)[0]
-    found = largest(logits, (21, 34))
+    whole = F.interpolate(logits[None], (16, 20), mode="bilinear", align_corners=False)[0]
+    found = largest(logits, (16, 20))
     assert set(np.unique(found)) == {0, 1, 2, 3, 4, 6}
     picked = np.take_along_axis(whole.numpy(), found[None].astype(np.int64), 0)[0]
     assert np.array_equal(picked, whole.amax(0).numpy())
