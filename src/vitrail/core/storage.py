@@ -24,9 +24,12 @@ def unobserved(point: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, reached: Callable[[str], None] = unobserved) -> Generator[BinaryIO]:
+def replacing(
+    path: Path, reached: Callable[[str], None] = unobserved, *, folder_too: bool = True
+) -> Generator[BinaryIO]:
     """A file to write that takes its name only once it is whole and on disk. `reached` hears of each moment at which a
-    crash would leave something else behind."""
+    crash would leave something else behind. Without `folder_too` the name itself is not forced to disk: the folder is
+    left alone once the file has its name."""
     temporary = path.with_name(f".vitrail-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -42,8 +45,9 @@ def replacing(path: Path, reached: Callable[[str], None] = unobserved) -> Genera
             temporary.unlink()
         raise
     reached("after rename")
-    sync_folder(path.parent)
-    reached("after folder sync")
+    if folder_too:
+        sync_folder(path.parent)
+        reached("after folder sync")
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -149,6 +150,22 @@ def test_one_of_two_processes_killed_at_every_point(
     assert len(outcomes) > 12
     assert outcomes == sorted(outcomes, reverse=True)
     assert {"old", "new"} == set(outcomes)
+
+
+def test_the_first_process_commits_as_soon_as_it_has_seen_the_note_of_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = threading.Event()
+
+    def wait_for_the_commit(point: str) -> None:
+        if point == "checkpoint: after rename":
+            committed.set()
+        elif point == "part: after rename":
+            assert committed.wait(60)
+
+    monkeypatch.setattr(points, "reached", wait_for_the_commit)
+    saved_once(tmp_path / "two", 1, world=2)
+    assert committed.is_set()
 
 
 def test_every_crash_point_is_listed_and_met(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ CRASH_POINTS: Final = (
     "saving: before make",
     "saving: after make",
     *(f"shard: {moment}" for moment in _FILE),
-    *(f"part: {moment}" for moment in _FILE),  # of every process but the first
+    *(f"part: {moment}" for moment in _FILE[:-1]),  # of every process but the first
     *(f"manifest: {moment}" for moment in _FILE),
     "part: before unlink",
     "part: after unlink",

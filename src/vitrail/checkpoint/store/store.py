@@ -175,9 +175,9 @@ class Store:
         return note_of(path)
 
     def _report(self, place: Path, what: dict[str, Any]) -> None:
-        """Leave a note for the first process."""
+        """Leave a note for the first process, which may commit the folder under its new name as soon as it sees it."""
         tell = at("part")
-        with replacing(place / part_name(self.rank), tell) as file:
+        with replacing(place / part_name(self.rank), tell, folder_too=False) as file:
             tell("before write")
             file.write(json.dumps({"attempt": self._attempt, **what}).encode())
             tell("after write")
