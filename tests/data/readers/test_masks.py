@@ -258,6 +258,15 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     assert "Error(" not in str(caught.value)
 
 
+def test_an_empty_line_among_names_would_shift_the_classes(tmp_path: Path) -> None:
+    write_set(tmp_path, *LAYOUTS["in splits"])
+    (tmp_path / "classes.txt").write_text("wall\n\ndoor\nwindow\n")
+    with pytest.raises(DataError, match="line 2 is empty"):
+        open_collection(tmp_path)
+    (tmp_path / "classes.txt").write_text("wall\ndoor\nwindow\n\n")
+    assert open_collection(tmp_path).pixel_classes == ("wall", "door", "window")
+
+
 def test_one_is_counted_as_one(tmp_path: Path) -> None:
     write_set(tmp_path, *LAYOUTS["in splits"])
     image = tmp_path / "train/images/0.jpg"

@@ -291,7 +291,10 @@ def read_names(path: Path) -> tuple[str, ...]:
     try:
         text = path.read_text("utf-8", "surrogatepass")
         if path.suffix == ".txt":
-            return tuple(line.rstrip() for line in text.splitlines() if line.strip())
+            names = tuple(line.rstrip() for line in text.rstrip().splitlines())
+            if "" in names:
+                raise DataError(f"{path}: line {names.index('') + 1} is empty; the lines name the classes 0, 1, 2, ...")
+            return names
         content: Any = json.loads(text)
         if isinstance(content, dict):
             content = [content[str(number)] for number in range(len(content))]
