@@ -209,7 +209,7 @@ def test_which_word_is_weights(tmp_path: Path, path: str) -> None:
         (["{headless}", "a.jpg"], "has no head, so it names no classes; give it one with `vitrail fit`"),
         (["{bit}", "a.jpg", "--attention", "out"], "a ResNet has no tokens and no attention"),
         (["{w}", "a.jpg", "--attention", "{w}"], "cannot be written|is a file"),
-        (["{w}", "a.jpg", "--image-size", "7"], "leaves 1 pixels over"),
+        (["{w}", "a.jpg", "--image-size", "7"], "leaves 1 pixel over"),
         (["{w}", "a.jpg", "--labels", "{labels}"], "has 2 lines, but the network has 5 classes"),
         ([], "the following arguments are required"),
     ],
