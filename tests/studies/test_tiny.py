@@ -1,17 +1,25 @@
-"""Every study at its smallest: two cores, under two minutes, and all that a study leaves."""
+"""Every study at its smallest: a grid that two cores finish in a minute or two, and all that a study leaves."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from vitrail.cli.app import main
+from vitrail.studies.costs import Pace, prices
 from vitrail.studies.registry import STUDIES, study
 from vitrail.studies.study import grid
 from vitrail.train.folder.layout import read_json
 
-SECONDS = 120.0  # of a core: two of them have twice that, so a busy machine does not matter
+CORE = Pace(device="a slow core", peak=40e9, step_s=5e-3, start_s=0.5)
+SECONDS = 60.0  # of training on such a core, by the estimate that `--list` shows: the same on every machine
 QUICK = "optimizer"  # the one that every `make test` runs
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_tiny_grid_is_short(name: str) -> None:
+    hours = [price.hours for price in prices(grid(study(name), "tiny"), CORE).values()]
+    assert 3600 * sum(each for each in hours if each is not None) < SECONDS
+    assert None not in hours
 
 
 @pytest.mark.timeout(900)
@@ -23,9 +31,7 @@ def test_a_tiny_study_ends_with_table_figure_and_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITRAIL_OFFLINE", "1")
-    start = time.process_time()
     status = main(["study", name, "--scale", "tiny", "--device", "cpu", "--jobs", "1"])
-    spent = time.process_time() - start
     said, out = capsys.readouterr().out, Path(f"runs/study-{name}-tiny")
     assert status == 0, said
     told = read_json(out / "study.json")
@@ -41,4 +47,3 @@ def test_a_tiny_study_ends_with_table_figure_and_sentence(
     assert (out / "figure.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "</svg>" in (out / "figure.svg").read_text("utf-8")
     assert sentence.split(".")[0].split("%")[0][:20] in (out / "report.html").read_text("utf-8")
-    assert spent < SECONDS, f"{name} took {spent:.0f} s of a core"
