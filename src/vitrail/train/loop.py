@@ -224,14 +224,11 @@ class Training:
         """Every `log` steps: sends off the sums and takes those sent the time before. On a CPU nothing need wait."""
         if self.step % self.run.log and self.step != self.run.steps:
             return
-        reading = self.meter.read()
-        if reading is not None:
+        if (reading := self.meter.read()) is not None:
             self.show(reading)
         self.meter.send(self.step)
-        if self.world.device.type == "cpu":
-            reading = self.meter.read()
-            if reading is not None:
-                self.show(reading)
+        if self.world.device.type == "cpu" and (reading := self.meter.read()) is not None:
+            self.show(reading)
 
     def show(self, reading: Reading, *, last: bool = False) -> None:
         """A row of metrics: to the file, to TensorBoard, to whoever watches."""
