@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.models import kernels, short_attention
+from vitrail.models.kernels import triton_attention as short_attention
+from vitrail.models.kernels import triton_gelu as kernels
 
 HEAD = 64
 JUDGED = 8  # pictures

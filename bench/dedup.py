@@ -23,10 +23,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.data.dedup.planted import Files, encoded, plant, scene, score, tar_files
-from vitrail.data.dedup.find import Job, find
-from vitrail.data.dedup.show import write_page
+from vitrail.data.dataset import Source
+from vitrail.data.dedup.deduplicate import Job, find
+from vitrail.data.dedup.pairs_page import write_page
 from vitrail.data.labels import Labels
-from vitrail.data.source import Source
 
 
 class Numbered(Source):

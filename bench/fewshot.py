@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.evaluation.fewshot import PENALTY, decompose, ridge
+from vitrail.evaluation.frozen.fewshot import PENALTY, decompose, ridge
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:

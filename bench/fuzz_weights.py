@@ -32,7 +32,7 @@ import vitrail
 from tests.checkpoint.mutations import Sample, flip_bit, mutate, same_tensors, samples
 from tests.forked import reports
 from vitrail.checkpoint.convert import export
-from vitrail.checkpoint.files.read import read_weights
+from vitrail.checkpoint.files.read_weights import read_weights
 from vitrail.checkpoint.weights import bundle_of
 from vitrail.core.errors import VitrailError
 from vitrail.models.build import build

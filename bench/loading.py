@@ -30,9 +30,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.data.decode.picture import Picture
-from vitrail.data.draws import Draws
+from vitrail.data.decode.image import Picture
 from vitrail.data.loader import stream
+from vitrail.data.randomness import Draws
 from vitrail.data.readers.folder import read_classes
 from vitrail.data.transforms.augmentation import inception
 

@@ -22,17 +22,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vitrail.data.dataset import Arrays
 from vitrail.data.labels import Labels
-from vitrail.data.source import Arrays
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
-from vitrail.distributed.world import joined
+from vitrail.distributed.process_group import joined
 from vitrail.models.zoo import model_config
-from vitrail.optim.clipping import clip_factor, total_norm
 from vitrail.optim.config import Optim, Schedule
+from vitrail.optim.optimiser import clip_factor, total_norm
 from vitrail.train.config import Data, Keep, Run
+from vitrail.train.data_splits import Pictures
 from vitrail.train.loop import Silent, Training
-from vitrail.train.pictures import Pictures
 from vitrail.train.resolve import resolve
 from vitrail.train.resume import open_folder
 

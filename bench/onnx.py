@@ -30,8 +30,8 @@ from torch import Tensor
 
 import vitrail
 from vitrail import export
-from vitrail.data.source import Arrays
-from vitrail.export.runtime import Session
+from vitrail.data.dataset import Arrays
+from vitrail.export.onnx_file import Session
 
 DEFAULT = ("vit_ti_16", "vit_s_16", "bit_r50x1")
 

@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vitrail.data.device_dataset import DRAWN, Resident, groups, prepared
 from vitrail.data.loader import Share
-from vitrail.data.order import Order
-from vitrail.data.readers.shapes import Shapes
-from vitrail.data.resident import DRAWN, Resident, groups, prepared
-from vitrail.data.transforms.augmentation import Augmentation, cifar, inception
+from vitrail.data.randomness import Order
+from vitrail.data.readers.synthetic_shapes import Shapes
+from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, cifar, inception
 from vitrail.data.transforms.batched import BatchedAugmentation
-from vitrail.data.transforms.erase import RandomErasing
 from vitrail.data.transforms.policy import RandAugment, ThreeAugment
 
 WARM = 8  # steps before the clock starts, at least

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch import distributed as dist
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.mix import Mix
+from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.distributed import parallel as sharing
-from vitrail.distributed.materialise import draw
+from vitrail.distributed.meta_init import draw
 from vitrail.distributed.parallel import Parallel, parallelise
-from vitrail.distributed.world import World, joined
+from vitrail.distributed.process_group import World, joined
 from vitrail.models.build import build
-from vitrail.models.initialise import initialise
+from vitrail.models.layers import initialise
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.tasks.classification.objective import Classification, Classify

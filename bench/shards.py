@@ -23,12 +23,12 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from vitrail.data.order import Order
-from vitrail.data.packing.pack import pack
+from vitrail.data.dataset import Source
+from vitrail.data.randomness import Order
 from vitrail.data.readers import shards
 from vitrail.data.readers.shards.index import Index, Shard, begin, fill, write
-from vitrail.data.readers.shards.scan import Scanned
-from vitrail.data.source import Source
+from vitrail.data.readers.shards.tar import Scanned
+from vitrail.data.tools.pack import pack
 
 SHARDS = 10
 

@@ -22,14 +22,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vitrail.data.dataset import Arrays
 from vitrail.data.labels import Labels
-from vitrail.data.source import Arrays
-from vitrail.distributed.world import joined
-from vitrail.recipes.change import with_changes
+from vitrail.distributed.process_group import joined
 from vitrail.recipes.registry import recipe
+from vitrail.recipes.run_overrides import with_changes
 from vitrail.train.config import Run
+from vitrail.train.data_splits import Pictures
 from vitrail.train.loop import Silent, Training
-from vitrail.train.pictures import Pictures
 from vitrail.train.resolve import resolve
 from vitrail.train.resume import open_folder
 

@@ -30,17 +30,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vitrail.checkpoint.formats import timm as timm_format
-from vitrail.checkpoint.formats.table import import_tensors
+from vitrail.checkpoint.formats.key_table import import_tensors
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.mix import Mix, one_hot
+from vitrail.data.transforms.mixup_cutmix import Mix, one_hot
 from vitrail.models.build import build_from
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.objectives.objective import Objective
-from vitrail.optim.clipping import clip_factor, total_norm
 from vitrail.optim.config import Optim
 from vitrail.optim.groups import groups
-from vitrail.optim.optimiser import Optimiser
+from vitrail.optim.optimiser import Optimiser, clip_factor, total_norm
 from vitrail.tasks.classification.objective import Classification, Classify
 
 TIMM = {

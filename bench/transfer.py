@@ -23,8 +23,8 @@ from vitrail.data.collection import open_collection
 from vitrail.data.loader import sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import dev_split
-from vitrail.evaluation.features import features
-from vitrail.evaluation.fewshot import PENALTIES, ridge
+from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.fewshot import PENALTIES, ridge
 
 HELD_OUT = 0.1
 

@@ -36,9 +36,10 @@ import torch
 import vitrail
 from tests.data.readers.named import tables as data_tables
 from tests.train import tables as train_tables
-from vitrail.checkpoint import convert, peers
+from vitrail.checkpoint import convert
+from vitrail.checkpoint import parity_check as peers
 from vitrail.checkpoint.formats import huggingface
-from vitrail.checkpoint.formats.known import FORMATS
+from vitrail.checkpoint.formats.registry import FORMATS
 from vitrail.checkpoint.public import registry
 from vitrail.checkpoint.weights import bundle_of, fresh
 from vitrail.cli import models
@@ -46,10 +47,9 @@ from vitrail.cli.app import COMMANDS, Parser, main
 from vitrail.core.errors import ExportRefused, VitrailError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import skeleton
-from vitrail.models.family import ModelConfig
+from vitrail.models.family import ModelConfig, summed, walk
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import summed, walk
 from vitrail.models.zoo import ZOO, adapted, backbone, model_config, slug
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ from PIL import Image
 import vitrail
 
 ROOT = Path(__file__).parents[1]
-KERNELS = ("vitrail.models.kernels", "vitrail.models.short_attention")
+KERNELS = ("vitrail.models.kernels.triton_gelu", "vitrail.models.kernels.triton_attention")
 HEAVY = ("torch", "torchvision", "numpy", "rich", "PIL")
 
 
@@ -145,7 +145,7 @@ def test_train_is_the_function_whatever_is_imported() -> None:
 import vitrail, vitrail.train.config
 from vitrail.train.loop import train
 from vitrail import train as public
-import vitrail.train.folder.layout
+import vitrail.train.run_folder.files
 print(vitrail.train is public, public is not train, callable(vitrail.train), vitrail.train.__module__)
 """)
     assert said == "True True True vitrail.api\n"

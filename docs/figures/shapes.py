@@ -5,7 +5,7 @@ from pathlib import Path
 from PIL import Image
 
 from vitrail.data.collection import open_collection
-from vitrail.data.overview.samples import sheet_of
+from vitrail.data.tools.overview import sheet_of
 
 
 def main() -> None:

@@ -13,17 +13,15 @@ if TYPE_CHECKING:
     from vitrail import inspection as inspection
     from vitrail.api import Evaluation, Features, Trained, evaluate, extract_features, finetune, fit, train
     from vitrail.checkpoint.convert import convert
-    from vitrail.checkpoint.pretrained import create_model
-    from vitrail.checkpoint.repository import from_pretrained, push_to_hub, save_pretrained
-    from vitrail.checkpoint.weights import load, save
+    from vitrail.checkpoint.hub_repository import from_pretrained, push_to_hub, save_pretrained
+    from vitrail.checkpoint.weights import create_model, load, save
     from vitrail.core.errors import VitrailError
     from vitrail.data.collection import open_collection
-    from vitrail.evaluation.knn import find_nearest
-    from vitrail.models.named import create_config
-    from vitrail.models.resize import resize_position
+    from vitrail.evaluation.frozen.knn import find_nearest
+    from vitrail.models.positions import resize_position
     from vitrail.models.resnet_config import ResNetConfig
     from vitrail.models.vit_config import ViTConfig
-    from vitrail.models.zoo import list_models
+    from vitrail.models.zoo import create_config, list_models
     from vitrail.predict.predictor import Predictor, predictor
     from vitrail.tasks.classification.prediction import Prediction
     from vitrail.tasks.segmentation.prediction import PredictedMask
@@ -71,22 +69,22 @@ _FACE = {
     "ViTConfig": "vitrail.models.vit_config:ViTConfig",
     "VitrailError": "vitrail.core.errors:VitrailError",
     "convert": "vitrail.checkpoint.convert:convert",
-    "create_config": "vitrail.models.named:create_config",
-    "create_model": "vitrail.checkpoint.pretrained:create_model",
+    "create_config": "vitrail.models.zoo:create_config",
+    "create_model": "vitrail.checkpoint.weights:create_model",
     "evaluate": "vitrail.api:evaluate",
     "extract_features": "vitrail.api:extract_features",
-    "find_nearest": "vitrail.evaluation.knn:find_nearest",
+    "find_nearest": "vitrail.evaluation.frozen.knn:find_nearest",
     "finetune": "vitrail.api:finetune",
     "fit": "vitrail.api:fit",
-    "from_pretrained": "vitrail.checkpoint.repository:from_pretrained",
+    "from_pretrained": "vitrail.checkpoint.hub_repository:from_pretrained",
     "list_models": "vitrail.models.zoo:list_models",
     "load": "vitrail.checkpoint.weights:load",
     "open_collection": "vitrail.data.collection:open_collection",
     "predictor": "vitrail.predict.predictor:predictor",
-    "push_to_hub": "vitrail.checkpoint.repository:push_to_hub",
-    "resize_position": "vitrail.models.resize:resize_position",
+    "push_to_hub": "vitrail.checkpoint.hub_repository:push_to_hub",
+    "resize_position": "vitrail.models.positions:resize_position",
     "save": "vitrail.checkpoint.weights:save",
-    "save_pretrained": "vitrail.checkpoint.repository:save_pretrained",
+    "save_pretrained": "vitrail.checkpoint.hub_repository:save_pretrained",
     "train": "vitrail.api:train",
 }
 

@@ -19,32 +19,31 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.checkpoint.bundle import Bundle
-from vitrail.checkpoint.find import find_weights
+from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import bundle_of, load
+from vitrail.core.atomic_files import cache_folder
+from vitrail.core.config_overrides import text_of
 from vitrail.core.errors import ConfigError
-from vitrail.core.storage import cache_folder
-from vitrail.core.values import text_of
 from vitrail.data.collection import Collection, open_collection
-from vitrail.distributed.device import find_device
-from vitrail.distributed.world import joined
-from vitrail.evaluation import instant
-from vitrail.evaluation.cache import cached_features, missing
-from vitrail.evaluation.closed_form import SHARE
-from vitrail.evaluation.instant import Instant
-from vitrail.evaluation.rest import Precision
+from vitrail.distributed.process_group import find_device, joined
+from vitrail.evaluation.frozen import closed_form_classifier as instant
+from vitrail.evaluation.frozen.closed_form_classifier import Instant
+from vitrail.evaluation.frozen.feature_cache import cached_features, missing
+from vitrail.evaluation.frozen.features import Precision
+from vitrail.evaluation.frozen.ridge_head import SHARE
 from vitrail.evaluation.result import Measure, Result
 from vitrail.evaluation.scoring import Scoring
 from vitrail.evaluation.subject import chosen, make_subject, read_all
 from vitrail.models.build import Model
-from vitrail.recipes.asked import Asked
 from vitrail.recipes.launch import free_folder, plan_run, record_command, short_settings
+from vitrail.recipes.run_request import Asked
 from vitrail.tasks.scoring import score
 from vitrail.train import loop
-from vitrail.train.folder.layout import BEST
-from vitrail.train.observer import Observer
-from vitrail.train.report import METRICS, read_metrics
-from vitrail.train.result import Result as RunResult
-from vitrail.train.rows import headline
+from vitrail.train.report.page import METRICS, read_metrics
+from vitrail.train.run_folder.files import BEST
+from vitrail.train.run_folder.metric_rows import headline
+from vitrail.train.runtime.observer import Observer
+from vitrail.train.scoring import Result as RunResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,13 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from tests.models.tiny import VARIANTS, VIT, awake
-from vitrail.checkpoint import certificate
 from vitrail.checkpoint import convert as module
-from vitrail.checkpoint.bundle import Bundle
+from vitrail.checkpoint import parity_check as certificate
+from vitrail.checkpoint.bundle import Bundle, sidecar_of
 from vitrail.checkpoint.convert import Conversion, convert, export, format_for
 from vitrail.checkpoint.formats.timm import architecture
-from vitrail.checkpoint.sidecar import sidecar_of
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.checkpoint.weights import bundle_of, load, save
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError, ExportRefused, UnknownName, WeightsError, WeightsNotFound
@@ -401,7 +400,7 @@ def test_a_certificate_counts_what_did_not_come_back() -> None:
 
 
 def test_a_row_is_relative_to_the_largest_value(source: Path, tmp_path: Path) -> None:
-    from vitrail.checkpoint import peers
+    from vitrail.checkpoint import parity_check as peers
 
     target = convert(source, tmp_path / "out.safetensors", "timm").target
     peer = peers.peer("timm", SQUARE, target)
@@ -418,7 +417,7 @@ def test_a_row_is_relative_to_the_largest_value(source: Path, tmp_path: Path) ->
 def test_a_library_that_is_not_installed_is_no_obstacle(
     library: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitrail.checkpoint import peers
+    from vitrail.checkpoint import parity_check as peers
 
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     form = {"transformers": "hf"}.get(library, library)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import vitrail
 from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.convert import convert, export
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.checkpoint.weights import bundle_of
 from vitrail.core.errors import ConfigError, MismatchedWeights, UnknownName
 from vitrail.models.build import build
@@ -102,7 +102,7 @@ def test_fields_are_held_to_their_types(changes: dict[str, object]) -> None:
 
 
 def test_a_constant_kernel_has_finite_gradients() -> None:
-    from vitrail.models.convolution import StandardisedConv
+    from vitrail.models.layers import StandardisedConv
 
     conv = StandardisedConv(replace(BIT, standardisation="std+eps", standardisation_eps=1e-5), 1, 2, 1)
     conv(torch.ones(1, 1, 2, 2)).sum().backward()

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.checkpoint.convert import convert
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.checkpoint.weights import load
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.models.resnet_config import ResNetConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.mutations import Sample, flip_bit, mutate, same_tensors, samples
-from vitrail.checkpoint.files.read import read_weights
+from vitrail.checkpoint.files.read_weights import read_weights
 from vitrail.core.errors import WeightsError
 
 FILES = 200

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from vitrail.checkpoint.public import hub, wire
-from vitrail.checkpoint.public.hub import cached_path, fetch, file_url
+from vitrail.checkpoint.public import download_weights as hub
+from vitrail.checkpoint.public import http as wire
+from vitrail.checkpoint.public.download_weights import cached_path, fetch, file_url
 from vitrail.checkpoint.public.registry import PublicWeights, find
 from vitrail.core.errors import ConfigError, CorruptWeights, UnsafeWeights, WeightsError, WeightsNotFound
 

@@ -13,7 +13,8 @@ import torch
 import vitrail
 from tests.models.tiny import HYBRID, RESNET, VIT
 from tests.predict.pictures import CLASSES, network
-from vitrail.checkpoint import find, repository
+from vitrail.checkpoint import find_weights as find
+from vitrail.checkpoint import hub_repository as repository
 from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.model_card import blank_card, model_card, plain
 from vitrail.checkpoint.weights import bundle_of

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.checkpoint.public import pins
-from vitrail.checkpoint.public.hub import cached_path, fetch
+from vitrail.checkpoint.public import download_weights as pins
+from vitrail.checkpoint.public.download_weights import cached_path, fetch
 from vitrail.checkpoint.public.registry import find
 from vitrail.cli.app import main
 from vitrail.core.errors import CorruptWeights, WeightsError

@@ -8,7 +8,7 @@ import pytest
 
 import vitrail
 from vitrail.checkpoint.bundle import describe
-from vitrail.checkpoint.files.seal import write_sealed
+from vitrail.checkpoint.files.sealed_file import write_sealed
 from vitrail.checkpoint.formats import huggingface, timm
 from vitrail.checkpoint.weights import bundle_of
 from vitrail.cli.app import main

@@ -16,14 +16,13 @@ from torch import Tensor
 import vitrail
 from tests.models.tiny import awake
 from vitrail.checkpoint.formats import timm
-from vitrail.checkpoint.formats.table import export_tensors
-from vitrail.checkpoint.pretrained import create_model
+from vitrail.checkpoint.formats.key_table import export_tensors
 from vitrail.checkpoint.public.registry import find
-from vitrail.checkpoint.weights import load
+from vitrail.checkpoint.weights import create_model, load
 from vitrail.core.errors import ConfigError, CorruptWeights, UnknownName, VitrailError, WeightsNotFound
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.models.family import ModelConfig
-from vitrail.models.resize import resize_position
+from vitrail.models.positions import resize_position
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import backbone, model_config

@@ -33,8 +33,8 @@ from tests.checkpoint.mutations import (
 )
 from vitrail.checkpoint.files import safetensors as read_safetensors
 from vitrail.checkpoint.files import safetensors_header
-from vitrail.checkpoint.files.read import RawWeights, read_weights
-from vitrail.checkpoint.files.soundness import CHECKED, first_unsound
+from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
+from vitrail.checkpoint.files.sealed_file import CHECKED, first_unsound
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError, WeightsNotFound
 
 KINDS = ("sealed", "safetensors", "npz", "npz-deflated", "torch", "torch-nested", "torch-old")
@@ -566,7 +566,7 @@ class TestTorch:
 
     def test_malicious_pickle_with_the_unsafe_variable_set(self, tmp_path: Path) -> None:
         torch.save({"w": torch.ones(2), "evil": Trap(tmp_path / "ran")}, tmp_path / "weights.pt")
-        code = "import sys; from vitrail.checkpoint.files.read import read_weights; read_weights(sys.argv[1])"
+        code = "import sys; from vitrail.checkpoint.files.read_weights import read_weights; read_weights(sys.argv[1])"
         env = os.environ | {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
         command = [sys.executable, "-c", code, str(tmp_path / "weights.pt")]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)

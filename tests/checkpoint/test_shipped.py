@@ -8,10 +8,10 @@ import torch
 import vitrail
 from tests.models.tiny import VIT
 from tests.predict.pictures import network, weights
-from vitrail.checkpoint import shipped
-from vitrail.checkpoint.find import find_weights
-from vitrail.checkpoint.shipped import DEFAULT, SHIPPED, is_shipped, shipped_file
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint import bundled_weights as shipped
+from vitrail.checkpoint.bundled_weights import DEFAULT, SHIPPED, is_shipped, shipped_file
+from vitrail.checkpoint.find_weights import find_weights
+from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.checkpoint.weights import save
 from vitrail.core.errors import WeightsNotFound
 

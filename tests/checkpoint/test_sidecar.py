@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from tests.models.tiny import RESNET, VIT, awake
-from vitrail.checkpoint.bundle import Bundle, Card
+from vitrail.checkpoint.bundle import Bundle, Card, read_sidecar, sidecar_of, write_sidecar
 from vitrail.checkpoint.convert import Conversion, export
-from vitrail.checkpoint.formats.known import FORMATS
-from vitrail.checkpoint.formats.table import Tensors
-from vitrail.checkpoint.sidecar import read_sidecar, sidecar_of, write_sidecar
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.formats.key_table import Tensors
+from vitrail.checkpoint.formats.registry import FORMATS
+from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.checkpoint.weights import bundle_of, load
 from vitrail.core.errors import CorruptWeights, WeightsError
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing

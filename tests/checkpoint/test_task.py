@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from tests.models.tiny import VARIANTS, VIT, awake
-from vitrail.checkpoint.bundle import Card, card_of, describe, described
+from vitrail.checkpoint.bundle import Card, card_of, describe, described, sidecar_of
 from vitrail.checkpoint.convert import convert
+from vitrail.checkpoint.hub_repository import from_pretrained, save_pretrained
+from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.checkpoint.model_card import model_card
-from vitrail.checkpoint.repository import from_pretrained, save_pretrained
-from vitrail.checkpoint.sidecar import sidecar_of
-from vitrail.checkpoint.source import read_bundle
 from vitrail.checkpoint.weights import bundle_of, load, operate, save
 from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing

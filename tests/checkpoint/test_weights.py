@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from tests.models.tiny import HYBRID, RESNET, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.bundle import Card, describe
 from vitrail.checkpoint.convert import convert
-from vitrail.checkpoint.files.seal import write_sealed
-from vitrail.checkpoint.pretrained import create_model
-from vitrail.checkpoint.repository import from_pretrained
-from vitrail.checkpoint.source import read_bundle
-from vitrail.checkpoint.weights import bundle_of, fresh, load, save
+from vitrail.checkpoint.files.sealed_file import write_sealed
+from vitrail.checkpoint.hub_repository import from_pretrained
+from vitrail.checkpoint.import_weights import read_bundle
+from vitrail.checkpoint.weights import bundle_of, create_model, fresh, load, save
 from vitrail.core.errors import (
     ConfigError,
     CorruptWeights,
@@ -29,7 +28,7 @@ from vitrail.core.errors import (
 )
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.family import ModelConfig
-from vitrail.models.resize import resize_grid, resize_position
+from vitrail.models.positions import resize_grid, resize_position
 from vitrail.models.vit_config import ViTConfig
 
 Tensors = dict[str, Tensor]
@@ -355,7 +354,7 @@ def test_wrong_facts(facts: dict[str, Any], kind: type[Exception], complaint: st
 
 def foreign(tensors: Tensors, path: Path) -> None:
     """The same tensors under timm's names."""
-    from vitrail.checkpoint.formats.table import export_tensors
+    from vitrail.checkpoint.formats.key_table import export_tensors
     from vitrail.checkpoint.formats.timm import table
 
     config = replace(VIT, image=(6, 9), gelu="erf")

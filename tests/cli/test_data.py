@@ -256,7 +256,7 @@ def test_bytes_for_people(count: int, said: str) -> None:
 
 
 def test_numbers_of_a_row() -> None:
-    from vitrail.data.overview.summary import SplitSummary
+    from vitrail.data.tools.overview import SplitSummary
 
     empty = SplitSummary(
         images=3,

@@ -20,13 +20,13 @@ from PIL import Image
 import vitrail
 from tests.distributed.pair import together
 from vitrail.checkpoint import convert
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.checkpoint.weights import fresh, load, save
 from vitrail.cli.app import main
 from vitrail.data.collection import open_collection
-from vitrail.data.selection import Selection
-from vitrail.distributed.world import World
-from vitrail.evaluation.metric import score_batches
+from vitrail.data.splits import Selection
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.metrics.metric import score_batches
 from vitrail.evaluation.result import Result
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config

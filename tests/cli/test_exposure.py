@@ -11,13 +11,12 @@ import torch
 from PIL import Image
 
 from vitrail.checkpoint import convert
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.checkpoint.weights import fresh, save
 from vitrail.cli.app import main
 from vitrail.data.collection import open_collection
-from vitrail.data.selection import Selection
-from vitrail.data.source import Subset
-from vitrail.data.splits import dev_split
+from vitrail.data.dataset import Subset
+from vitrail.data.splits import Selection, dev_split
 from vitrail.data.training_record import KEY, record_training
 from vitrail.models.vit_config import ViTConfig
 

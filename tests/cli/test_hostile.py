@@ -7,8 +7,8 @@ import pytest
 
 from tests.data.pictures import encoded, noise
 from vitrail.cli.app import main
+from vitrail.core.atomic_files import check_writable, read_text
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.core.storage import check_writable, read_text
 
 LONG = "x" * 300
 WEIGHTS = "vitrail-cifar10"

@@ -19,9 +19,10 @@ from vitrail.checkpoint.weights import save
 from vitrail.cli import inspect
 from vitrail.cli.app import main
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection import figures, page, style
-from vitrail.inspection.kinds import KINDS
+from vitrail.inspection import figures, page
+from vitrail.inspection.registry import KINDS
 from vitrail.models.family import ModelConfig
+from vitrail.report import figure_style as style
 
 CLASSES = ("a", "b", "c", "d", "wood pigeon")
 

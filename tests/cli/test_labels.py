@@ -9,18 +9,16 @@ import torch
 import vitrail
 from tests.cli.test_frozen import folder, picture
 from tests.models.tiny import VIT, awake
-from vitrail.checkpoint.bundle import Bundle, Card
+from vitrail.checkpoint.bundle import Bundle, Card, name_imagenet, other_names, sidecar_of, with_names
 from vitrail.checkpoint.convert import convert
-from vitrail.checkpoint.find import find_weights
-from vitrail.checkpoint.naming import name_imagenet, other_names, with_names
-from vitrail.checkpoint.sidecar import sidecar_of
+from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import bundle_of, save
 from vitrail.cli import serve
 from vitrail.cli.app import main, parse_options
 from vitrail.data.class_names import BUNDLED, bundled_names, imagenet_ids
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.result import Result
-from vitrail.tasks.classification.matching import match
+from vitrail.tasks.classification.answers import match
 
 NAMES = ("kingfisher", "tree frog", "ladybird")
 CPU = ("--device", "cpu")

@@ -19,7 +19,7 @@ from PIL import Image
 import vitrail
 from tests.models.tiny import HYBRID, RESNET, VIT
 from tests.predict.pictures import CLASSES, drawn, folder_of, network, weights
-from vitrail.checkpoint.shipped import DEFAULT, SHIPPED
+from vitrail.checkpoint.bundled_weights import DEFAULT, SHIPPED
 from vitrail.checkpoint.weights import save
 from vitrail.cli import predict_output, predict_pictures
 from vitrail.cli.app import main

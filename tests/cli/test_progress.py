@@ -18,9 +18,9 @@ from vitrail.cli import progress
 from vitrail.cli.app import main
 from vitrail.cli.live import Panel
 from vitrail.cli.progress import PATIENCE_S, PLAIN_S, Bars, Lines, bars, on_interrupt, waiting
-from vitrail.core.terminal import guarded_streams
+from vitrail.core.console import guarded_streams
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.export import draft
+from vitrail.export import output as draft
 from vitrail.models.vit import ViT
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vitrail.cli.app import main
-from vitrail.core.settings import flat, plain
+from vitrail.core.config_overrides import flat, plain
 from vitrail.recipes.registry import MODULES, recipe, recipes
 
 

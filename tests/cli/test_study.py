@@ -14,7 +14,7 @@ import vitrail
 from tests.studies.tiny_study import TINY, cells, quick
 from vitrail.cli import study as command
 from vitrail.cli.app import main
-from vitrail.studies.study import Scale
+from vitrail.studies.framework.definition import Scale
 from vitrail.train.grid.cell import Cell, Outcome
 
 QUICK = ["--device", "cpu", "--jobs", "1"]
@@ -30,7 +30,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
         calls.append((study.name, str(out), scale, data, *(outcome.cell for outcome in outcomes)))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vitrail.studies.presentation.write", write)
+    monkeypatch.setattr("vitrail.studies.framework.study_report.write", write)
     monkeypatch.setattr(command, "study", lambda name: TINY)
     return calls
 
@@ -92,7 +92,7 @@ def test_the_papers_scale_is_listed_without_its_pictures(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path))
     monkeypatch.setenv("VITRAIL_OFFLINE", "1")
-    from vitrail.studies.registry import entries
+    from vitrail.studies.framework.registry import entries
 
     for name in entries():
         assert main(["study", name, "--scale", "paper", "--list", "--device", "cpu"]) == 0, name

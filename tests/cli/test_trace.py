@@ -4,7 +4,7 @@ import pytest
 
 from vitrail.cli.app import main
 from vitrail.cli.trace import folded
-from vitrail.models.walk import summed, walk
+from vitrail.models.family import summed, walk
 from vitrail.models.zoo import ZOO, model_config
 
 

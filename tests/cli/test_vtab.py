@@ -11,7 +11,7 @@ from tests.studies.conftest import TINY
 from vitrail.checkpoint.weights import fresh, save
 from vitrail.cli.app import main
 from vitrail.cli.vtab import tasks_of
-from vitrail.data.readers.named.tasks import TASKS
+from vitrail.data.datasets.vtab_tasks import TASKS
 from vitrail.evaluation.result import Result
 
 SETTINGS = ("steps=2", "batch=8", "schedule.warmup=1", "data.workers=0")

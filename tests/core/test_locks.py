@@ -13,9 +13,9 @@ import pytest
 
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.locks import FAR, FileLock, LockTaken, is_locked, try_lock, unlock
-from vitrail.data.packing.pack import lock as lock_pack
-from vitrail.evaluation.embedding import locked
-from vitrail.train.folder.lock import Lock, holder, is_held
+from vitrail.data.tools.pack import lock as lock_pack
+from vitrail.evaluation.frozen.embed import locked
+from vitrail.train.run_folder.files import Lock, holder, is_held
 
 HOLD = """
 import os, sys, time

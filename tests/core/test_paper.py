@@ -2,8 +2,8 @@
 
 import pytest
 
-from vitrail.core.paper import TABLE_6, TABLE_9, jft_epochs, printed_exaflops
-from vitrail.data.readers.named.tasks import TASKS
+from vitrail.core.paper_tables import TABLE_6, TABLE_9, jft_epochs, printed_exaflops
+from vitrail.data.datasets.vtab_tasks import TASKS
 from vitrail.models.zoo import ZOO
 
 # Natural, Specialized, Structured as Figure 2 shows them, and the mean of all 19 as Tables 2 and 9 print it.

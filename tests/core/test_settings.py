@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitrail.core.config_overrides import (
+    changed,
+    differences,
+    flat,
+    plain,
+    restored,
+    text_of,
+    with_settings,
+    without_fields,
+)
 from vitrail.core.errors import ConfigError, UnknownName
-from vitrail.core.settings import changed, differences, flat, plain, restored, with_settings, without_fields
-from vitrail.core.values import text_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitrail.core.shapes import pair, times
+from vitrail.core.text import pair, times
 
 
 def test_one_number_is_a_square() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.errors import ConfigError
-from vitrail.core.storage import check_writable, write_file
 
 
 def test_with_the_folders_above_it(tmp_path: Path) -> None:

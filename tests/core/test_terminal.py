@@ -14,9 +14,8 @@ from tests.data.pictures import encoded, noise
 from vitrail.cli.app import main
 from vitrail.cli.live import Panel
 from vitrail.cli.progress import Bars
-from vitrail.core.console import print_table
+from vitrail.core.console import UNSAFE, Guarded, clean, clean_line, guarded_streams, make_console, print_table
 from vitrail.core.errors import VitrailError
-from vitrail.core.terminal import UNSAFE, Guarded, clean, clean_line, guarded_streams, make_console
 
 EVIL = "cat\x1b[2J\x1b]0;title\x07\x9b31m\u202egnp\u2066\r\x08\x7f"
 TAMED = clean(EVIL)

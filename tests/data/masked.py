@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.data.pictures import Listed, encoded
-from vitrail.core.shapes import Pair
+from vitrail.core.text import Pair
 from vitrail.data.labels import Labels
 
 PIXEL_CLASSES = ("background", *(f"part {number}" for number in range(1, 200)))

@@ -9,12 +9,12 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from vitrail.core.shapes import Pair
-from vitrail.data.decode.picture import Picture
-from vitrail.data.draws import Draws
+from vitrail.core.text import Pair
+from vitrail.data.dataset import Source
+from vitrail.data.decode.image import Picture
 from vitrail.data.geometry import Geometry
 from vitrail.data.labels import Labels
-from vitrail.data.source import Source
+from vitrail.data.randomness import Draws
 
 
 def noise(number: int, height: int = 12, width: int = 10) -> NDArray[np.uint8]:

@@ -11,8 +11,8 @@ from PIL import Image
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.data import collection
 from vitrail.data.collection import Collection, agree, open_collection
+from vitrail.data.dataset import Arrays, Source
 from vitrail.data.labels import Labels
-from vitrail.data.source import Arrays, Source
 
 
 @pytest.fixture
@@ -118,7 +118,8 @@ def test_neither_path_nor_name(text: str, here: Path) -> None:
 
 
 def test_named_sets_are_asked_with_their_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrail.data.readers.named import opening, vtab
+    from vitrail.data.datasets import open_by_name as opening
+    from vitrail.data.datasets import vtab
 
     asked: list[object] = []
 

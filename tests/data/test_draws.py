@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.data.draws import Draws, keyed, mix
+from vitrail.data.randomness import Draws, keyed, mix
 
 
 def test_one_sample_draws_what_it_draws_in_a_batch() -> None:

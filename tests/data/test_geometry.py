@@ -13,12 +13,12 @@ from torchvision.transforms.v2 import functional as F
 
 from tests.data.masked import masked, painted
 from vitrail.core.errors import ConfigError
-from vitrail.core.shapes import Pair
-from vitrail.data.draws import Draws
+from vitrail.core.text import Pair
+from vitrail.data.dataset import Arrays
 from vitrail.data.geometry import Geometry
 from vitrail.data.loader import stream
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Arrays
+from vitrail.data.randomness import Draws
 from vitrail.data.targets import IGNORED, Masks
 from vitrail.data.transforms.augmentation import Augmentation, cifar, simple_three_augment
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop, Squash

@@ -14,15 +14,14 @@ from PIL import Image
 from tests.data.decode.fuzzing import mutate
 from tests.data.decode.hostile import bombs, no_pictures, samples
 from vitrail.core.errors import BadPicture
-from vitrail.data.decode.picture import Picture
-from vitrail.data.ledger import Ledger
+from vitrail.data.decode.image import Picture
 from vitrail.data.loader import Batch, stream, sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.readers.folder import Files, read_classes, read_flat
-from vitrail.data.transforms.augmentation import Augmentation, inception
+from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, inception
 from vitrail.data.transforms.crop import InceptionCrop
-from vitrail.data.transforms.erase import RandomErasing
 from vitrail.data.transforms.policy import RandAugment
+from vitrail.data.unreadable_log import Ledger
 
 
 def is_sound(data: bytes) -> bool:
@@ -48,7 +47,7 @@ def damaged(count: int) -> dict[str, bytes]:
 
 EPOCH = """
 import json, resource, sys
-from vitrail.data.ledger import Ledger
+from vitrail.data.unreadable_log import Ledger
 from vitrail.data.loader import stream
 from vitrail.data.readers.folder import read_flat
 from vitrail.data.transforms.augmentation import inception

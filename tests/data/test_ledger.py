@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.core.errors import DataError
-from vitrail.data.ledger import Ledger, Unreadable
+from vitrail.data.unreadable_log import Ledger, Unreadable
 
 
 def test_any_name_can_be_written_and_read_back(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from tests.data.pictures import Listed, Shifted, encoded, listed, noise
 from vitrail.core.errors import BadPicture, ConfigError, DataError, WorkerDied
+from vitrail.data.dataset import Relabelled
 from vitrail.data.labels import Labels
-from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch, stream, sweep
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Relabelled
+from vitrail.data.unreadable_log import Ledger
 
 SOURCES = {count: listed(count) for count in (1, 2, 3, 5, 7, 11, 16, 30)}
 COUNTS = st.sampled_from(sorted(SOURCES))

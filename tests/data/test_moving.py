@@ -13,18 +13,18 @@ from PIL import Image
 from tests.data.masked import Masked, masked, painted, palette
 from tests.data.pictures import Shifted, encoded, noise
 from vitrail.core.errors import BadPicture, ConfigError
-from vitrail.core.shapes import Pair
-from vitrail.data.ledger import Ledger
+from vitrail.core.text import Pair
+from vitrail.data.dataset import Source
+from vitrail.data.device_dataset import Resident, fits
 from vitrail.data.loader import Batch, stream, sweep
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.readers.shapes import Shapes
-from vitrail.data.resident import Resident, fits
-from vitrail.data.source import Source
+from vitrail.data.readers.synthetic_shapes import Shapes
 from vitrail.data.targets import IGNORED, Masks
 from vitrail.data.transforms.augmentation import Augmentation, cifar, inception, reference_inception
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.policy import RandAugment
-from vitrail.train.feed import may_reside
+from vitrail.data.unreadable_log import Ledger
+from vitrail.train.batches import may_reside
 
 SIZES: list[Pair] = [(12, 10), (9, 17), (20, 20), (8, 8), (14, 11)]
 SOURCE, SOURCE_OF_ONE_SIZE = masked(SIZES), masked([(12, 10)] * 5)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.core.errors import ConfigError
-from vitrail.data.order import Order
+from vitrail.data.randomness import Order
 
 LENGTHS = st.one_of(st.integers(1, 50), st.integers(51, 20_000))
 
@@ -84,7 +84,7 @@ def test_a_place_outside_is_refused() -> None:
 
 WHOLE = """
 import resource, numpy as np
-from vitrail.data.order import Order
+from vitrail.data.randomness import Order
 n, order = {count}, Order({count}, 5)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 seen = np.zeros(n // 8 + 1, np.uint8) if {whole} else None

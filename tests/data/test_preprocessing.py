@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional as F
 
 from tests.data.decode.hostile import exif, saved
 from vitrail.core.errors import ConfigError
-from vitrail.data.decode.picture import Picture
+from vitrail.data.decode.image import Picture
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
 

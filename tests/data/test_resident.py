@@ -12,18 +12,17 @@ import torch
 
 from tests.data.pictures import Listed, encoded, listed, noise
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.draws import Draws
+from vitrail.data.dataset import Arrays
+from vitrail.data.device_dataset import Resident, fits, groups
 from vitrail.data.labels import Labels
-from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch, stream, sweep
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.resident import Resident, fits, groups
-from vitrail.data.source import Arrays
-from vitrail.data.transforms.augmentation import Augmentation, cifar
+from vitrail.data.randomness import Draws
+from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, cifar
 from vitrail.data.transforms.batched import BatchedAugmentation, Plan
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
-from vitrail.data.transforms.erase import RandomErasing
 from vitrail.data.transforms.policy import Distort, RandAugment, ThreeAugment
+from vitrail.data.unreadable_log import Ledger
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PICTURES = np.random.default_rng(0).integers(0, 256, (23, 32, 32, 3), dtype=np.uint8)
@@ -95,7 +94,7 @@ def test_the_thread_changes_nothing_and_a_later_start_goes_on_where_it_was(
     for ahead in (4, 0):  # groups are cut otherwise then, and a GPU may round otherwise in a smaller one
         alike = same if device == "cpu" else nearly_same
         assert all(alike(a, b) for a, b in zip(wanted[7:], taken(ahead, 7), strict=True))
-    monkeypatch.setattr("vitrail.data.resident.DRAWN", 40)  # two steps at once, then one
+    monkeypatch.setattr("vitrail.data.device_dataset.DRAWN", 40)  # two steps at once, then one
     assert all(same(a, b) for a, b in zip(wanted, taken(4), strict=True))
 
 

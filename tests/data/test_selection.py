@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.pictures import listed
 from vitrail.core.errors import DataError
-from vitrail.data.selection import Selection
+from vitrail.data.splits import Selection
 
 
 def selection(drop: bool = False) -> Selection:

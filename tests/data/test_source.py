@@ -9,10 +9,10 @@ import pytest
 
 from tests.data.pictures import Listed, encoded, listed, noise
 from vitrail.core.errors import BadPicture, DataError
-from vitrail.data import source as source_module
+from vitrail.data import dataset as source_module
+from vitrail.data.dataset import Arrays, Concat, Relabelled, Subset
 from vitrail.data.labels import Labels
 from vitrail.data.readers.folder import read_flat
-from vitrail.data.source import Arrays, Concat, Relabelled, Subset
 
 
 def test_a_subset_keeps_names_labels_and_pictures() -> None:

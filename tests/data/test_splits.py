@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.data.pictures import listed
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.labels import NONE, Labels
-from vitrail.data.selection import Selection
 from vitrail.data.splits import (
     DEV,
+    Selection,
     dev_split,
     few_shot,
     few_shot_split,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.data.strings import Strings
+from vitrail.data.dataset import Strings
 
 NAMES = st.lists(st.binary(max_size=12).map(lambda raw: raw.decode("utf-8", "surrogateescape")), max_size=20)
 

@@ -10,13 +10,13 @@ from PIL import Image
 from tests.data.masked import PIXEL_CLASSES, Masked, Unlabelled, masked, painted, palette
 from tests.data.pictures import encoded, listed, noise
 from vitrail.core.errors import BadPicture, DataError
-from vitrail.data.decode.indices import read_indices
+from vitrail.data.dataset import Arrays, Concat, Relabelled, Subset
+from vitrail.data.decode.image import read_indices
 from vitrail.data.geometry import Geometry
 from vitrail.data.labels import Labels
 from vitrail.data.loader import sweep
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.readers.shapes import Shapes
-from vitrail.data.source import Arrays, Concat, Relabelled, Subset
+from vitrail.data.readers.synthetic_shapes import Shapes
 from vitrail.data.targets import IGNORED, ClassLabels, Masks
 
 

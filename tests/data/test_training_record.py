@@ -13,10 +13,9 @@ from PIL import Image
 
 from vitrail.data import training_record
 from vitrail.data.collection import open_collection
-from vitrail.data.content import hash_contents, interleave
+from vitrail.data.dataset import Arrays, Concat, Relabelled, Source, Subset
 from vitrail.data.labels import Labels
-from vitrail.data.source import Arrays, Concat, Relabelled, Source, Subset
-from vitrail.data.training_record import KEY, abridge, find_exposure, record_training
+from vitrail.data.training_record import KEY, abridge, find_exposure, hash_contents, interleave, record_training
 
 NAMES = ("ant", "bee", "cat")
 COUNT = 30

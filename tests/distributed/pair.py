@@ -24,7 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from vitrail.distributed.world import joined
+from vitrail.distributed.process_group import joined
 
 PRELOAD = (
     "torch.distributed.fsdp",

@@ -3,8 +3,8 @@
 import torch
 
 from tests.distributed.pair import together
-from vitrail.distributed.accord import EVERY, Accord
-from vitrail.distributed.world import World
+from vitrail.distributed.collectives import EVERY, Accord
+from vitrail.distributed.process_group import World
 
 STEPS = 12
 

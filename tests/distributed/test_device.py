@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.distributed.device import find_device, name_device, synchronise, widest_float
-from vitrail.distributed.materialise import give_storage
+from vitrail.distributed.meta_init import give_storage
+from vitrail.distributed.process_group import find_device, name_device, synchronise, widest_float
 from vitrail.train import step
 from vitrail.train.grid.engine import places_for
-from vitrail.train.meter import Meter
+from vitrail.train.runtime.throughput import Meter
 
 MPS = torch.device("mps")
 

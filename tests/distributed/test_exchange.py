@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from tests.distributed.pair import together
-from vitrail.distributed.exchange import gathered, summed
-from vitrail.distributed.world import World
+from vitrail.distributed.collectives import gathered, summed
+from vitrail.distributed.process_group import World
 
 ALONE = World(device=torch.device("cpu"))
 

@@ -12,13 +12,12 @@ from torch.overrides import TorchFunctionMode
 from tests.distributed.pair import together
 from tests.distributed.small import KINDS, inputs, objective, wrapped
 from tests.models.tiny import VARIANTS
-from vitrail.distributed.materialise import draw, fill, give_storage
+from vitrail.distributed.meta_init import draw, fill, give_storage, whole
 from vitrail.distributed.parallel import Sharding, parallelise
-from vitrail.distributed.pieces import whole
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
-from vitrail.models.initialise import initialise
+from vitrail.models.layers import initialise
 from vitrail.tasks.classification.objective import Classify
 
 ALONE = World(device=torch.device("cpu"))

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.distributed.pair import together
 from tests.distributed.small import KINDS, dealt, inputs, objective
 from vitrail.core.errors import ConfigError, UnknownName
+from vitrail.distributed.meta_init import whole
 from vitrail.distributed.parallel import Parallel, Precision, Sharding, parallelise, units
-from vitrail.distributed.pieces import whole
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 
 ALONE = World(device=torch.device("cpu"))
 

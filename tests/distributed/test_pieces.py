@@ -8,9 +8,9 @@ from torch import Tensor
 
 from tests.distributed.pair import together
 from tests.distributed.small import objective
+from vitrail.distributed.meta_init import local, owned, put, whole
 from vitrail.distributed.parallel import Sharding, parallelise
-from vitrail.distributed.pieces import local, owned, put, whole
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 
 ALONE = World(device=torch.device("cpu"))
 EXPECTED = {name: tensor.detach().clone() for name, tensor in objective("vit").named_parameters()}

@@ -12,7 +12,7 @@ import torch
 
 from tests.distributed.pair import attempt, together
 from vitrail.core.errors import ConfigError, RankLost
-from vitrail.distributed.world import VARIABLES, World, joined
+from vitrail.distributed.process_group import VARIABLES, World, joined
 
 ROOT = Path(__file__).parents[2]
 
@@ -147,7 +147,7 @@ def test_a_stopped_process_is_named() -> None:
 SCRIPT = """
 import os, signal, sys, time
 import torch
-from vitrail.distributed.world import joined
+from vitrail.distributed.process_group import joined
 
 with joined("cpu", timeout_s=2) as world:
     world.barrier()

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from tests.models.tiny import VIT
 from vitrail.core.errors import BadPicture, ConfigError, DataError
+from vitrail.data.dataset import Arrays, Encoded, Source
+from vitrail.data.device_dataset import Resident
 from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch, sweep
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.resident import Resident
-from vitrail.data.source import Arrays, Encoded, Source
-from vitrail.evaluation import accuracy
-from vitrail.evaluation.accuracy import Score, evaluate
+from vitrail.evaluation.metrics import accuracy
+from vitrail.evaluation.metrics.accuracy import Score, evaluate
 from vitrail.models.build import build
 
 SIDE, CLASSES, COUNT = 4, 7, 23

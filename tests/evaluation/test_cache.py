@@ -12,12 +12,12 @@ import torch
 from tests.models.tiny import VIT
 from vitrail.checkpoint.weights import fresh
 from vitrail.core.errors import BadPicture, DataError
+from vitrail.data.dataset import Arrays, Encoded, Relabelled, Source
 from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch, sweep
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Arrays, Encoded, Relabelled, Source
-from vitrail.evaluation.cache import Kept, cached_features, contents
-from vitrail.evaluation.features import features
+from vitrail.evaluation.frozen.feature_cache import Kept, cached_features, contents
+from vitrail.evaluation.frozen.features import features
 from vitrail.models.build import Model
 
 PLAIN = Preprocessing(image=VIT.image)
@@ -138,7 +138,7 @@ class Torn(Arrays):
 
 
 def test_an_unreadable_picture_is_out_until_it_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.evaluation.cache.LOOKED_AT", 1)  # so that the key is the same
+    monkeypatch.setattr("vitrail.evaluation.frozen.feature_cache.LOOKED_AT", 1)  # so that the key is the same
     whole = pictures()
     torn = Torn(whole.pictures, whole.labels, whole.classes, called="set")
     assert not kept(tmp_path, torn).found

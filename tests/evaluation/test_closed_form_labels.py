@@ -14,9 +14,9 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.cli.app import main
 from vitrail.core.errors import BadLabels
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.closed_form_labels import fit_label_head, platt
-from vitrail.evaluation.fewshot import CONSTANT, EPS
-from vitrail.evaluation.instant import measures_of, truth_of
+from vitrail.evaluation.frozen.closed_form_classifier import measures_of, truth_of
+from vitrail.evaluation.frozen.fewshot import CONSTANT, EPS
+from vitrail.evaluation.frozen.ridge_head import fit_label_head, platt
 
 
 def drawn(count: int, classes: int = 4, width: int = 10) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.collapse import indicators
+from vitrail.evaluation.frozen.collapse import indicators
 
 
 def noise(count: int, width: int, seed: int = 0) -> Tensor:

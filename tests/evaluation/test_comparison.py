@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vitrail.core.errors import DataError, UnknownName
-from vitrail.evaluation.comparison import Comparison, Found, compare, gather
+from vitrail.evaluation.compare import Comparison, Found, compare, gather
 from vitrail.evaluation.result import Measure, Result
 
 TOP = Measure(name="top-1", value=0.7, low=0.6, high=0.8, count=100)

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vitrail.evaluation.compute import counted_macs
+from vitrail.evaluation.speed import counted_macs
 from vitrail.models.build import build
-from vitrail.models.convolution import StandardisedConv, pad_same
 from vitrail.models.family import ModelConfig
+from vitrail.models.layers import StandardisedConv, pad_same
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.zoo import model_config
 

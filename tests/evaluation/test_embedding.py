@@ -21,15 +21,15 @@ from tests.distributed.pair import together
 from tests.models.tiny import VIT, awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import ConfigError, DataError
+from vitrail.data.dataset import Arrays, Encoded, Source
 from vitrail.data.labels import Labels
 from vitrail.data.loader import sweep
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Arrays, Encoded, Source
-from vitrail.distributed.world import World
-from vitrail.evaluation import embedding
-from vitrail.evaluation.embedding import Embedded, Work, embed
-from vitrail.evaluation.embedding_file import about_in
-from vitrail.evaluation.features import features
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.frozen import embed as embedding
+from vitrail.evaluation.frozen.embed import Embedded, Work, embed
+from vitrail.evaluation.frozen.embedding_file import about_in
+from vitrail.evaluation.frozen.features import features
 from vitrail.models.build import Model
 
 PLAIN = Preprocessing(image=VIT.image)

@@ -8,13 +8,13 @@ import torch
 
 from tests.models.tiny import RESNET, VIT
 from vitrail.core.errors import BadPicture, DataError
-from vitrail.data.decode.picture import Picture
+from vitrail.data.dataset import Arrays, Encoded
+from vitrail.data.decode.image import Picture
 from vitrail.data.labels import Labels
 from vitrail.data.loader import sweep
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Arrays, Encoded
-from vitrail.evaluation import features as module
-from vitrail.evaluation.features import Squared, extract, features
+from vitrail.evaluation.frozen import features as module
+from vitrail.evaluation.frozen.features import Squared, extract, features
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.labels import Labels
 from vitrail.data.splits import few_shot
-from vitrail.evaluation.fewshot import (
+from vitrail.evaluation.frozen.fewshot import (
     PENALTIES,
     best_penalty,
     by_features,
@@ -22,7 +22,7 @@ from vitrail.evaluation.fewshot import (
     student,
     whitened,
 )
-from vitrail.evaluation.intervals import wilson
+from vitrail.evaluation.metrics.intervals import wilson
 
 
 def drawn(count: int, width: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -14,13 +14,13 @@ from tests.models.tiny import HYBRID, RESNET, VIT, awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.collection import Collection
+from vitrail.data.dataset import Arrays, Encoded, Source
 from vitrail.data.labels import Labels
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Arrays, Encoded, Source
-from vitrail.evaluation.closed_form import SCALES, draws, fit_head, folded, loss, scale_of
-from vitrail.evaluation.features import last_read
-from vitrail.evaluation.fewshot import PENALTIES, PENALTY, decompose, ridge
-from vitrail.evaluation.instant import Instant, at_most, fit, some_of
+from vitrail.evaluation.frozen.closed_form_classifier import Instant, at_most, fit, some_of
+from vitrail.evaluation.frozen.features import last_read
+from vitrail.evaluation.frozen.fewshot import PENALTIES, PENALTY, decompose, ridge
+from vitrail.evaluation.frozen.ridge_head import SCALES, draws, fit_head, folded, loss, scale_of
 from vitrail.models.build import Model
 from vitrail.models.family import ModelConfig
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.knn import classify, find_nearest, first_largest
+from vitrail.evaluation.frozen.knn import classify, find_nearest, first_largest
 
 
 def drawn(count: int, seed: int, classes: int = 6, width: int = 12) -> tuple[Tensor, Tensor]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from tests.evaluation.test_accuracy import COUNT, PLAIN, Rank, Torn, pictures
+from vitrail.data.dataset import Source
 from vitrail.data.loader import Batch, sweep
-from vitrail.data.source import Source
-from vitrail.evaluation.metric import Criterion, Together, is_better, score_batches
+from vitrail.evaluation.metrics.metric import Criterion, Together, is_better, score_batches
 
 TARGETS = torch.linspace(-1.0, 1.0, COUNT, dtype=torch.float64)
 

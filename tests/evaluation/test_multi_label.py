@@ -18,7 +18,7 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.cli.app import main
 from vitrail.core.errors import DataError
 from vitrail.data.labels import Labels
-from vitrail.evaluation.multi_label import MultiLabel, assess
+from vitrail.evaluation.metrics.multi_label import MultiLabel, assess
 
 
 def made(count: int, classes: int, *, digits: int = 6, seed: int = 0) -> MultiLabel:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.labels import Labels
-from vitrail.evaluation.neighbours import Frozen, company, to_show, vote
+from vitrail.evaluation.frozen.knn import Frozen, company, to_show, vote
 
 
 def frozen(count: int, *, seed: int, classes: int = 3, first: int = 0, labels: Tensor | None = None) -> Frozen:

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.core.errors import BadLabels, ConfigError
-from vitrail.evaluation import probe as module
-from vitrail.evaluation.labelled import tally
-from vitrail.evaluation.probe import PENALTIES, objective, probe, search
+from vitrail.evaluation.frozen import probe as module
+from vitrail.evaluation.frozen.probe import PENALTIES, objective, probe, search
+from vitrail.evaluation.metrics.accuracy import tally
 
 
 def drawn(count: int, seed: int, classes: int = 5, width: int = 9, apart: float = 0.8) -> tuple[Tensor, Tensor]:

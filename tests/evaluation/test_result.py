@@ -13,8 +13,8 @@ from tests.evaluation.test_accuracy import pictures
 from tests.models.tiny import VIT
 from vitrail.checkpoint.weights import fresh, load, save
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.selection import Selection
-from vitrail.evaluation.identity import network_hash
+from vitrail.data.splits import Selection
+from vitrail.evaluation.frozen.features import network_hash
 from vitrail.evaluation.result import Measure, Result, data_facts, deduplicated, shown, spanned, weights_facts
 
 

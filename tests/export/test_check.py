@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import ExportFailed
-from vitrail.export.check import BATCHES, Case, Report, as_bytes, check, pictures
+from vitrail.export.verify import BATCHES, Case, Report, as_bytes, check, pictures
 
 WEIGHT = torch.linspace(-1, 1, 3 * 7).view(3, 7)
 

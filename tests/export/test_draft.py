@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.core.errors import ConfigError, ExportRefused
-from vitrail.export.draft import check_target, drafted
+from vitrail.export.output import check_target, drafted
 
 
 def test_a_file_gets_its_name_behind_the_block(tmp_path: Path) -> None:

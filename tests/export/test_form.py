@@ -11,12 +11,10 @@ from tests.models.tiny import RESNET, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.checkpoint.weights import bundle_of, network
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.export.form import bordered, root_pool, shipped
-from vitrail.export.subject import references
-from vitrail.models import convolution
+from vitrail.export.exportable import bordered, references, root_pool, shipped
+from vitrail.models import layers as convolution
 from vitrail.models.build import Model
-from vitrail.models.position import SineTable, sines
-from vitrail.models.resize import resample, resize_grid
+from vitrail.models.positions import SineTable, resample, resize_grid, sines
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.zoo import adapted
 

@@ -10,12 +10,12 @@ import torch
 from tests.export.test_onnx_file import LABELS, bundle
 from tests.models.tiny import VARIANTS
 from tests.models.tiny import VIT as TINY
-from vitrail.checkpoint import peers
+from vitrail.checkpoint import parity_check as peers
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.weights import network
 from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused, UnknownName
 from vitrail.export import to_library
-from vitrail.export.library import timm_call
+from vitrail.export.other_libraries import timm_call
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import backbone, model_config

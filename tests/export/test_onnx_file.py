@@ -18,9 +18,11 @@ from vitrail.checkpoint.bundle import Bundle, Card, described
 from vitrail.checkpoint.weights import bundle_of
 from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.export import OnnxOptions, Written, form, onnx_file, runtime, to_onnx
-from vitrail.export.runtime import Session
-from vitrail.export.subject import reference
+from vitrail.export import OnnxOptions, Written, onnx_file, to_onnx
+from vitrail.export import exportable as form
+from vitrail.export import onnx_file as runtime
+from vitrail.export.exportable import reference
+from vitrail.export.onnx_file import Session
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.zoo import adapted

@@ -15,8 +15,8 @@ from vitrail.cli.app import main
 from vitrail.core.errors import ExportRefused
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.export import OnnxOptions, Pictures, to_library, to_onnx, to_torch_export
-from vitrail.export.check import BATCHES, measured
-from vitrail.export.runtime import Session
+from vitrail.export.onnx_file import Session
+from vitrail.export.verify import BATCHES, measured
 from vitrail.models.build import Model
 
 PATCHES = replace(VIT, head="patches")
@@ -78,7 +78,7 @@ def test_torch_export_gives_them_too(bundle: Bundle, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_int8_with_preprocessing_at_one_size(bundle: Bundle, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from vitrail.data.source import Arrays
+    from vitrail.data.dataset import Arrays
 
     source = Arrays(np.random.default_rng(0).integers(0, 256, (6, 6, 12, 3), dtype=np.uint8))
     options = OnnxOptions(int8=True, preprocessing=True, fixed_size=True, least_agreement=0.5)

@@ -13,9 +13,10 @@ from tests.models.tiny import BACKBONE, HYBRID, RESNET, VARIANTS
 from tests.models.tiny import VIT as TINY
 from vitrail.checkpoint.bundle import described
 from vitrail.core.errors import ConfigError
-from vitrail.export import program, to_torch_export
-from vitrail.export.subject import reference
-from vitrail.export.trace import hushed
+from vitrail.export import to_torch_export
+from vitrail.export import torch_export as program
+from vitrail.export.exportable import reference
+from vitrail.export.torch_export import hushed
 
 
 def test_a_program_is_loaded_again_and_computes_the_same(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from torch import Tensor
 from tests.tasks.number import NumberTask
 from vitrail.checkpoint.bundle import card_of
 from vitrail.checkpoint.weights import bundle_of, fresh
+from vitrail.data.dataset import Arrays
 from vitrail.data.labels import Labels
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Arrays
 from vitrail.export import Pictures
-from vitrail.export.scores import score
-from vitrail.export.subject import count_choices
+from vitrail.export.exportable import count_choices
+from vitrail.export.verify import score
 from vitrail.models.vit_config import ViTConfig
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.task import TASKS

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from vitrail.core.errors import BadLabels
 from vitrail.data.collection import Collection
+from vitrail.data.dataset import Source
 from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
-from vitrail.data.source import Source
 from vitrail.data.targets import Targets
-from vitrail.evaluation.metric import Criterion, Together
+from vitrail.evaluation.metrics.metric import Criterion, Together
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting

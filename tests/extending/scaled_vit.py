@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.models.backbone import Taps
 from vitrail.models.build import register_family
 from vitrail.models.family import ModelConfig, Step
-from vitrail.models.taps import Taps
 from vitrail.models.vit import Block, ViT
 from vitrail.models.vit_config import ViTConfig
 

@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitrail.data.dataset import Arrays
 from vitrail.data.labels import Labels
-from vitrail.data.source import Arrays
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.models.vit_config import ViTConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
+from vitrail.train.assemble import fresh_network
 from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.data_splits import Pictures
 from vitrail.train.loop import Silent, Training
-from vitrail.train.network import fresh_network
-from vitrail.train.pictures import Pictures
 from vitrail.train.resolve import resolve
 from vitrail.train.resume import open_folder
 

@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.checkpoint.weights import load
+from vitrail.data.dataset import Arrays
 from vitrail.data.labels import Labels
-from vitrail.data.source import Arrays
 from vitrail.data.transforms.augmentation import cifar
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.train.config import Data, Run
+from vitrail.train.data_splits import Pictures
 from vitrail.train.loop import train
-from vitrail.train.pictures import Pictures
 
 SIDE, PATCH, GLYPH = 32, 4, 7
 NAMES = ("cross", "frame", "stripes", "saltire")

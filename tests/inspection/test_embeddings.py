@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.models.tiny import HYBRID, POSITIONS, RESNET, VIT, awake
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.distance import distance_matrix
-from vitrail.inspection.embeddings import filters, near_far, position_similarity, row_column_score
+from vitrail.inspection.weights_and_features import filters, near_far, position_similarity, row_column_score
 from vitrail.models.build import build
 
 

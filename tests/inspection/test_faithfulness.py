@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from tests.models.tiny import RESNET, VIT, awake, images
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.inspection.faithfulness import Curves, curves, random_maps, ranked
-from vitrail.inspection.gradcam import grad_cam
-from vitrail.inspection.rollout import gradient_rollout, rollout
+from vitrail.inspection.rollout import grad_cam, gradient_rollout, rollout
 
 
 class Corner(nn.Module):

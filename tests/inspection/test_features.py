@@ -9,9 +9,15 @@ import torch
 from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import VIT, awake, images
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.embeddings import filters, near_far
-from vitrail.inspection.features import colours, patch_features, patch_similarity, token_norms
-from vitrail.inspection.stream import stream
+from vitrail.inspection.layer_taps import stream
+from vitrail.inspection.weights_and_features import (
+    colours,
+    filters,
+    near_far,
+    patch_features,
+    patch_similarity,
+    token_norms,
+)
 
 
 @pytest.mark.parametrize("name", ["registers", "mean, no class token", "hybrid", "axial", "learned2d, every"])

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection import figures, style
-from vitrail.inspection.style import DARK, LIGHT, Theme, coloured, encoded, legible, save, toolkit
+from vitrail.inspection import figures
+from vitrail.report import figure_style as style
+from vitrail.report.figure_style import DARK, LIGHT, Theme, coloured, encoded, legible, save, toolkit
 
 DRAW = np.random.default_rng(0)
 PICTURE = DRAW.integers(0, 256, (24, 36, 3), dtype=np.uint8)

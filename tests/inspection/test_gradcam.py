@@ -7,7 +7,7 @@ import torch
 
 from tests.models.tiny import BACKBONE, RESNET, RESNETS, VIT, awake, images
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.gradcam import grad_cam
+from vitrail.inspection.rollout import grad_cam
 from vitrail.models.resnet_config import ResNetConfig
 
 

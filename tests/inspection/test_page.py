@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from tests.models.tiny import VIT, awake
 from vitrail.inspection import figures
+from vitrail.inspection.context import Given
 from vitrail.inspection.explorer import Explored, Explorer, Plan, merged, packed, plan, quantised, restored
+from vitrail.inspection.layer_taps import stream
 from vitrail.inspection.page import Drawing, Look, Part, inspection_page, small
-from vitrail.inspection.parts.exploring import attention_of, explorer_of
-from vitrail.inspection.parts.given import Given
 from vitrail.inspection.rollout import joined
-from vitrail.inspection.stream import stream
+from vitrail.inspection.sections_learned import attention_of, explorer_of
 
 WICKED = "<script>alert(1)</script>\"' onerror=x {{ 7 * 7 }}"
 DRAW = np.random.default_rng(0)

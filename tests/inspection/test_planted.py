@@ -10,10 +10,10 @@ from torch import Tensor
 from tests.inspection.planted import planted, trained
 from vitrail.checkpoint.weights import load
 from vitrail.data.transforms.crop import InceptionCrop
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.inspection.distance import distance_matrix
-from vitrail.inspection.embeddings import near_far, position_similarity, row_column_score
 from vitrail.inspection.rollout import rollout
+from vitrail.inspection.weights_and_features import near_far, position_similarity, row_column_score
 from vitrail.models.build import build
 from vitrail.recipes.digits import digits
 from vitrail.train.loop import train

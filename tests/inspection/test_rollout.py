@@ -10,9 +10,8 @@ from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import HYBRID, RESNET, VIT, awake, images
 from vitrail import inspection
 from vitrail.core.errors import ConfigError
+from vitrail.inspection.layer_taps import reads_token, stream
 from vitrail.inspection.rollout import class_attention, gradient_rollout, joined, rollout, rollout_by_layer
-from vitrail.inspection.stream import stream
-from vitrail.inspection.tokens import reads_token
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
@@ -165,9 +164,7 @@ def test_what_cannot_be_shown_is_refused() -> None:
 
 
 def test_the_package_offers_functions_not_modules() -> None:
-    import vitrail.inspection.overlay
-    import vitrail.inspection.rollout
-    import vitrail.inspection.stream  # noqa: F401
+    import vitrail.inspection.layer_taps  # noqa: F401
 
     assert inspection.rollout is rollout
     assert callable(inspection.overlay)

@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import VIT, awake, images
 from vitrail.inspection.distance import attention_distance
+from vitrail.inspection.layer_taps import states, stream
 from vitrail.inspection.rollout import class_attention, gradient_rollout, rollout
-from vitrail.inspection.stream import states, stream
+from vitrail.models.backbone import Taps
 from vitrail.models.build import build
-from vitrail.models.taps import Taps
 from vitrail.models.vit import Block, ViT
 from vitrail.models.vit_config import ViTConfig
 

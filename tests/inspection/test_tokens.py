@@ -5,8 +5,7 @@ import torch
 
 from tests.models.tiny import HYBRID, RESNET, VARIANTS, VIT, awake, images
 from vitrail.core.errors import ConfigError, ImageSizeError
-from vitrail.inspection.stream import states, stream
-from vitrail.inspection.tokens import Tokens, chosen, output_row, patches, tokens_of
+from vitrail.inspection.layer_taps import Tokens, chosen, output_row, patches, states, stream, tokens_of
 from vitrail.models.build import bare
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection.view import LARGEST, prepare
+from vitrail.inspection.page import LARGEST, prepare
 
 
 def gradient(width: int, height: int) -> Image.Image:

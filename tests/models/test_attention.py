@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.models import attention
 from vitrail.models.attention import Attention, attention_weights, explicit_attention, relative_logits
-from vitrail.models.initialise import initialise
+from vitrail.models.layers import initialise
 
 
 def fresh(width: int = 12, heads: int = 3, **options: bool) -> Attention:

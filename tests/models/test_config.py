@@ -10,8 +10,7 @@ import pytest
 
 from tests.models.tiny import BACKBONE, HYBRID, RESNET, VARIANTS, VIT
 from vitrail.core.errors import ConfigError, ImageSizeError, UnknownName
-from vitrail.models.config_checks import CHOICES
-from vitrail.models.family import ModelConfig, from_dict, to_dict
+from vitrail.models.family import CHOICES, ModelConfig, from_dict, to_dict
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO

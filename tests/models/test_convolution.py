@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.models.tiny import RESNET
-from vitrail.models.convolution import StandardisedConv, pad_same, root_pool
+from vitrail.models.layers import StandardisedConv, pad_same, root_pool
 from vitrail.models.resnet_config import ResNetConfig
 
 

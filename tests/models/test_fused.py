@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from tests.models.test_every_variant import gradients
 from tests.models.tiny import VIT, awake, images
-from vitrail.models import attention, fused, vit
+from vitrail.models import attention, vit
 from vitrail.models.build import Model
+from vitrail.models.kernels import fused_ops as fused
 
 ROOMY = {"shared_memory_per_block_optin": 227 * 1024}
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -166,7 +167,7 @@ def test_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_kernels(device: str, dtype: torch.dtype, tolerance: float, shapes: Sequence[tuple[int, int]]) -> None:
     """Against float64, at sizes that fill no tile, and with values far out on both sides."""
-    from vitrail.models import kernels
+    from vitrail.models.kernels import triton_gelu as kernels
 
     draw = torch.Generator().manual_seed(3)
     for rows, columns in shapes:
@@ -188,7 +189,7 @@ def check_kernels(device: str, dtype: torch.dtype, tolerance: float, shapes: Seq
 
 def check_attention(device: str, dtype: torch.dtype, tolerance: float, shapes: Sequence[tuple[int, int, int]]) -> None:
     """As near to float64 as torch's own attention, with few and many tokens, and logits far from 0."""
-    from vitrail.models import short_attention
+    from vitrail.models.kernels import triton_attention as short_attention
 
     draw = torch.Generator().manual_seed(3)
     for tokens, heads, head in shapes:
@@ -275,6 +276,6 @@ def test_training_in_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_importing_it_does_not_import_the_compiler() -> None:
     """torch._dynamo takes more than a second, in every command that loads a network."""
-    code = "import sys, vitrail.models.fused, vitrail.models.vit; print('torch._dynamo' in sys.modules)"
+    code = "import sys, vitrail.models.kernels.fused_ops, vitrail.models.vit; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.strip() == "False"

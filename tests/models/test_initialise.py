@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.models.tiny import HYBRID, RESNET, VARIANTS
 from vitrail.models.build import build
-from vitrail.models.initialise import lecun_normal_
+from vitrail.models.layers import lecun_normal_
 from vitrail.models.resnet import PostActivationUnit, ResNet
 from vitrail.models.vit import Block, ViT
 from vitrail.models.vit_config import ViTConfig

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from tests.models.tiny import RESNET, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.formats import timm as timm_format
-from vitrail.checkpoint.formats.table import export_tensors
+from vitrail.checkpoint.formats.key_table import export_tensors
 from vitrail.core.errors import ConfigError
+from vitrail.models.backbone import Taps
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
-from vitrail.models.taps import Taps
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 

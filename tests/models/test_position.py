@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.models import slow
 from tests.models.tiny import POSITIONS, VIT, awake, images
 from vitrail.models.build import build, build_from
-from vitrail.models.position import Positions
+from vitrail.models.positions import Positions
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 

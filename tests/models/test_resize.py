@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.models.tiny import VIT, awake, images
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.models.build import build, build_from
-from vitrail.models.resize import Numerics, resize_grid, resize_position, resize_positions
+from vitrail.models.positions import Numerics, resize_grid, resize_position, resize_positions
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.ops import StochasticDepth as Theirs
 
-from vitrail.models.stochastic_depth import StochasticDepth
+from vitrail.models.layers import StochasticDepth
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])

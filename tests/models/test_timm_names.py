@@ -5,8 +5,7 @@ import pytest
 import vitrail
 from vitrail.core.errors import ConfigError
 from vitrail.models.family import ModelConfig
-from vitrail.models.timm_names import HINTS, find_timm_name
-from vitrail.models.zoo import model_config
+from vitrail.models.zoo import HINTS, find_timm_name, model_config
 
 
 def test_names_of_timm_have_as_many_parameters_there() -> None:

@@ -10,9 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.tiny import VARIANTS, VIT
 from vitrail.models.build import Model, build, build_from, skeleton
-from vitrail.models.family import ModelConfig, Step
+from vitrail.models.family import ModelConfig, Step, summed, walk
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import summed, walk
 from vitrail.models.zoo import ZOO, model_config
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.data.loader import stream
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.readers import digits
+from vitrail.data.readers import arrays as digits
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
@@ -48,7 +48,7 @@ def learnt_rows(objective: Objective, *, steps: int, rate: float, same: bool = F
     weights = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(weights, lr=rate, weight_decay=0.05)
     rows: list[list[float]] = []
-    source = digits.read()["train"]
+    source = digits.read_digits()["train"]
     batches = list(stream(source, objective.views(AUGMENTATION), batch=32, seed=0, stop=1 if same else steps))
     for step in range(steps):
         given = batches[0 if same else step]
@@ -66,7 +66,7 @@ def learnt_rows(objective: Objective, *, steps: int, rate: float, same: bool = F
 
 def feature_rank(objective: Objective) -> float:
     """The exponential of the entropy of the features' normalised singular values."""
-    given: Any = next(iter(stream(digits.read()["train"], AUGMENTATION, batch=128, seed=1, stop=1)))
+    given: Any = next(iter(stream(digits.read_digits()["train"], AUGMENTATION, batch=128, seed=1, stop=1)))
     network = objective.learnt
     training = network.training
     with torch.no_grad():

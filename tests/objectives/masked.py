@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.readers.digits import scans
-from vitrail.distributed.world import World
+from vitrail.data.readers.arrays import scans
+from vitrail.distributed.process_group import World
 from vitrail.models.build import Model, build
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig

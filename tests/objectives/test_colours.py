@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.objectives.masked import slow_classes
-from vitrail.objectives.colours import colours, middles
+from vitrail.objectives.masked_patches import colours, middles
 
 
 def flat(red: int, green: int, blue: int) -> Tensor:

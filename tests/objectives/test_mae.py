@@ -27,7 +27,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.distributed.parallel import Whole, units
-from vitrail.models.position import SineTable
+from vitrail.models.positions import SineTable
 from vitrail.models.vit import Block, ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.mae import MAE, Reconstruct

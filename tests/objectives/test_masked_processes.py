@@ -6,9 +6,9 @@ from torch import Tensor
 
 from tests.distributed.pair import together
 from tests.objectives.masked import PLAIN, SEED, STEP, WORLD, batch_of, model, network, noise, seeded, stirred
+from vitrail.distributed.meta_init import whole
 from vitrail.distributed.parallel import Precision, Sharding, parallelise
-from vitrail.distributed.pieces import whole
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.objectives.mae import MAE, Reconstruct
 from vitrail.objectives.masked_patches import MaskedPatches, PredictPatches
 

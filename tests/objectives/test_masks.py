@@ -5,8 +5,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from vitrail.data import draws
-from vitrail.objectives import masks
+from vitrail.data import randomness as draws
+from vitrail.objectives import patch_ops as masks
 
 
 def numbers(

@@ -6,7 +6,7 @@ import torch
 from tests.models.tiny import HYBRID, RESNET
 from tests.objectives.masked import VIT, model, network, noise
 from vitrail.core.errors import ConfigError
-from vitrail.objectives import patches
+from vitrail.objectives import patch_ops as patches
 
 
 def test_patches_are_cut_in_raster_order_and_joined_again() -> None:

@@ -7,8 +7,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from tests.distributed.pair import together
 from tests.objectives.taught import ALONE
-from vitrail.distributed.world import World
-from vitrail.objectives.projection import BatchNorm, NormedMLP, PrototypeHead, Prototypes, Rows, mlp_macs
+from vitrail.distributed.process_group import World
+from vitrail.objectives.projection_heads import BatchNorm, NormedMLP, PrototypeHead, Prototypes, Rows, mlp_macs
 
 
 def rows(valid: Tensor, world: World = ALONE) -> Rows:

@@ -8,8 +8,7 @@ import torch
 from tests.objectives.taught import MODEL, contrast, distil, network
 from vitrail.models.build import bare
 from vitrail.models.vit import ViT
-from vitrail.objectives.projection import PrototypeHead
-from vitrail.objectives.teacher import Teacher, momentum_at
+from vitrail.objectives.projection_heads import PrototypeHead, Teacher, momentum_at
 
 
 def head() -> PrototypeHead:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from tests.objectives.taught import batch, contrast, dealt, distil
+from vitrail.distributed.meta_init import whole
 from vitrail.distributed.parallel import Sharding, parallelise
-from vitrail.distributed.pieces import whole
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 
 
 class Left(NamedTuple):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.optim.slow import gradients, params, put
-from vitrail.optim.clipping import clip_factor, total_norm
+from vitrail.optim.optimiser import clip_factor, total_norm
 
 
 @given(st.integers(0, 50), st.floats(0.01, 1e4), st.sampled_from([1.0, 1e-8]))

@@ -170,7 +170,7 @@ def test_a_bfloat16_accumulator_follows_the_float32_one(kind):
 
 
 def test_large_lists_are_worked_off_in_parts(monkeypatch):
-    from vitrail.optim import foreach
+    from vitrail.optim import optimiser as foreach
 
     whole = made(KINDS["adamw, bfloat16"])
     parts = foreach.parts

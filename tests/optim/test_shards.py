@@ -10,9 +10,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.optim.slow import gradients, grouped, params
 from vitrail.optim.averaging import Average
-from vitrail.optim.clipping import total_norm
 from vitrail.optim.config import Optim
-from vitrail.optim.optimiser import Optimiser
+from vitrail.optim.optimiser import Optimiser, total_norm
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from vitrail.core.paper import CORE_DAYS, JFT_CLASSES, JFT_IMAGES, TABLE_6, Compute, printed_exaflops
-from vitrail.evaluation.compute import counted_macs, tpuv3_core_days, training_flops
+from vitrail.core.paper_tables import CORE_DAYS, JFT_CLASSES, JFT_IMAGES, TABLE_6, Compute, printed_exaflops
+from vitrail.evaluation.speed import counted_macs, tpuv3_core_days, training_flops
 from vitrail.models.build import build_from, skeleton
+from vitrail.models.family import walk
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import walk
 from vitrail.models.zoo import ZOO, model_config
 
 # image, patches a side, tokens, GMAC as printed: the last digit is rounded in most rows and cut off in a few.

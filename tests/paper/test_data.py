@@ -2,8 +2,8 @@
 
 import pytest
 
-from vitrail.data.readers.named.catalogue import SETS
-from vitrail.data.readers.named.tasks import TASKS
+from vitrail.data.datasets.catalogue import SETS
+from vitrail.data.datasets.vtab_tasks import TASKS
 from vitrail.data.splits import DEV
 from vitrail.data.transforms.augmentation import bit, inception
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop

@@ -2,9 +2,9 @@
 
 import pytest
 
+from vitrail.models.family import walk
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import walk
 from vitrail.models.zoo import ZOO, model_config
 
 # Parameters with 1000 classes at 224, GMAC at 224 and 384.

@@ -2,8 +2,8 @@
 
 import pytest
 
+from vitrail.models.family import walk
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.walk import walk
 from vitrail.models.zoo import ZOO, model_config
 
 # Without a head, with 1000 classes, with 21843, and with 21843 behind the hidden tanh layer of pre-training.

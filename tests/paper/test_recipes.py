@@ -9,9 +9,8 @@ from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.optim.schedules import rate
 from vitrail.recipes import table3, table4
-from vitrail.recipes.change import on_data
-from vitrail.recipes.grids import grid
 from vitrail.recipes.registry import recipe, recipes
+from vitrail.recipes.run_overrides import grid, on_data
 from vitrail.train.config import Run
 
 JFT, I21K, IMAGENET = 303_000_000, 14_197_122, 1_281_167  # pictures

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitrail.core.paper import (
+from vitrail.core.paper_tables import (
     AVERAGE_5,
     CORE_DAYS,
     TABLE_2,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.core.shapes import Pair
+from vitrail.core.text import Pair
 from vitrail.models.resnet import ResNet
 
 TOLERANCE = 1e-5  # largest difference over largest value, in float32

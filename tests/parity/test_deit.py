@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.parity.networks import assert_same
 from vitrail.checkpoint.convert import convert
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.checkpoint.weights import load
 from vitrail.data.class_names import bundled_names
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing

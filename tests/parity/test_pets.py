@@ -8,14 +8,14 @@ import torch
 
 from vitrail.checkpoint.weights import load
 from vitrail.data.collection import open_collection
+from vitrail.data.dataset import Source, Subset
 from vitrail.data.loader import sweep
-from vitrail.data.source import Source, Subset
 from vitrail.data.splits import few_shot, first_shots
-from vitrail.evaluation.features import features
-from vitrail.evaluation.fewshot import ridge
-from vitrail.evaluation.knn import classify, find_nearest
-from vitrail.evaluation.labelled import tally
-from vitrail.evaluation.probe import probe
+from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.fewshot import ridge
+from vitrail.evaluation.frozen.knn import classify, find_nearest
+from vitrail.evaluation.frozen.probe import probe
+from vitrail.evaluation.metrics.accuracy import tally
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 WEIGHTS = DATA / "deit_tiny_patch16_224.safetensors"

@@ -15,10 +15,10 @@ from torch import Tensor
 from tests.models.tiny import VIT
 from tests.predict.pictures import network
 from vitrail.checkpoint.weights import save
-from vitrail.core.shapes import Pair
+from vitrail.core.text import Pair
 from vitrail.data.collection import Collection
 from vitrail.data.geometry import Geometry
-from vitrail.evaluation.metric import Metric
+from vitrail.evaluation.metrics.metric import Metric
 from vitrail.models.build import Model
 from vitrail.tasks.task import TASKS, PredictionOptions, Task
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from vitrail.core.errors import BadPicture
-from vitrail.predict.feed import grouped, prepared
+from vitrail.predict.prefetch import grouped, prepared
 
 
 def slowly(number: int) -> int:

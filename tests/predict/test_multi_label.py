@@ -16,13 +16,13 @@ from tests.predict.pictures import CLASSES, drawn, network
 from tests.serve.inside import inside, picture
 from vitrail.checkpoint.bundle import Card, describe, described
 from vitrail.checkpoint.convert import convert
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.checkpoint.weights import bundle_of
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError
 from vitrail.models.build import Model
 from vitrail.predict.predictor import Predictor
-from vitrail.recipes.asked import Asked, planned
+from vitrail.recipes.run_request import Asked, planned
 from vitrail.tasks.classification.objective import Classification
 
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from vitrail.core.errors import BadPicture
-from vitrail.predict.picture import image_from, is_one
+from vitrail.predict.image_input import image_from, is_one
 
 BYTES = np.zeros((4, 5, 3), np.uint8)
 

@@ -14,8 +14,8 @@ import vitrail
 from tests.models.tiny import RESNET, VIT
 from tests.predict.pictures import CLASSES, NETWORKS, drawn, folder_of, network, weights
 from vitrail.core.errors import BadPicture, ConfigError, UnknownName, WeightsNotFound
-from vitrail.evaluation.features import last_read
-from vitrail.inspection.features import patch_features
+from vitrail.evaluation.frozen.features import last_read
+from vitrail.inspection.weights_and_features import patch_features
 from vitrail.predict.predictor import Predictor
 from vitrail.tasks.classification.prediction import Answer, Prediction
 

@@ -11,7 +11,7 @@ import pytest
 from tests.models.tiny import VIT
 from tests.predict.pictures import drawn, network
 from vitrail.core.errors import BadPicture
-from vitrail.predict import remote
+from vitrail.predict import image_input as remote
 from vitrail.predict.predictor import Predictor
 
 PICTURE = BytesIO()

@@ -8,7 +8,7 @@ from PIL import Image
 
 import vitrail
 from vitrail.core.errors import ConfigError
-from vitrail.recipes.asked import Asked, planned
+from vitrail.recipes.run_request import Asked, planned
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,16 @@ import torch
 import vitrail
 from vitrail.cli import main, training
 from vitrail.core.errors import ConfigError
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.models.build import build
 from vitrail.models.vit_config import ViTConfig
 from vitrail.recipes import budget as module
-from vitrail.recipes.asked import Asked, planned
 from vitrail.recipes.budget import CPU_MINUTES, Budget, choose_budget, minutes_for, more_time, within_budget
-from vitrail.recipes.change import with_changes
+from vitrail.recipes.run_overrides import with_changes
+from vitrail.recipes.run_request import Asked, planned
 from vitrail.train.config import Run
-from vitrail.train.pictures import Pictures, find_pictures
-from vitrail.train.timing import seconds_per_image
+from vitrail.train.data_splits import Pictures, find_pictures
+from vitrail.train.dry_run import seconds_per_image
 
 ALONE = World(device=torch.device("cpu"))
 CARD = World(device=torch.device("cuda"))

@@ -10,8 +10,8 @@ from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
-from vitrail.recipes.change import on_data, resized, started_from, with_changes
 from vitrail.recipes.registry import recipe, recipes
+from vitrail.recipes.run_overrides import on_data, resized, started_from, with_changes
 
 
 @pytest.mark.parametrize("name", recipes())

@@ -9,11 +9,11 @@ from inspect import Parameter, signature
 
 import pytest
 
+from vitrail.core.config_overrides import changed, flat, plain, restored, with_settings
 from vitrail.core.errors import ConfigError, UnknownName
-from vitrail.core.settings import changed, flat, plain, restored, with_settings
 from vitrail.data.transforms.batched import BatchedAugmentation
-from vitrail.recipes.grids import GRIDS, grid
 from vitrail.recipes.registry import MODULES, PREFIXES, find, is_recipe, recipe, recipes
+from vitrail.recipes.run_overrides import GRIDS, grid
 from vitrail.train.config import Run, RunRequest, to_stage
 
 EVERY = list(recipes())

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitrail.core.settings import with_settings
+from vitrail.core.config_overrides import with_settings
 from vitrail.data.transforms.crop import InceptionCrop
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import network_name
-from vitrail.objectives.build import weights_in
 from vitrail.objectives.masked_patches import MaskedPatches
+from vitrail.objectives.registry import weights_in
 from vitrail.recipes.registry import recipe, recipes
 from vitrail.train.resolve import fitted
 

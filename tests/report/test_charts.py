@@ -13,20 +13,9 @@ from PIL import Image
 from vitrail.core.errors import ConfigError
 from vitrail.report.axis import axis_of, share, short, smoothed, steps, texts, thinned
 from vitrail.report.charts import Charts, Lines, Series, apart, path
-from vitrail.report.heat import Heat
+from vitrail.report.confusion_matrix import Heat
 from vitrail.report.page import Section, page
-from vitrail.report.panels import (
-    Facts,
-    Folded,
-    Galleries,
-    Gallery,
-    Group,
-    Shot,
-    Status,
-    Tile,
-    Tiles,
-    shot,
-)
+from vitrail.report.sections import Facts, Folded, Galleries, Gallery, Group, Shot, Status, Tile, Tiles, shot
 
 WICKED = '<script>alert("1")</script>"\' onerror=x {{ 7 * 7 }} &amp;'
 

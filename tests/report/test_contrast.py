@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from vitrail.report.contrast import BLACK, WHITE, Colour, Scheme, colour, contrast, palette, reads_white
-from vitrail.report.heat import LEVELS, Heat, ground
+from vitrail.report.confusion_matrix import LEVELS, Heat, ground
+from vitrail.report.fonts import BLACK, WHITE, Colour, Scheme, colour, contrast, palette, reads_white
 from vitrail.report.page import page
 
 ENOUGH = 4.5  # WCAG 2, 1.4.3

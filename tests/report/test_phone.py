@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitrail.report.heat import Heat
+from vitrail.report.confusion_matrix import Heat
 from vitrail.report.page import page, save_page
-from vitrail.report.panels import Tile, Tiles
+from vitrail.report.sections import Tile, Tiles
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError
-from vitrail.report.sheet import (
+from vitrail.report.contact_sheet import (
     ACROSS,
     BROKEN,
     CAPTION,

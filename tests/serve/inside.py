@@ -21,7 +21,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.predict.predictor import Predictor
-from vitrail.serve.model import Served
+from vitrail.serve.served_model import Served
 from vitrail.serve.server import Server, bound, serve, server_for
 from vitrail.serve.service import Service
 from vitrail.serve.settings import Settings, hosts_for

@@ -18,8 +18,8 @@ from PIL import Image
 from tests.models.tiny import RESNET
 from tests.serve.inside import LABELS, NETWORK, Inside, inside, picture, predictor
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.inspection.layer_taps import stream
 from vitrail.inspection.rollout import rollout
-from vitrail.inspection.stream import stream
 from vitrail.serve import page
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")

@@ -8,8 +8,8 @@ from collections.abc import Generator
 import pytest
 import torch
 
-from vitrail.serve.line import Kind, Line, Ticket
-from vitrail.serve.refusal import Refused
+from vitrail.serve.batch_queue import Kind, Line, Ticket
+from vitrail.serve.http_errors import Refused
 
 PIXELS = torch.zeros(3, 2, 2, dtype=torch.uint8)
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from vitrail.serve.refusal import Refused
-from vitrail.serve.room import Reservation, Room
+from vitrail.serve.batch_queue import Reservation, Room
+from vitrail.serve.http_errors import Refused
 from vitrail.serve.settings import Settings
 
 

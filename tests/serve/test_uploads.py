@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.serve.client import form
 from tests.serve.inside import inside, picture
-from vitrail.serve.refusal import Refused
-from vitrail.serve.uploads import FORM, JSON, uploads
+from vitrail.serve.http_errors import Refused
+from vitrail.serve.requests import FORM, JSON, uploads
 
 MOST = 4
 TYPE, SOUND = form([("a.png", b"one"), ("b.png", b"two\r\n--two")])

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.serve.inside import Inside, inside, picture, until
-from vitrail.serve.line import Ticket
+from vitrail.serve.batch_queue import Ticket
 
 died = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.data.readers.named import writers
 from vitrail.checkpoint.weights import fresh, save
-from vitrail.data.readers.named import vtab
+from vitrail.data.datasets import vtab
 from vitrail.models.vit_config import ViTConfig
 
 TINY = ViTConfig(width=16, depth=1, mlp_width=32, heads=2, patch=(4, 4), image=(8, 8), classes=10)

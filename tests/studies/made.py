@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from vitrail.studies.study import Findings, Scale, Study, grid
+from vitrail.studies.framework.definition import Findings, Scale, Study, grid
 from vitrail.train.grid.cell import Cell, Outcome, Place
 
 Values = Callable[[Mapping[str, Place]], Mapping[str, float]]

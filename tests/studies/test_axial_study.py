@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
-from vitrail.studies.axial import READINGS, STUDY
-from vitrail.studies.study import grid
+from vitrail.studies.framework.definition import grid
+from vitrail.studies.paper.axial import READINGS, STUDY
 from vitrail.train.grid.cell import Place
 
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import pytest
 
 from tests.studies.made import check_findings, noisy, outcomes
-from vitrail.core.paper import TABLE_5
+from vitrail.core.paper_tables import TABLE_5
 from vitrail.models.vit_config import ViTConfig
-from vitrail.studies.data_size import SMALL, STUDY
-from vitrail.studies.data_size_findings import best_of_search, pairs
-from vitrail.studies.statistics import groups
-from vitrail.studies.study import grid
+from vitrail.studies.framework.definition import grid
+from vitrail.studies.framework.results import groups
+from vitrail.studies.paper.data_size import SMALL, STUDY
+from vitrail.studies.paper.data_size_findings import best_of_search, pairs
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.grid.cell import Outcome, Place
 

@@ -17,13 +17,14 @@ import torch
 from tests.studies.tiny_study import STEPS, TINY, board_of, cells, plan_of, play, quick
 from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.core.errors import ConfigError
-from vitrail.studies import outcomes as kept
-from vitrail.studies.study import grid
-from vitrail.train.folder.layout import read_json
+from vitrail.studies.framework import results as kept
+from vitrail.studies.framework.definition import grid
 from vitrail.train.grid import board as board_module
-from vitrail.train.grid import engine, results, worker
+from vitrail.train.grid import cell as results
+from vitrail.train.grid import engine, worker
 from vitrail.train.grid.cell import Cell, Job
 from vitrail.train.grid.engine import places_for
+from vitrail.train.run_folder.files import read_json
 
 
 def trained(out: Path, name: str) -> int:
@@ -194,7 +195,7 @@ def test_a_seed_of_the_whole_grid_comes_before_the_next_seed(tmp_path: Path) -> 
 
 
 def test_one_study_at_a_time_uses_a_folder(tmp_path: Path) -> None:
-    from vitrail.train.folder.lock import Lock
+    from vitrail.train.run_folder.files import Lock
 
     lock = Lock(tmp_path, print)
     with pytest.raises(ConfigError, match="is in use by process"):

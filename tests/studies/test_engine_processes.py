@@ -12,13 +12,13 @@ import pytest
 
 from tests.studies.tiny_study import Recorder, board_of, cells, plan_of, quick
 from vitrail.checkpoint.store.layout import FOLDER, places
-from vitrail.studies import outcomes as kept
-from vitrail.studies.engine import Plan, go
-from vitrail.train.folder.lock import holder, is_held
+from vitrail.studies.framework import results as kept
+from vitrail.studies.framework.run_study import Plan, go
 from vitrail.train.grid.cell import Cell
 from vitrail.train.grid.engine import spread
 from vitrail.train.grid.worker import Place
-from vitrail.train.signals import Stop, heard
+from vitrail.train.run_folder.files import holder, is_held
+from vitrail.train.runtime.observer import Stop, heard
 
 LONG = 100_000  # steps: an hour
 ONE = Place(device="cpu")

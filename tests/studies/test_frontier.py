@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from vitrail.core.paper import TABLE_6
-from vitrail.studies.frontier import Cost, accuracy_for, cheaper, compute_for, fitted, frontier
+from vitrail.core.paper_tables import TABLE_6
+from vitrail.studies.paper.scaling_findings import Cost, accuracy_for, cheaper, compute_for, fitted, frontier
 
 
 def on_law(a: float, b: float, c: float, computes: list[float]) -> list[Cost]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
-from vitrail.studies.head import STUDY
+from vitrail.studies.paper.class_token_vs_pooling import STUDY
 from vitrail.train.grid.cell import Place
 
 BEST = {"token": 1e-3, "mean": 3e-4}

@@ -10,9 +10,9 @@ from tests.studies.conftest import TINY
 from vitrail.checkpoint.weights import bundle_of, fresh
 from vitrail.core.errors import ImageSizeError
 from vitrail.evaluation.speed import Point, Speed
-from vitrail.inspection.style import save
 from vitrail.models.zoo import model_config
-from vitrail.studies.inference import Measured, figure, measured, random_weights, sizes_for
+from vitrail.report.figure_style import save
+from vitrail.studies.paper.inference_speed import Measured, figure, measured, random_weights, sizes_for
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -6,8 +6,8 @@ from statistics import mean
 import pytest
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
-from vitrail.studies.optimizer import JFT, STUDY, TABLE_7
-from vitrail.studies.study import grid
+from vitrail.studies.framework.definition import grid
+from vitrail.studies.paper.adam_vs_sgd import JFT, STUDY, TABLE_7
 from vitrail.train.grid.cell import Place
 
 BEST = {"adam": 1e-3, "sgd": 0.1}

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from vitrail.inspection.style import DARK, LIGHT, encoded
-from vitrail.studies.plots import Dot, Dots, Line, Panel, Point, colours, dotted, plot
-from vitrail.studies.statistics import Spread
+from vitrail.report.figure_style import DARK, LIGHT, encoded
+from vitrail.studies.framework.plots import Dot, Dots, Line, Panel, Point, colours, dotted, plot
+from vitrail.studies.framework.results import Spread
 
 LINE = Line(
     name="ViT, first",

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
-from vitrail.core.paper import TABLE_8
+from vitrail.core.paper_tables import TABLE_8
 from vitrail.models.vit_config import ViTConfig
-from vitrail.studies.positions import STUDY
-from vitrail.studies.study import grid
+from vitrail.studies.framework.definition import grid
+from vitrail.studies.paper.positions import STUDY
 from vitrail.train.grid.cell import Place
 
 # Seeds scatter by 0.2 points; ways differ by less than that.

@@ -13,11 +13,11 @@ import pytest
 
 from tests.studies.made import noisy, outcomes
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.style import DARK, LIGHT
-from vitrail.studies import presentation
-from vitrail.studies.positions import STUDY
-from vitrail.studies.presentation import darkened, found, markdown, write
-from vitrail.studies.study import Findings, Table
+from vitrail.report.figure_style import DARK, LIGHT
+from vitrail.studies.framework import study_report as presentation
+from vitrail.studies.framework.definition import Findings, Table
+from vitrail.studies.framework.study_report import darkened, found, markdown, write
+from vitrail.studies.paper.positions import STUDY
 from vitrail.train.grid.cell import Outcome, Place
 
 FILES = ["figure.png", "figure.svg", "report.html", "table.csv", "table.md"]

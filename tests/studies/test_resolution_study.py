@@ -13,10 +13,10 @@ from vitrail.core.errors import UnknownName
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import adapted
 from vitrail.recipes.digits import finetune_digits
-from vitrail.studies.resolution import BEFORE, STUDY
-from vitrail.studies.study import grid
+from vitrail.studies.framework.definition import grid
+from vitrail.studies.paper.resolution import BEFORE, STUDY
+from vitrail.train.assemble import starting_network
 from vitrail.train.grid.cell import Place
-from vitrail.train.network import starting_network
 
 WIDE = ViTConfig(width=16, depth=1, mlp_width=32, heads=2, patch=(4, 4), image=(16, 16), classes=10)
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import pytest
 
 from tests.studies.made import check_findings, noisy, outcomes
-from vitrail.core.paper import AVERAGE_5, TABLE_6
+from vitrail.core.paper_tables import AVERAGE_5, TABLE_6
 from vitrail.models.zoo import model_config
-from vitrail.studies.scaling import SMALL, SMALL_LENGTHS, STUDY, TINY, TINY_LENGTHS
-from vitrail.studies.scaling_findings import lines_of, networks_of
-from vitrail.studies.study import grid
+from vitrail.studies.framework.definition import grid
+from vitrail.studies.paper.scaling import SMALL, SMALL_LENGTHS, STUDY, TINY, TINY_LENGTHS
+from vitrail.studies.paper.scaling_findings import lines_of, networks_of
 from vitrail.train.grid.cell import Outcome, Place
 
 TRAININGS = len(SMALL["ViT"]) * len(SMALL_LENGTHS)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import pytest
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
-from vitrail.studies.selfsup import (
+from vitrail.studies.framework.definition import grid
+from vitrail.studies.paper.selfsup import (
     AFTER,
     BEFORE,
     LONGER,
@@ -18,7 +19,6 @@ from vitrail.studies.selfsup import (
     UNTAUGHT,
     plan,
 )
-from vitrail.studies.study import grid
 from vitrail.train.grid.cell import Place
 
 OVER = {SCRATCH: 0.0, LONGER: 0.042, "masked-pixels": 0.04, SUPERVISED: 0.1}  # over scratch; 5 points for all others

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import pytest
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
-from vitrail.studies.shape import BASE, LINES, STUDY, gains
-from vitrail.studies.statistics import groups
-from vitrail.studies.study import grid
+from vitrail.studies.framework.definition import grid
+from vitrail.studies.framework.results import groups
+from vitrail.studies.paper.depth_width_patch import BASE, LINES, STUDY, gains
 from vitrail.train.grid.cell import Place
 
 GAIN = {"All": 0.03, "Depth": 0.04, "Patch size": 0.03, "Width MLP": 0.02, "Width": 0.01}  # for a doubling

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from vitrail.studies.statistics import (
+from vitrail.studies.framework.results import (
     Spread,
     by_chance,
     gap,

@@ -7,12 +7,13 @@ import pytest
 
 from tests.studies.tiny_study import TINY, quick
 from vitrail.core.errors import ConfigError, UnknownName
-from vitrail.core.paper import printed_exaflops
+from vitrail.core.paper_tables import printed_exaflops
 from vitrail.models.zoo import model_config
-from vitrail.recipes.change import resized
 from vitrail.recipes.registry import recipe
-from vitrail.studies import costs, registry
-from vitrail.studies.study import check, grid, repeated
+from vitrail.recipes.run_overrides import resized
+from vitrail.studies.framework import cost_estimate as costs
+from vitrail.studies.framework import registry
+from vitrail.studies.framework.definition import check, grid, repeated
 from vitrail.train.config import Data, RunRequest, to_stage
 from vitrail.train.grid.cell import Cell
 

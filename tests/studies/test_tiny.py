@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from vitrail.cli.app import main
-from vitrail.studies.costs import Pace, prices
-from vitrail.studies.registry import STUDIES, study
-from vitrail.studies.study import grid
-from vitrail.train.folder.layout import read_json
+from vitrail.studies.framework.cost_estimate import Pace, prices
+from vitrail.studies.framework.definition import grid
+from vitrail.studies.framework.registry import STUDIES, study
+from vitrail.train.run_folder.files import read_json
 
 CORE = Pace(device="a slow core", peak=40e9, step_s=5e-3, start_s=0.5)
 SECONDS = 60.0  # of training on such a core, by the estimate that `--list` shows: the same on every machine

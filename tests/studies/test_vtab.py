@@ -13,13 +13,13 @@ import torch
 from tests.data.readers.named import writers
 from tests.studies.conftest import QUICK
 from vitrail.core.errors import ConfigError, Exploded
-from vitrail.core.paper import TABLE_9
-from vitrail.data.readers.named.tasks import TASKS
+from vitrail.core.paper_tables import TABLE_9
+from vitrail.data.datasets.vtab_tasks import TASKS
 from vitrail.data.transforms.crop import ResizeCrop, Squash
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.evaluation.result import Result
-from vitrail.studies.vtab import Outcome, Score, Study, base_run, changed, go, place, so_far, task_run
-from vitrail.studies.vtab_table import deduplicated, html, means, result, rows
+from vitrail.studies.paper.vtab import Outcome, Score, Study, base_run, changed, go, place, so_far, task_run
+from vitrail.studies.paper.vtab_table import deduplicated, html, means, result, rows
 from vitrail.train import loop
 from vitrail.train.grid import worker
 from vitrail.train.grid.engine import places_for

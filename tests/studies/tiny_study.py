@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 
 from tests.train.tiny import tiny_run
-from vitrail.distributed.world import World
-from vitrail.studies.engine import Plan, go
-from vitrail.studies.study import Findings, Scale, Study, Table, grid
+from vitrail.distributed.process_group import World
+from vitrail.studies.framework.definition import Findings, Scale, Study, Table, grid
+from vitrail.studies.framework.run_study import Plan, go
 from vitrail.train.config import Data, Keep, Run, RunRequest, to_stage
 from vitrail.train.grid.board import Board
 from vitrail.train.grid.cell import Cell, Outcome
 from vitrail.train.grid.engine import places_for
 from vitrail.train.grid.plan import Report, present_nothing
-from vitrail.train.observer import Observer, Silent
+from vitrail.train.runtime.observer import Observer, Silent
 
 STEPS = 8
 DIGITS = Data(source="digits", dev=0.02, watch="dev", test="test", workers=0)

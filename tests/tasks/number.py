@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vitrail.core.errors import BadLabels
 from vitrail.data.collection import Collection
+from vitrail.data.dataset import Source
 from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
-from vitrail.data.source import Source
 from vitrail.data.targets import Targets
-from vitrail.evaluation.intervals import Interval, bootstrap
-from vitrail.evaluation.metric import Criterion, Together
+from vitrail.evaluation.metrics.intervals import Interval, bootstrap
+from vitrail.evaluation.metrics.metric import Criterion, Together
 from vitrail.report.page import Section, Table
 from vitrail.tasks.task import PredictionOptions, Task
 

@@ -13,13 +13,13 @@ import vitrail
 from tests.distributed.pair import together
 from tests.tasks.number import BoundedTask, NumberTask
 from vitrail.checkpoint.bundle import card_of
-from vitrail.checkpoint.find import find_weights
+from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import fresh
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.source import Subset
+from vitrail.data.dataset import Subset
 from vitrail.data.training_record import KEY, record_training
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.evaluation.result import Measure, Result
 from vitrail.evaluation.scoring import Scoring
 from vitrail.evaluation.subject import make_subject

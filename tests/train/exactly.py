@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from vitrail.data.ledger import Ledger
+from vitrail.data.unreadable_log import Ledger
 from vitrail.distributed import parallel
-from vitrail.distributed.pieces import local, whole
-from vitrail.distributed.world import World
+from vitrail.distributed.meta_init import local, whole
+from vitrail.distributed.process_group import World
 from vitrail.tasks.registry import task_of
-from vitrail.train.build import network_of, placed
+from vitrail.train.assemble import network_of, placed
+from vitrail.train.batches import Feed
 from vitrail.train.config import Run
-from vitrail.train.feed import Feed
-from vitrail.train.pictures import find_pictures
+from vitrail.train.data_splits import find_pictures
 from vitrail.train.resolve import resolve
 from vitrail.train.step import Step
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from vitrail.data.collection import Collection
+from vitrail.data.dataset import Source
 from vitrail.data.geometry import Geometry
-from vitrail.data.source import Source
 from vitrail.data.targets import ClassLabels
-from vitrail.evaluation.metric import Criterion
+from vitrail.evaluation.metrics.metric import Criterion
 from vitrail.report.page import Notes, Section
 from vitrail.tasks.classification.objective import Classification
 from vitrail.tasks.task import PredictionOptions, Task

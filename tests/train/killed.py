@@ -15,9 +15,9 @@ from random import Random
 
 import torch
 
-from vitrail.checkpoint.store import points
-from vitrail.checkpoint.store.saved import latest
-from vitrail.distributed.world import joined
+from vitrail.checkpoint.store import layout as points
+from vitrail.checkpoint.store.reader import latest
+from vitrail.distributed.process_group import joined
 from vitrail.train.config import Run
 from vitrail.train.loop import train
 

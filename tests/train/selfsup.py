@@ -6,12 +6,12 @@ from typing import Any
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop
-from vitrail.data.transforms.mix import Mix
-from vitrail.objectives.build import ObjectiveConfig
+from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.objectives.moco import MoCo
+from vitrail.objectives.registry import ObjectiveConfig
 from vitrail.train.config import Data, Evaluation, Keep, Run
 
 UNLABELLED: dict[str, ObjectiveConfig] = {

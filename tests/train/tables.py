@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from vitrail.core.settings import default_of, required
-from vitrail.core.values import classes_of, expected, hints, is_choice, text_of
+from vitrail.core.config_overrides import classes_of, default_of, expected, hints, is_choice, required, text_of
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.train.config import Run
 from vitrail.train.resume import FREE

@@ -19,20 +19,20 @@ from vitrail.core.errors import ConfigError, TrainingError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
-from vitrail.data.transforms.mix import Mix
-from vitrail.distributed.world import World
-from vitrail.evaluation.closed_form import fit_head
-from vitrail.evaluation.features import features
+from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.ridge_head import fit_head
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
-from vitrail.train import baseline as module
-from vitrail.train.baseline import baseline, frozen, kept_head, wanted
+from vitrail.train import closed_form_baseline as module
+from vitrail.train.closed_form_baseline import baseline, frozen, kept_head, wanted
 from vitrail.train.config import Data, Evaluation, Run
-from vitrail.train.folder.run import RunFolder
+from vitrail.train.data_splits import find_pictures
 from vitrail.train.loop import Result, train
-from vitrail.train.pictures import find_pictures
 from vitrail.train.replay import replay
 from vitrail.train.resolve import resolve
+from vitrail.train.run_folder.run import RunFolder
 
 ALONE = World(device=torch.device("cpu"))
 PLAIN = replace(MODEL, dropout=0.0, stochastic_depth=0.0)

@@ -14,16 +14,15 @@ import torch
 import vitrail
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.cli.training import scores_of
-from vitrail.data.transforms.mix import Mix
-from vitrail.distributed.world import World
+from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.distributed.process_group import World
 from vitrail.optim.config import Optim, Schedule
-from vitrail.studies.outcomes import values_in
+from vitrail.studies.framework.results import values_in
 from vitrail.train import loop
 from vitrail.train.config import Data, Evaluation, Keep, Run
-from vitrail.train.folder.story import describe
-from vitrail.train.pictures import find_pictures
-from vitrail.train.result import Result
-from vitrail.train.scoring import Scored
+from vitrail.train.data_splits import find_pictures
+from vitrail.train.run_folder.describe_run import describe
+from vitrail.train.scoring import Result, Scored
 
 BEST, END = 10, 20  # steps
 ALONE = World(device=torch.device("cpu"))

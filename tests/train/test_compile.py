@@ -14,14 +14,13 @@ from safetensors.torch import load_file
 from tests.train.selfsup import UNLABELLED, selfsup_run
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError
-from vitrail.distributed.world import World, joined
+from vitrail.distributed.process_group import World, joined
 from vitrail.optim.config import Kind
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Compile, Data, Evaluation, Keep, Run
-from vitrail.train.done import Done
 from vitrail.train.loop import train
-from vitrail.train.recording import Recording
 from vitrail.train.resolve import compiled
+from vitrail.train.step import Done, Recording
 
 CUDA = torch.device("cuda")
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vitrail.train import cost
-from vitrail.train.cost import Cost
+from vitrail.train.runtime import cost
+from vitrail.train.runtime.cost import Cost
 
 
 def test_the_slow_start_of_a_library_does_not_set_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:

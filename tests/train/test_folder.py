@@ -21,11 +21,12 @@ import torch
 from tests.forked import reports
 from vitrail import __version__
 from vitrail.core.errors import ConfigError
-from vitrail.data.readers.named.tfrecord import masked_crc, records
-from vitrail.evaluation.environment import working_tree
-from vitrail.train.folder import lock, run
-from vitrail.train.folder.appended import read_rows
-from vitrail.train.folder.run import RunFolder, command_in, describe, is_done
+from vitrail.data.datasets.file_formats import masked_crc, records
+from vitrail.evaluation.result import working_tree
+from vitrail.train.run_folder import files as lock
+from vitrail.train.run_folder import run
+from vitrail.train.run_folder.files import read_rows
+from vitrail.train.run_folder.run import RunFolder, command_in, describe, is_done
 
 CONFIG: dict[str, Any] = {"name": "tiny", "optim": {"lr": 0.001, "betas": (0.9, 0.999)}, "data": {"workers": 2}}
 COMMAND = {"verb": "pretrain", "go_on": "vitrail pretrain --resume runs/tiny"}

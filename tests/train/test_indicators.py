@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from vitrail.report.charts import Charts
-from vitrail.train.indicators import collapsed, indicator_charts, newest
-from vitrail.train.report import RunFacts, sections
+from vitrail.train.report.collapse_charts import collapsed, indicator_charts, newest
+from vitrail.train.report.page import RunFacts, sections
 
 CONFIG = {"objective": {"outputs": 1000}}
 MOST = math.log(1000)

@@ -14,10 +14,10 @@ from tests.train.tiny import tiny_run
 from vitrail.checkpoint.store.layout import places
 from vitrail.cli import main
 from vitrail.core.errors import TrainingError
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.loop import train
-from vitrail.train.meter import Meter
+from vitrail.train.runtime.throughput import Meter
 
 ALONE = World(device=torch.device("cpu"))
 

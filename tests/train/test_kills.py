@@ -11,7 +11,7 @@ import pytest
 
 from tests.train.killed import digest_of, start, trial
 from tests.train.tiny import tiny_run
-from vitrail.checkpoint.store.points import CRASH_POINTS
+from vitrail.checkpoint.store.layout import CRASH_POINTS
 
 RUN = tiny_run(steps=16)
 

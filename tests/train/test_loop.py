@@ -19,27 +19,27 @@ import vitrail
 from tests.train.killed import digest_of
 from tests.train.selfsup import selfsup_run
 from tests.train.tiny import tiny_run
-from vitrail.checkpoint.find import find_weights
-from vitrail.checkpoint.store import points
+from vitrail.checkpoint.find_weights import find_weights
+from vitrail.checkpoint.store import layout as points
 from vitrail.checkpoint.store.layout import FOLDER, places
-from vitrail.checkpoint.store.saved import latest
+from vitrail.checkpoint.store.reader import latest
 from vitrail.core.errors import ConfigError, Exploded, OutOfMemory, TrainingError
-from vitrail.data.order import Order
+from vitrail.data.randomness import Order
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
-from vitrail.data.transforms.mix import Mix
-from vitrail.distributed.world import World
+from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.distributed.process_group import World
 from vitrail.objectives.objective import Outcome
 from vitrail.optim.config import Optim
 from vitrail.tasks.classification.objective import Classification, Classify
 from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.data_splits import find_pictures
+from vitrail.train.dry_run import preflight
+from vitrail.train.grid.sweep import search
 from vitrail.train.loop import Result, train
-from vitrail.train.observer import STEP
-from vitrail.train.pictures import find_pictures
-from vitrail.train.preflight import preflight
 from vitrail.train.replay import replay
 from vitrail.train.resume import run_in
-from vitrail.train.search import search
+from vitrail.train.runtime.observer import STEP
 from vitrail.train.step import Step
 
 ALONE = World(device=torch.device("cpu"))
@@ -540,7 +540,7 @@ def test_a_failed_save_is_tried_again_between_those_that_are_due(
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(points, "reached", full)
-    monkeypatch.setattr("vitrail.checkpoint.store.store.FIRST_RETRY", 0.0)
+    monkeypatch.setattr("vitrail.checkpoint.store.writer.FIRST_RETRY", 0.0)
     go(tiny_run(keep=Keep(steps=10)), tmp_path / "run")
     assert saves[0] == 5  # the four that are due, and one again
 

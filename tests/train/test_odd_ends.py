@@ -18,19 +18,19 @@ import vitrail
 from tests.train.killed import digest_of
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError, DataError, Exploded, MismatchedWeights, WorkerDied
-from vitrail.data.transforms.mix import Mix
-from vitrail.distributed.world import World
+from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.distributed.process_group import World
 from vitrail.optim.config import Optim, Schedule
-from vitrail.recipes.change import with_changes
+from vitrail.recipes.run_overrides import with_changes
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train import loop
 from vitrail.train.config import Data, Evaluation, Keep, Run
-from vitrail.train.folder.story import describe
+from vitrail.train.data_splits import find_pictures
+from vitrail.train.dry_run import preflight
+from vitrail.train.grid.sweep import search
 from vitrail.train.loop import Result, train
-from vitrail.train.pictures import find_pictures
-from vitrail.train.preflight import preflight
 from vitrail.train.resume import elsewhere, run_in
-from vitrail.train.search import search
+from vitrail.train.run_folder.describe_run import describe
 
 ALONE = World(device=torch.device("cpu"))
 

@@ -3,11 +3,11 @@
 import copy
 import json
 
-from vitrail.core.settings import plain, restored
+from vitrail.core.config_overrides import plain, restored
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
-from vitrail.train.folder.run import completed
+from vitrail.train.run_folder.run import completed
 
 
 def test_a_crop_without_a_sampler_is_torchvisions() -> None:

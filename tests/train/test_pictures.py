@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
+from vitrail.data.dataset import Arrays, Source, Subset
 from vitrail.data.labels import Labels
-from vitrail.data.selection import Selection
-from vitrail.data.source import Arrays, Source, Subset
+from vitrail.data.splits import Selection
 from vitrail.train.config import Data
-from vitrail.train.pictures import cut, find_pictures
+from vitrail.train.data_splits import cut, find_pictures
 
 
 def collection(count: int, classes: int) -> Collection:

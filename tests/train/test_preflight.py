@@ -7,13 +7,13 @@ import torch
 from PIL import Image
 
 from tests.train.tiny import MODEL, tiny_run
-from vitrail.data.transforms.mix import Mix
-from vitrail.distributed.world import World
+from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.distributed.process_group import World
 from vitrail.tasks.segmentation.objective import Segmentation
 from vitrail.tasks.segmentation.task import SEGMENTATION
 from vitrail.train.config import Data, Run
-from vitrail.train.pictures import find_pictures
-from vitrail.train.preflight import preflight
+from vitrail.train.data_splits import find_pictures
+from vitrail.train.dry_run import preflight
 
 
 def masked_run(folder: Path) -> Run:

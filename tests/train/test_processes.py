@@ -13,7 +13,7 @@ from torch import Tensor
 import vitrail
 from tests.distributed.pair import attempt, together
 from tests.train.tiny import tiny_run
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.optim.config import Optim
 from vitrail.train.config import Evaluation, Keep, Run
 from vitrail.train.loop import train

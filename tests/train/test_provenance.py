@@ -14,12 +14,12 @@ from PIL import Image
 
 from tests.distributed.pair import together
 from tests.train.tiny import tiny_run
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
-from vitrail.data.source import Source
+from vitrail.data.dataset import Source
 from vitrail.data.training_record import KEY, find_exposure
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.optim.config import Schedule
 from vitrail.train.config import Data, Keep, Run
 from vitrail.train.loop import Result, train

@@ -13,18 +13,17 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.train.gauge import GaugeTask, gauge_rows
+from vitrail.core.atomic_files import NotOnDisk
 from vitrail.core.errors import BadPicture
-from vitrail.core.storage import NotOnDisk
-from vitrail.data.source import Arrays, Source
-from vitrail.evaluation.accuracy import Answer, Score
+from vitrail.data.dataset import Arrays, Source
+from vitrail.evaluation.metrics.accuracy import Answer, Score
 from vitrail.report import page as page_module
 from vitrail.report.charts import Charts, Lines
-from vitrail.report.heat import Heat
-from vitrail.report.panels import Galleries, Status, Tiles
+from vitrail.report.confusion_matrix import Heat
+from vitrail.report.sections import Galleries, Status, Tiles
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import TASKS
-from vitrail.train.messages import ended
-from vitrail.train.report import (
+from vitrail.train.report.page import (
     RunFacts,
     cost_rows,
     duration,
@@ -36,6 +35,7 @@ from vitrail.train.report import (
     sections,
     write_report,
 )
+from vitrail.train.runtime.messages import ended
 
 FACTS = RunFacts(title="A run")
 SCORE = Score(

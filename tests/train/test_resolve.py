@@ -8,14 +8,14 @@ import torch
 
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError
-from vitrail.data.transforms.mix import Mix
-from vitrail.distributed.world import World
+from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.distributed.process_group import World
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import ZOO, model_config, network_name
-from vitrail.train.memory import fitting, portion
-from vitrail.train.pictures import find_pictures
-from vitrail.train.preflight import preflight
+from vitrail.train.data_splits import find_pictures
+from vitrail.train.dry_run import preflight
 from vitrail.train.resolve import resolve, summary
+from vitrail.train.runtime.cost import fitting, portion
 
 ALONE = World(device=torch.device("cpu"))
 

@@ -10,12 +10,11 @@ from tests.train.gauge import GaugeTask, gauge_rows
 from vitrail.api import trained
 from vitrail.cli.live import briefly, line
 from vitrail.cli.training import outcome
-from vitrail.studies.outcomes import values_in
+from vitrail.studies.framework.results import values_in
 from vitrail.tasks.registry import TASKS
-from vitrail.train.folder.story import describe
-from vitrail.train.result import Result
-from vitrail.train.rows import best_of, describe_score, headline, scores
-from vitrail.train.scoring import Best
+from vitrail.train.run_folder.describe_run import describe
+from vitrail.train.run_folder.metric_rows import best_of, describe_score, headline, scores
+from vitrail.train.scoring import Best, Result
 
 
 @pytest.fixture

@@ -15,13 +15,14 @@ import torch
 from tests.train.killed import digest_of
 from tests.train.tiny import tiny_run
 from vitrail.core.errors import ConfigError, DataError, TrainingError
-from vitrail.distributed.world import World
-from vitrail.train import loop, search
+from vitrail.distributed.process_group import World
+from vitrail.train import loop
 from vitrail.train.config import Data, Evaluation, Run
-from vitrail.train.folder.lock import Lock
+from vitrail.train.grid import sweep as search
 from vitrail.train.grid import worker
 from vitrail.train.grid.engine import places_for
-from vitrail.train.search import Found, SweepJob
+from vitrail.train.grid.sweep import Found, SweepJob
+from vitrail.train.run_folder.files import Lock
 
 ALONE = World(device=torch.device("cpu"))
 GRID = {"optim.lr": (1e-9, 0.01)}

@@ -19,26 +19,26 @@ from tests.train.exactly import learnt
 from tests.train.killed import digest_of, start
 from tests.train.selfsup import UNLABELLED, selfsup_run
 from tests.train.test_processes import ALONE, close, work
-from vitrail.checkpoint.store.saved import latest
+from vitrail.checkpoint.store.reader import latest
+from vitrail.core.config_overrides import plain, restored
 from vitrail.core.errors import BadLabels, ConfigError
-from vitrail.core.settings import plain, restored
-from vitrail.data.ledger import Ledger
-from vitrail.data.transforms.mix import Mix
+from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.unreadable_log import Ledger
 from vitrail.distributed.parallel import Whole
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.optim.config import Optim
-from vitrail.recipes.change import with_changes
+from vitrail.recipes.run_overrides import with_changes
 from vitrail.tasks.classification.objective import Classification
-from vitrail.train.build import assemble
+from vitrail.train.assemble import assemble
 from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.data_splits import find_pictures
+from vitrail.train.dry_run import preflight
 from vitrail.train.loop import Result, train
-from vitrail.train.pictures import find_pictures
-from vitrail.train.preflight import preflight
 from vitrail.train.replay import replay
-from vitrail.train.report import read_metrics
+from vitrail.train.report.page import read_metrics
 from vitrail.train.resolve import needed, resolve, summary
 from vitrail.train.resume import run_in
 

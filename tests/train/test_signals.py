@@ -3,7 +3,7 @@
 import os
 import signal
 
-from vitrail.train.signals import heard
+from vitrail.train.runtime.observer import heard
 
 
 def test_a_signal_that_an_inner_listener_hears_is_heard_outside() -> None:

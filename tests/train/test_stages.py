@@ -12,20 +12,19 @@ import torch
 
 from tests.train.selfsup import selfsup_run
 from tests.train.tiny import tiny_run
+from vitrail.core.config_overrides import differences, flat, hints, members, plain, restored
 from vitrail.core.errors import ConfigError
-from vitrail.core.settings import differences, flat, plain, restored
-from vitrail.core.values import hints, members
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.distributed.world import World
-from vitrail.recipes.change import started_from, with_changes
+from vitrail.distributed.process_group import World
 from vitrail.recipes.registry import recipe, recipes
+from vitrail.recipes.run_overrides import started_from, with_changes
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import Data, Evaluation, ResolvedRun, Run, RunRequest, configure, to_stage
-from vitrail.train.folder.layout import CONFIG
+from vitrail.train.data_splits import find_pictures
 from vitrail.train.loop import train
-from vitrail.train.pictures import find_pictures
 from vitrail.train.resolve import resolve
 from vitrail.train.resume import run_in, same_run
+from vitrail.train.run_folder.files import CONFIG
 
 ALONE = World(device=torch.device("cpu"))
 CHOSEN = {"precision": "float32", "compile": "off", "sharding": "none", "baseline": "off"}

@@ -12,23 +12,23 @@ import torch
 import vitrail
 from tests.distributed.pair import together
 from tests.train.tiny import MODEL, tiny_run
-from vitrail.data.ledger import Ledger
+from vitrail.data.dataset import Arrays, Subset
 from vitrail.data.loader import Augmented, sweep
-from vitrail.data.source import Arrays, Subset
-from vitrail.data.transforms.mix import Mix
-from vitrail.distributed.world import World
-from vitrail.evaluation.collapse import indicators
-from vitrail.evaluation.features import features
-from vitrail.evaluation.knn import classify, find_nearest
+from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.unreadable_log import Ledger
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.frozen.collapse import indicators
+from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.knn import classify, find_nearest
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.objectives.moco import MoCo
 from vitrail.optim.config import Optim, Schedule
-from vitrail.train.build import assemble
+from vitrail.train.assemble import assemble
 from vitrail.train.config import Data, Evaluation, Keep, Run
+from vitrail.train.data_splits import Pictures, find_pictures
 from vitrail.train.loop import Result, train
-from vitrail.train.pictures import Pictures, find_pictures
 from vitrail.train.resolve import resolve
 from vitrail.train.scoring import Scorer
 

@@ -1,11 +1,25 @@
-"""A network as data, on its way in or out: config and tensors, and the card that travels with them."""
+"""A network as data, on its way in or out: config and tensors, and the card that travels with them.
 
+What a foreign format cannot hold: a JSON file beside the weights, tied to them by checksum.
+
+What the classes of a network are called: its own names, ImageNet's where weights have none, or new ones.
+
+Weights of other libraries with 1,000 classes and no names are taken for ImageNet-1k's; a file, a folder or a sidecar
+that has names keeps them. A card remembers the names from before a renaming, so that data whose folders still have the
+old names can be scored.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
 
-from vitrail.checkpoint.formats.table import Tensors
-from vitrail.core.errors import ConfigError
-from vitrail.core.shapes import Pair
+from vitrail.checkpoint.formats.key_table import Tensors
+from vitrail.core.errors import ConfigError, CorruptWeights, WeightsError, reason_of
+from vitrail.core.text import Pair
+from vitrail.data.class_names import bundled_names, imagenet_ids
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.training_record import abridge
 from vitrail.models.backbone import Backbone
@@ -99,3 +113,89 @@ def task_name(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"task is {value!r}, not a name")
     return value
+
+
+def sidecar_of(weights: Path) -> Path:
+    return weights.with_name(weights.name + ".vitrail.json")
+
+
+def write_sidecar(weights: Path, config: ModelConfig, card: Card, unheld: list[str]) -> Path:
+    """Config and card in full, the fields that made it necessary, and the checksum of the file they belong to."""
+    path = sidecar_of(weights)
+    data = {"format": 1, "weights": file_digest(weights), "unheld": unheld, **describe(config, card)}
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def read_sidecar(weights: Path) -> tuple[ModelConfig, Card] | None:
+    """The sidecar's word on a weight file, or None where there is none; one that belongs to another file is refused."""
+    path = sidecar_of(weights)
+    if not path.is_file():
+        return None
+    data = read_json(path)
+    if data.get("weights") != file_digest(weights):
+        raise CorruptWeights(f"{path}: belongs to another version of {weights.name}; remove it or restore the weights")
+    if data.get("format") != 1:
+        raise WeightsError(f"{path}: written by a newer vitrail (format {data.get('format')!r}); upgrade vitrail")
+    try:
+        return described(data)
+    except ConfigError as error:
+        raise CorruptWeights(f"{path}: {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a small text file."""
+    try:
+        if path.stat().st_size > 64 * 2**20:
+            raise CorruptWeights(f"{path}: {path.stat().st_size} bytes are too many for a description")
+        data: object = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptWeights(f"{path}: cannot be read as JSON ({reason_of(error)})") from None
+    if not isinstance(data, dict):
+        raise CorruptWeights(f"{path}: expected a JSON object")
+    return cast(dict[str, Any], data)
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+RENAMED: Final = "renamed"  # in a card's provenance: {new name: old name}
+
+
+def name_imagenet(card: Card, num_classes: int) -> Card:
+    """The card of another library's weights with ImageNet's names, where they have 1,000 classes and no names."""
+    names = bundled_names("imagenet")
+    return replace(card, labels=names) if card.labels is None and num_classes == len(names) else card
+
+
+def has_imagenet_names(card: Card) -> bool:
+    """Whether the class names are the bundled ones of ImageNet."""
+    return card.labels == bundled_names("imagenet")
+
+
+def with_names(bundle: Bundle, names: Sequence[str]) -> Bundle:
+    """The same network under new class names."""
+    card, count = bundle.card, bundle.config.classes
+    if len(names) != count:
+        raise ConfigError(f"{len(names):,} names for {count:,} classes; give one for each")
+    told = {**card.provenance, **renaming(card.labels, names)}
+    return replace(bundle, card=replace(card, labels=tuple(names), provenance=told))
+
+
+def renaming(old: Sequence[str] | None, new: Sequence[str]) -> dict[str, Any]:
+    """What a card's provenance says of new names; nothing where none changed."""
+    changed = {one: other for one, other in zip(new, old or new, strict=True) if one != other}
+    return {RENAMED: changed} if changed else {}
+
+
+def other_names(card: Card) -> list[tuple[str, ...]]:
+    """What data sets may call the classes beside the card's own names: WordNet ids, or the names before a renaming."""
+    if card.labels is None:
+        return []
+    found = [imagenet_ids()] if has_imagenet_names(card) else []
+    before: Any = card.provenance.get(RENAMED)
+    if isinstance(before, Mapping) and any(name in before for name in card.labels):
+        found.append(tuple(str(before.get(name, name)) for name in card.labels))
+    return found

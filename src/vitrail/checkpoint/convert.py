@@ -12,15 +12,13 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from vitrail.checkpoint import certificate
-from vitrail.checkpoint.bundle import Bundle
-from vitrail.checkpoint.certificate import Certificate
+from vitrail.checkpoint import parity_check as certificate
+from vitrail.checkpoint.bundle import Bundle, sidecar_of, with_names, write_sidecar
 from vitrail.checkpoint.formats import huggingface, timm
-from vitrail.checkpoint.formats.known import Format, find_format
-from vitrail.checkpoint.formats.table import Tensors, export_tensors
-from vitrail.checkpoint.naming import with_names
-from vitrail.checkpoint.sidecar import sidecar_of, write_sidecar
-from vitrail.checkpoint.source import read_bundle
+from vitrail.checkpoint.formats.key_table import Tensors, export_tensors
+from vitrail.checkpoint.formats.registry import Format, find_format
+from vitrail.checkpoint.import_weights import read_bundle
+from vitrail.checkpoint.parity_check import Certificate
 from vitrail.checkpoint.weights import write_bundle
 from vitrail.core.errors import ConfigError, ExportRefused, WeightsError
 from vitrail.data.training_record import list_records

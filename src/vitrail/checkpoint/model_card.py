@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any, Final, TypeAlias
 
 from vitrail.checkpoint.bundle import Bundle
-from vitrail.core.shapes import times
+from vitrail.core.text import times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.training_record import KEY
 from vitrail.models.family import ModelConfig

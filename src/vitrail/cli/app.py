@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar, cast
 from vitrail import __version__
 from vitrail.cli.examples import EXAMPLES
 from vitrail.cli.options.grammar import NeededWord, complain, missing_words
+from vitrail.core.console import clean_line, guarded_streams
 from vitrail.core.errors import VitrailError, unknown
-from vitrail.core.terminal import clean_line, guarded_streams
 
 T = TypeVar("T")
 

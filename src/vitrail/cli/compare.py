@@ -5,10 +5,10 @@ import io
 from collections.abc import Sequence
 
 from vitrail.cli.options.compare import CompareOptions
+from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.core.storage import write_file
-from vitrail.evaluation.comparison import Column, Comparison, Found, compare, gather, known
+from vitrail.evaluation.compare import Column, Comparison, Found, compare, gather, known
 from vitrail.evaluation.result import Measure
 
 WIDE = 6  # columns above which a terminal gets a table for each data set, and one with a measure a line

@@ -89,13 +89,13 @@ def value_of(command: str, action: argparse.Action, words: dict[str, tuple[str, 
 
 def known() -> dict[str, tuple[str, ...]]:
     """The names of things, by kind."""
-    from vitrail.checkpoint.formats.known import FORMATS
-    from vitrail.checkpoint.shipped import SHIPPED
+    from vitrail.checkpoint.bundled_weights import SHIPPED
+    from vitrail.checkpoint.formats.registry import FORMATS
     from vitrail.cli.data import known_sets
-    from vitrail.data.readers.named.tasks import TASKS
+    from vitrail.data.datasets.vtab_tasks import TASKS
     from vitrail.models.zoo import SLUGS, ZOO
     from vitrail.recipes.registry import recipes
-    from vitrail.studies.registry import STUDIES
+    from vitrail.studies.framework.registry import STUDIES
 
     return {
         "recipe": tuple(recipes()),

@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.cli.options.cost import CostOptions
 from vitrail.cli.progress import bars
+from vitrail.core.atomic_files import check_writable
 from vitrail.core.console import giga, millions, print_table
 from vitrail.core.errors import ConfigError, UnknownName
-from vitrail.core.paper import JFT_CLASSES, JFT_IMAGES, jft_epochs, printed_exaflops
-from vitrail.core.shapes import Pair, times
-from vitrail.core.storage import check_writable
-from vitrail.evaluation.compute import counted_macs, tpuv3_core_days, training_flops
+from vitrail.core.paper_tables import JFT_CLASSES, JFT_IMAGES, jft_epochs, printed_exaflops
+from vitrail.core.text import Pair, times
 from vitrail.evaluation.result import Measure, Result, weights_facts
+from vitrail.evaluation.speed import counted_macs, tpuv3_core_days, training_flops
 from vitrail.models.family import ModelConfig, to_dict
 from vitrail.models.zoo import SLUGS, ZOO, adapted, resolve, slug
 from vitrail.optim.config import Optim
 from vitrail.recipes.launch import RUNS
-from vitrail.studies.inference import Measured, measured, random_weights, sizes_for
-from vitrail.train import memory
+from vitrail.studies.paper.inference_speed import Measured, measured, random_weights, sizes_for
+from vitrail.train.runtime import cost as memory
 
 CARDS = (16, 24, 48, 80)  # GB of usual GPUs
 SECONDS = {"cuda": 120.0, "cpu": 60.0}
@@ -93,7 +93,7 @@ def asked(text: str) -> Asked:
         return Asked(text, name, ZOO[name], None)
     if text in ZOO or text in SLUGS:
         raise ConfigError(f"{text!r} is a network and a path here; write ./{text} for the path")
-    from vitrail.checkpoint.find import find_weights
+    from vitrail.checkpoint.find_weights import find_weights
     from vitrail.models.zoo import network_name
 
     bundle = find_weights(text)
@@ -124,14 +124,14 @@ def trainings_of(one: Asked, options: CostOptions) -> list[Training]:
 
 def pictures_of(name: str) -> tuple[int, int | None]:
     """How many to train on and how many classes: of a named set as published, without its files."""
-    from vitrail.data.readers.named.catalogue import SETS
+    from vitrail.data.datasets.catalogue import SETS
 
     if name == "jft":
         return JFT_IMAGES, JFT_CLASSES
     if name in SETS:
         return SETS[name].splits["train"], SETS[name].classes
     from vitrail.data.collection import open_collection
-    from vitrail.train.pictures import only_or
+    from vitrail.train.data_splits import only_or
 
     collection = open_collection(name)
     few = name.startswith("vtab/") and "trainval1000" in collection.splits
@@ -225,7 +225,7 @@ def measure(networks: list[Asked], options: CostOptions) -> tuple[list[Measured]
     import torch
 
     from vitrail.cli.subject import alone
-    from vitrail.distributed.device import name_device
+    from vitrail.distributed.process_group import name_device
 
     found: list[Measured] = []
     with alone(options.device) as place, bars() as progress:
@@ -273,8 +273,8 @@ def show_speed(found: list[Measured], networks: list[Asked], title: str) -> None
 
 def draw(found: list[Measured], device: str, out: Path) -> None:
     """D.5's figure; without matplotlib there is none, and that is said."""
-    from vitrail.inspection.style import save
-    from vitrail.studies.inference import figure
+    from vitrail.report.figure_style import save
+    from vitrail.studies.paper.inference_speed import figure
 
     try:
         png, svg = save(figure(found, device), out / "speed")

@@ -12,7 +12,7 @@ from vitrail.core.errors import DataError
 
 if TYPE_CHECKING:
     from vitrail.data.collection import Collection
-    from vitrail.data.overview.summary import SplitSummary
+    from vitrail.data.tools.overview import SplitSummary
 
 SHOWN: Final = 20  # unreadable files that are listed
 NAMED: Final = 12  # classes that are
@@ -24,7 +24,7 @@ def run(options: DataOptions) -> int:
     if options.source is None:
         return list_names(options.json)
     from vitrail.cli.opening import open_data
-    from vitrail.data.overview.summary import SAMPLE, summarise
+    from vitrail.data.tools.overview import SAMPLE, summarise
 
     collection = open_data(options.source, download=options.download)
     counts = [len(source) for source in collection.splits.values()]
@@ -53,7 +53,7 @@ def run(options: DataOptions) -> int:
 
 def describe(collection: "Collection", summaries: "dict[str, SplitSummary]") -> None:
     """The table of the splits, then what does not fit into one."""
-    from vitrail.data.overview.samples import shown
+    from vitrail.data.tools.overview import shown
 
     where = f" at {shown(str(collection.path))}" if collection.path is not None else ""
     heads = ["split", "images", "classes", "fewest", "most", "median HxW", "smallest", "largest", "bytes", "unreadable"]
@@ -108,7 +108,7 @@ def row(split: str, summary: "SplitSummary") -> list[str]:
 
 def details(split: str, summary: "SplitSummary") -> list[str]:
     """How much was looked at, formats, balance and labels of one split."""
-    from vitrail.data.overview.samples import shown
+    from vitrail.data.tools.overview import shown
 
     looked = f"{summary.looked:,}" if summary.looked < summary.images else f"all {summary.looked:,}"
     parts = [f"{count:,} {name}" for name, count in list(summary.formats.items())[:4]]
@@ -163,8 +163,8 @@ def write_sheet(collection: "Collection", target: Path) -> str:
     """Draws the first split. What is there under the name is replaced only if it is such a sheet."""
     from PIL.PngImagePlugin import PngInfo
 
-    from vitrail.core.storage import replacing
-    from vitrail.data.overview.samples import sheet_of
+    from vitrail.core.atomic_files import replacing
+    from vitrail.data.tools.overview import sheet_of
 
     if target.suffix.lower() != ".png":
         raise DataError(f"--sheet {target}: a contact sheet is a PNG; let the name end in .png")
@@ -218,9 +218,10 @@ def list_names(as_json: bool) -> int:
 
 def known_sets() -> list[tuple[str, str, int, int, str]]:
     """Name, title, classes, images in all, and where the files are."""
-    from vitrail.data.readers import digits, shapes
-    from vitrail.data.readers.named.catalogue import SETS
-    from vitrail.data.readers.named.vtab import TASKS
+    from vitrail.data.datasets.catalogue import SETS
+    from vitrail.data.datasets.vtab import TASKS
+    from vitrail.data.readers import arrays as digits
+    from vitrail.data.readers import synthetic_shapes as shapes
 
     rows = [(digits.NAME, "handwritten digits, 8x8", 10, 1797, INCLUDED)]
     for name in shapes.NAMES:
@@ -235,7 +236,7 @@ def known_sets() -> list[tuple[str, str, int, int, str]]:
 
 def files_of(name: str) -> str:
     """Where the files of a set are, or how to come by them. Only folders are looked at, nothing is opened."""
-    from vitrail.data.readers.named.opening import find_set, folder_of, places
+    from vitrail.data.datasets.open_by_name import find_set, folder_of, places
 
     entry = find_set(name)
     here = next((place for place in places(entry, folder_of(entry), True) if any(place.iterdir())), None)

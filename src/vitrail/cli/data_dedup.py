@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from vitrail.data.dedup.embedding import Embed
-    from vitrail.data.source import Source
+    from vitrail.data.dataset import Source
+    from vitrail.data.dedup.match import Embed
 
 
 def run(options: DedupOptions) -> int:
-    from vitrail.data.dedup.find import Job, find
+    from vitrail.data.dedup.deduplicate import Job, find
+    from vitrail.data.dedup.match import Method
+    from vitrail.data.dedup.pairs_page import write_page
     from vitrail.data.dedup.record import COLUMNS
-    from vitrail.data.dedup.search import Method
-    from vitrail.data.dedup.show import write_page
-    from vitrail.data.overview.survey import cores
+    from vitrail.data.tools.overview import cores
 
     if not (options.against or options.within):
         raise ConfigError("nothing to compare with; name test sets behind --against, or ask for --within")
@@ -79,9 +79,9 @@ def embedder(weights: str) -> "Embed":
     """From pictures to what a network makes of them before its classifier, on an accelerator where there is one."""
     import torch
 
-    from vitrail.checkpoint.source import read_bundle
+    from vitrail.checkpoint.import_weights import read_bundle
     from vitrail.checkpoint.weights import network
-    from vitrail.distributed.device import find_device
+    from vitrail.distributed.process_group import find_device
 
     bundle = read_bundle(weights)
     device = find_device("auto")

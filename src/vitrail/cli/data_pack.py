@@ -9,7 +9,7 @@ from vitrail.cli.progress import bars, on_interrupt
 def run(options: PackOptions) -> int:
     from vitrail.cli.data import readable
     from vitrail.cli.opening import open_data
-    from vitrail.data.packing.pack import pack
+    from vitrail.data.tools.pack import pack
 
     collection = open_data(options.source, download=options.download)
     for note in collection.notes:

@@ -15,15 +15,15 @@ import torch
 
 from vitrail.cli.live import Panel, Plain, Quiet, duration, observer
 from vitrail.cli.options.demo import DemoOptions
+from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError
-from vitrail.core.storage import write_file
-from vitrail.distributed.world import joined
-from vitrail.recipes.asked import Asked, planned
+from vitrail.distributed.process_group import joined
 from vitrail.recipes.launch import record_command
-from vitrail.train.folder.run import is_done
+from vitrail.recipes.run_request import Asked, planned
 from vitrail.train.loop import train
-from vitrail.train.observer import Observer
-from vitrail.train.result import Result
+from vitrail.train.run_folder.run import is_done
+from vitrail.train.runtime.observer import Observer
+from vitrail.train.scoring import Result
 
 BAR: Final = 0.95
 SCORES: Final = 5  # of a run that are shown; its report has them all

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from vitrail.core.atomic_files import cache_folder
 from vitrail.core.errors import ConfigError
-from vitrail.core.storage import cache_folder
 
 Facts = dict[str, Any]
 DRIVER_S: Final = 2.0

@@ -106,8 +106,8 @@ def torchvision() -> Facts:
 
 def weights() -> Facts:
     """Reads those that come with the package; the checksum of every tensor is compared."""
-    from vitrail.checkpoint.files.read import read_weights
-    from vitrail.checkpoint.shipped import SHIPPED, shipped_file
+    from vitrail.checkpoint.bundled_weights import SHIPPED, shipped_file
+    from vitrail.checkpoint.files.read_weights import read_weights
 
     found: Facts = {}
     for name in SHIPPED:

@@ -8,14 +8,14 @@ from vitrail.cli.opening import open_data
 from vitrail.cli.options.embed import EmbedOptions
 from vitrail.cli.progress import bars, on_interrupt
 from vitrail.cli.subject import headline, subject
+from vitrail.core.atomic_files import check_writable
 from vitrail.core.errors import ConfigError
-from vitrail.core.shapes import times
-from vitrail.core.storage import check_writable
+from vitrail.core.text import times
 from vitrail.data.collection import Collection
-from vitrail.data.source import Source
-from vitrail.distributed.world import World, joined
-from vitrail.evaluation.embedding import Embedded, embed
-from vitrail.evaluation.embedding_file import FORMATS
+from vitrail.data.dataset import Source
+from vitrail.distributed.process_group import World, joined
+from vitrail.evaluation.frozen.embed import Embedded, embed
+from vitrail.evaluation.frozen.embedding_file import FORMATS
 from vitrail.evaluation.subject import default_workers
 
 NAMED = 3  # unreadable pictures that are named

@@ -12,10 +12,10 @@ from vitrail.cli.opening import open_data
 from vitrail.cli.options.evaluate import EvaluateOptions
 from vitrail.cli.progress import bars
 from vitrail.cli.subject import check_batch, headline, subject
+from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.core.storage import check_writable, write_file
-from vitrail.distributed.world import World, joined
+from vitrail.distributed.process_group import World, joined
 from vitrail.evaluation.exposure import Scope
 from vitrail.evaluation.result import Measure, shown, spanned
 from vitrail.evaluation.scoring import Scoring
@@ -116,7 +116,7 @@ def write(options: EvaluateOptions, one: Scored, size: int | None) -> None:
     if options.answers is not None and one.found.answers is not None:
         write_file(sized(options.answers, size), one.found.answers())
     if options.page is not None:
-        from vitrail.evaluation.presentation import evaluation_page
+        from vitrail.evaluation.compare import evaluation_page
 
         text = evaluation_page(one.result, one.found, one.notes, one.scope.lines())
         write_file(sized(options.page, size), text.encode())

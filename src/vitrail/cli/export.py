@@ -27,8 +27,8 @@ NAMED = 3  # unreadable pictures that are named
 
 
 def run(options: ExportOptions) -> int:
-    from vitrail.checkpoint.find import find_weights
-    from vitrail.checkpoint.naming import with_names
+    from vitrail.checkpoint.bundle import with_names
+    from vitrail.checkpoint.find_weights import find_weights
     from vitrail.core.console import millions
     from vitrail.models.zoo import network_name
 

@@ -10,8 +10,8 @@ from vitrail.cli.frozen import Frozen, Task
 from vitrail.cli.options.fewshot import ALL, FewshotOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import BadLabels, ConfigError
-from vitrail.evaluation.fewshot import PENALTIES, PENALTY, best_penalty, fewshot, fewshot_sweep, interval, ridge
-from vitrail.evaluation.labelled import labelled
+from vitrail.evaluation.frozen.fewshot import PENALTIES, PENALTY, best_penalty, fewshot, fewshot_sweep, interval, ridge
+from vitrail.evaluation.metrics.accuracy import labelled
 from vitrail.evaluation.result import Measure, Result, shown, spanned
 from vitrail.evaluation.subject import Subject
 

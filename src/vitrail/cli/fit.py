@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitrail.checkpoint.naming import with_names
+from vitrail.checkpoint.bundle import with_names
 from vitrail.checkpoint.weights import bundle_of, write_bundle
 from vitrail.cli.frozen import counted
 from vitrail.cli.labels import new_names
@@ -14,15 +14,15 @@ from vitrail.cli.opening import open_data
 from vitrail.cli.options.fit import SUFFIX, FitOptions
 from vitrail.cli.progress import Advance, bars, on_interrupt
 from vitrail.cli.subject import alone, batches, headline, subject
+from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.core.shapes import times
-from vitrail.core.storage import cache_folder, check_writable
+from vitrail.core.text import times
+from vitrail.data.dataset import Source
 from vitrail.data.loader import Batch
-from vitrail.data.source import Source
-from vitrail.evaluation.fewshot import PENALTIES
-from vitrail.evaluation.instant import Instant, Several, fit
-from vitrail.evaluation.intervals import wilson
+from vitrail.evaluation.frozen.closed_form_classifier import Instant, Several, fit
+from vitrail.evaluation.frozen.fewshot import PENALTIES
+from vitrail.evaluation.metrics.intervals import wilson
 from vitrail.evaluation.result import shown, spanned
 from vitrail.evaluation.subject import Subject
 

@@ -15,16 +15,16 @@ from vitrail.cli.opening import open_data
 from vitrail.cli.options.groups import FrozenOptions
 from vitrail.cli.progress import bars, on_interrupt
 from vitrail.cli.subject import alone, batches, headline, subject
+from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.errors import BadLabels, ConfigError, DataError
-from vitrail.core.storage import cache_folder, check_writable
 from vitrail.data.collection import Collection, agree
+from vitrail.data.dataset import Source, Subset
 from vitrail.data.loader import Batch
-from vitrail.data.source import Source, Subset
 from vitrail.data.splits import stratified
-from vitrail.evaluation.cache import Kept, cached_features, missing
 from vitrail.evaluation.exposure import Scope, choose_unseen, count_images, find_shared
-from vitrail.evaluation.features import Squared
-from vitrail.evaluation.labelled import single
+from vitrail.evaluation.frozen.feature_cache import Kept, cached_features, missing
+from vitrail.evaluation.frozen.features import Squared
+from vitrail.evaluation.metrics.accuracy import single
 from vitrail.evaluation.result import Measure, Result
 from vitrail.evaluation.subject import Subject, chosen, data_of
 

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 from vitrail.cli.labels import read_labels
 from vitrail.cli.options.inspect import InspectOptions
 from vitrail.cli.progress import bars
+from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import millions, print_table
 from vitrail.core.errors import BadPicture, ConfigError, DataError, unknown
-from vitrail.core.shapes import times
-from vitrail.core.storage import check_writable, write_file
+from vitrail.core.text import times
 from vitrail.models.family import ModelConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from vitrail.data.source import Source
+    from vitrail.data.dataset import Source
     from vitrail.evaluation.subject import Subject
+    from vitrail.inspection.context import Given, Pixels
     from vitrail.inspection.page import Part
-    from vitrail.inspection.parts.given import Given, Pixels
-    from vitrail.report.panels import Tile
+    from vitrail.report.sections import Tile
 
 SHOWN = 4  # pictures of a set that are shown where none are named
 NAMED = 3  # unreadable pictures that are named
@@ -32,7 +32,7 @@ PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
 
 def run(options: InspectOptions) -> int:
     from vitrail.cli.subject import alone, subject
-    from vitrail.inspection.style import toolkit
+    from vitrail.report.figure_style import toolkit
 
     toolkit()  # before anything that takes time
     options = settle(options)
@@ -76,7 +76,7 @@ def stop(options: InspectOptions, looked: "Looked", done: "Made") -> int:
 
 def settle(options: InspectOptions) -> InspectOptions:
     """Which words are images, and which one is a data set; a first word that is an image leaves out WEIGHTS."""
-    from vitrail.checkpoint.shipped import DEFAULT
+    from vitrail.checkpoint.bundled_weights import DEFAULT
     from vitrail.data.readers.folder import is_picture
 
     weights, words = options.weights, options.words
@@ -91,7 +91,7 @@ def settle(options: InspectOptions) -> InspectOptions:
 
 def kinds(text: str | None) -> list[str]:
     """The kinds that were asked for, in the page's order; all where none were."""
-    from vitrail.inspection.kinds import KINDS
+    from vitrail.inspection.registry import KINDS
 
     known = [*KINDS, "explorer"]
     if text is None:
@@ -120,8 +120,8 @@ def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Lo
     import torch
 
     from vitrail.evaluation.result import data_facts
-    from vitrail.inspection.kinds import KINDS
-    from vitrail.inspection.parts.given import Given
+    from vitrail.inspection.context import Given
+    from vitrail.inspection.registry import KINDS
 
     title, source, gone = crowd(options, options.data) if options.data else ("", None, ())
     named = [(Path(name).name, *opened_picture(Path(name), about)) for name in options.images]
@@ -163,8 +163,8 @@ def crowd(options: InspectOptions, data: str) -> "tuple[str, Source, tuple[str, 
     import numpy as np
 
     from vitrail.cli.opening import open_data
-    from vitrail.data.source import Subset
-    from vitrail.evaluation.cache import readable
+    from vitrail.data.dataset import Subset
+    from vitrail.evaluation.frozen.feature_cache import readable
     from vitrail.evaluation.subject import chosen
 
     if options.count < 1:
@@ -184,7 +184,7 @@ def crowd(options: InspectOptions, data: str) -> "tuple[str, Source, tuple[str, 
 def many(options: InspectOptions, about: "Subject", source: "Source") -> "Iterator[torch.Tensor]":
     """Prepared pictures of the set, those that can be read. Attention of all heads is large, so batches are small."""
     from vitrail.cli.subject import batches
-    from vitrail.inspection.parts.given import portion
+    from vitrail.inspection.context import portion
 
     size = options.batch or (min(16, portion(about.network)) if about.network.config.tokens else 16)
     for batch in batches(replace(options, batch=size), source, about.preprocessing, about.device):
@@ -194,8 +194,8 @@ def many(options: InspectOptions, about: "Subject", source: "Source") -> "Iterat
 
 def opened_picture(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]":
     """Prepared bytes [3, H, W] of a file, and the same to look at."""
-    from vitrail.data.decode.picture import Picture
-    from vitrail.inspection.view import prepare
+    from vitrail.data.decode.image import Picture
+    from vitrail.inspection.page import prepare
 
     if path.is_dir():
         raise DataError(f"{path} is a folder; name it behind the weights, not behind --images")
@@ -209,7 +209,7 @@ def opened_picture(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]
 
 def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor, Pixels]]":
     """A few pictures of the set to show, evenly spread over it; for one that cannot be read the next that can."""
-    from vitrail.inspection.view import prepare
+    from vitrail.inspection.page import prepare
 
     found = dict[int, "tuple[torch.Tensor, Pixels]"]()
     for start in sorted({round(index * (len(source) - 1) / max(SHOWN - 1, 1)) for index in range(SHOWN)}):
@@ -223,7 +223,7 @@ def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor
 
 def names_of(options: InspectOptions, about: "Subject", source: "Source | None") -> tuple[str, ...] | None:
     """What the classes are called: by a file, by the weights, or by the set where it has as many."""
-    from vitrail.tasks.classification.matching import numbered
+    from vitrail.tasks.classification.answers import numbered
 
     config = about.network.config
     classes = config.classes
@@ -291,7 +291,7 @@ class Made:
 def made(given: "Given", wanted: list[str], *, named: bool) -> Made:
     """Everything that was asked for, or as much of it as an interrupt left time for; `named` is whether it was asked
     for by name."""
-    from vitrail.inspection.kinds import KINDS, TOKENLESS
+    from vitrail.inspection.registry import KINDS, TOKENLESS
 
     parts, reasons = list["Part"](), dict[str, list[str]]()
     todo = [kind for kind in wanted if kind != "explorer"]
@@ -339,8 +339,8 @@ def write(options: InspectOptions, looked: Looked, parts: "list[Part]", left_out
     """The figures, the numbers and the page."""
     from vitrail.evaluation.result import Measure, Result
     from vitrail.inspection.page import inspection_page
-    from vitrail.inspection.parts.exploring import explorer_of
-    from vitrail.inspection.style import LIGHT, save
+    from vitrail.inspection.sections_learned import explorer_of
+    from vitrail.report.figure_style import LIGHT, save
 
     out, given = options.out, looked.given
     name = Path(looked.about.name).name
@@ -386,7 +386,7 @@ def lead(looked: Looked) -> str:
 
 def facts(looked: Looked) -> "list[Tile]":
     """The network in numbers."""
-    from vitrail.report.panels import Tile
+    from vitrail.report.sections import Tile
 
     config = looked.about.network.config
     count = sum(parameter.numel() for parameter in looked.about.network.parameters())

@@ -6,8 +6,8 @@ from vitrail.cli import frozen
 from vitrail.cli.options.knn import KnnOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.knn import classify, find_nearest
-from vitrail.evaluation.labelled import tally
+from vitrail.evaluation.frozen.knn import classify, find_nearest
+from vitrail.evaluation.metrics.accuracy import tally
 from vitrail.evaluation.result import Measure, share, shown, spanned
 
 NEIGHBOURS: Final = (1, 5, 10, 20, 50)

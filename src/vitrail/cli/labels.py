@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitrail.core.atomic_files import read_text
 from vitrail.core.errors import BadLabels, ConfigError, DataError, unknown
-from vitrail.core.storage import read_text
 from vitrail.data.class_names import BUNDLED, bundled_names
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def renamed(asker: "Predictor[Any]", labels: str | None, renames: Sequence[str])
 
 def read_labels(text: str, num_classes: int) -> tuple[str, ...]:
     """One name per class, from a file or from the bundled ones."""
-    from vitrail.tasks.classification.matching import read_names
+    from vitrail.tasks.classification.answers import read_names
 
     if text not in BUNDLED or Path(text).exists():
         return read_names(Path(text), num_classes)

@@ -8,9 +8,9 @@ from typing import Any
 from vitrail.cli.app import silence
 from vitrail.cli.progress import PLAIN_S as WAIT_S
 from vitrail.cli.progress import SPINNER, amount
-from vitrail.core.terminal import make_console
-from vitrail.train.observer import STEP
-from vitrail.train.rows import LOSS, describe_score, headline, known_measures, title_of
+from vitrail.core.console import make_console
+from vitrail.train.run_folder.metric_rows import LOSS, describe_score, headline, known_measures, title_of
+from vitrail.train.runtime.observer import STEP
 
 PLAIN_S = 5.0  # between two plain lines of metrics; scores and notes always come
 

@@ -35,7 +35,8 @@ def run(options: ModelsOptions) -> int:
 
 
 def pin_weights(texts: Sequence[str]) -> int:
-    from vitrail.checkpoint.public import pins, registry
+    from vitrail.checkpoint.public import download_weights as pins
+    from vitrail.checkpoint.public import registry
 
     for text in texts:
         name, _, tag = text.partition(":")
@@ -49,7 +50,7 @@ def pin_weights(texts: Sequence[str]) -> int:
 
 def verify_weights(*, as_json: bool) -> int:
     """1 where a file is not what it was pinned or recorded as."""
-    from vitrail.checkpoint.public import pins
+    from vitrail.checkpoint.public import download_weights as pins
 
     found = pins.verify()
     if as_json:

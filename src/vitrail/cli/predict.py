@@ -13,7 +13,7 @@ from vitrail.cli.predict_output import Output, output
 from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.core.console import millions
 from vitrail.core.errors import BadPicture, ConfigError, DataError
-from vitrail.core.shapes import times
+from vitrail.core.text import times
 from vitrail.data.class_names import bundled_names
 from vitrail.report.page import printable
 
@@ -102,7 +102,7 @@ def check_task(options: PredictOptions, asker: "Predictor[Any]", weights: str) -
 
 def headline(weights: str, asker: "Predictor[Any]") -> str:
     """Which weights answer: "w.npz: ViT, 5.72M parameters, 224x224 px, 1,000 classes"."""
-    from vitrail.checkpoint.shipped import is_shipped
+    from vitrail.checkpoint.bundled_weights import is_shipped
 
     network, image = asker.network, asker.preprocessing.image
     count = millions(sum(parameter.numel() for parameter in network.parameters()))
@@ -155,8 +155,8 @@ class Session:
         if self.drawn is None and self.files is None:
             return PreparedImage(self.asker.view(found.path))
         from vitrail.cli.predict_files import limit_size
-        from vitrail.data.decode.picture import upright_rgb
-        from vitrail.predict.picture import image_from
+        from vitrail.data.decode.image import upright_rgb
+        from vitrail.predict.image_input import image_from
 
         image = upright_rgb(image_from(found.path))
         return PreparedImage(
@@ -194,7 +194,7 @@ class Session:
 
 def through(done: Session, found: "Listing", workers: int) -> None:
     """All pictures, some at a time; what is known of them is written before more are looked at."""
-    from vitrail.predict.feed import default_threads, grouped, prepared
+    from vitrail.predict.prefetch import default_threads, grouped, prepared
 
     threads = 0 if found.total == 1 else workers if workers >= 0 else default_threads()
     # A bar would tear through answers that come on the same terminal.

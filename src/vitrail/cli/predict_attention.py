@@ -11,13 +11,13 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from vitrail.core.atomic_files import check_writable, replacing
 from vitrail.core.errors import ConfigError
-from vitrail.core.storage import check_writable, replacing
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.inspection.context import in_portions
+from vitrail.inspection.layer_taps import transformer
 from vitrail.inspection.overlay import overlay
-from vitrail.inspection.parts.given import in_portions
 from vitrail.inspection.rollout import rollout
-from vitrail.inspection.tokens import transformer
 from vitrail.predict.predictor import Predictor
 from vitrail.report.page import printable
 

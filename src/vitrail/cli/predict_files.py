@@ -10,8 +10,8 @@ from typing import Any, Final
 from PIL import Image
 
 from vitrail.cli.predict_pictures import Found
+from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.errors import ConfigError
-from vitrail.core.storage import check_writable, write_file
 from vitrail.tasks.task import Task
 
 SHOWN: Final = 1536  # pixels of the longer side of a drawing, at most

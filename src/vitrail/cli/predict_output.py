@@ -6,8 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from vitrail.core.console import wrap
-from vitrail.core.terminal import make_console
+from vitrail.core.console import make_console, wrap
 from vitrail.report.page import printable
 
 if TYPE_CHECKING:

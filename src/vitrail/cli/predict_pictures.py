@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from vitrail.checkpoint.shipped import DEFAULT, is_shipped
-from vitrail.checkpoint.source import FOLDER_FILES
+from vitrail.checkpoint.bundled_weights import DEFAULT, is_shipped
+from vitrail.checkpoint.import_weights import FOLDER_FILES
+from vitrail.core.atomic_files import similar_paths
 from vitrail.core.errors import BadPicture, ConfigError, DataError
-from vitrail.core.storage import similar_paths
+from vitrail.data.dataset import Strings
 from vitrail.data.decode.headers import format_of
-from vitrail.data.decode.support import is_unsupported, suffixes
+from vitrail.data.decode.image import is_unsupported, suffixes
 from vitrail.data.readers.folder import is_folder, is_picture, listed, unread_files
-from vitrail.data.strings import Strings
 
 STDIN: Final = "-"
 WEIGHTS: Final = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")

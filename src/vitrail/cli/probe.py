@@ -6,9 +6,8 @@ from vitrail.cli import frozen
 from vitrail.cli.options.probe import ProbeOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.accuracy import TOP
-from vitrail.evaluation.labelled import tally
-from vitrail.evaluation.probe import PENALTIES, TOLERANCE, probe, search
+from vitrail.evaluation.frozen.probe import PENALTIES, TOLERANCE, probe, search
+from vitrail.evaluation.metrics.accuracy import TOP, tally
 from vitrail.evaluation.result import Measure, share, shown, spanned
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from vitrail.core.terminal import make_console
+from vitrail.core.console import make_console
 
 Advance = Callable[[str, int, int | None], None]  # what is being done, how much of it is done, how much there is
 

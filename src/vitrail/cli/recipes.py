@@ -25,9 +25,9 @@ def list_all() -> None:
 
 def show(entry: Entry, settings: Sequence[str], *, as_json: bool) -> None:
     """The docstring and the flat config; what is not the default is marked."""
-    from vitrail.core.settings import flat, plain
-    from vitrail.recipes.change import with_changes
+    from vitrail.core.config_overrides import flat, plain
     from vitrail.recipes.registry import recipe
+    from vitrail.recipes.run_overrides import with_changes
 
     chosen = with_changes(recipe(entry.name), settings)
     if as_json:

@@ -7,10 +7,10 @@ from PIL import Image
 from vitrail.cli.options.replay import ReplayOptions
 from vitrail.cli.progress import waiting
 from vitrail.core.console import print_table
-from vitrail.distributed.world import joined
-from vitrail.report.sheet import mosaic
+from vitrail.distributed.process_group import joined
+from vitrail.report.contact_sheet import mosaic
 from vitrail.tasks.registry import task_of
-from vitrail.train.pictures import find_pictures
+from vitrail.train.data_splits import find_pictures
 from vitrail.train.replay import Replay, replay
 from vitrail.train.resume import run_in
 

@@ -1,7 +1,7 @@
 """What `vitrail report` does."""
 
 from vitrail.cli.options.report import ReportOptions
-from vitrail.train.folder.story import describe
+from vitrail.train.run_folder.describe_run import describe
 
 
 def run(options: ReportOptions) -> int:

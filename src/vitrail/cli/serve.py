@@ -11,12 +11,12 @@ from vitrail.cli.labels import renamed
 from vitrail.cli.options.serve import TOKEN, ServeOptions
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError
-from vitrail.core.shapes import times
+from vitrail.core.text import times
 
 if TYPE_CHECKING:
     import socket
 
-    from vitrail.serve.model import Served
+    from vitrail.serve.served_model import Served
     from vitrail.serve.settings import Settings
 
 
@@ -58,10 +58,10 @@ def loaded(options: ServeOptions, local: bool, token: str | None) -> "Served":
     """The network on its device, and the settings that were asked for."""
     import torch
 
-    from vitrail.checkpoint.shipped import DEFAULT
+    from vitrail.checkpoint.bundled_weights import DEFAULT
     from vitrail.cli.progress import reading
     from vitrail.predict.predictor import predictor
-    from vitrail.serve.model import Served
+    from vitrail.serve.served_model import Served
     from vitrail.serve.settings import hosts_for
 
     weights = options.weights or DEFAULT

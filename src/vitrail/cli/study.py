@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from vitrail.cli.options.study import StudyOptions
 from vitrail.core.errors import ConfigError
-from vitrail.studies.registry import entries, study
+from vitrail.studies.framework.registry import entries, study
 
 if TYPE_CHECKING:
-    from vitrail.studies.costs import Pace, Price
-    from vitrail.studies.engine import Plan
+    from vitrail.studies.framework.cost_estimate import Pace, Price
+    from vitrail.studies.framework.run_study import Plan
     from vitrail.train.grid.cell import Outcome
     from vitrail.train.grid.plan import Report
 
@@ -27,9 +27,9 @@ def run(options: StudyOptions) -> int:
         return list_studies()
     if options.seeds < 0:
         raise ConfigError(f"--seeds {options.seeds} must be at least 1")
-    from vitrail.studies.costs import pace_of, prices
-    from vitrail.studies.engine import Plan
-    from vitrail.studies.study import grid
+    from vitrail.studies.framework.cost_estimate import pace_of, prices
+    from vitrail.studies.framework.definition import grid
+    from vitrail.studies.framework.run_study import Plan
     from vitrail.train.grid.engine import places_for
 
     chosen = study(options.name)
@@ -74,8 +74,8 @@ def again(options: StudyOptions) -> str:
 def list_cells(plan: "Plan", costs: "dict[str, Price]", pace: "Pace") -> int:
     """Every cell and its cost, and all of it together. Nothing is opened that is not there, nothing is trained."""
     from vitrail.core.console import print_table
-    from vitrail.studies.outcomes import finished
-    from vitrail.train.report import duration
+    from vitrail.studies.framework.results import finished
+    from vitrail.train.report.page import duration
 
     done = finished(plan.out, plan.cells)
     rows: list[tuple[str, ...]] = []
@@ -109,8 +109,8 @@ def amount(value: float | None) -> str:
 def started(plan: "Plan", options: StudyOptions) -> int:
     from vitrail.cli.study_live import watcher
     from vitrail.data.collection import open_collection
-    from vitrail.studies.engine import go
-    from vitrail.studies.presentation import write
+    from vitrail.studies.framework.run_study import go
+    from vitrail.studies.framework.study_report import write
     from vitrail.train.grid.engine import places_for
 
     def present(outcomes: "Sequence[Outcome]") -> None:
@@ -130,7 +130,7 @@ def started(plan: "Plan", options: StudyOptions) -> int:
 def show(plan: "Plan", report: "Report") -> int:
     """The table and the sentence, what failed, and where everything is."""
     from vitrail.core.console import print_table
-    from vitrail.studies.presentation import caution, found
+    from vitrail.studies.framework.study_report import caution, found
 
     if report.outcomes:
         findings = found(plan.study, report.outcomes)

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable
 
 from vitrail.cli.live import Plain, duration
-from vitrail.core.terminal import make_console
+from vitrail.core.console import make_console
 from vitrail.train.grid.cell import Cell, Outcome
-from vitrail.train.observer import Observer, Silent
+from vitrail.train.runtime.observer import Observer, Silent
 
 
 def scored(outcome: Outcome) -> str:

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from vitrail.checkpoint.find import find_weights
+from vitrail.checkpoint.find_weights import find_weights
 from vitrail.cli.options.groups import LoadingOptions
 from vitrail.cli.progress import reading, waiting
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError
+from vitrail.data.dataset import Source
 from vitrail.data.loader import Batch, Views
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Source
-from vitrail.distributed.world import joined
+from vitrail.distributed.process_group import joined
 from vitrail.evaluation.subject import Subject, make_subject, read_all
 
 

@@ -2,8 +2,7 @@
 
 from vitrail.cli.options.trace import TraceOptions
 from vitrail.core.console import print_table
-from vitrail.models.family import Step
-from vitrail.models.walk import summed, walk
+from vitrail.models.family import Step, summed, walk
 from vitrail.models.zoo import model_config, resolve
 
 

@@ -17,26 +17,26 @@ from vitrail.cli.progress import bars
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
-from vitrail.distributed.world import World, joined
-from vitrail.recipes.asked import Asked, Planned, asked_of, grid_of
+from vitrail.distributed.process_group import World, joined
 from vitrail.recipes.budget import Budget, more_time
-from vitrail.recipes.change import with_changes
 from vitrail.recipes.launch import free_folder, plan_run, record_command, resume_command, short_settings
 from vitrail.recipes.registry import recipe
+from vitrail.recipes.run_overrides import with_changes
+from vitrail.recipes.run_request import Asked, Planned, asked_of, grid_of
 from vitrail.tasks.registry import task_of
-from vitrail.train.folder.layout import BEST, COMMAND, LAST, command_in, is_done
-from vitrail.train.folder.story import describe
+from vitrail.train.data_splits import find_pictures
+from vitrail.train.dry_run import preflight
 from vitrail.train.grid.engine import places_for
+from vitrail.train.grid.sweep import Found, is_over, name_score, on_everything, points_of, runs_worth, search
 from vitrail.train.grid.worker import Place
 from vitrail.train.loop import train
-from vitrail.train.observer import Observer
-from vitrail.train.pictures import find_pictures
-from vitrail.train.preflight import preflight
-from vitrail.train.report import interval
-from vitrail.train.result import Result
+from vitrail.train.report.page import interval
 from vitrail.train.resume import same_run
-from vitrail.train.rows import describe_numbers, headline
-from vitrail.train.search import Found, is_over, name_score, on_everything, points_of, runs_worth, search
+from vitrail.train.run_folder.describe_run import describe
+from vitrail.train.run_folder.files import BEST, COMMAND, LAST, command_in, is_done
+from vitrail.train.run_folder.metric_rows import describe_numbers, headline
+from vitrail.train.runtime.observer import Observer
+from vitrail.train.scoring import Result
 
 
 def asked_by(options: TrainingOptions, verb: str, weights: str = "") -> Asked:

@@ -7,27 +7,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoint.find import find_weights
+from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import network
 from vitrail.cli.live import duration, observer
 from vitrail.cli.options.vtab import VtabOptions
 from vitrail.cli.progress import bars
 from vitrail.cli.training import leave
+from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import DataError, TrainingError
-from vitrail.core.shapes import times
-from vitrail.core.storage import write_file
-from vitrail.data.readers.named.catalogue import SETS
-from vitrail.data.readers.named.tasks import TASKS
-from vitrail.data.readers.named.vtab import find_task
-from vitrail.distributed.world import World, joined
-from vitrail.evaluation.compute import tpuv3_core_days, training_flops
+from vitrail.core.text import times
+from vitrail.data.datasets.catalogue import SETS
+from vitrail.data.datasets.vtab import find_task
+from vitrail.data.datasets.vtab_tasks import TASKS
+from vitrail.distributed.process_group import World, joined
 from vitrail.evaluation.result import weights_facts
+from vitrail.evaluation.speed import tpuv3_core_days, training_flops
 from vitrail.recipes.launch import RUNS
-from vitrail.studies.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
-from vitrail.studies.vtab_table import GROUPS, HEADS, html, result, rows
-from vitrail.train.cost import measured_flops
+from vitrail.studies.paper.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
+from vitrail.studies.paper.vtab_table import GROUPS, HEADS, html, result, rows
 from vitrail.train.grid.engine import places_for
+from vitrail.train.runtime.cost import measured_flops
 
 
 def run(options: VtabOptions) -> int:

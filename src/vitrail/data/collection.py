@@ -26,13 +26,13 @@ from typing import Final
 
 import numpy as np
 
+from vitrail.core.atomic_files import near_paths
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.core.storage import near_paths
+from vitrail.data.dataset import Relabelled, Source
 from vitrail.data.labels import NONE, Labels
+from vitrail.data.readers.detect_format import READINGS, Found, is_pattern, read_as, read_columns, read_path
 from vitrail.data.readers.folder import split_name, unread_files
 from vitrail.data.readers.mask_folders import LAYOUTS
-from vitrail.data.readers.recognise import READINGS, Found, is_pattern, read_as, read_columns, read_path
-from vitrail.data.source import Relabelled, Source
 
 Progress = Callable[[str, int, int | None], None]  # a file, bytes done, bytes in all where that is known
 
@@ -166,10 +166,10 @@ def resolve(text: str, fetching: Fetching) -> Meaning | None:
 
 def known() -> dict[str, str]:
     """The names that stand for a set, each with its kind: embedded, named or vtab."""
-    from vitrail.data.readers.digits import NAME as DIGITS
-    from vitrail.data.readers.named.catalogue import SETS
-    from vitrail.data.readers.named.vtab import TASKS
-    from vitrail.data.readers.shapes import NAMES as SHAPES
+    from vitrail.data.datasets.catalogue import SETS
+    from vitrail.data.datasets.vtab import TASKS
+    from vitrail.data.readers.arrays import NAME as DIGITS
+    from vitrail.data.readers.synthetic_shapes import NAMES as SHAPES
 
     return {
         **dict.fromkeys([DIGITS, *SHAPES], "embedded"),
@@ -185,7 +185,8 @@ def open_known(name: str, place: Path | None, fetching: Fetching) -> Collection:
         if place is not None:
             raise DataError(f"{name}:{place}: the set {name} is in the package and has no folder; write {name}")
         return collected(name, None, ("in the package", embedded(name)))
-    from vitrail.data.readers.named import opening, vtab
+    from vitrail.data.datasets import open_by_name as opening
+    from vitrail.data.datasets import vtab
 
     if kind == "vtab":
         task = vtab.find_task(name)
@@ -200,9 +201,10 @@ def open_known(name: str, place: Path | None, fetching: Fetching) -> Collection:
 
 
 def embedded(name: str) -> dict[str, Source]:
-    from vitrail.data.readers import digits, shapes
+    from vitrail.data.readers import arrays as digits
+    from vitrail.data.readers import synthetic_shapes as shapes
 
-    return digits.read() if name == digits.NAME else shapes.read(name)
+    return digits.read_digits() if name == digits.NAME else shapes.read(name)
 
 
 def collected(name: str, path: Path | None, found: Found) -> Collection:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.core.shapes import Pair
+from vitrail.core.text import Pair
 
 TIE: Final = 1e-7  # pixels: a centre that lies this near to an edge of pixels belongs to the later one
 

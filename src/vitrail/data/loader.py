@@ -24,16 +24,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vitrail.core.errors import BadPicture, ConfigError, DataError, WorkerDied
-from vitrail.core.shapes import Pair
-from vitrail.data.decode.picture import Picture
-from vitrail.data.draws import Draws
+from vitrail.core.text import Pair
+from vitrail.data.dataset import Source
+from vitrail.data.decode.image import Picture
 from vitrail.data.geometry import Geometry
-from vitrail.data.ledger import Ledger, Unreadable
-from vitrail.data.order import Order, Positions
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Source
+from vitrail.data.randomness import Draws, Order, Positions
 from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.transforms.augmentation import Augmentation, check_geometries, views
+from vitrail.data.unreadable_log import Ledger, Unreadable
 
 PATIENCE_S = 600.0  # a batch that takes longer means a store that hangs
 

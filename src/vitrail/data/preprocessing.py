@@ -1,18 +1,64 @@
-"""The preprocessing that travels with the weights: from a picture to the pixels a network was trained on."""
+"""The preprocessing that travels with the weights: from a picture to the pixels a network was trained on.
+
+`tf.image.resize` as Google's pipelines call it, in its own arithmetic: half-pixel centres, without antialiasing.
+
+`bilinear` looks at the two nearest pixels along each axis, however many become one (vit_jax, BiT, big_vision's crops);
+`area` is the mean over what becomes one pixel (big_vision's `resize_small`).
+"""
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.core.shapes import LARGEST_SIDE, Pair, times
-from vitrail.data import tensorflow
-from vitrail.data.decode.picture import upright_rgb
+from vitrail.core.text import LARGEST_SIDE, Pair, times
+from vitrail.data.decode.image import upright_rgb
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
     from vitrail.data.geometry import Geometry
+
+
+def bilinear(pixels: "Tensor", size: Pair) -> "Tensor":
+    """uint8 [C, H, W] to levels, float32 [C, h, w]: left + (right - left) · share, first across and then down."""
+    import torch
+
+    def between(old: int, new: int) -> "tuple[Tensor, Tensor, Tensor]":
+        at = (torch.arange(new) + 0.5) * (old / new) - 0.5
+        low = at.floor()
+        return low.clamp(min=0).long(), at.ceil().clamp(max=old - 1).long(), at - low
+
+    left, right, across = between(pixels.shape[2], size[1])
+    upper, lower, down = between(pixels.shape[1], size[0])
+
+    def row(which: "Tensor") -> "Tensor":
+        some = pixels[:, which]
+        first = some[:, :, left].float()
+        return first + (some[:, :, right].float() - first) * across
+
+    top = row(upper)
+    return top + (row(lower) - top) * down[:, None]
+
+
+def area(pixels: "Tensor", size: Pair) -> "Tensor":
+    """uint8 [C, H, W] to levels, float64 [C, h, w]: each the mean of a rectangle, its fractions of pixels included."""
+    import torch
+
+    def shares(old: int, new: int) -> "Tensor":
+        edges = torch.arange(new + 1, dtype=torch.float64) * (old / new)
+        ruler = torch.arange(old, dtype=torch.float64)
+        covered = torch.minimum(edges[1:, None], ruler + 1) - torch.maximum(edges[:-1, None], ruler)
+        return covered.clamp_(min=0) / (old / new)
+
+    down, across = shares(pixels.shape[1], size[0]), shares(pixels.shape[2], size[1])
+    return down @ (pixels.double() @ across.T)
+
+
+def truncated(levels: "Tensor") -> "Tensor":
+    """Levels to bytes as `tf.cast` does it: what is behind the point is cut off, but for what rounding left there."""
+    return (levels + 1e-5).clamp(0, 255).byte()
+
 
 Interpolation: TypeAlias = Literal["bilinear", "bicubic"]
 Resampling: TypeAlias = Literal["bilinear", "bicubic", "area"]
@@ -96,7 +142,7 @@ class Preprocessing:
             return F.pil_to_tensor(F.center_crop(resize(upright, size, interpolation=mode), list(self.image)))
         # In floats: the kernel for bytes exists on some processors only, and rounds otherwise.
         if self.interpolation == "bilinear":
-            resized = tensorflow.bilinear(F.pil_to_tensor(upright), self._resized(whole))
+            resized = bilinear(F.pil_to_tensor(upright), self._resized(whole))
         else:
             resized = resize(F.pil_to_tensor(upright).float(), size, interpolation=mode, antialias=False)
         return F.center_crop(resized, list(self.image)).round().clamp(0, 255).byte()
@@ -145,7 +191,7 @@ class Preprocessing:
     def _averaged(self, whole: "Tensor") -> "Tensor":
         """big_vision's resize_small and central_crop, uint8 [3, H, W] to [3, h, w]."""
         height, width = self.image
-        done = tensorflow.truncated(tensorflow.area(whole, self._resized((whole.shape[1], whole.shape[2]))))
+        done = truncated(area(whole, self._resized((whole.shape[1], whole.shape[2]))))
         if self.resize is None:
             return done
         top, left = (done.shape[1] - height) // 2, (done.shape[2] - width) // 2

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.core.errors import BadPicture, DataError
-from vitrail.core.shapes import Pair, times
-from vitrail.data.decode.indices import read_indices
+from vitrail.core.text import Pair, times
+from vitrail.data.dataset import Source
+from vitrail.data.decode.image import read_indices
 from vitrail.data.geometry import Geometry
-from vitrail.data.source import Source
 
 IGNORED: Final = 255  # of a mask: a pixel that counts for nothing, in losses and in scores
 

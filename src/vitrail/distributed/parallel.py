@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.distributed.materialise import give_storage
-from vitrail.distributed.world import World
+from vitrail.distributed.meta_init import give_storage
+from vitrail.distributed.process_group import World
 
 T = TypeVar("T")
 

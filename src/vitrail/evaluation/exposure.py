@@ -9,11 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import DataError
-from vitrail.data.content import Hashes, hash_contents, interleave
-from vitrail.data.selection import Selection
-from vitrail.data.source import Source, Subset, total_bytes
-from vitrail.data.training_record import MOST_BYTES, MOST_IMAGES, Exposure, find_exposure
-from vitrail.distributed.world import World
+from vitrail.data.dataset import Source, Subset, total_bytes
+from vitrail.data.splits import Selection
+from vitrail.data.training_record import (
+    MOST_BYTES,
+    MOST_IMAGES,
+    Exposure,
+    Hashes,
+    find_exposure,
+    hash_contents,
+    interleave,
+)
+from vitrail.distributed.process_group import World
 
 Advance: TypeAlias = Callable[[str, int, int | None], None]  # what is being done, how much of it is done, of how much
 

@@ -4,24 +4,34 @@
     result.write(Path("result.json"))
 
 Whoever finds such a file can tell whether two numbers may stand in one table: `vitrail compare` lays them there.
+
+What a run ran on: versions, machine, devices, and the commit of the working tree.
 """
 
 import json
 import math
+import os
+import platform
+import socket
+import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, get_args
 
-from vitrail.core.errors import DataError, VitrailError, reason_of, unknown
-from vitrail.core.storage import read_text, write_file
-from vitrail.evaluation.intervals import Interval, wilson
+import torch
 
-if TYPE_CHECKING:  # results are read and compared without torch, which takes seconds to load
-    from vitrail.data.selection import Selection
-    from vitrail.data.source import Source
+from vitrail import __version__
+from vitrail.core.atomic_files import read_text, write_file
+from vitrail.core.errors import DataError, VitrailError, reason_of, unknown
+from vitrail.evaluation.metrics.intervals import Interval, wilson
+
+if TYPE_CHECKING:
+    from vitrail.data.dataset import Source
+    from vitrail.data.splits import Selection
     from vitrail.models.backbone import Backbone
+
 
 FORMAT: Final = "vitrail result 1"
 ROUNDED: Final = 6  # digits of what is only to be looked at
@@ -103,7 +113,6 @@ class Result:
 
 def surroundings() -> dict[str, Any]:
     """Versions, machine and commit."""
-    from vitrail.evaluation.environment import environment
 
     return environment()
 
@@ -112,7 +121,7 @@ def weights_facts(name: str, network: "Backbone") -> dict[str, Any]:
     """Of the network: what it was called, its hash, its kind and size, and what its card says of its making."""
     from vitrail.checkpoint.bundle import card_of
     from vitrail.data.training_record import abridge
-    from vitrail.evaluation.identity import network_hash
+    from vitrail.evaluation.frozen.features import network_hash
 
     config = network.config
     return {
@@ -214,3 +223,48 @@ def formatted(value: float, unit: Unit) -> str:
             return f"{value:,.2f}"
         case "number":
             return f"{value:,.4g}" if abs(value) >= 1000 else f"{value:.4f}"
+
+
+GIT_SECONDS: Final = 5.0
+
+
+def environment() -> dict[str, Any]:
+    """As plain data."""
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    other = "mps" if torch.backends.mps.is_available() else "cpu"
+    return {
+        "vitrail": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpus": os.cpu_count(),
+        "devices": [torch.cuda.get_device_name(number) for number in range(devices)] or [other],
+        "git": working_tree(Path.cwd()),
+    }
+
+
+def working_tree(folder: Path) -> dict[str, Any] | None:
+    """The commit that a folder is at and whether anything in it differs; none where there is no git, or no answer."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=GIT_SECONDS,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # looking must not touch the tree
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

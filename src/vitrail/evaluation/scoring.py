@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.ledger import Ledger
-from vitrail.data.source import Source
+from vitrail.data.dataset import Source
 from vitrail.data.targets import Targets
-from vitrail.distributed.world import World
+from vitrail.data.unreadable_log import Ledger
+from vitrail.distributed.process_group import World
 from vitrail.evaluation.exposure import Advance
-from vitrail.evaluation.metric import Metric, score_batches
-from vitrail.evaluation.rest import Precision
+from vitrail.evaluation.frozen.features import Precision
+from vitrail.evaluation.metrics.metric import Metric, score_batches
 from vitrail.evaluation.result import Measure
 from vitrail.evaluation.subject import Subject, read_all
 from vitrail.report.page import Section, Table

@@ -13,13 +13,13 @@ from vitrail.checkpoint.weights import network as network_of
 from vitrail.checkpoint.weights import operate
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.ledger import Ledger
+from vitrail.data.dataset import Source
 from vitrail.data.loader import Batch, Views, sweep
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.selection import Selection
-from vitrail.data.source import Source
+from vitrail.data.splits import Selection
 from vitrail.data.targets import CLASS_LABELS, Targets
-from vitrail.evaluation.rest import Precision
+from vitrail.data.unreadable_log import Ledger
+from vitrail.evaluation.frozen.features import Precision
 from vitrail.evaluation.result import data_facts, deduplicated, weights_facts
 from vitrail.models.build import Model
 

@@ -6,14 +6,12 @@ done = export.to_onnx("mine.safetensors", "mine.onnx")
 done.report.worst  # the largest relative difference to the network
 """
 
-from vitrail.export.check import Case, Report
-from vitrail.export.library import to_library
+from vitrail.export.int8 import Pictures
 from vitrail.export.onnx_file import OnnxOptions, to_onnx
-from vitrail.export.pace import Pace
-from vitrail.export.pictures import Pictures
-from vitrail.export.program import to_torch_export
-from vitrail.export.scores import Scores
-from vitrail.export.written import Written
+from vitrail.export.other_libraries import to_library
+from vitrail.export.output import Written
+from vitrail.export.torch_export import to_torch_export
+from vitrail.export.verify import Case, Pace, Report, Scores
 
 __all__ = [
     "Case",

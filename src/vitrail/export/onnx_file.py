@@ -6,36 +6,66 @@ The input is `image`, normalised float32 [batch, C, height, width]; with `prepro
 output is `logits`, [batch, K] or, of a head that reads every patch, [batch, K, height, width]; or `features` where
 there is no head. The metadata hold JSON: `preprocessing`, `labels`, `config` and `provenance`, and `task` where it is
 not classification; and `vitrail`, the version.
+
+ONNX Runtime, as it comes: the CPU, all of its default optimisations.
 """
 
 import ast
+import importlib.util
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 from torch.export import ExportedProgram
 
 from vitrail import __version__
 from vitrail.checkpoint.bundle import Bundle, describe
 from vitrail.checkpoint.weights import network
-from vitrail.core.errors import ConfigError, ExportFailed
-from vitrail.core.shapes import Pair
+from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused
+from vitrail.core.text import Pair
 from vitrail.export import int8
-from vitrail.export.check import Forward, check
-from vitrail.export.draft import check_target, drafted
-from vitrail.export.form import shipped
-from vitrail.export.int8 import Quantised
-from vitrail.export.pace import Pace, pace
-from vitrail.export.pictures import Pictures
-from vitrail.export.runtime import Session, need_libraries
-from vitrail.export.scores import Scores, score
-from vitrail.export.subject import Weights, count_choices, path_of, reference, references, taken
-from vitrail.export.trace import hushed, traced
-from vitrail.export.written import Written, files_of
+from vitrail.export.exportable import Weights, count_choices, path_of, reference, references, shipped, taken
+from vitrail.export.int8 import Pictures, Quantised
+from vitrail.export.output import Written, check_target, drafted, files_of
+from vitrail.export.torch_export import hushed, traced
+from vitrail.export.verify import Forward, Pace, Scores, check, pace, score
 from vitrail.models.family import ImageSizes
 from vitrail.tasks.registry import find_task
+
+LIBRARIES: Final = ("onnx", "onnxscript", "onnxruntime")
+
+
+def need_libraries() -> None:
+    """Refuses where ONNX is not installed, before the work."""
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ExportRefused(f"--to onnx needs {', '.join(missing)}: pip install 'vitrail[export]'")
+
+
+class Session:
+    """A loaded file: [B, C, H, W] -> [B, K], or [B, K, H, W]. `threads=0` leaves their number to the runtime."""
+
+    def __init__(self, path: Path, *, threads: int = 0):
+        import onnxruntime
+
+        options: Any = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.log_severity_level = 3  # what is wrong comes as an exception; its remarks are not for the user
+        options.intra_op_num_threads = threads
+        self.inner: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.input = str(self.inner.get_inputs()[0].name)
+        self.version = f"onnxruntime {onnxruntime.__version__}"
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        return dict(self.inner.get_modelmeta().custom_metadata_map)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return torch.from_numpy(self.inner.run(None, {self.input: images.contiguous().numpy()})[0])
+
 
 SUFFIX: Final = (".onnx",)
 OPSETS: Final = (18, 23)  # that torch writes and the runtimes of the day read

@@ -13,14 +13,20 @@ mode, without gradients, with their fused attention.
 # take the name.
 from vitrail.inspection.cka import cka, layer_cka
 from vitrail.inspection.distance import attention_distance, attention_entropy, distance_matrix
-from vitrail.inspection.embeddings import filters, near_far, position_similarity, row_column_score
 from vitrail.inspection.faithfulness import Curves, curves, random_maps
-from vitrail.inspection.features import colours, patch_features, patch_similarity, token_norms
-from vitrail.inspection.gradcam import grad_cam
+from vitrail.inspection.layer_taps import Tokens, stream, tokens_of
 from vitrail.inspection.overlay import overlay
-from vitrail.inspection.rollout import class_attention, gradient_rollout, joined, rollout, rollout_by_layer
-from vitrail.inspection.stream import stream
-from vitrail.inspection.tokens import Tokens, tokens_of
+from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollout, joined, rollout, rollout_by_layer
+from vitrail.inspection.weights_and_features import (
+    colours,
+    filters,
+    near_far,
+    patch_features,
+    patch_similarity,
+    position_similarity,
+    row_column_score,
+    token_norms,
+)
 
 __all__ = [
     "Curves",

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import DataError
-from vitrail.inspection.stream import states
-from vitrail.inspection.tokens import precise, tokens_of, transformer
+from vitrail.inspection.layer_taps import precise, states, tokens_of, transformer
 
 LEAST = 4  # pictures that the estimator needs
 

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import DataError
-from vitrail.core.shapes import Pair
-from vitrail.inspection.stream import stream
-from vitrail.inspection.tokens import tokens_of
+from vitrail.core.text import Pair
+from vitrail.inspection.layer_taps import stream, tokens_of
 
 
 def distance_matrix(grid: Pair, patch: Pair) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.shapes import Pair, times
+from vitrail.core.text import Pair, times
 
 Floats = NDArray[np.floating[Any]]
 

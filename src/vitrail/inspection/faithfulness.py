@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.inspection.tokens import check_maps, chosen, class_logits, placed, precise
-from vitrail.models.resting import resting
+from vitrail.inspection.layer_taps import check_maps, chosen, class_logits, placed, precise
+from vitrail.models.backbone import resting
 
 Fill: TypeAlias = Literal["mean", "blur"]
 BLUR = 1 / 20  # of the longer side: 11 px of 224, in which no shape is left

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from vitrail.inspection.style import DPI, WIDTH, Floats, Pixels, Theme, blank, coloured, legible, styled
+from vitrail.report.figure_style import DPI, WIDTH, Floats, Pixels, Theme, blank, coloured, legible, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

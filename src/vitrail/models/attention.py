@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.core.shapes import Pair
-from vitrail.models.fused import attend, attends, split_linear, suits
-from vitrail.models.taps import Taps
+from vitrail.core.text import Pair
+from vitrail.models.backbone import Taps
+from vitrail.models.kernels.fused_ops import attend, attends, split_linear, suits
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:

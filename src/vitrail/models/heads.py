@@ -5,9 +5,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import unknown
-from vitrail.core.shapes import Pair
-from vitrail.models.config_checks import Pool
-from vitrail.models.initialise import lecun_normal_
+from vitrail.core.text import Pair
+from vitrail.models.family import Pool
+from vitrail.models.layers import lecun_normal_
 from vitrail.models.vit_config import ViTConfig
 
 

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, ImageSizeError
-from vitrail.core.shapes import Pair
+from vitrail.core.text import Pair
 from vitrail.models.attention import Attention, columns, from_columns, from_rows, rows
-from vitrail.models.backbone import Backbone
-from vitrail.models.convolution import RootPool, StandardisedConv
+from vitrail.models.backbone import Backbone, Intermediates, layer_numbers
 from vitrail.models.family import ModelConfig
+from vitrail.models.layers import RootPool, StandardisedConv
 from vitrail.models.resnet_config import ResNetConfig
-from vitrail.models.taps import Intermediates, layer_numbers
 
 
 class AxialMixing(nn.Module):

@@ -10,22 +10,26 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.shapes import Pair
-from vitrail.models.config_checks import (
+from vitrail.core.text import Pair
+from vitrail.models.family import (
     MOST_BLOCKS,
+    ImageSizes,
     Mixing,
+    ModelConfig,
     Padding,
     PoolPadding,
     Root,
     Standardisation,
+    Step,
     Unit,
     check_choices,
     check_most,
     check_positive,
     check_positive_pairs,
     check_types,
+    multiples,
+    register_config,
 )
-from vitrail.models.family import ImageSizes, ModelConfig, Step, multiples, register_config
 
 
 @register_config

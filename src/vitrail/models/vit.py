@@ -21,19 +21,16 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.core.errors import ImageSizeError
-from vitrail.core.shapes import Pair, times
+from vitrail.core.text import Pair, times
 from vitrail.models import attention
 from vitrail.models.attention import Attention
-from vitrail.models.backbone import Backbone
-from vitrail.models.embedding import PatchEmbedding
+from vitrail.models.backbone import Backbone, Intermediates, Taps, layer_numbers
 from vitrail.models.family import ModelConfig
-from vitrail.models.fused import gelu_linear, suits
 from vitrail.models.heads import LinearPatchHead, make_head, pool_named, pooled
-from vitrail.models.hybrid import HybridEmbedding
-from vitrail.models.position import Positions
-from vitrail.models.resize import Numerics, redraw_grid, resize_positions
-from vitrail.models.stochastic_depth import StochasticDepth
-from vitrail.models.taps import Intermediates, Taps, layer_numbers
+from vitrail.models.kernels.fused_ops import gelu_linear, suits
+from vitrail.models.layers import StochasticDepth
+from vitrail.models.patch_embedding import HybridEmbedding, PatchEmbedding
+from vitrail.models.positions import Numerics, Positions, redraw_grid, resize_positions
 from vitrail.models.vit_config import ViTConfig, vit_config
 
 

@@ -10,22 +10,26 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from vitrail.core.errors import ConfigError, ImageSizeError
-from vitrail.core.shapes import Pair, times
-from vitrail.models.config_checks import (
+from vitrail.core.text import Pair, times
+from vitrail.models.family import (
     MOST_PATCHES,
     Attention,
     Gelu,
     Head,
+    ImageSizes,
+    ModelConfig,
     Placement,
     Pool,
     Position,
+    Step,
     check_choices,
     check_most,
     check_positive,
     check_positive_pairs,
     check_types,
+    multiples,
+    register_config,
 )
-from vitrail.models.family import ImageSizes, ModelConfig, Step, multiples, register_config
 from vitrail.models.resnet_config import ResNetConfig, trunk_steps
 
 

@@ -11,21 +11,20 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import ConfigError, ImageSizeError
-from vitrail.core.shapes import Pair, pair, times
+from vitrail.core.text import Pair, pair, times
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Range
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.objectives.multicrop import PositionsAt, cropped, represent_at, resizable, two_views
 from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
-from vitrail.objectives.patches import as_weights, learner
-from vitrail.objectives.projection import PrototypeHead, mlp_macs
-from vitrail.objectives.teacher import Teacher, held, momentum_at
+from vitrail.objectives.patch_ops import as_weights, learner
+from vitrail.objectives.projection_heads import PrototypeHead, Teacher, held, mlp_macs, momentum_at
 
 WIDE = 2  # views of most of the picture, which the teacher sees
 

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
-from vitrail.models.initialise import initialise
-from vitrail.models.position import SineTable
+from vitrail.models.layers import initialise
+from vitrail.models.positions import SineTable
 from vitrail.models.vit import Block, ViT
 from vitrail.models.vit_config import ViTConfig
-from vitrail.objectives import masks
+from vitrail.objectives import patch_ops as masks
 from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
-from vitrail.objectives.patches import (
+from vitrail.objectives.patch_ops import (
     GREY,
     as_weights,
     at_rest,

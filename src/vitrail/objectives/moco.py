@@ -16,17 +16,16 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.distributed.exchange import gathered
-from vitrail.distributed.world import World
+from vitrail.distributed.collectives import gathered
+from vitrail.distributed.process_group import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.objectives.multicrop import two_views
 from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
-from vitrail.objectives.patches import as_weights, learner
-from vitrail.objectives.projection import NormedMLP, Rows, mlp_macs, widened
-from vitrail.objectives.teacher import Teacher, momentum_at
+from vitrail.objectives.patch_ops import as_weights, learner
+from vitrail.objectives.projection_heads import NormedMLP, Rows, Teacher, mlp_macs, momentum_at, widened
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

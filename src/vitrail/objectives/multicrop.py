@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.shapes import Pair, times
+from vitrail.core.text import Pair, times
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop, Range
 from vitrail.data.transforms.policy import Distort
 from vitrail.models.family import ModelConfig
-from vitrail.models.position import SineTable
-from vitrail.models.resize import resize_grid
+from vitrail.models.positions import SineTable, resize_grid
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
 

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitrail.core.errors import ConfigError
-from vitrail.optim import foreach
-from vitrail.optim.foreach import local
-from vitrail.optim.state import refill
+from vitrail.optim import optimiser as foreach
+from vitrail.optim.optimiser import local, refill
 
 
 class Average:

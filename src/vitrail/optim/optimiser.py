@@ -1,16 +1,190 @@
-"""The optimiser: groups of parameters, their moments, and a step that never asks the device for a number."""
+"""The optimiser: groups of parameters, their moments, and a step that never asks the device for a number.
 
-from collections.abc import Mapping, Sequence
+Clipping by the global norm, as two small functions: the loop folds the factor into the gradients' divisor.
+
+Work on lists of tensors, element by element, in a few kernels for a whole network.
+
+As nothing here looks beyond an element, it works on shards: `local` gives what this process holds of a sharded tensor,
+and the sharded tensor sees what is written there.
+
+One update of a list of parameters: Adam with decoupled decay (Section 4.1), and SGD with momentum (fine-tuning).
+
+torch's fused kernels do it, in one pass: they divide the gradient and leave everything as it is, to the bit, where told
+to. They know nothing but float32, so an accumulator in bfloat16 is widened for the update, which therefore sees the
+sum before it is rounded, and rounded when it is put back; that is how the reference does it. optax multiplies such an
+accumulator by the decay in its own type too: 0.9 is 0.8984375 there, and so it is here.
+
+Named tensors that go into a checkpoint, and back in place or not at all.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
-from vitrail.core.errors import ConfigError
+from vitrail.core.errors import ConfigError, MismatchedWeights
 from vitrail.optim.config import Optim
-from vitrail.optim.foreach import Tensors, local
 from vitrail.optim.groups import Group
-from vitrail.optim.rules import Work, update
-from vitrail.optim.state import refill
+
+
+@torch.no_grad()
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients as one vector, over all shards: 0-dim, float32, on the device."""
+    norm = torch.nn.utils.get_total_norm(list(gradients))
+    whole = getattr(norm, "full_tensor", None)
+    return (norm if whole is None else cast(Tensor, whole())).float()
+
+
+def clip_factor(norm: Tensor, limit: float) -> Tensor:
+    """What gradients of this norm are multiplied by so as not to pass the limit: min(1, limit / (norm + 1e-6)), to the
+    letter what torch's clipping does. A limit of 0 clips nothing."""
+    return (limit / (norm + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(norm)
+
+
+Tensors: TypeAlias = list[Tensor]
+
+aten: Any = torch.ops.aten  # torch._foreach_* are these
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The shard that this process holds; a tensor that is not sharded is its own. Only where gradients are off."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else cast(Tensor, to_local())
+
+
+def parts(tensors: Sequence[Tensor], limit: int = 1 << 26) -> Iterator[slice]:
+    """Stretches of about `limit` elements, so that what is allocated along the way stays small beside the network."""
+    start = size = 0
+    for at, tensor in enumerate(tensors, start=1):
+        size += tensor.numel()
+        if size >= limit or at == len(tensors):
+            yield slice(start, at)
+            start, size = at, 0
+
+
+def copies(tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    fresh = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    copy_(fresh, tensors)
+    return fresh
+
+
+def copy_(into: Tensors, tensors: Tensors) -> None:
+    if into:
+        aten._foreach_copy_(into, tensors)
+
+
+def scale_(tensors: Tensors, factor: Tensor) -> None:
+    aten._foreach_mul_.Tensor(tensors, factor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What an update is made on, as this process holds it. `moments` are Adam's two or SGD's one; `counts` holds, for
+    each parameter, the updates made before; where `skip`, 0-dim and float32, is 1 and not 0, nothing may change."""
+
+    params: Tensors
+    grads: Tensors
+    moments: tuple[Tensors, ...]
+    counts: Tensors
+    lr: float | Tensor  # a tensor is 0-dim and on the device
+    weight_decay: float
+    divisor: Tensor
+    skip: Tensor
+
+    def part(self, where: slice) -> "Work":
+        return replace(
+            self,
+            params=self.params[where],
+            grads=self.grads[where],
+            moments=tuple(moment[where] for moment in self.moments),
+            counts=self.counts[where],
+        )
+
+
+def update(work: Work, optim: Optim) -> None:
+    """One step of the optimiser's rule. Gradients are spent, and so are the counts."""
+    rule = _adamw if optim.kind == "adamw" else _sgd
+    if optim.momentum_type == "float32":
+        rule(work, optim)
+        return
+    for where in parts(work.params):
+        part = work.part(where)
+        narrow, *others = part.moments
+        wide = copies(narrow, torch.float32)
+        decay = float(torch.tensor(optim.momentum, dtype=torch.bfloat16))
+        if optim.kind == "adamw" and optim.momentum:  # its kernel takes the same β for the gradient and the correction
+            scale_(wide, 1 + (decay / optim.momentum - 1) * (1 - work.skip))
+            rule(replace(part, moments=(wide, *others)), optim)
+        else:
+            rule(replace(part, moments=(wide, *others)), replace(optim, momentum=decay))
+        copy_(narrow, wide)
+
+
+def _adamw(work: Work, optim: Optim) -> None:
+    """θ ← θ - lr·λ·θ - lr·m̂/(√v̂ + ε)."""
+    first, second = work.moments
+    adamw(
+        work.params,
+        work.grads,
+        first,
+        second,
+        [],
+        work.counts,
+        fused=True,
+        grad_scale=work.divisor,
+        found_inf=work.skip,
+        amsgrad=False,
+        beta1=optim.momentum,
+        beta2=optim.second,
+        lr=work.lr,
+        weight_decay=work.weight_decay,
+        eps=optim.eps,
+        maximize=False,
+    )
+
+
+def _sgd(work: Work, optim: Optim) -> None:
+    """m ← μ·m + g, θ ← θ - lr·λ·θ - lr·m: no Nesterov, and decay that does not go through m as the kernel's would."""
+    if work.weight_decay:
+        scale_(work.params, 1 - (1 - work.skip) * (work.lr * work.weight_decay))
+    sgd(
+        work.params,
+        work.grads,
+        list(work.moments[0]),
+        fused=True,
+        grad_scale=work.divisor,
+        found_inf=work.skip,
+        weight_decay=0.0,
+        momentum=optim.momentum,
+        lr=cast(float, work.lr),  # tensors too, whatever its annotation says
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+    )
+
+
+@torch.no_grad()
+def refill(own: Mapping[str, Tensor], given: Mapping[str, Tensor], whose: str) -> None:
+    """Copies given tensors into one's own of the same names and shapes; a mismatch is refused before anything changes.
+    Types may differ, for a run that goes on with another accumulator. Sharded tensors take shards of the same kind."""
+    for name, tensor in own.items():
+        if name not in given:
+            raise MismatchedWeights(f"{whose}: {name!r} is missing; these are of another network or optimiser")
+        if given[name].shape != tensor.shape:
+            raise MismatchedWeights(
+                f"{whose}: {name!r} has shape {tuple(given[name].shape)}, but {tuple(tensor.shape)} is wanted; "
+                "these are of another network"
+            )
+    for name in given:
+        if name not in own:
+            raise MismatchedWeights(f"{whose}: {name!r} is left over; these are of another network or optimiser")
+    for name, tensor in own.items():
+        local(tensor).copy_(local(given[name]))
+
 
 MOMENTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum",)}
 

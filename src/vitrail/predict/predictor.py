@@ -19,19 +19,18 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoint.bundle import card_of
-from vitrail.checkpoint.find import find_weights
-from vitrail.checkpoint.shipped import DEFAULT
+from vitrail.checkpoint.bundled_weights import DEFAULT
+from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import bundle_of, network, operate
 from vitrail.core.errors import BadPicture, ConfigError, UnknownName, unknown
-from vitrail.core.shapes import Pair, times
-from vitrail.data.decode.picture import upright_rgb
+from vitrail.core.text import Pair, times
+from vitrail.data.decode.image import upright_rgb
 from vitrail.data.geometry import Geometry
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.distributed.device import find_device
+from vitrail.distributed.process_group import find_device
 from vitrail.models.build import Model
-from vitrail.predict.feed import default_threads, grouped, prepared
-from vitrail.predict.picture import Given, image_from, is_one, named
-from vitrail.predict.remote import fetch
+from vitrail.predict.image_input import Given, fetch, image_from, is_one, named
+from vitrail.predict.prefetch import default_threads, grouped, prepared
 from vitrail.tasks.classification.prediction import Prediction, rank_classes
 from vitrail.tasks.classification.task import ClassificationTask
 from vitrail.tasks.registry import find_task

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from vitrail.core.errors import ConfigError
-from vitrail.distributed.world import World
-from vitrail.evaluation.compute import training_flops
-from vitrail.recipes.asked import Asked, Planned
-from vitrail.recipes.change import with_changes
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.speed import training_flops
 from vitrail.recipes.finetune import warmup_for
+from vitrail.recipes.run_overrides import with_changes
+from vitrail.recipes.run_request import Asked, Planned
 from vitrail.tasks.registry import task_of
-from vitrail.train.baseline import LEARNT, SCORED, find_obstacle
+from vitrail.train.closed_form_baseline import LEARNT, SCORED, find_obstacle
 from vitrail.train.config import Run
-from vitrail.train.folder.layout import COMMAND, command_in
-from vitrail.train.pictures import Pictures, find_pictures
-from vitrail.train.timing import seconds_per_image
+from vitrail.train.data_splits import Pictures, find_pictures
+from vitrail.train.dry_run import seconds_per_image
+from vitrail.train.run_folder.files import COMMAND, command_in
 
 CPU_MINUTES: Final = 5.0  # of a fine-tuning without options
 LEAST_STEPS: Final = 10

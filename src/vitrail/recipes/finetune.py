@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.shapes import Pair, pair, times
+from vitrail.core.text import Pair, pair, times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
 from vitrail.optim.config import Optim, Schedule
-from vitrail.recipes.change import started_from
 from vitrail.recipes.defaults import BATCH, EPOCHS, LEAST_STEPS, RATE
+from vitrail.recipes.run_overrides import started_from
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Run, RunRequest
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from vitrail.core.errors import ConfigError
-from vitrail.distributed.world import World
-from vitrail.recipes.asked import Asked, Planned, planned
+from vitrail.distributed.process_group import World
 from vitrail.recipes.budget import Budget, budget_in, record, within_budget
+from vitrail.recipes.run_request import Asked, Planned, planned
 from vitrail.train.config import Run
 from vitrail.train.resume import elsewhere, run_in
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from vitrail.train.config import RunRequest
 
 MODULES: Final = {
-    "vitrail.recipes.small": "Small pictures, from scratch",
+    "vitrail.recipes.small_images": "Small pictures, from scratch",
     "vitrail.recipes.digits": "The demo",
     "vitrail.recipes.shapes": "Segmentation",
     "vitrail.recipes.imagenet": "ImageNet-1k, as the authors did it later",
     "vitrail.recipes.table3": "Pre-training (Table 3)",
     "vitrail.recipes.selfsup": "Pre-training without labels (4.6, B.1.2)",
     "vitrail.recipes.table4": "Fine-tuning (Table 4)",
-    "vitrail.recipes.hyper_rule": "Fine-tuning of ResNets (BiT's HyperRule)",
+    "vitrail.recipes.bit_hyperrule": "Fine-tuning of ResNets (BiT's HyperRule)",
 }
 
 RETURNED: Final = ("Run", "RunRequest")

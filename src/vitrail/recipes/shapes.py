@@ -1,6 +1,6 @@
 """Segmentation on the generated shapes: a network that learns the class of every pixel in minutes on two cores."""
 
-from vitrail.core.shapes import pair
+from vitrail.core.text import pair
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
 from vitrail.models.resnet_config import ResNetConfig

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from PIL import Image
 
-from vitrail.core.storage import replacing
-from vitrail.core.terminal import clean_line
+from vitrail.core.atomic_files import replacing
+from vitrail.core.console import clean_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment

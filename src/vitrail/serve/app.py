@@ -10,10 +10,11 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from vitrail.serve import attention, page
-from vitrail.serve.guard import Guard
+from vitrail.serve import page
+from vitrail.serve import served_model as attention
+from vitrail.serve.http_errors import Refused, encoded, unavailable
+from vitrail.serve.middleware import Guard
 from vitrail.serve.openapi import document, reference
-from vitrail.serve.refusal import Refused, encoded, unavailable
 from vitrail.serve.service import Service
 
 TOPK: Final = 5

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from vitrail import __version__
 from vitrail.report.page import digest
-from vitrail.serve.model import Served
 from vitrail.serve.page import docs_style
-from vitrail.serve.uploads import FIELD, FORM, JSON
+from vitrail.serve.requests import FIELD, FORM, JSON
+from vitrail.serve.served_model import Served
 
 ERROR: Final = {"$ref": "#/components/schemas/Error"}
 PROBLEMS: Final = {

@@ -20,8 +20,8 @@ import uvicorn
 
 from vitrail.core.errors import ConfigError
 from vitrail.serve.app import application
-from vitrail.serve.guard import Guard
-from vitrail.serve.protocol import watched
+from vitrail.serve.connection_timeouts import watched
+from vitrail.serve.middleware import Guard
 from vitrail.serve.service import Service
 from vitrail.serve.settings import HEAD_BYTES
 

@@ -11,14 +11,13 @@ from typing import Any, Final, TypeVar
 from starlette.requests import Request
 
 from vitrail.core.errors import BadPicture, ConfigError
-from vitrail.serve.bodies import Budget, Claim, Receive, read_body
-from vitrail.serve.line import Kind, Line, Ticket
+from vitrail.serve.batch_queue import Kind, Line, Ticket
+from vitrail.serve.http_errors import Gone, Refused, unavailable
 from vitrail.serve.metrics import Metrics
-from vitrail.serve.model import Served
-from vitrail.serve.refusal import Gone, Refused, unavailable
+from vitrail.serve.model_thread import Watch, Worker
+from vitrail.serve.requests import Budget, Claim, Receive, Upload, read_body, uploads
+from vitrail.serve.served_model import Served
 from vitrail.serve.settings import Settings
-from vitrail.serve.uploads import Upload, uploads
-from vitrail.serve.worker import Watch, Worker
 
 TICK_S: Final = 0.25
 LARGE: Final = 256 * 1024  # bytes of a body that is not taken apart on the event loop

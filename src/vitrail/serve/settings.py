@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from vitrail.core.errors import ConfigError
-from vitrail.data.decode.cost import HEAVIEST
+from vitrail.data.decode.image import HEAVIEST
 
 LOCAL: Final = ("localhost", "127.0.0.1", "[::1]")
 HEAD_BYTES: Final = 16 * 1024  # of a request's head

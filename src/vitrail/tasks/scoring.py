@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from vitrail.checkpoint.bundle import card_of
 from vitrail.data.collection import Collection
-from vitrail.data.source import Source
-from vitrail.distributed.world import World
+from vitrail.data.dataset import Source
+from vitrail.distributed.process_group import World
 from vitrail.evaluation.exposure import Advance, Scope, choose_unseen, stay_silent
 from vitrail.evaluation.result import Result
 from vitrail.evaluation.scoring import Evaluated, EvaluationSetting, Scoring

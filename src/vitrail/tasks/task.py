@@ -4,8 +4,12 @@ A task says what a target is, which head a network needs, what is minimised, how
 prediction is: how it is printed, drawn, served and shown in a report. The loader, the loop, the run folder, `evaluate`,
 `predict`, `serve` and `export` ask it, and know nothing else of targets. A new task is one file or folder, and one call
 of `register_task`.
+
+What turns the score of any task's metric into an evaluation: whether the outputs are those of the data, and which
+numbers are measures.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,25 +18,68 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.bundle import Bundle, card_of
+from vitrail.checkpoint.bundle import Bundle, Card, card_of
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.source import Source
+from vitrail.data.dataset import Source
 from vitrail.data.targets import Targets
-from vitrail.evaluation.intervals import Interval
-from vitrail.evaluation.metric import Criterion, Metric
+from vitrail.evaluation.metrics.intervals import Interval
+from vitrail.evaluation.metrics.metric import Criterion, Metric
+from vitrail.evaluation.result import Measure, measured
 from vitrail.evaluation.scoring import Evaluated, EvaluationSetting, Scoring
 from vitrail.evaluation.subject import Subject
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
 from vitrail.objectives.objective import ObjectiveConfig, register_objective
 from vitrail.report.page import Section, Table
-from vitrail.tasks.assessment import check_outputs, measure_row, note_missing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from vitrail.data.geometry import Geometry
+
+
+COUNT = "count"  # in the row of a score: how many images it is of
+
+
+def check_outputs(card: Card, num_outputs: int, names: Sequence[str], outputs: str, where: str) -> None:
+    """DataError where the outputs of a network are not the `names` that the data in `where` have; `outputs` says what
+    these are, in words."""
+    if num_outputs != len(names):
+        raise DataError(f"{where} has {outputs}, and the network {num_outputs:,}; fine-tune it on these data")
+    different = [at for at, name in enumerate(card.labels or names) if name != names[at]]
+    if card.labels is not None and different:
+        at = different[0]
+        raise DataError(
+            f"output {at} of the network is {card.labels[at]!r}, and in {where} it is {names[at]!r}; give data with "
+            "the same names in the same order, or fine-tune it on these"
+        )
+
+
+def measure_row(
+    row: Mapping[str, Any], criteria: Sequence[Criterion], intervals: Mapping[str, Interval | None], count: int
+) -> tuple[Measure, ...]:
+    """The finite numbers of a score's row: first those of the criteria, called by their titles."""
+    known = {criterion.name: criterion for criterion in criteria}
+    found: list[Measure] = []
+    for name in (*known, *(name for name in row if name not in known and name != COUNT)):
+        criterion, value = known.get(name, Criterion(name=name)), row.get(name)
+        if isinstance(value, int | float) and math.isfinite(value):
+            title = criterion.title or name.replace("_", " ")
+            unit = "share" if criterion.share else "number"
+            found.append(measured(title, float(value), intervals.get(name), count, unit))
+    return tuple(found)
+
+
+def note_missing(row: Mapping[str, Any], left: int) -> list[str]:
+    """Images that were read and have no target, and numbers that are none."""
+    notes: list[str] = []
+    if left:
+        have = "image has no target and counts" if left == 1 else "images have no target and count"
+        notes.append(f"{left:,} {have} for nothing")
+    unsound = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+    return notes + [f"{name} is {row[name]} and is left out" for name in unsound]
+
 
 EXTREMES: Final = 12  # of the best and the worst images, those that the page of an evaluation shows
 PRINTED: Final = 25  # rows above which a table is on the page alone

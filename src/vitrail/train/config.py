@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin
 
+from vitrail.core.config_overrides import hints, members
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.core.shapes import times
-from vitrail.core.values import hints, members
+from vitrail.core.text import times
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.data.transforms.mix import Mix
+from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.distributed import parallel
 from vitrail.models.family import ModelConfig
-from vitrail.objectives.build import ObjectiveConfig
+from vitrail.objectives.registry import ObjectiveConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
 

@@ -15,39 +15,34 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from vitrail.checkpoint.store.saved import Saved
-from vitrail.checkpoint.store.store import Store
+from vitrail.checkpoint.store.reader import Saved
+from vitrail.checkpoint.store.writer import Store
 from vitrail.core.errors import DataError, Exploded, OutOfMemory, TrainingError, VitrailError
-from vitrail.data.ledger import Ledger, Unreadable
 from vitrail.data.loader import Batch, blamed
-from vitrail.data.order import Order
-from vitrail.distributed.accord import Accord
-from vitrail.distributed.world import World
+from vitrail.data.randomness import Order
+from vitrail.data.unreadable_log import Ledger, Unreadable
+from vitrail.distributed.collectives import Accord
+from vitrail.distributed.process_group import World
 from vitrail.optim.schedules import rate
-from vitrail.report.panels import State
+from vitrail.report.sections import State
 from vitrail.tasks.registry import task_of
-from vitrail.train import memory, messages, signals
-from vitrail.train.baseline import baseline, compare_scores, find_obstacle
-from vitrail.train.build import Parts, assemble
-from vitrail.train.chosen import score_chosen
+from vitrail.train.assemble import Parts, assemble
+from vitrail.train.closed_form_baseline import baseline, compare_scores, find_obstacle
 from vitrail.train.config import ResolvedRun, Run
-from vitrail.train.export import provenance_of, take_provenance, write_weights
-from vitrail.train.folder.appended import plain
-from vitrail.train.folder.layout import BEST, LAST
-from vitrail.train.folder.run import RunFolder
-from vitrail.train.meter import Meter, Reading
-from vitrail.train.observer import STEP, Observer, Silent, advance_of
-from vitrail.train.pace import Pace
-from vitrail.train.pictures import Pictures, find_pictures
-from vitrail.train.presentation import present
-from vitrail.train.provenance import KEY, note_seen, training_records
-from vitrail.train.report import METRICS, read_metrics
+from vitrail.train.data_splits import KEY, Pictures, find_pictures, note_seen, training_records
+from vitrail.train.report.page import METRICS, read_metrics
+from vitrail.train.report_inputs import present
 from vitrail.train.resolve import resolve, summary
-from vitrail.train.result import Result
-from vitrail.train.resume import open_folder, resume
-from vitrail.train.rows import describe_score
-from vitrail.train.scoring import Best, Scored, Scorer, check_fewshot
-from vitrail.train.state import fault_in, pieces, state_of
+from vitrail.train.resume import fault_in, open_folder, pieces, resume, state_of
+from vitrail.train.run_folder.files import BEST, LAST, plain
+from vitrail.train.run_folder.metric_rows import describe_score
+from vitrail.train.run_folder.run import RunFolder, provenance_of, take_provenance, write_weights
+from vitrail.train.runtime import cost as memory
+from vitrail.train.runtime import messages
+from vitrail.train.runtime import observer as signals
+from vitrail.train.runtime.observer import STEP, Observer, Silent, advance_of
+from vitrail.train.runtime.throughput import Meter, Pace, Reading
+from vitrail.train.scoring import Best, Result, Scored, Scorer, check_fewshot, score_chosen
 
 FIRST_STEPS = 3  # in which running out of memory is answered by smaller micro-batches
 REPORT_S = 60.0  # between two reports while nothing is scored

@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitrail.checkpoint.store.saved import latest
+from vitrail.checkpoint.store.reader import latest
 from vitrail.core.errors import ConfigError
-from vitrail.data.ledger import Ledger
 from vitrail.data.loader import Batch
 from vitrail.data.targets import ClassLabels
-from vitrail.distributed.world import World
-from vitrail.optim.clipping import total_norm
+from vitrail.data.unreadable_log import Ledger
+from vitrail.distributed.process_group import World
+from vitrail.optim.optimiser import total_norm
 from vitrail.tasks.registry import targets_of
-from vitrail.train.baseline import kept_head
-from vitrail.train.build import assemble
+from vitrail.train.assemble import assemble
+from vitrail.train.closed_form_baseline import kept_head
 from vitrail.train.config import Run
-from vitrail.train.pictures import Pictures
+from vitrail.train.data_splits import Pictures
 from vitrail.train.resolve import resolve
 from vitrail.train.step import divided, seed_generators
 

@@ -7,23 +7,22 @@ from pathlib import Path
 import torch
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.shapes import times
+from vitrail.core.text import times
+from vitrail.data.device_dataset import first_size
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.resident import first_size
-from vitrail.distributed.device import name_device
-from vitrail.distributed.world import World
-from vitrail.evaluation.compute import training_flops
+from vitrail.distributed.process_group import World, name_device
+from vitrail.evaluation.speed import training_flops
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted, network_name
-from vitrail.objectives.build import weights_in
+from vitrail.objectives.registry import weights_in
 from vitrail.optim.schedules import rate
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import targets_of, task_of
-from vitrail.train import memory
-from vitrail.train.baseline import wanted
+from vitrail.train.batches import may_reside
+from vitrail.train.closed_form_baseline import wanted
 from vitrail.train.config import RECORDED, Compilation, ResolvedData, ResolvedRun, Run, to_stage
-from vitrail.train.feed import may_reside
-from vitrail.train.pictures import Pictures
+from vitrail.train.data_splits import Pictures
+from vitrail.train.runtime import cost as memory
 
 MOST_ON_HOST = 128  # images at once on a CPU: more is no faster
 MOST_ON_DEVICE = 1024

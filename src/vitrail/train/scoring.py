@@ -1,36 +1,51 @@
 """Scoring along the way: the watched split, the one for the end, and closed-form few-shot of another source (4.1).
 
 A run that learns from labels is scored by its answers, one without by its features (unlabelled.py).
+
+The weights that a run stands for: the best ones where a held-out split chooses, else the last.
+
+`RUN` means them everywhere, so the score of the end and everything that the report shows belong to them.
+
+What came of a run.
 """
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from vitrail.core.errors import DataError
+from vitrail.checkpoint.bundle import Bundle
+from vitrail.checkpoint.import_weights import read_bundle
+from vitrail.core.errors import DataError, VitrailError
 from vitrail.data.collection import Collection, open_collection
-from vitrail.data.ledger import Ledger
+from vitrail.data.dataset import Source
 from vitrail.data.loader import Batch
-from vitrail.data.source import Source
+from vitrail.data.unreadable_log import Ledger
+from vitrail.distributed.meta_init import local, put
 from vitrail.distributed.parallel import Parallel
-from vitrail.distributed.world import World
-from vitrail.evaluation.features import features
-from vitrail.evaluation.fewshot import fewshot
-from vitrail.evaluation.metric import Criterion, is_better, score_batches
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.fewshot import fewshot
+from vitrail.evaluation.metrics.metric import Criterion, is_better, score_batches
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import targets_of, task_of
 from vitrail.tasks.task import Task, TaskScore
-from vitrail.train.build import Parts
+from vitrail.train.assemble import Parts
+from vitrail.train.batches import Sweep
+from vitrail.train.closed_form_baseline import Row
 from vitrail.train.config import Evaluation, ResolvedRun
-from vitrail.train.feed import Sweep
-from vitrail.train.observer import Advance, count_batches, ignore
-from vitrail.train.pictures import Pictures
-from vitrail.train.unlabelled import Look, Seen
+from vitrail.train.data_splits import Pictures
+from vitrail.train.run_folder.files import BEST, LAST
+from vitrail.train.run_folder.run import RunFolder
+from vitrail.train.runtime.observer import Advance, count_batches, ignore
+from vitrail.train.selfsup_scoring import Look, Seen
 
 EXTREMES = 12  # best and worst pictures for the report
 EVALUATION_BATCH = 256
@@ -248,3 +263,81 @@ def check_fewshot(evaluation: Evaluation) -> None:
             f"evaluation.fewshot={evaluation.fewshot}: class {collection.classes[counts.argmin()]} has {counts.min()} "
             f"training pictures, {max(evaluation.shots)} shots were asked for; use fewer (evaluation.shots)"
         )
+
+
+class FinalScore(NamedTuple):
+    """The row of the split for the end, where there is one, and what the report shows."""
+
+    row: dict[str, Any] | None
+    shown: Scored | None
+
+
+def score_chosen(
+    scorer: Scorer, folder: RunFolder, *, step: int, current: dict[str, Any] | None, shown: Scored | None
+) -> FinalScore:
+    """Scores the weights that the run stands for on the split for the end. `current` is the watched score of the last
+    weights, those of `step`. Without such a split the report is completed, where it does not show them yet, as after a
+    resume."""
+    pictures = scorer.pictures
+    best = read_best(folder.path / BEST, scorer.world, folder.note)
+    chosen = step if best is None else int(best.card.provenance.get("step", step))
+    if best is None and current is not None and pictures.watched == pictures.tested:
+        return FinalScore({**current, "kind": "test", "weights": "last"}, shown)
+    with contextlib.nullcontext() if best is None else in_place(best.tensors, scorer.parts):
+        if pictures.test is None:
+            if best is not None and pictures.chooses and (shown is None or shown.step != chosen):
+                scorer.score("watch", chosen, as_is=True)
+                return FinalScore(None, scorer.latest)
+            return FinalScore(None, shown)
+        row = scorer.score("test", chosen, as_is=best is not None)
+        return FinalScore({**row, "weights": "last" if best is None else "best"}, scorer.latest)
+
+
+def read_best(path: Path, world: World, tell: Callable[[str], None]) -> Bundle | None:
+    """The best weights of a run, in every process; none where there are none, or where one cannot read them."""
+    found, refused = None, ""
+    if world.agree(path.exists()):
+        try:
+            found = read_bundle(path)
+        except (OSError, VitrailError) as error:
+            refused = str(error)
+    if refused := next(filter(None, world.gather(refused)), ""):
+        tell(f"the best weights cannot be read, so the last ones are scored: {refused}")
+        return None
+    return found
+
+
+@contextlib.contextmanager
+def in_place(tensors: Mapping[str, Tensor], parts: Parts) -> Generator[None]:
+    """The network with these weights while the context lasts."""
+    live = parts.objective.learnt.state_dict(keep_vars=True)
+    before = {name: tensor.detach().clone() for name, tensor in live.items()}
+    try:
+        with torch.no_grad():
+            for name, tensor in live.items():
+                part, shape, start = local(tensor.detach())
+                put(tensor.detach(), tensors[name][start : start + part.shape[0]] if shape else tensors[name])
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in live.items():
+                tensor.detach().copy_(before[name])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """How a run ended: "done", or "interrupted" and can be resumed."""
+
+    folder: Path
+    state: str
+    step: int
+    best: Best
+    test: dict[str, Any] | None  # of the weights that the run stands for
+    watch: dict[str, Any] | None  # of the last weights
+    baseline: dict[str, Row]  # closed form on the frozen features, by split
+
+    @property
+    def weights(self) -> Path:
+        """What the run stands for: the best weights where it chose some, else the last."""
+        best = self.folder / BEST
+        return best if best.exists() else self.folder / LAST

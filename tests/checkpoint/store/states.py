@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.store.pieces import Piece
-from vitrail.checkpoint.store.saved import Saved
-from vitrail.checkpoint.store.store import Store
+from vitrail.checkpoint.store.manifest import Piece
+from vitrail.checkpoint.store.reader import Saved
+from vitrail.checkpoint.store.writer import Store
 
 
 def state(seed: int) -> dict[str, Tensor]:

@@ -16,11 +16,10 @@ import torch
 
 from tests.checkpoint.store.states import closed, collected, no_message, same, saved_once, shared, state, whole
 from tests.forked import reports
-from vitrail.checkpoint.store import points
-from vitrail.checkpoint.store.layout import places
-from vitrail.checkpoint.store.points import CRASH_POINTS
-from vitrail.checkpoint.store.saved import Saved, latest
-from vitrail.checkpoint.store.store import Store
+from vitrail.checkpoint.store import layout as points
+from vitrail.checkpoint.store.layout import CRASH_POINTS, places
+from vitrail.checkpoint.store.reader import Saved, latest
+from vitrail.checkpoint.store.writer import Store
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +136,7 @@ def test_one_of_two_processes_killed_at_every_point(
         folder = tmp_path / str(number)
         saved_once(folder, 1, world=2)
         with monkeypatch.context() as patch:  # the one that is left need not wait long for the one that is killed
-            patch.setattr("vitrail.checkpoint.store.store.GRACE", 0.25)
+            patch.setattr("vitrail.checkpoint.store.writer.GRACE", 0.25)
             ended = two_processes(folder, kill_rank, number)
         if ended == [0, 0]:  # past its last point
             break

@@ -9,10 +9,10 @@ import pytest
 from torch import Tensor
 
 from tests.checkpoint.store.states import collected, no_message, same, saved_once, state
-from vitrail.checkpoint.files.seal import write_sealed
+from vitrail.checkpoint.files.sealed_file import write_sealed
 from vitrail.checkpoint.store.layout import MANIFEST
 from vitrail.checkpoint.store.manifest import read_manifest, write_manifest
-from vitrail.checkpoint.store.saved import latest, note_of, open_saved, verify
+from vitrail.checkpoint.store.reader import latest, note_of, open_saved, verify
 from vitrail.core.errors import CorruptWeights, WeightsError
 
 

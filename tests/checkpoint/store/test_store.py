@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from tests.checkpoint.store.states import closed, collected, no_message, same, saved_once, shared, state, whole
-from vitrail.checkpoint.store import points
+from vitrail.checkpoint.store import layout as points
 from vitrail.checkpoint.store.layout import MANIFEST, places
-from vitrail.checkpoint.store.pieces import Piece
-from vitrail.checkpoint.store.saved import latest, open_saved, verify
-from vitrail.checkpoint.store.store import Store
+from vitrail.checkpoint.store.manifest import Piece
+from vitrail.checkpoint.store.reader import latest, open_saved, verify
+from vitrail.checkpoint.store.writer import Store
 from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights
 
 
@@ -264,7 +264,7 @@ class TestSeveralProcesses:
         assert not list(tmp_path.iterdir())
 
     def test_close_does_not_wait_long_for_the_dead(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("vitrail.checkpoint.store.store.GRACE", 0.2)
+        monkeypatch.setattr("vitrail.checkpoint.store.writer.GRACE", 0.2)
         _, tell = collected()
         store = one(tmp_path, world=2, patience=600, tell=tell)
         store.save(1, shared(state(1), 0, 2), {})

@@ -26,7 +26,7 @@ from pathlib import Path
 from tests.data.decode.hostile import chunk, chunks, samples
 from tests.forked import reports
 from vitrail.core.errors import BadPicture
-from vitrail.data.decode.picture import Picture
+from vitrail.data.decode.image import Picture
 
 BATCH = 100  # files a child
 MEMORY = 1500 << 20  # bytes a child may map beyond what it was born with

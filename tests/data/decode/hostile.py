@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
-from vitrail.data.decode.picture import Picture
+from vitrail.data.decode.image import Picture
 
 Values = Sequence[int]
 

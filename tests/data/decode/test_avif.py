@@ -11,8 +11,7 @@ from PIL import Image
 from vitrail.core.errors import BadPicture
 from vitrail.data.decode.bounds import Walk
 from vitrail.data.decode.headers import read_header
-from vitrail.data.decode.picture import Picture
-from vitrail.data.decode.support import suffixes
+from vitrail.data.decode.image import Picture, suffixes
 
 KINDS = ["AVIF", pytest.param("HEIF", marks=pytest.mark.skipif(".heic" not in suffixes(), reason="no pillow-heif"))]
 
@@ -122,7 +121,7 @@ def test_many_empty_boxes_are_refused() -> None:
 
 
 def test_a_heic_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrail.data.decode import picture
+    from vitrail.data.decode import image as picture
 
     def missing(name: str) -> None:
         raise ImportError(name)
@@ -133,7 +132,7 @@ def test_a_heic_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPa
 
 
 def test_sequence_headers_are_read() -> None:
-    from vitrail.data.decode.bitstream import av1_size
+    from vitrail.data.decode.heif import av1_size
 
     with pytest.raises(BadPicture, match="sequence header"):
         av1_size([b"\x12\x00"], Walk("AVIF", b""))

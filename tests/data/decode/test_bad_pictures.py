@@ -16,9 +16,8 @@ from PIL.PngImagePlugin import PngInfo
 from tests.data.decode import hostile
 from tests.data.decode.hostile import chunk, photo, pixels, png, saved, tiff_of
 from vitrail.core.errors import BadPicture
-from vitrail.data.decode.cost import SMALL
 from vitrail.data.decode.headers import FORMATS
-from vitrail.data.decode.picture import DECODERS, MAX_PIXELS, Picture
+from vitrail.data.decode.image import DECODERS, MAX_PIXELS, SMALL, Picture
 
 PHOTO = photo()
 
@@ -146,7 +145,7 @@ import resource, sys, warnings
 warnings.simplefilter("error")
 from pathlib import Path
 from vitrail.core.errors import BadPicture
-from vitrail.data.decode.picture import Picture
+from vitrail.data.decode.image import Picture
 files = sorted(Path(sys.argv[1]).iterdir())
 Picture(files[0].read_bytes()).rgb()
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -18,7 +18,7 @@ from tests.data.decode import hostile
 from tests.data.decode.hostile import chunk, photo, pixels, saved, tiff
 from vitrail.core.errors import BadPicture
 from vitrail.data.decode.bounds import FREE
-from vitrail.data.decode.picture import Picture
+from vitrail.data.decode.image import Picture
 
 PHOTO = photo()
 MANY = 150_000  # pieces: as many steps as this are far too many

@@ -10,8 +10,7 @@ from PIL import Image
 
 from tests.data.decode.hostile import photo, saved
 from vitrail.core.errors import BadPicture
-from vitrail.data.decode.cost import decoding_bytes
-from vitrail.data.decode.picture import Picture
+from vitrail.data.decode.image import Picture, decoding_bytes
 
 KINDS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
 
@@ -65,8 +64,8 @@ MEASURE = """
 import sys
 from pathlib import Path
 from PIL import Image
-from vitrail.data.decode.cost import decoding_bytes
-from vitrail.data.decode.picture import Picture
+from vitrail.data.decode.image import decoding_bytes
+from vitrail.data.decode.image import Picture
 
 def most():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024

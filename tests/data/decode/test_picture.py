@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from tests.data.decode import hostile
 from tests.data.decode.hostile import chunk, exif, photo, pixels, png, saved, segment, tiff_of, with_segments
 from vitrail.core.errors import BadPicture
-from vitrail.data.decode.picture import Picture, upright_rgb
+from vitrail.data.decode.image import Picture, upright_rgb
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 PHOTO = photo()

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.core.errors import BadPicture
+from vitrail.data.dataset import Source
 from vitrail.data.labels import Labels
-from vitrail.data.source import Source
 
 SUFFIXES: Final = (".webp", ".jpg", ".jpeg", ".png")
 

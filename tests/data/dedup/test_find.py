@@ -13,15 +13,15 @@ from PIL import Image
 
 from tests.data.dedup.planted import COPIES, Files, encoded, mirrored, plant, scenes, score
 from vitrail.core.errors import ConfigError, DataError, WorkerDied
-from vitrail.data.dedup import pool
-from vitrail.data.dedup.find import Job, Outcome, find
-from vitrail.data.dedup.pairs import KINDS
-from vitrail.data.dedup.prints import prints_of
+from vitrail.data.dataset import Arrays, Source
+from vitrail.data.dedup import deduplicate as pool
+from vitrail.data.dedup.block_files import KINDS
+from vitrail.data.dedup.deduplicate import Job, Outcome, find
+from vitrail.data.dedup.fingerprints import prints_of
+from vitrail.data.dedup.match import Method
+from vitrail.data.dedup.pairs_page import write_page
 from vitrail.data.dedup.record import Record, bit_table, checked_against
-from vitrail.data.dedup.search import Method
-from vitrail.data.dedup.show import write_page
-from vitrail.data.selection import Selection
-from vitrail.data.source import Arrays, Source
+from vitrail.data.splits import Selection
 
 
 def run(tmp_path: Path, train: Source, *, out: str = "out", cache: str = "cache", **rest: object) -> Outcome:

@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from tests.data.dedup.planted import cropped, mirrored, scene
 from vitrail.core.errors import DataError
-from vitrail.data.dedup.blocks import waited_for
-from vitrail.data.dedup.embedding import alike
-from vitrail.data.dedup.exact import digest, equal
-from vitrail.data.dedup.pairs import PAIR, groups, joined, pairs
-from vitrail.data.dedup.perceptual import VIEWS, WINDOWS, closest, hashes
-from vitrail.data.dedup.prints import thumbnail
-from vitrail.data.dedup.registration import Small, distances
+from vitrail.data.dedup.align_pair import Small, distances
+from vitrail.data.dedup.block_files import PAIR, groups, joined, pairs, waited_for
+from vitrail.data.dedup.fingerprints import thumbnail
+from vitrail.data.dedup.match import alike
+from vitrail.data.dedup.perceptual_hash import VIEWS, WINDOWS, closest, digest, equal, hashes
 
 
 def grey(count: int, seed: int = 0) -> np.ndarray:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.dedup.planted import Files, plant, score, tar_files
-from vitrail.data.dedup.find import Job, find
+from vitrail.data.dedup.deduplicate import Job, find
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 PHOTOGRAPHS, PETS = DATA / "imagenet_val_1000.tar", DATA / "pets_test.tar"

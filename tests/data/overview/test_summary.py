@@ -8,9 +8,11 @@ from PIL import Image
 
 from vitrail.core.errors import BadPicture, WorkerDied
 from vitrail.data.collection import Collection, agree, open_collection
+from vitrail.data.dataset import Arrays, Source
 from vitrail.data.labels import Labels
-from vitrail.data.overview import samples, summary, survey
-from vitrail.data.source import Arrays, Source
+from vitrail.data.tools import overview as samples
+from vitrail.data.tools import overview as summary
+from vitrail.data.tools import overview as survey
 
 
 @pytest.fixture

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.core.errors import BadLabels, BadPicture, ConfigError, DataError, WorkerDied
-from vitrail.data.decode.indices import read_indices
+from vitrail.data.dataset import Arrays, Encoded, Source, Subset
+from vitrail.data.decode.image import read_indices
 from vitrail.data.labels import Labels
-from vitrail.data.packing import pack as packing
-from vitrail.data.packing import pool, write
-from vitrail.data.packing.encode import key
-from vitrail.data.packing.pack import PackReport, pack
 from vitrail.data.readers import shards
-from vitrail.data.source import Arrays, Encoded, Source, Subset
+from vitrail.data.tools import pack as packing
+from vitrail.data.tools import shard_writer as pool
+from vitrail.data.tools import shard_writer as write
+from vitrail.data.tools.pack import PackReport, pack
+from vitrail.data.tools.shard_writer import key
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 SHARD = 20_480

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitrail.core.errors import DataError
 from vitrail.data.collection import open_collection
-from vitrail.data.readers.named.real import read_real
+from vitrail.data.datasets.imagenet import read_real
 
 LIMIT = 32 << 20  # bytes
 NUMBERS = (60_000_000, 2**31, 2**40, 2**63, 10**30, -1, -7, 0.5, float("nan"), float("inf"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.data.readers import digits
+from vitrail.data.readers import arrays as digits
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "docs" / "figures" / "digits.py"
@@ -14,7 +14,7 @@ ASSET = ROOT / "src" / "vitrail" / "assets" / "digits.npz"
 
 
 def test_splits_are_stratified_and_disjoint() -> None:
-    splits = digits.read()
+    splits = digits.read_digits()
     train, test = splits["train"], splits["test"]
     assert (len(train), len(test)) == (1437, 360)
     assert train.classes == test.classes == tuple("0123456789")
@@ -28,7 +28,7 @@ def test_ink_fills_the_range_and_a_sample_is_a_picture() -> None:
     pictures, labels = digits.scans()
     assert (pictures.shape, pictures.dtype, labels.shape) == ((1797, 8, 8), np.uint8, (1797,))
     assert (pictures.min(), pictures.max()) == (0, 255)
-    source = digits.read()["test"]
+    source = digits.read_digits()["test"]
     assert source.picture(3).size == (8, 8)
     assert source.picture(3).rgb().mode == "RGB"
     assert source.name(3) == "digits/test[3]"

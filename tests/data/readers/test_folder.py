@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from vitrail.core.errors import BadLabels, BadPicture, DataError
-from vitrail.data.readers import folder, recognise
+from vitrail.data.readers import detect_format as recognise
+from vitrail.data.readers import folder
 from vitrail.data.readers.folder import Files
 
 

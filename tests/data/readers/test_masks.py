@@ -13,10 +13,10 @@ from PIL import Image
 
 from vitrail.core.errors import BadLabels, BadPicture, DataError
 from vitrail.data.collection import Collection, open_collection
-from vitrail.data.decode.indices import read_indices
+from vitrail.data.dataset import Source
+from vitrail.data.decode.image import read_indices
 from vitrail.data.readers import masks
 from vitrail.data.readers.masks import MaskedFiles
-from vitrail.data.source import Source
 from vitrail.data.splits import dev_split, share_split
 
 NAMES = ("wall", "door", "window")

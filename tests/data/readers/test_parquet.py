@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from vitrail.core.errors import BadLabels, BadPicture, DataError, SourceNotFound
-from vitrail.data.readers import arrays, columns, parquet
-from vitrail.data.source import Source
+from vitrail.data.dataset import Source
+from vitrail.data.readers import arrays, parquet
+from vitrail.data.readers import arrow_columns as columns
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -56,7 +57,7 @@ def test_files_as_the_hub_lays_them_out(tmp_path: Path) -> None:
 def test_random_access_keeps_little_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(table(60), tmp_path / "x.parquet", row_group_size=5)
     source = parquet.read(tmp_path / "x.parquet")["train"]
-    assert isinstance(source, columns.Rows)
+    assert isinstance(source, columns.TableDataset)
     monkeypatch.setattr(columns, "BUDGET", 3 * source.blocks.load(0).nbytes)
     for i in np.random.default_rng(0).permutation(60):
         assert source.read(int(i)) == picture(int(i))

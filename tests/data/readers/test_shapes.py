@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from vitrail.core.errors import ConfigError, UnknownName
-from vitrail.data.readers import shapes
-from vitrail.data.readers.shapes import CLASSES, COLOURS, POSITIONS, SIZES, Shapes
+from vitrail.data.readers import synthetic_shapes as shapes
+from vitrail.data.readers.synthetic_shapes import CLASSES, COLOURS, POSITIONS, SIZES, Shapes
 
 LABELS = ("shape", "colour", "position", "size")
 FINGERPRINTS = {  # of the first hundred images; runs of 0.1.0 resume by them

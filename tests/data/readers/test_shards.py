@@ -16,9 +16,9 @@ import pytest
 from PIL import Image
 
 from vitrail.core.errors import BadLabels, BadPicture, DataError, SourceNotFound
-from vitrail.data.order import Order
+from vitrail.data.randomness import Order
 from vitrail.data.readers import shards
-from vitrail.data.readers.naming import by_split, expand
+from vitrail.data.readers.detect_format import by_split, expand
 from vitrail.data.readers.shards import index, reader
 from vitrail.data.readers.shards.index import Index
 from vitrail.data.readers.shards.tar import Tar

@@ -7,7 +7,7 @@ from PIL import Image
 
 from vitrail.core.errors import DataError
 from vitrail.data.collection import Collection, open_collection
-from vitrail.data.readers.split_folders import split_in_name
+from vitrail.data.readers.folder import split_in_name
 
 
 def tree(root: Path, *names: str) -> Path:

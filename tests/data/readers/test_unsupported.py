@@ -8,7 +8,7 @@ from PIL import Image
 from vitrail.cli.predict_pictures import listing
 from vitrail.core.errors import DataError
 from vitrail.data.collection import open_collection
-from vitrail.data.decode import support
+from vitrail.data.decode import image as support
 
 
 @pytest.fixture(autouse=True)

@@ -11,17 +11,21 @@ from torch import Tensor
 
 from tests.data.transforms.test_crop import drawn, pixels
 from vitrail.core.errors import ConfigError
-from vitrail.data.decode.picture import Picture
-from vitrail.data.draws import Draws
-from vitrail.data.parcel import Parcel
-from vitrail.data.transforms.augmentation import Augmentation, cifar, inception, multi_crop, three_augment
+from vitrail.data.decode.image import Picture
+from vitrail.data.prefetch import Parcel
+from vitrail.data.randomness import Draws
+from vitrail.data.transforms.augmentation import (
+    Augmentation,
+    RandomErasing,
+    cifar,
+    inception,
+    multi_crop,
+    three_augment,
+)
 from vitrail.data.transforms.batched import BatchedAugmentation, run, supported, unsupported
-from vitrail.data.transforms.batched_operations import Moves, bells, grey
+from vitrail.data.transforms.batched_ops import Moves, bells, grey
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
-from vitrail.data.transforms.erase import RandomErasing
-from vitrail.data.transforms.operations import OPERATIONS
-from vitrail.data.transforms.policy import Distort, RandAugment, ThreeAugment
-from vitrail.data.transforms.programme import NUMBER, Programme
+from vitrail.data.transforms.policy import NUMBER, OPERATIONS, Distort, Programme, RandAugment, ThreeAugment
 
 SMOOTH = np.stack([pixels(32, 40, seed) for seed in range(24)])
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -13,8 +13,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from vitrail.core.errors import ConfigError
-from vitrail.data.decode.picture import Picture
-from vitrail.data.draws import Draws
+from vitrail.data.decode.image import Picture
+from vitrail.data.randomness import Draws
 from vitrail.data.transforms.augmentation import Augmentation, bit, cifar, inception
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.hyper_rule import hyper_rule

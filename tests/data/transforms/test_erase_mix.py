@@ -10,9 +10,9 @@ from torchvision.transforms import v2
 
 from tests.data.transforms.test_crop import drawn
 from vitrail.core.errors import ConfigError
-from vitrail.data.draws import Draws
-from vitrail.data.transforms.erase import RandomErasing
-from vitrail.data.transforms.mix import Mix, one_hot
+from vitrail.data.randomness import Draws
+from vitrail.data.transforms.augmentation import RandomErasing
+from vitrail.data.transforms.mixup_cutmix import Mix, one_hot
 
 
 def test_erased_boxes_are_distributed_as_torchvision_draws_them() -> None:

@@ -14,8 +14,8 @@ from torchvision.transforms.v2 import functional as F
 
 from tests.data.transforms.test_crop import drawn, pixels
 from vitrail.core.errors import ConfigError
-from vitrail.data.decode.picture import Picture
-from vitrail.data.draws import Draws
+from vitrail.data.decode.image import Picture
+from vitrail.data.randomness import Draws
 from vitrail.data.transforms.augmentation import (
     Augmentation,
     inception,
@@ -25,9 +25,7 @@ from vitrail.data.transforms.augmentation import (
     views,
 )
 from vitrail.data.transforms.crop import InceptionCrop, Squash
-from vitrail.data.transforms.operations import OPERATIONS
-from vitrail.data.transforms.policy import Distort, RandAugment, ThreeAugment
-from vitrail.data.transforms.programme import NUMBER
+from vitrail.data.transforms.policy import NUMBER, OPERATIONS, Distort, RandAugment, ThreeAugment
 
 THEIRS = {
     "identity": "Identity",

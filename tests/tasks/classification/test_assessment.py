@@ -10,14 +10,14 @@ from torch import Tensor
 from tests.distributed.pair import together
 from tests.evaluation.test_accuracy import CLASSES, COUNT, PLAIN, Linear, Torn, logits_of, pictures, scored
 from vitrail.core.errors import ConfigError, DataError
+from vitrail.data.dataset import Source
 from vitrail.data.labels import Labels
 from vitrail.data.loader import sweep
-from vitrail.data.source import Source
-from vitrail.distributed.world import World
-from vitrail.evaluation.intervals import wilson
-from vitrail.evaluation.metric import score_batches
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.metrics.intervals import wilson
+from vitrail.evaluation.metrics.metric import score_batches
 from vitrail.tasks.classification.answers import Answers, PredictionTable, judge
-from vitrail.tasks.classification.assessment import Assessment
+from vitrail.tasks.classification.metrics import Assessment
 
 NAMES = tuple("abcdefg")
 

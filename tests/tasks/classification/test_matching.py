@@ -7,7 +7,7 @@ import pytest
 
 from vitrail.core.errors import BadLabels, DataError
 from vitrail.data.labels import Labels
-from vitrail.tasks.classification.matching import match, read_names
+from vitrail.tasks.classification.answers import match, read_names
 
 PETS = ("cat", "dog", "owl")
 

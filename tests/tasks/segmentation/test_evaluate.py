@@ -15,9 +15,9 @@ from vitrail.checkpoint.bundle import card_of
 from vitrail.checkpoint.weights import fresh
 from vitrail.cli.app import main
 from vitrail.core.errors import DataError
-from vitrail.data.source import Subset
+from vitrail.data.dataset import Subset
 from vitrail.data.training_record import KEY, record_training
-from vitrail.evaluation.intervals import corrected
+from vitrail.evaluation.metrics.intervals import corrected
 from vitrail.evaluation.result import Result
 from vitrail.models.vit_config import ViTConfig
 

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from vitrail.core.shapes import Pair
+from vitrail.core.text import Pair
 from vitrail.data.geometry import Geometry
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.tasks.segmentation.palette import palette
+from vitrail.tasks.segmentation.images import palette
 from vitrail.tasks.segmentation.prediction import PredictedMask, largest, segment
 
 NAMES = ("ground", "cat", "dog", "bird", "fish")

@@ -12,9 +12,9 @@ from tests.data.masked import PIXEL_CLASSES, masked, painted
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.report.page import Table, page
-from vitrail.report.strips import Strips
+from vitrail.report.sections import Strips
+from vitrail.tasks.segmentation.images import class_colours, lay_over, palette
 from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore, SegmentedImage
-from vitrail.tasks.segmentation.palette import class_colours, lay_over, palette
 from vitrail.tasks.segmentation.report import panes_of
 from vitrail.tasks.segmentation.task import SEGMENTATION
 

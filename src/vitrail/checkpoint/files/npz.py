@@ -15,9 +15,9 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.files.archive import opened_member, pieces
-from vitrail.checkpoint.files.refusal import DOWNLOAD_AGAIN, RESAVE, refusal, shown
 from vitrail.checkpoint.files.safetensors_header import MOST_AXES, is_count
+from vitrail.checkpoint.files.torch_file import opened_member, pieces
+from vitrail.checkpoint.files.weight_errors import DOWNLOAD_AGAIN, RESAVE, refusal, shown
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights
 
 SUFFIX = ".npy"

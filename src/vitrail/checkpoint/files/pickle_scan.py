@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Final
 
-from vitrail.checkpoint.files.refusal import DOWNLOAD_AGAIN, RESAVE, refusal, shown, told
+from vitrail.checkpoint.files.weight_errors import DOWNLOAD_AGAIN, RESAVE, refusal, shown, told
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError
 
 MOST_STEPS: Final = 2_000_000  # instructions; a ViT-L with its optimiser takes under a hundred thousand

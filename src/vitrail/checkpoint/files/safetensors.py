@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitrail.checkpoint.files.refusal import DOWNLOAD_AGAIN, refusal, shown, told
 from vitrail.checkpoint.files.safetensors_header import LENGTH_BYTES, Entry, Header, header_length, parse_header
-from vitrail.checkpoint.files.seal import Seal, open_seal
+from vitrail.checkpoint.files.sealed_file import Seal, open_seal
+from vitrail.checkpoint.files.weight_errors import DOWNLOAD_AGAIN, refusal, shown, told
 from vitrail.core.errors import CorruptWeights
 
 DIAGNOSED = 8 << 20  # bytes; a longer header that the library refuses is not parsed again for a better message

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from vitrail.checkpoint.files.refusal import DOWNLOAD_AGAIN, RESAVE, refusal, shown
+from vitrail.checkpoint.files.weight_errors import DOWNLOAD_AGAIN, RESAVE, refusal, shown
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, reason_of
 
 LENGTH_BYTES = 8

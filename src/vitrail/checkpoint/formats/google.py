@@ -9,21 +9,30 @@ big_vision's positions are learned or, where the file has none, sine-cosine (`po
 vit_s16_i1k): its code knows no third kind, so a file in Linen's numbers without positions is taken for one of these.
 Kernels are stored input first (HWIO, [in, out]), q, k and v apart with a dimension for heads. JAX computed with the
 tanh GELU, eps 1e-6, and the hybrid's backbone with (std + 1e-5) and SAME padding.
+
+Google's `.npz` files of BiT ResNets (`BiT-M-R50x1.npz` and its kin), with the numerics of the original code.
 """
 
 import re
 from dataclasses import dataclass, replace
+from functools import singledispatch
 
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.formats.infer import HEADS, grid_of
-from vitrail.checkpoint.formats.plain import position_entry, require_plain
-from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, same
+from vitrail.checkpoint.formats.key_table import (
+    HEADS,
+    Entry,
+    Shapes,
+    Tensors,
+    grid_of,
+    position_entry,
+    require_plain,
+    same,
+)
 from vitrail.core.errors import ExportRefused, MismatchedWeights
-from vitrail.core.shapes import Pair, times
-from vitrail.models.config_checks import Position
-from vitrail.models.family import ModelConfig
+from vitrail.core.text import Pair, times
+from vitrail.models.family import ModelConfig, Position
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.zoo import backbone
@@ -302,3 +311,66 @@ def qkv_bias(ours: str, names: tuple[str, ...], heads: int) -> Entry:
 def out_kernel(ours: str, theirs: str, heads: int) -> Entry:
     """[D, D] here, [heads, D_h, D] there."""
     return Entry(ours, (theirs,), lambda t: (t.T.unflatten(0, (heads, -1)),), lambda ts: ts[0].flatten(0, 1).T)
+
+
+NAME = "npz-bit"
+ROOT = "resnet/root_block/standardized_conv2d/kernel"
+
+
+def recognises_bit(names: set[str]) -> bool:
+    return any("standardized_conv2d" in name for name in names)
+
+
+def modern_bit(tensors: Tensors) -> Tensors:
+    """Some files number the convolutions (`standardized_conv2d_7`) or store norm vectors as [1, 1, 1, C]."""
+    out = {re.sub(r"(standardized_conv2d|group_norm|conv2d)_\d+/", r"\1/", name): t for name, t in tensors.items()}
+    return {name: t.flatten() if name.endswith(("/gamma", "/beta")) else t for name, t in out.items()}
+
+
+def infer_bit(shapes: Shapes) -> ModelConfig:
+    unit = "resnet/block{}/unit{:02d}/a/standardized_conv2d/kernel"
+    blocks: list[int] = []
+    while unit.format(len(blocks) + 1, 1) in shapes:
+        count = 0
+        while unit.format(len(blocks) + 1, count + 1) in shapes:
+            count += 1
+        blocks.append(count)
+    channels, width = shapes.of(ROOT, 4)[2:]
+    classes = shapes.of("resnet/head/conv2d/kernel", 4)[3] if "resnet/head/conv2d/kernel" in shapes else 0
+    return ResNetConfig(
+        blocks=tuple(blocks), factor=width / 64, channels=channels, classes=classes, image=shapes.image or (224, 224)
+    )
+
+
+@singledispatch
+def bit_table(config: ModelConfig) -> list[Entry]:
+    raise ExportRefused(f"{NAME} holds BiT ResNets; this network is a {config.title}")
+
+
+@bit_table.register
+def _(c: ResNetConfig) -> list[Entry]:
+    if (c.unit, c.root, c.mixing) != ("preactivation", "7x7", "convolution"):
+        raise ExportRefused(f"{NAME} has no place for field unit={c.unit!r}, root={c.root!r} or mixing={c.mixing!r}")
+    rows = [conv("trunk.root.weight", ROOT)]
+    for stage, count in enumerate(c.blocks):
+        for unit in range(count):
+            here, there = f"trunk.stages.{stage}.{unit}.", f"resnet/block{stage + 1}/unit{unit + 1:02d}/"
+            for part, letter in enumerate("abc", start=1):
+                rows += [conv(f"{here}conv{part}.weight", f"{there}{letter}/standardized_conv2d/kernel")]
+                rows += bit_norm(f"{here}norm{part}", f"{there}{letter}/group_norm")
+            if unit == 0:
+                rows += [conv(f"{here}project.weight", f"{there}a/proj/standardized_conv2d/kernel")]
+    rows += bit_norm("norm", "resnet/group_norm")
+    return rows + (_head() if c.classes else [])
+
+
+def bit_norm(ours: str, theirs: str) -> list[Entry]:
+    return [same(f"{ours}.weight", f"{theirs}/gamma"), same(f"{ours}.bias", f"{theirs}/beta")]
+
+
+def _head() -> list[Entry]:
+    """A matrix [K, F] here, a 1x1 convolution [1, 1, F, K] there."""
+    kernel = Entry(
+        "head.weight", ("resnet/head/conv2d/kernel",), lambda t: (t.T[None, None],), lambda ts: ts[0].flatten(0, 2).T
+    )
+    return [kernel, same("head.bias", "resnet/head/conv2d/bias")]

@@ -8,10 +8,18 @@ import re
 from functools import singledispatch
 from typing import Any, cast
 
-from vitrail.checkpoint.formats.plain import position_entry, require_plain
-from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, both, parted, same
+from vitrail.checkpoint.formats.key_table import (
+    Entry,
+    Shapes,
+    Tensors,
+    both,
+    parted,
+    position_entry,
+    require_plain,
+    same,
+)
 from vitrail.core.errors import ExportRefused, MismatchedWeights
-from vitrail.core.shapes import Pair, pair
+from vitrail.core.text import Pair, pair
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig

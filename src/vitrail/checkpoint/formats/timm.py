@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import Any, get_args
 
-from vitrail.checkpoint.formats.infer import grid_of, heads_of
-from vitrail.checkpoint.formats.table import Entry, Shapes, both, pointwise, same
+from vitrail.checkpoint.formats.key_table import Entry, Shapes, both, grid_of, heads_of, pointwise, same
 from vitrail.core.errors import ExportRefused, MismatchedWeights
-from vitrail.core.shapes import Pair
+from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Interpolation, Preprocessing
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig

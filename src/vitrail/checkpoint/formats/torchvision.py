@@ -1,8 +1,16 @@
 """torchvision's `vit_*` state dicts, with today's names; the `mlp.linear_1` of older files is read too."""
 
-from vitrail.checkpoint.formats.infer import grid_of, heads_of
-from vitrail.checkpoint.formats.plain import position_entry, require_plain
-from vitrail.checkpoint.formats.table import Entry, Shapes, Tensors, both, same
+from vitrail.checkpoint.formats.key_table import (
+    Entry,
+    Shapes,
+    Tensors,
+    both,
+    grid_of,
+    heads_of,
+    position_entry,
+    require_plain,
+    same,
+)
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
 

@@ -9,6 +9,8 @@
     .removing-00000900-TOKEN/                being removed
 
 So a crash at any moment leaves whole checkpoints under their names, and beside them only what the next start clears.
+
+The moments of a save at which a crash leaves something new behind, so that a test can crash at each of them.
 """
 
 import contextlib
@@ -16,11 +18,54 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from vitrail.checkpoint.store.points import at
-from vitrail.core.storage import sync_folder
+from vitrail.core.atomic_files import sync_folder, unobserved
+
+_FILE: Final = (
+    "before write",
+    "after write",
+    "before sync",
+    "after sync",
+    "before rename",
+    "after rename",
+    "after folder sync",
+)
+
+CRASH_POINTS: Final = (
+    "saving: before make",
+    "saving: after make",
+    *(f"shard: {moment}" for moment in _FILE),
+    *(f"part: {moment}" for moment in _FILE[:-1]),  # of every process but the first
+    *(f"manifest: {moment}" for moment in _FILE),
+    "part: before unlink",
+    "part: after unlink",
+    "replaced: before rename",  # a checkpoint of the same step that is no longer wanted steps aside
+    "replaced: after rename",
+    "checkpoint: before rename",
+    "checkpoint: after rename",
+    "checkpoint: after folder sync",
+    "old: before rename",
+    "old: after rename",
+    "old: before unlink",
+    "old: after unlink",
+    "old: after remove",
+)
+
+reached: Callable[[str], None] = unobserved
+"""Told of each point as a save comes to it. A test puts its own here; nothing else does."""
+
+
+def at(what: str) -> Callable[[str], None]:
+    """Tells `reached` of the moments of one thing that is written."""
+
+    def tell(moment: str) -> None:
+        reached(f"{what}: {moment}")
+
+    return tell
+
 
 FOLDER: Final = "checkpoints"
 MANIFEST: Final = "checkpoint.json"

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias, get_args
 from vitrail.cli.options.grammar import add_out
 from vitrail.cli.options.groups import add_labels
 from vitrail.cli.options.trace import image_size
-from vitrail.core.shapes import Pair
-from vitrail.models.config_checks import CHOICES, Position
+from vitrail.core.text import Pair
+from vitrail.models.family import CHOICES, Position
 
 NumberType: TypeAlias = Literal["float32", "bfloat16", "float16"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from vitrail.checkpoint.shipped import DEFAULT
+from vitrail.checkpoint.bundled_weights import DEFAULT
 from vitrail.cli.options.grammar import add_data_word
 from vitrail.data.class_names import BUNDLED
 from vitrail.evaluation.defaults import Precision

@@ -7,7 +7,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.checkpoint.shipped import DEFAULT
+from vitrail.checkpoint.bundled_weights import DEFAULT
 from vitrail.cli.options.groups import WeightsOptions, add_labels, add_loading, add_weights
 
 

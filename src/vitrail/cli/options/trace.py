@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import dataclass
 
-from vitrail.core.shapes import Pair
+from vitrail.core.text import Pair
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

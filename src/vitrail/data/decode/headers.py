@@ -12,15 +12,15 @@ from typing import Final, NamedTuple
 
 from vitrail.core.errors import BadPicture
 from vitrail.data.decode.bounds import Walk
-from vitrail.data.decode.heif import bare_heif, brand
-from vitrail.data.decode.netpbm import bare_netpbm
-from vitrail.data.decode.tiff import (
+from vitrail.data.decode.exif_tiff import (
     UPRIGHT,
     bare_tiff,
     orientation_of_exif,
     orientation_of_profile,
     orientation_of_xmp,
 )
+from vitrail.data.decode.heif import bare_heif, brand
+from vitrail.data.decode.netpbm import bare_netpbm
 
 # JPEG includes MPO, the stereo and phone cameras' JPEG with further pictures behind the first. JPEG 2000 is left out:
 # image collections do not come in it, and its decoder allocates by what a stream says as it goes, so that a bomb cannot

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.core.atomic_files import replacing
 from vitrail.core.errors import DataError
-from vitrail.core.storage import replacing
-from vitrail.data.dedup.pairs import KINDS, WITHIN, Pairs
-from vitrail.data.dedup.search import Method
+from vitrail.data.dedup.block_files import KINDS, WITHIN, Pairs
+from vitrail.data.dedup.match import Method
 
 KIND: Final = "vitrail dedup 1"
 COLUMNS: Final = ("training set", "compared with", "pictures", "duplicates", "share", *KINDS, "dropped", "unreadable")

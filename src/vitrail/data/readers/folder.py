@@ -2,23 +2,32 @@
 
 What lies directly in a folder is looked at in `look`; which reading that calls for is decided in `recognise`. Only
 names are read here, so a million files take seconds; a file is opened when its sample is asked for.
+
+Whether folders are splits or classes, from their names and from what lies in them.
+
+Training Set/cat  Test Set/cat      splits: the names contain train, val or test as a word
+cat/1.jpg  train/1.jpg  car/1.jpg   classes: the vehicle among others
+A/cat  A/dog  B/cat  B/dog          either: refused with the way to choose
+
+Where the files of a list are: as it says, or as it is meant. Lists are written elsewhere, and name their images by
+Windows paths, by paths of another machine, without the folder or without the suffix.
 """
 
 import os
+import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, BadPicture, DataError
-from vitrail.data.decode.support import is_unsupported, remedy, suffixes
+from vitrail.data.dataset import Source, Strings
+from vitrail.data.decode.image import is_unsupported, remedy, suffixes
 from vitrail.data.labels import Labels
-from vitrail.data.source import Source
-from vitrail.data.strings import Strings
 
 MAX_BYTES: Final = 512 * 2**20
 LEFTOVERS: Final = ("__MACOSX", "lost+found")  # what unpacking and file systems leave behind
@@ -200,3 +209,199 @@ def unread_files(names: Sequence[str]) -> str:
     some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     files = "image file of a format that is" if len(names) == 1 else "image files of formats that are"
     return f"{len(names):,} {files} not read ({some}); {remedy(names)}"
+
+
+WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_]+")  # "trainingSet2" -> training, Set
+ENDINGS: Final = ("set", "data", "images", "imgs")  # trainset, testdata
+CONTAINERS: Final = {"images", "image", "imgs", "img", "photos", "pictures", "jpg", "jpeg", "png", "jpegimages", "data"}
+VEHICLE: Final = "train"  # the one usual word for a split that is also a usual class
+
+
+def split_in_name(name: str) -> str | None:
+    """The split that a folder's name contains as a word: "Training Set", "seg_train", "test-images", "TRAIN 2".
+    "train_val" is what one may train on; any other two splits in one name are none."""
+    if exact := split_name(name):
+        return exact
+    if name.lower() == "trainval":
+        return "train"
+    words = [word.lower() for word in WORD.findall(name)]
+    stems = [next((word.removesuffix(end) for end in ENDINGS if word.endswith(end)), word) for word in words]
+    found = {split for word, stem in zip(words, stems, strict=True) if (split := split_name(word) or split_name(stem))}
+    if found == {"train", "val"}:
+        return "train"
+    return found.pop() if len(found) == 1 else None
+
+
+def find_splits(path: Path, folders: Sequence[str]) -> dict[str, str | None] | None:
+    """Each folder with its split, or none where they are classes. Folders that belong to no split are left to the
+    caller to refuse."""
+    splits = {name: split_in_name(name) for name in folders}
+    named = [name for name, split in splits.items() if split]
+    if not named:
+        return None
+    distinct = {split for split in splits.values() if split}
+    if len(named) == len(folders):
+        alone = len(folders) == 1 or all(split_name(name) for name in folders)
+        return splits if len(distinct) > 1 or alone else None
+    if any(split_name(name) for name in named):
+        return None if is_vehicle(path, folders) else splits
+    if len(distinct) < 2:
+        return None
+    inside = [set(look(str(path / name)).folders) for name in named]
+    alike = all(inside) and bool(set.intersection(*inside))
+    flat = not any(inside) and 2 * len(named) >= len(folders)
+    return splits if alike or flat else None
+
+
+def is_vehicle(path: Path, folders: Sequence[str]) -> bool:
+    """Whether a folder called train is a class like the others: three or more folders, each with images in it."""
+    if [name.lower() for name in folders if split_name(name)] != [VEHICLE] or len(folders) < 3:
+        return False
+    return all(contents.pictures and not contents.folders for name in folders if (contents := look(str(path / name))))
+
+
+def refuse_same_subfolders(path: Path, folders: Sequence[str], as_classes: str) -> None:
+    """Refuses to guess which of two levels are the classes: folders that all hold the same subfolders, unless all of
+    them hold images as well, or their only subfolder is a usual container such as images/. `as_classes` is what to
+    write where the upper level is meant."""
+    shared: set[str] | None = None
+    direct = True
+    for name in folders:
+        contents = look(str(path / name))
+        if not contents.folders or (shared is not None and shared != set(contents.folders)):
+            return
+        shared, direct = set(contents.folders), direct and bool(contents.pictures)
+    if len(folders) < 2 or not shared or direct or (len(shared) == 1 and next(iter(shared)).lower() in CONTAINERS):
+        return
+    inner = sorted(shared)
+    raise DataError(
+        f"{path}: all {len(folders)} folders ({brief(folders)}) hold the same subfolders ({brief(inner)}); "
+        f"if {brief(inner)} are the classes, write {path / folders[0]}, or name the folders train, val and test; "
+        f"if {brief(folders)} are the classes, write {as_classes}"
+    )
+
+
+def refuse_nested_splits(path: Path, contents: Contents, as_classes: str) -> None:
+    """A folder called like a split that itself holds splits is one level too high."""
+    inner = {split for name in contents.folders if (split := split_in_name(name))}
+    if len(inner) > 1 and all(split_in_name(name) for name in contents.folders):
+        raise DataError(
+            f"{path} is called like a split and holds splits itself ({brief(contents.folders)}); "
+            f"write {path} to read those, or {as_classes} if they are classes"
+        )
+
+
+def unwrap(path: Path, name: str, classes: Set[str]) -> str:
+    """The folder inside a split that holds its classes or images: training_set/training_set/cats, train/images/cats.
+    A lone folder counts as a wrapper where it repeats the split's name or holds only folders, unless it is one of the
+    `classes` that other splits have."""
+    inside = name
+    while True:
+        contents = look(str(path / inside))
+        if len(contents.folders) != 1 or contents.pictures or contents.folders[0] in classes:
+            return inside
+        deeper = f"{inside}/{contents.folders[0]}"
+        within = look(str(path / deeper))
+        repeated = split_in_name(contents.folders[0]) == split_in_name(name)
+        if not (within.folders and not within.pictures) and not (repeated and within.pictures):
+            return inside
+        inside = deeper
+
+
+def brief(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+TRIED: Final = 8  # names that are looked for as they are; where all are there, so are the rest, or they are missing
+DEEP: Final = 4  # folders below that of the list
+MOST: Final = 5_000_000  # files that are looked through
+
+
+class Locator:
+    """The images near a list, by their names; looked through when the first name is not there as it is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.folder = path, path.parent
+        self.whole: set[str] = set()
+        self.tails: dict[str, list[str]] = {}  # by the last part of the name, with and without its suffix
+        self.looked = False
+        self.distinct = True  # whether no two names of the list end alike
+
+    def find_all(self, names: Sequence[str]) -> list[str]:
+        """Every name as a path from the folder of the list; one that is not found stays as it is."""
+        if all(self.is_there(name) for name in names[:TRIED]):
+            return list(names)
+        self.distinct = len({name.replace("\\", "/").rpartition("/")[2] for name in names}) == len(names)
+        return [self.find(name) or name for name in names]
+
+    def finds(self, names: Sequence[str]) -> bool:
+        """Whether any of the first names is a file."""
+        return any(self.find(name) for name in names[:TRIED])
+
+    def is_there(self, name: str) -> bool:
+        return bool(name) and os.path.isfile(self.folder / name)
+
+    def find(self, name: str) -> str | None:
+        """The file that a name means. The folders of a relative path must agree; of another machine's path the last
+        ones count, and the name alone only where no two names of the list end alike."""
+        if self.is_there(name):
+            return name
+        self.look()
+        parts = [part for part in name.strip().replace("\\", "/").split("/") if part not in ("", ".")]
+        if not parts:
+            return None
+        if (same := "/".join(parts)) in self.whole:
+            return same
+        found = self.tails.get(parts[-1], [])
+        agreeing = [shared(parts, one) for one in found]
+        foreign = re.match(r"[/\\]|[A-Za-z]:", name.strip()) is not None
+        least = len(parts) - 1 if not foreign else 0 if self.distinct else 1
+        most = max(agreeing, default=0)
+        found = [one for one, count in zip(found, agreeing, strict=True) if count == most >= least]
+        if len(found) > 1:
+            named = [one for one in found if self.is_named_like(one)]
+            found = named or found
+        if len(found) > 1:
+            raise DataError(
+                f"{self.path}: {name} may be {found[0]} or {found[1]}; write the folder in the list, or put the list "
+                "into the folder of its images"
+            )
+        return found[0] if found else None
+
+    def is_named_like(self, name: str) -> bool:
+        """train.csv and train_images/1.jpg: whether a file is in a folder called like the list, or its split."""
+        stem = self.path.stem.lower()
+        folders = [part.lower() for part in PurePosixPath(name).parts[:-1]]
+        split = split_in_name(stem)
+        return any(folder == stem or (split and split_in_name(folder) == split) for folder in folders)
+
+    def look(self) -> None:
+        if self.looked:
+            return
+        self.looked = True
+        waiting = [("", 0)]
+        while waiting:
+            inside, depth = waiting.pop()
+            for entry in listed(str(self.folder / inside) if inside else str(self.folder)):
+                name = f"{inside}/{entry.name}" if inside else entry.name
+                if is_folder(entry):
+                    waiting += [(name, depth + 1)] if depth < DEEP else []
+                elif is_picture(entry.name):
+                    self.add(name, entry.name)
+
+    def add(self, name: str, last: str) -> None:
+        self.whole.add(name)
+        if len(self.whole) > MOST:
+            raise DataError(f"{self.folder} holds more than {MOST:,} images; write the paths into {self.path.name}")
+        for tail in {last, os.path.splitext(last)[0]}:
+            self.tails.setdefault(tail, []).append(name)
+
+
+def shared(parts: Sequence[str], name: str) -> int:
+    """How many folders two names have in common, from the last one on."""
+    count = 0
+    for one, other in zip(reversed(parts[:-1]), reversed(name.split("/")[:-1]), strict=False):
+        if one != other:
+            break
+        count += 1
+    return count

@@ -20,20 +20,10 @@ from typing import Any, Final
 import numpy as np
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
+from vitrail.data.dataset import Source
 from vitrail.data.labels import NONE, Labels, refuse_sparse
-from vitrail.data.readers.folder import Files, split_name
-from vitrail.data.readers.locate import TRIED, Locator
-from vitrail.data.readers.table_columns import (
-    IMAGES,
-    PATHS,
-    YES,
-    Columns,
-    choose_columns,
-    has_images,
-    plain,
-    split_labels,
-)
-from vitrail.data.source import Source
+from vitrail.data.readers.folder import TRIED, Files, Locator, split_name
+from vitrail.data.readers.parquet import IMAGES, PATHS, YES, Columns, choose_columns, has_images, plain, split_labels
 
 SEPARATORS: Final = (",", ";", "\t")
 CLASSES: Final = "classes.txt"

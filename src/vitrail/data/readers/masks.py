@@ -15,16 +15,23 @@ from typing import Final, TypeVar
 
 import numpy as np
 
+from vitrail.core.atomic_files import cache_folder, replacing
 from vitrail.core.errors import BadPicture, DataError
-from vitrail.core.storage import cache_folder, replacing
-from vitrail.data.decode.indices import read_indices
-from vitrail.data.readers.folder import Files, below, look, read_file, size_of, split_name
-from vitrail.data.readers.mask_folders import LAYOUTS, SplitFolders, find_masks, find_masks_in_splits
-from vitrail.data.readers.mask_pairs import Unpaired, count, pair, separate, why_no_mask
+from vitrail.data.dataset import Source, Strings, hashed
+from vitrail.data.decode.image import read_indices
+from vitrail.data.readers.folder import Files, below, find_splits, look, read_file, size_of, split_name
+from vitrail.data.readers.mask_folders import (
+    LAYOUTS,
+    SplitFolders,
+    Unpaired,
+    count,
+    find_masks,
+    find_masks_in_splits,
+    pair,
+    separate,
+    why_no_mask,
+)
 from vitrail.data.readers.shards.reader import read_names
-from vitrail.data.readers.split_folders import find_splits
-from vitrail.data.source import Source, hashed
-from vitrail.data.strings import Strings
 
 KIND: Final = "images and masks"
 NAMES: Final = ("classes.txt", "labels.txt", "classes.json")

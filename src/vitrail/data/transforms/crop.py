@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.core.shapes import Pair, pair, times
-from vitrail.data.draws import Draws
+from vitrail.core.text import Pair, pair, times
 from vitrail.data.preprocessing import Interpolation
+from vitrail.data.randomness import Draws
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -6,21 +6,18 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from vitrail.checkpoint.bundle import card_of
-from vitrail.checkpoint.naming import other_names
+from vitrail.checkpoint.bundle import card_of, other_names
 from vitrail.core.errors import DataError
+from vitrail.data.dataset import Source
+from vitrail.data.datasets.imagenet import real_rows
 from vitrail.data.labels import Labels
-from vitrail.data.readers.named.real import real_rows
-from vitrail.data.source import Source
 from vitrail.data.targets import CLASS_LABELS
-from vitrail.evaluation.multi_label import STATISTICS, THRESHOLD, MultiLabel, assess
+from vitrail.evaluation.metrics.multi_label import STATISTICS, THRESHOLD, MultiLabel, assess
 from vitrail.evaluation.scoring import Evaluated, EvaluationSetting, Scoring
 from vitrail.report.page import Table
-from vitrail.tasks.classification.answers import Answers, PredictionTable, judge
-from vitrail.tasks.classification.assessment import Assessment
-from vitrail.tasks.classification.matching import Matching, match
-from vitrail.tasks.classification.multi_label_page import COLUMNS, class_rows, multi_label_sections
-from vitrail.tasks.classification.page import CAPTIONS, assessment_sections
+from vitrail.tasks.classification.answers import Answers, Matching, PredictionTable, judge, match
+from vitrail.tasks.classification.metrics import Assessment
+from vitrail.tasks.classification.report import CAPTIONS, COLUMNS, assessment_sections, class_rows, multi_label_sections
 
 ORIGINAL: Final = "original"
 REAL: Final = "ReaL"

@@ -1,13 +1,140 @@
-"""What the pages of a run show of a classifier: which classes it confuses, its worst answers and its surest ones."""
+"""What the page of an evaluation shows of a classifier: how far to trust its confidence, what is taken for what, and
+images.
+
+What the page of an evaluation shows of multi-label weights: each class.
+
+What the pages of a run show of a classifier: which classes it confuses, its worst answers and its surest ones.
+"""
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vitrail.core.errors import VitrailError
-from vitrail.data.source import Source
-from vitrail.evaluation.accuracy import Answer, Score
-from vitrail.report.heat import Heat
-from vitrail.report.page import Section
-from vitrail.report.panels import Galleries, Gallery, Mood, Shot, shot
+from vitrail.data.dataset import Source
+from vitrail.evaluation.metrics.accuracy import Answer, Score
+from vitrail.evaluation.metrics.multi_label import MultiLabel
+from vitrail.report.charts import Charts, Lines, Series
+from vitrail.report.confusion_matrix import Heat
+from vitrail.report.page import Section, Table
+from vitrail.report.sections import Galleries, Gallery, Mood, Shot, shot
+from vitrail.tasks.classification.answers import Judged
+from vitrail.tasks.classification.metrics import Assessment
+
+PICTURES = 12
+LISTED = 12
+
+CAPTIONS = {
+    "top-1": "the first answer is right",
+    "top-5": "one of the first five is right",
+    "ReaL": "the first answer is on the picture",
+    "mean per class": "every class counts the same",
+    "ECE": "calibration error, equal widths",
+    "adaptive ECE": "calibration error, equal counts",
+    "loss": "cross-entropy",
+}
+
+
+def assessment_sections(found: Assessment, source: Source) -> list[Section]:
+    """What the page of an evaluation shows besides the numbers, images included."""
+    return [charts(found), *heat(found), gallery(found, source)]
+
+
+def charts(found: Assessment) -> Charts:
+    """The reliability diagram, and how many answers there are of each confidence."""
+    bins = found.reliability
+    there = bins.counts > 0
+    edges = np.arange(len(bins.counts)) + 0.5
+    sure, right = 100 * bins.confidence[there], bins.accuracy[there]
+    return Charts(
+        title="Calibration",
+        charts=[
+            Lines(
+                title="Right answers by confidence",
+                series=[
+                    Series(name="as sure as right", x=np.array([0.0, 100.0]), y=np.array([0.0, 1.0]), faint=True),
+                    Series(name="right", x=sure, y=right, dots=True, colour="ruby"),
+                ],
+                along="confidence in %",
+                unit="confidence in %",
+                percent=True,
+                end=100.0,
+                note="below the faint line it is surer than it should be",
+            ),
+            Lines(
+                title="Answers by confidence",
+                series=[
+                    Series(
+                        name="answers",
+                        x=100 * edges / len(bins.counts),
+                        y=bins.counts,
+                        dots=True,
+                        area=True,
+                        colour="amber",
+                    )
+                ],
+                along="confidence in %",
+                unit="confidence in %",
+                end=100.0,
+            ),
+        ],
+    )
+
+
+def heat(found: Assessment) -> list[Section]:
+    """The confusion matrix; of classes that nothing can be said of one by one, neither matrix nor list."""
+    matrix = found.matrix
+    if matrix is not None and len(found.judged) > 2 * len(found.classes):
+        return [Heat(counts=matrix, classes=list(found.names), title="What is taken for what", listed=LISTED)]
+    rows = [(pair.truth, pair.said, f"{pair.count:,}") for pair in found.confused(LISTED) if pair.count > 1]
+    return [Table(title="Most often confused", columns=("true", "said", "times"), rows=rows, left=2)] if rows else []
+
+
+def gallery(found: Assessment, source: Source) -> Galleries:
+    """The surest right answers beside those of the largest loss."""
+    judged = found.judged
+    right = np.flatnonzero(judged.right)
+    best = right[np.lexsort((right, -judged.confidence[right]))][:PICTURES]
+    worst = np.lexsort((judged.sample, -np.nan_to_num(judged.loss, nan=np.inf, posinf=np.inf)))[:PICTURES]
+    return Galleries(
+        galleries=[
+            Gallery(title="Worst", shots=shots(worst, judged, found.names, source), lead="largest loss"),
+            Gallery(title="Best", shots=shots(best, judged, found.names, source), lead="surest"),
+        ]
+    )
+
+
+def shots(places: NDArray[np.int64], judged: Judged, names: Sequence[str], source: Source) -> list[Shot]:
+    """Each picture with what it shows and what was said."""
+    made: list[Shot] = []
+    for at in places.tolist():
+        truth, first = names[int(judged.truth[at])], int(judged.said[at])
+        said = names[first] if first >= 0 else "no number"
+        caption = f"{truth}\n{'' if judged.right[at] else f'said {said}, '}{judged.confidence[at]:.1%}"
+        try:
+            picture = source.picture(int(judged.sample[at])).rgb()
+        except VitrailError:
+            picture = None  # it has gone since it was scored
+        made.append(shot(picture, caption, mood="right" if judged.right[at] else "wrong"))
+    return made
+
+
+COLUMNS = ("class", "images", "average precision", "precision", "recall", "F1")
+
+
+def multi_label_sections(found: MultiLabel) -> list[Section]:
+    return [Table(title="Each class", columns=COLUMNS, rows=class_rows(found))]
+
+
+def class_rows(found: MultiLabel) -> list[tuple[str, ...]]:
+    """A row for each class, the lowest average precision first."""
+    order = sorted(found.classes, key=lambda each: (each.average_precision, -each.count))
+    values = [(each.average_precision, each.precision, each.recall, each.f1) for each in order]
+    return [
+        (each.name, f"{each.count:,}", *(f"{value:.1%}" for value in row))
+        for each, row in zip(order, values, strict=True)
+    ]
 
 
 def score_sections(score: Score, source: Source | None, names: Sequence[str], title: str) -> list[Section]:

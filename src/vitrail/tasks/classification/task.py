@@ -6,20 +6,19 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.bundle import Bundle
-from vitrail.checkpoint.naming import other_names
+from vitrail.checkpoint.bundle import Bundle, other_names
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection
+from vitrail.data.dataset import Relabelled, Source
 from vitrail.data.geometry import Geometry
-from vitrail.data.source import Relabelled, Source
 from vitrail.data.targets import ClassLabels
-from vitrail.evaluation.accuracy import ClassificationMetric, Score
+from vitrail.evaluation.metrics.accuracy import ClassificationMetric, Score
 from vitrail.evaluation.scoring import Evaluated, EvaluationSetting, Scoring
 from vitrail.evaluation.subject import Subject
 from vitrail.objectives.objective import ObjectiveConfig
 from vitrail.report.page import Section
+from vitrail.tasks.classification.answers import match
 from vitrail.tasks.classification.evaluation import assess_classifier
-from vitrail.tasks.classification.matching import match
 from vitrail.tasks.classification.objective import Classification
 from vitrail.tasks.classification.prediction import SCHEMA, Prediction, rank_classes
 from vitrail.tasks.classification.report import score_sections

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.loader import Batch
 from vitrail.data.targets import IGNORED
-from vitrail.distributed.device import widest_float
-from vitrail.evaluation.metric import Criterion, Together
+from vitrail.distributed.process_group import widest_float
+from vitrail.evaluation.metrics.metric import Criterion, Together
 from vitrail.tasks.segmentation.images import ImageCounts, ImageTable
 
 MOST_CLASSES: Final = IGNORED  # that a mask of bytes can tell apart

@@ -8,15 +8,15 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail.core.errors import VitrailError
-from vitrail.data.decode.indices import read_indices
+from vitrail.data.dataset import Source
+from vitrail.data.decode.image import read_indices
 from vitrail.data.geometry import Geometry
-from vitrail.data.source import Source
 from vitrail.data.targets import IGNORED
 from vitrail.report.axis import share
 from vitrail.report.page import Section, Table
-from vitrail.report.strips import Pane, Strip, Strips, pane
+from vitrail.report.sections import Pane, Strip, Strips, pane
+from vitrail.tasks.segmentation.images import class_colours, colour_mask, lay_over
 from vitrail.tasks.segmentation.metric import SegmentationScore, SegmentedImage
-from vitrail.tasks.segmentation.palette import class_colours, colour_mask, lay_over
 
 
 def sections(score: SegmentationScore, source: Source | None, names: Sequence[str], title: str) -> list[Section]:

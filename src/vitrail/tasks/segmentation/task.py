@@ -9,17 +9,17 @@ from torch import Tensor
 
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection
+from vitrail.data.dataset import Source
 from vitrail.data.geometry import Geometry
-from vitrail.data.source import Source
 from vitrail.data.targets import Masks
-from vitrail.evaluation.intervals import Interval
+from vitrail.evaluation.metrics.intervals import Interval
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
 from vitrail.report.page import Section
 from vitrail.tasks.segmentation import report
+from vitrail.tasks.segmentation.images import class_colours, lay_over
 from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore
 from vitrail.tasks.segmentation.objective import Segmentation
-from vitrail.tasks.segmentation.palette import class_colours, lay_over
 from vitrail.tasks.segmentation.prediction import SCHEMA, PredictedMask, segment
 from vitrail.tasks.task import PredictionBar, PredictionOptions, Task
 

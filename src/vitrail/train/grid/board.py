@@ -3,12 +3,11 @@
 import time
 from typing import Any
 
-from vitrail.distributed.world import World
-from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.distributed.process_group import World
+from vitrail.train.grid.cell import Cell, Outcome, finished_outcome, read_seconds, write_record
 from vitrail.train.grid.plan import Plan, Present, Report, State, Watcher
-from vitrail.train.grid.results import finished_outcome, read_seconds, write_record
 from vitrail.train.grid.worker import Ended, Moved
-from vitrail.train.observer import STEP, Observer, advance_of
+from vitrail.train.runtime.observer import STEP, Observer, advance_of
 
 
 class Board:

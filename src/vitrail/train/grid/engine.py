@@ -15,14 +15,13 @@ from typing import Final
 import torch
 
 from vitrail.core.errors import ConfigError
-from vitrail.distributed.device import find_device
-from vitrail.distributed.world import World
-from vitrail.train.folder.lock import Lock
+from vitrail.distributed.process_group import World, find_device
 from vitrail.train.grid.board import Board
 from vitrail.train.grid.plan import Plan, Present, Report, Watcher, present_nothing
 from vitrail.train.grid.pool import Pool
 from vitrail.train.grid.worker import Moved, Place, cores, run_cell, tidy
-from vitrail.train.signals import Stop, heard
+from vitrail.train.run_folder.files import Lock
+from vitrail.train.runtime.observer import Stop, heard
 
 ON_A_GPU: Final = 4  # processes: a small network does not fill the card
 

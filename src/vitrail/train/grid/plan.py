@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from vitrail.train.grid.cell import Cell, Job, Outcome
 from vitrail.train.grid.worker import Task
-from vitrail.train.observer import Observer, Silent
+from vitrail.train.runtime.observer import Observer, Silent
 
 State: TypeAlias = Literal["waiting", "running", "done", "failed", "left out", "missing", "stopped"]
 

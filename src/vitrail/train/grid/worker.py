@@ -23,13 +23,11 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from vitrail.core.errors import Exploded, VitrailError
-from vitrail.distributed.world import World
+from vitrail.distributed.process_group import World
 from vitrail.train.config import Run
-from vitrail.train.grid.cell import Cell, Job, Prepared, Unavailable
-from vitrail.train.grid.results import keep
+from vitrail.train.grid.cell import Cell, Job, Prepared, Unavailable, keep
 from vitrail.train.loop import train
-from vitrail.train.observer import STEP, Observer, Silent
-from vitrail.train.signals import heard
+from vitrail.train.runtime.observer import STEP, Observer, Silent, heard
 
 FAULT: Final = "fault.txt"  # of a cell that failed by no mistake that we know: where in the code
 TELL_S: Final = 0.5  # between two signs of progress

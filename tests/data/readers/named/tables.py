@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from vitrail.data.readers.named.catalogue import SETS, NamedSet
-from vitrail.data.readers.named.files import File
-from vitrail.data.readers.named.opening import readable
-from vitrail.data.readers.named.tasks import TASKS
+from vitrail.data.datasets.catalogue import SETS, NamedSet
+from vitrail.data.datasets.download_list import File
+from vitrail.data.datasets.open_by_name import readable
+from vitrail.data.datasets.vtab_tasks import TASKS
 
 
 def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from tests.data.readers.named import writers
 from tests.data.readers.named.writers import put, shade
 from vitrail.core.errors import BadLabels, BadPicture, DataError
-from vitrail.data.readers.named import cifar, dmlab, dsprites, idx, norb, pcam, places, svhn, tfrecord
-from vitrail.data.source import Arrays, Source
+from vitrail.data.dataset import Arrays, Source
+from vitrail.data.datasets import cifar_mnist as cifar
+from vitrail.data.datasets import cifar_mnist as idx
+from vitrail.data.datasets import file_formats as tfrecord
+from vitrail.data.datasets import natural_sets as svhn
+from vitrail.data.datasets import open_by_name as places
+from vitrail.data.datasets import specialized_sets as pcam
+from vitrail.data.datasets import structured_sets as dmlab
+from vitrail.data.datasets import structured_sets as dsprites
+from vitrail.data.datasets import structured_sets as norb
 
 
 def labels(source: Source) -> list[int]:

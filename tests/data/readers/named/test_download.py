@@ -12,9 +12,10 @@ import pytest
 
 from tests.data.readers.named import writers
 from vitrail.core.errors import DataError, SourceNotFound
-from vitrail.data.readers.named import catalogue, opening
-from vitrail.data.readers.named.download import fetch
-from vitrail.data.readers.named.files import File
+from vitrail.data.datasets import catalogue
+from vitrail.data.datasets import open_by_name as opening
+from vitrail.data.datasets.download import fetch
+from vitrail.data.datasets.download_list import File
 
 BODY = bytes(range(256)) * 4000
 

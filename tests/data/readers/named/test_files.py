@@ -10,9 +10,17 @@ import pytest
 from tests.data.readers.named import writers
 from tests.data.readers.named.writers import jpeg, put, shade
 from vitrail.core.errors import BadLabels, BadPicture, DataError
+from vitrail.data.dataset import Source
+from vitrail.data.datasets import file_formats as trees
+from vitrail.data.datasets import natural_sets as caltech
+from vitrail.data.datasets import natural_sets as oxford
+from vitrail.data.datasets import natural_sets as sun
+from vitrail.data.datasets import open_by_name as places
+from vitrail.data.datasets import specialized_sets as aerial
+from vitrail.data.datasets import specialized_sets as retinopathy
+from vitrail.data.datasets import structured_sets as clevr
+from vitrail.data.datasets import structured_sets as kitti
 from vitrail.data.labels import Labels
-from vitrail.data.readers.named import aerial, caltech, clevr, kitti, oxford, places, retinopathy, sun, trees
-from vitrail.data.source import Source
 
 
 def grey(source: Source, index: int) -> int:
@@ -177,7 +185,7 @@ def test_a_member_that_would_unpack_to_more_than_it_says_is_refused(tmp_path: Pa
 
 def test_clevr_counts_objects_and_bins_the_nearest(tmp_path: Path) -> None:
     writers.clevr(tmp_path)
-    counted, measured = clevr.count(tmp_path), clevr.distance(tmp_path)
+    counted, measured = clevr.count(tmp_path), clevr.clevr_distance(tmp_path)
     assert {split: len(source) for split, source in counted.items()} == {"train": 24, "val": 5}
     assert labels(counted["train"])[:9] == [0, 1, 2, 3, 4, 5, 6, 7, 0]
     assert counted["train"].classes[0] == "3"
@@ -193,7 +201,7 @@ def test_a_damaged_scene_file_is_named(tmp_path: Path) -> None:
 
 def test_kitti_measures_the_nearest_vehicle(tmp_path: Path) -> None:
     writers.kitti(tmp_path)
-    splits = kitti.distance(tmp_path)
+    splits = kitti.kitti_distance(tmp_path)
     assert sum(len(source) for source in splits.values()) == 60
     for source in splits.values():
         for i, label in enumerate(labels(source)):
@@ -225,18 +233,18 @@ def test_kitti_draws_the_drives_as_its_publication_did() -> None:
 
 def test_kitti_unpacked_as_torchvision_does(tmp_path: Path) -> None:
     writers.kitti(tmp_path)
-    packed = kitti.distance(tmp_path)
+    packed = kitti.kitti_distance(tmp_path)
     raw = tmp_path / "raw"
     for name in ("data_object_image_2.zip", "data_object_label_2.zip", "devkit_object.zip"):
         places.extract(tmp_path / name, raw)
         (tmp_path / name).unlink()
-    loose = kitti.distance(tmp_path)
+    loose = kitti.kitti_distance(tmp_path)
     assert {split: labels(source) for split, source in packed.items()} == {s: labels(x) for s, x in loose.items()}
 
 
 def test_a_bad_line_of_kitti_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"000001.txt has a line 'Car 0.00'"):
-        kitti.nearest("Car 0.00\n", "000001.txt")
+        kitti.nearest_object("Car 0.00\n", "000001.txt")
 
 
 def test_retinopathy_follows_the_tables(tmp_path: Path) -> None:

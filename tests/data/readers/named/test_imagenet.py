@@ -15,12 +15,12 @@ from scipy.io import savemat
 from tests.data.readers.named import writers
 from tests.data.readers.named.writers import jpeg, put, shade
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
+from vitrail.data.dataset import Source
+from vitrail.data.datasets import imagenet
+from vitrail.data.datasets import imagenet as imagenet21k
+from vitrail.data.datasets.imagenet import read_real, real_labels
+from vitrail.data.datasets.open_by_name import Absent, open_named
 from vitrail.data.readers.folder import read_classes
-from vitrail.data.readers.named import imagenet, imagenet21k
-from vitrail.data.readers.named.opening import open_named
-from vitrail.data.readers.named.places import Absent
-from vitrail.data.readers.named.real import read_real, real_labels
-from vitrail.data.source import Source
 
 SHARED = Path(__file__).parents[4].parent / "shared" / "data"
 IDS = ("n01440764", "n01443537", "n01484850")

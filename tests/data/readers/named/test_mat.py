@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.io import loadmat, savemat
 
 from vitrail.core.errors import DataError
-from vitrail.data.readers.named.mat import read_mat
+from vitrail.data.datasets.matlab import read_mat
 
 ARRAYS = {
     "bytes": np.arange(24, dtype=np.uint8).reshape(2, 3, 4),

@@ -9,9 +9,8 @@ import pytest
 
 from tests.data.readers.named import writers
 from vitrail.core.errors import SourceNotFound, UnknownName
-from vitrail.data.readers.named.catalogue import SETS
-from vitrail.data.readers.named.opening import differences, find_set, open_named, readable
-from vitrail.data.readers.named.places import extract
+from vitrail.data.datasets.catalogue import SETS
+from vitrail.data.datasets.open_by_name import differences, extract, find_set, open_named, readable
 
 WRITTEN = [name for name, entry in SETS.items() if entry.folder in writers.HOMES]
 

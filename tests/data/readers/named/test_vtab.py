@@ -8,9 +8,9 @@ import pytest
 
 from tests.data.readers.named import writers
 from vitrail.core.errors import DataError, UnknownName
-from vitrail.data.readers.named.catalogue import SETS
-from vitrail.data.readers.named.tasks import TASKS
-from vitrail.data.readers.named.vtab import cut, find_task, open_vtab, part
+from vitrail.data.datasets.catalogue import SETS
+from vitrail.data.datasets.vtab import cut, find_task, open_vtab, part
+from vitrail.data.datasets.vtab_tasks import TASKS
 
 OWN_CLASSES = {"caltech101": 3, "dtd": 3, "eurosat": 2, "pets": 3, "resisc45": 3, "sun397": 3}  # of the tiny copies
 

@@ -24,11 +24,11 @@ from typing import IO, Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.core.atomic_files import cache_folder, replacing
 from vitrail.core.errors import DataError, SourceNotFound
-from vitrail.core.storage import cache_folder, replacing
+from vitrail.data.dataset import Strings
 from vitrail.data.labels import NONE, Labels
-from vitrail.data.readers.shards.scan import Scanned, scan
-from vitrail.data.strings import Strings
+from vitrail.data.readers.shards.tar import Scanned, scan
 
 MAGIC: Final = b"vitrail shards 1"
 PREAMBLE: Final = len(MAGIC) + 8 + 32

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, BadPicture, DataError, SourceNotFound, reason_of
+from vitrail.data.dataset import Encoded, Source, pixel_class_words
 from vitrail.data.labels import number_classes
+from vitrail.data.readers.detect_format import by_split, expand
 from vitrail.data.readers.folder import MAX_BYTES, look, split_name
-from vitrail.data.readers.naming import by_split, expand
 from vitrail.data.readers.shards.index import Index, Progress, Shard, opened
-from vitrail.data.source import Encoded, Source, pixel_class_words
 
 OPEN_FILES: Final = 64  # a process
 INDEX: Final = "vitrail.index"

@@ -1,0 +1,121 @@
+"""All foreign formats in one list, and which one a set of tensor names belongs to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from vitrail.checkpoint.formats import google, huggingface, timm, torchvision
+from vitrail.checkpoint.formats import google as google_bit
+from vitrail.checkpoint.formats.key_table import Entry, Shapes, Tensors
+from vitrail.core.errors import unknown
+from vitrail.core.text import Pair
+from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitrail.models.family import ModelConfig
+
+
+def half_squash(image: Pair) -> Preprocessing:
+    """Straight to the size, pixels to [-1, 1]: Hugging Face's ViT."""
+    return Preprocessing(image=image, mean=HALF, std=HALF)
+
+
+def google_squash(image: Pair) -> Preprocessing:
+    """The same as TensorFlow resizes: what vit_jax, LiT and BiT evaluate with."""
+    return replace(half_squash(image), antialias=False)
+
+
+def big_vision_crop(image: Pair) -> Preprocessing:
+    """resize_small(256)|central_crop(224) in big_vision's configs, 448 and 384 after transfer."""
+    side = min(image)
+    resize = 448 if side == 384 else round(side * 256 / 224)
+    return replace(google_squash(image), resize=resize, interpolation="area")
+
+
+def imagenet_crop(image: Pair) -> Preprocessing:
+    """ImageNet's mean and deviation and a bicubic centre crop: timm's and torchvision's habit."""
+    resize = round(min(image) * 256 / 224)
+    return Preprocessing(image=image, resize=resize, interpolation="bicubic", mean=IMAGENET_MEAN, std=IMAGENET_STD)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """How one format names its tensors, what a file of it says of the network, and how its pictures are prepared."""
+
+    name: str
+    recognises: Callable[[set[str]], bool]
+    table: Callable[[ModelConfig], list[Entry]]
+    infer: Callable[[Shapes], ModelConfig]
+    modern: Callable[[Tensors], Tensors] = dict
+    refuse_unreadable: Callable[[ModelConfig], None] = lambda config: None  # by the format's own code, at export
+    describe_inferred: Callable[[ModelConfig], str | None] = lambda config: None
+    preprocessing: Callable[[Pair], Preprocessing] = half_squash  # what its own weights expect, unless a card says
+
+
+def _google(layout: google.Layout) -> Format:
+    return Format(
+        name=layout.name,
+        recognises=lambda names: google.recognises(names) and google.layout_of(names) is layout,
+        table=partial(google.table, layout=layout),
+        infer=google.infer,
+        modern=google.modern,
+        refuse_unreadable=partial(google.refuse_unreadable, layout=layout),
+        describe_inferred=google.describe_inferred,
+        preprocessing=big_vision_crop if layout is google.BIG_VISION else google_squash,
+    )
+
+
+FORMATS: dict[str, Format] = {
+    f.name: f
+    for f in (
+        Format(
+            name=timm.NAME,
+            recognises=timm.recognises,
+            table=timm.table,
+            infer=timm.infer,
+            preprocessing=imagenet_crop,
+        ),
+        Format(
+            name=huggingface.NAME,
+            recognises=huggingface.recognises,
+            table=huggingface.table,
+            infer=huggingface.infer,
+            modern=huggingface.modern,
+        ),
+        Format(
+            name=torchvision.NAME,
+            recognises=torchvision.recognises,
+            table=torchvision.table,
+            infer=torchvision.infer,
+            modern=torchvision.modern,
+            preprocessing=imagenet_crop,
+        ),
+        *(_google(layout) for layout in google.LAYOUTS),
+        Format(
+            name=google_bit.NAME,
+            recognises=google_bit.recognises_bit,
+            table=google_bit.bit_table,
+            infer=google_bit.infer_bit,
+            modern=google_bit.modern_bit,
+            preprocessing=google_squash,
+        ),
+    )
+}
+SHORT = {"hf": "huggingface", "google": "npz", "bit": "npz-bit"}
+
+
+def find_format(name: str, config: ModelConfig | None = None) -> Format:
+    """A format by name; plain `npz` means BiT's own layout for a BiT ResNet."""
+    name = SHORT.get(name, name)
+    if name == "npz" and config is not None and not config.tokens:
+        name = "npz-bit"
+    if name not in FORMATS:
+        raise unknown("weight format", name, ["vitrail", *FORMATS, *SHORT])
+    return FORMATS[name]
+
+
+def recognise(tensors: Tensors) -> tuple[Format, Tensors] | None:
+    """The format whose names these are, and the tensors under that format's modern names."""
+    for known in FORMATS.values():
+        modern = known.modern(tensors)
+        if known.recognises(set(modern)):
+            return known, modern
+    return None

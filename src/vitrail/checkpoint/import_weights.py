@@ -1,0 +1,89 @@
+"""Weights in, from anywhere: one of our files, a foreign file or folder, recognised by what is in it."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.checkpoint.bundle import Bundle, Card, described, name_imagenet, read_json, read_sidecar
+from vitrail.checkpoint.bundled_weights import is_shipped, shipped_file
+from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
+from vitrail.checkpoint.formats import huggingface, timm
+from vitrail.checkpoint.formats.key_table import Shapes, identity, import_tensors
+from vitrail.checkpoint.formats.registry import Format, recognise
+from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, unknown
+from vitrail.models.family import FAMILIES, ModelConfig
+from vitrail.models.zoo import adapted
+
+# The last two are a run's: its folder stands for the best weights, or the last.
+FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "model.npz", "best.safetensors", "last.safetensors")
+
+
+def read_bundle(path: str | Path, **facts: Any) -> Bundle:
+    """Config, tensors and card of any weights, by path or by the name of some that come with the package; `facts` are
+    config fields that the caller knows better than the file."""
+    path = shipped_file(str(path)) if is_shipped(path) else Path(path)
+    known = sorted({field.name for config in FAMILIES.values() for field in fields(config)})
+    for name in facts:
+        if name not in known:
+            raise unknown("config field", name, known)
+    settings: dict[str, Any] | None = None
+    folder = path if path.is_dir() else None
+    if folder is not None:
+        path, settings = _inside(folder)
+    raw = read_weights(path)
+    try:
+        if raw.description is not None:
+            return _own(raw, facts)
+        return _foreign(raw, settings, folder, facts)
+    except (ConfigError, ExportRefused) as error:
+        raise MismatchedWeights(f"{path}: {error}") from None
+
+
+def _inside(folder: Path) -> tuple[Path, dict[str, Any] | None]:
+    """The weight file of a folder, and its config.json."""
+    for name in FOLDER_FILES:
+        if (folder / name).is_file():
+            config = folder / "config.json"
+            return folder / name, read_json(config) if config.is_file() else None
+    raise MismatchedWeights(f"{folder}: no weight file in this folder; expected one of {', '.join(FOLDER_FILES)}")
+
+
+def _own(raw: RawWeights, facts: dict[str, Any]) -> Bundle:
+    config, card = described(raw.description or {})
+    config = adapted(config, **facts)
+    table = identity(raw.path, config, raw.tensors)
+    return Bundle(config=config, tensors=import_tensors(raw.path, config, table, raw.tensors), card=card)
+
+
+def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | None, facts: dict[str, Any]) -> Bundle:
+    found = recognise(raw.tensors)
+    if found is None:
+        some = ", ".join(list(raw.tensors)[:3])
+        raise MismatchedWeights(f"{raw.path}: tensors like {some} are of no format that vitrail knows")
+    known, tensors = found
+    beside, inferred = read_sidecar(raw.path), None
+    if beside is not None:
+        config, card = beside
+    else:
+        config = known.infer(Shapes(raw.path, tensors, settings=settings, facts=facts))
+        card, inferred = _card(known, config, settings, folder), known.describe_inferred(config)
+        card = name_imagenet(card, config.classes)
+    config = adapted(config, **facts)
+    ours = import_tensors(raw.path, config, known.table(config), tensors)
+    provenance = {**card.provenance, "imported_from": known.name, "file": raw.path.name}
+    provenance |= {"inferred": inferred} if inferred else {}
+    return Bundle(config=config, tensors=ours, card=replace(card, provenance=provenance))
+
+
+def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, folder: Path | None) -> Card:
+    """What a folder says of pictures and classes, or the format's own habit."""
+    card = Card(preprocessing=known.preprocessing(config.image))
+    if settings is None or folder is None:
+        return card
+    labels = huggingface.labels(settings, config.classes) or timm.labels(settings, config.classes)
+    prepared = timm.preprocessing(settings, config.image)
+    processor = folder / "preprocessor_config.json"
+    if known.name == huggingface.NAME and processor.is_file():
+        prepared = huggingface.read_preprocessor(read_json(processor), config.image)
+    several = settings.get("problem_type") == huggingface.MULTI_LABEL and bool(config.classes)
+    return Card(preprocessing=prepared or card.preprocessing, labels=labels, multi_label=several)

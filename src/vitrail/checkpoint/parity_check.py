@@ -1,0 +1,267 @@
+"""A parity certificate: what came back from a written file, and how far the other library's network is from ours.
+
+Both networks run on one seeded batch. The largest difference is taken after the stem, after every block and at the
+logits, relative to the largest value there.
+
+Other people's networks, built around what was just written: only where their library is installed.
+
+Each is loaded with `strict=True`, so that a certificate also says that the other library takes the file.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, singledispatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.checkpoint.bundle import Bundle
+from vitrail.checkpoint.files.read_weights import read_weights
+from vitrail.checkpoint.files.weight_errors import told
+from vitrail.checkpoint.formats.timm import architecture
+from vitrail.checkpoint.weights import network
+from vitrail.core.errors import ConfigError, ExportRefused
+from vitrail.models.build import Model
+from vitrail.models.family import ModelConfig
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import vit_config
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """A foreign network and where to look at it."""
+
+    library: str
+    network: nn.Module
+    first: nn.Module
+    blocks: list[nn.Module]
+    logits: Callable[[Any], Tensor] | None = None
+
+
+def peer(format_name: str, config: ModelConfig, target: Path) -> Peer | str:
+    """The other library's network with the written weights, or the reason why there is none."""
+    builders: dict[str, Callable[[ModelConfig, Path], Peer]] = {
+        "timm": timm_peer,
+        "huggingface": huggingface_peer,
+        "torchvision": torchvision_peer,
+    }
+    library = {"huggingface": "transformers"}.get(format_name, format_name)
+    if format_name not in builders:
+        return "no other library to hold it against"
+    if importlib.util.find_spec(library) is None:
+        return f"{library} is not installed"
+    try:
+        return builders[format_name](config, target)
+    except (ConfigError, ExportRefused, RuntimeError, ValueError, AssertionError) as error:
+        return f"{library} cannot build this network ({told(error)})"
+
+
+def timm_peer(config: ModelConfig, target: Path) -> Peer:
+    import timm
+
+    file = target / "model.safetensors" if target.is_dir() else target
+    network: Any
+    with torch.device("meta"):  # its own weights would be drawn only to be overwritten
+        network = timm_network(config)
+    network.load_state_dict(_floats(file), strict=True, assign=True)
+    version = f"timm {timm.__version__}"
+    staged = hasattr(network, "stages")
+    units = [block for stage in network.stages for block in stage.blocks] if staged else list(network.blocks)
+    return Peer(library=version, network=network.eval(), first=units[0], blocks=units)
+
+
+@singledispatch
+def timm_network(config: ModelConfig) -> Any:
+    import timm
+
+    name, args = architecture(config)
+    return timm.create_model(name, pretrained=False, **_tuples(args))
+
+
+def timm_created(name: str, args: dict[str, Any], target: Path) -> nn.Module:
+    """What timm's own loading makes of a file or of a folder: the call that people are told of."""
+    import timm
+
+    if target.is_dir():
+        return timm.create_model(f"local-dir:{target}", pretrained=True).eval()
+    return timm.create_model(name, checkpoint_path=str(target), **args).eval()
+
+
+@timm_network.register
+def timm_bit(config: ResNetConfig) -> Any:
+    """timm's BiT of any depth and width, also those it has no name for."""
+    from timm.layers.std_conv import StdConv2d
+    from timm.models.resnetv2 import ResNetV2
+
+    if config.factor % 1 or config.groups != 32 or config.unit != "preactivation":
+        raise ExportRefused(f"factor={config.factor}, groups={config.groups}, unit={config.unit!r}")
+    return ResNetV2(
+        layers=list(config.blocks),
+        width_factor=int(config.factor),
+        num_classes=config.classes,
+        in_chans=config.channels,
+        stem_type="fixed",
+        conv_layer=partial(StdConv2d, eps=1e-8),
+    )
+
+
+def huggingface_peer(config: ModelConfig, target: Path) -> Peer:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    name = "AutoModelForImageClassification" if config.classes else "AutoModel"
+    # A pooler that is not in the folder would be drawn anew; without one there is nothing behind the last norm.
+    without = {"add_pooling_layer": False} if getattr(config, "head", "") == "none" else {}
+    network = getattr(transformers, name).from_pretrained(str(target), dtype=torch.float32, **without).eval()
+    inner = getattr(network, "bit", None) or getattr(network, "vit", network)
+    if hasattr(inner, "layers"):
+        units = list(inner.layers)
+    elif hasattr(inner.encoder, "stages"):
+        units = [layer for stage in inner.encoder.stages for layer in stage.layers]
+    else:
+        units = list(inner.encoder.layer)
+
+    def logits(out: Any) -> Tensor:
+        if config.classes:
+            return out.logits
+        return out.last_hidden_state[:, 0] if without else out.pooler_output.flatten(1)
+
+    return Peer(
+        library=f"transformers {transformers.__version__}",
+        network=network,
+        first=units[0],
+        blocks=units,
+        logits=logits,
+    )
+
+
+def torchvision_peer(config: ModelConfig, target: Path) -> Peer:
+    import torchvision
+    from torchvision.models.vision_transformer import VisionTransformer
+
+    config = vit_config(config, "torchvision's format")
+    with torch.device("meta"):
+        network = VisionTransformer(
+            image_size=config.image[0],
+            patch_size=config.patch[0],
+            num_layers=config.depth,
+            num_heads=config.heads,
+            hidden_dim=config.width,
+            mlp_dim=config.mlp_width,
+            num_classes=config.classes or 1,
+            representation_size=config.width if config.head == "tanh" else None,
+        )
+    if not config.classes:
+        del network.heads.head
+    network.load_state_dict(_floats(target), strict=True, assign=True)
+    layers = list(network.encoder.layers.children())
+    return Peer(
+        library=f"torchvision {torchvision.__version__}", network=network.eval(), first=layers[0], blocks=layers
+    )
+
+
+def _floats(file: Path) -> dict[str, Tensor]:
+    return {name: tensor.float() for name, tensor in read_weights(file).tensors.items()}
+
+
+def _tuples(args: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One place in the network: largest absolute difference, and the same over the largest value."""
+
+    place: str
+    absolute: float
+    relative: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """Tensors that came back bit for bit, of how many; and the rows against `peer`, or why there are none."""
+
+    identical: int
+    tensors: int
+    peer: str | None
+    why_not: str | None
+    rows: list[Row]
+
+    @property
+    def worst(self) -> float:
+        return max((row.relative for row in self.rows), default=0.0)
+
+
+def certify(bundle: Bundle, back: Bundle, format_name: str, target: Path) -> Certificate:
+    """Hold what was read back against what was written, and both against the library that the format belongs to."""
+    same = sum(_equal(tensor, back.tensors.get(name)) for name, tensor in bundle.tensors.items())
+    built = peer(format_name, bundle.config, target)
+    rows: list[Row] = []
+    if isinstance(built, Peer):
+        rows = compare(network(bundle), built)
+    return Certificate(
+        identical=same,
+        tensors=len(bundle.tensors),
+        peer=built.library if isinstance(built, Peer) else None,
+        why_not=built if isinstance(built, str) else None,
+        rows=rows,
+    )
+
+
+def _equal(mine: Tensor, theirs: Tensor | None) -> bool:
+    return theirs is not None and mine.shape == theirs.shape and torch.equal(mine.float(), theirs.float())
+
+
+def compare(model: Model, other: "Peer", seed: int = 0) -> list[Row]:
+    """The two networks side by side on one seeded batch of two."""
+    config = model.config
+    images = torch.randn(2, config.channels, *config.image, generator=torch.Generator().manual_seed(seed))
+    mine = walk(model, *places(model), images)
+    theirs = walk(other.network, other.first, other.blocks, images, other.logits)
+    return [_row(place, mine[place], theirs[place]) for place in mine]
+
+
+def _row(place: str, mine: Tensor, theirs: Tensor) -> Row:
+    difference = (mine.double() - theirs.double()).abs().max().item()
+    scale = theirs.double().abs().max().item()
+    return Row(place, difference, difference / scale if scale else difference)
+
+
+def places(model: Model) -> tuple[nn.Module, list[nn.Module]]:
+    """Where the stem ends, and the blocks, in our networks."""
+    units = model.units()
+    return units[0], units
+
+
+@torch.no_grad()
+def walk(
+    model: nn.Module,
+    first: nn.Module,
+    blocks: list[nn.Module],
+    images: Tensor,
+    logits: Callable[[object], Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Activations after the stem, after each block and at the end, by forward hooks."""
+    seen: dict[str, Tensor] = {}
+
+    def stem(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen["stem"] = inputs[0]
+
+    def after(place: str) -> Callable[[nn.Module, object, object], None]:
+        def hook(_module: nn.Module, _inputs: object, output: object) -> None:
+            seen[place] = output[0] if isinstance(output, tuple) else output  # pyright: ignore[reportArgumentType]
+
+        return hook
+
+    hooks = [first.register_forward_pre_hook(stem)]
+    hooks += [block.register_forward_hook(after(f"block {i}")) for i, block in enumerate(blocks, start=1)]
+    try:
+        out: object = model(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    seen["logits"] = logits(out) if logits else out  # pyright: ignore[reportArgumentType]
+    return seen

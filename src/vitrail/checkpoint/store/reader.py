@@ -1,0 +1,263 @@
+"""A checkpoint on disk: found, checked, and read in whatever pieces the asking process needs."""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from vitrail.checkpoint.files.safetensors import read_header, read_tensor
+from vitrail.checkpoint.files.safetensors_header import Entry
+from vitrail.checkpoint.files.sealed_file import Seal, open_seal
+from vitrail.checkpoint.files.weight_errors import DOWNLOAD_AGAIN, refusal, shown, told
+from vitrail.checkpoint.store.layout import MANIFEST, places, step_name
+from vitrail.checkpoint.store.manifest import REMEDY, ShardNote, read_manifest
+from vitrail.core.errors import CorruptWeights, MismatchedWeights, WeightsError
+
+
+class Spec(NamedTuple):
+    """A whole tensor, however many shards share it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard's header, already found intact."""
+
+    path: Path
+    data: int  # where the tensors begin
+    entries: tuple[Entry, ...]
+    seal: Seal
+
+    def read(self, entry: Entry) -> Tensor:
+        """A whole entry, compared with its checksum."""
+        with self.path.open("rb") as file:
+            return read_tensor(self.path, file, self.data, entry, self.seal)
+
+    def read_rows(self, entry: Entry, first: int, count: int) -> Tensor:
+        """Some rows of an entry; all of them together are compared with the checksum, a few cannot be."""
+        if not entry.shape or count == entry.shape[0]:
+            return self.read(entry)
+        row = math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        begin = entry.start + first * row
+        part = replace(entry, shape=(count, *entry.shape[1:]), start=begin, stop=begin + count * row)
+        with self.path.open("rb") as file:
+            return read_tensor(self.path, file, self.data, part, None)
+
+
+class Rows(NamedTuple):
+    """Which rows of a tensor an entry of a shard holds."""
+
+    start: int
+    stop: int
+    shard: Shard
+    entry: Entry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """A checkpoint whose headers are intact and whose shards together hold every tensor whole. `names` tells the shape
+    and type of each."""
+
+    path: Path
+    step: int
+    world: int  # how many processes wrote it; any number may read it
+    facts: dict[str, Any]
+    names: dict[str, Spec]
+    notes: tuple[ShardNote, ...]
+    shards: tuple[Shard, ...]
+    rows: dict[str, list[Rows]]
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> Tensor:
+        """Rows `start` to `start + length` of a tensor (all of them from `start` on without a length), put together
+        from the shards that hold them."""
+        spec = self.names.get(name)
+        if spec is None:
+            raise refusal(MismatchedWeights, self.path, f"holds no tensor {shown(name)}", "see its names")
+        if not spec.shape:
+            return self.rows[name][0].shard.read(self.rows[name][0].entry)
+        stop = spec.shape[0] if length is None else start + length
+        if not 0 <= start <= stop <= spec.shape[0]:
+            cause = f"tensor {shown(name)} has {spec.shape[0]} rows, and {start} to {stop} were asked for"
+            raise refusal(MismatchedWeights, self.path, cause, "ask for rows that it has")
+        found: list[Tensor] = []
+        at = start
+        while at < stop:
+            rows = _holding(self.path, name, self.rows[name], at)
+            count = min(rows.stop, stop) - at
+            found.append(rows.shard.read_rows(rows.entry, at - rows.start, count))
+            at += count
+        if len(found) == 1:
+            return found[0]
+        whole = torch.empty((stop - start, *spec.shape[1:]), dtype=spec.dtype)
+        at = 0
+        for piece in found:
+            whole[at : at + len(piece)].copy_(piece)
+            at += len(piece)
+        return whole
+
+
+def open_saved(path: Path) -> Saved:
+    """Open the checkpoint in a folder and check all of it but the tensors' bytes, which `verify` reads."""
+    manifest = read_manifest(path / MANIFEST)
+    shards = tuple(_open_shard(path, note, manifest.step) for note in manifest.shards)
+    names: dict[str, Spec] = {}
+    rows: dict[str, list[Rows]] = {}
+    for shard in shards:
+        pieces = cast(dict[str, dict[str, Any]], shard.seal.description["pieces"])
+        for entry in shard.entries:
+            spec, start = Spec(tuple(pieces[entry.name]["shape"]), entry.dtype), int(pieces[entry.name]["start"])
+            if names.setdefault(entry.name, spec) != spec:
+                cause = f"tensor {shown(entry.name)} is {spec} here and {names[entry.name]} in another shard"
+                raise refusal(CorruptWeights, shard.path, cause, REMEDY)
+            stop = start + entry.shape[0] if entry.shape else 1
+            rows.setdefault(entry.name, []).append(Rows(start, stop, shard, entry))
+    for name, spec in names.items():
+        at, end = 0, spec.shape[0] if spec.shape else 1
+        while at < end:
+            at = _holding(path, name, rows[name], at).stop
+    return Saved(
+        path=path,
+        step=manifest.step,
+        world=manifest.world,
+        facts=manifest.facts,
+        names=names,
+        notes=manifest.shards,
+        shards=shards,
+        rows=rows,
+    )
+
+
+def note_of(path: Path) -> ShardNote:
+    """A shard that was just written, as the manifest is to name it."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        header = read_header(path, file, size)
+    return ShardNote(file=path.name, size=size, header=hashlib.sha256(header.raw).hexdigest())
+
+
+def verify(saved: Saved, part: int = 0, parts: int = 1) -> None:
+    """Compare tensors with their checksums and raise CorruptWeights at the first that differs. Of `parts` processes
+    each may check one part; they take about as many bytes each."""
+    entries = [(shard, entry) for shard in saved.shards for entry in shard.entries]
+    total = sum(entry.stop - entry.start for _, entry in entries)
+    at = 0
+    for shard, entry in entries:
+        middle = at + (entry.stop - entry.start) / 2
+        at += entry.stop - entry.start
+        if min(int(middle * parts / max(total, 1)), parts - 1) != part:
+            continue
+        try:
+            shard.read(entry)
+        except OSError as error:
+            cause = f"cannot be read ({error.strerror or told(error)})"
+            raise refusal(CorruptWeights, shard.path, cause, REMEDY) from error
+
+
+def alone(said: str | None) -> str | None:
+    """What a process agrees on with itself."""
+    return said
+
+
+def latest(
+    folder: Path,
+    tell: Callable[[str], None],
+    *,
+    before: int | None = None,
+    part: int = 0,
+    parts: int = 1,
+    agree: Callable[[str | None], str | None] = alone,
+) -> Saved | None:
+    """The newest checkpoint that is whole, every byte of it checked; None where there is none at all.
+
+    One that is damaged is told of, with the file and the cause, and the one before it is tried; with none left,
+    CorruptWeights names them all. With `before`, only steps below it count.
+
+    Several processes call this together and each checks its part. `agree` is how they come to the same answer: given
+    what each says, all get what the first of them said that said anything (None where nobody did).
+    """
+    bad: list[tuple[int, str]] = []
+    found: Saved | None = None
+    while found is None:
+        bound = bad[-1][0] if bad else before
+        newest = next((step for step in places(folder) if bound is None or step < bound), None)
+        chosen = agree(None if newest is None else str(newest))
+        if chosen is None:
+            break
+        step = int(chosen)
+        place = places(folder).get(step, folder / step_name(step))  # anew: the first process may have tidied
+        found, fault = _opened(place, step, part, parts)
+        fault = agree(fault)
+        if fault is not None:
+            bad.append((step, fault))
+            found = None
+    if found is None and bad:
+        listed = "; ".join(fault for _, fault in bad)
+        raise CorruptWeights(f"{folder}: no checkpoint is whole ({listed}); start anew in another folder")
+    if found is not None:
+        for step, fault in bad:
+            tell(f"checkpoint of step {step} is damaged: {fault}; the one before it, step {found.step}, is used")
+    return found
+
+
+def cause_of(error: BaseException) -> str:
+    """The file and what is wrong with it, without a remedy that is meant for weights from elsewhere."""
+    if isinstance(error, WeightsError):
+        text = str(error)
+        for remedy in (DOWNLOAD_AGAIN, REMEDY, "nothing was replaced"):
+            text = text.removesuffix(f"; {remedy}")
+        return text
+    if isinstance(error, OSError):
+        what = error.strerror or told(error)
+        return f"{error.filename}: {what}" if error.filename else what
+    return f"{type(error).__name__}: {told(error)}"
+
+
+def _opened(path: Path, step: int, part: int, parts: int) -> tuple[Saved | None, str | None]:
+    """A checkpoint and no fault, or none and its fault. What is no damage, such as a format of the future, is raised:
+    going back to an older checkpoint would throw a sound one away."""
+    try:
+        saved = open_saved(path)
+        if saved.step != step:
+            raise refusal(CorruptWeights, path, f"holds step {saved.step}", REMEDY)
+        verify(saved, part, parts)
+    except (CorruptWeights, OSError) as error:
+        return None, cause_of(error)
+    return saved, None
+
+
+def _open_shard(folder: Path, note: ShardNote, step: int) -> Shard:
+    path = folder / note.file
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size != note.size:
+                raise refusal(CorruptWeights, path, f"has {size} bytes instead of {note.size}", REMEDY)
+            header = read_header(path, file, size)
+    except CorruptWeights:
+        raise
+    except WeightsError as error:  # "unsafe" or "mismatched" is what a flipped bit makes of a file that was neither
+        raise CorruptWeights(str(error)) from error
+    except OSError as error:
+        cause = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise refusal(CorruptWeights, path, cause, REMEDY) from error
+    if hashlib.sha256(header.raw).hexdigest() != note.header:
+        raise refusal(CorruptWeights, path, "its header does not match the checkpoint's list", REMEDY)
+    seal = open_seal(path, header)
+    if seal is None or seal.description.get("step") != step:
+        raise refusal(CorruptWeights, path, f"is no shard of step {step}", REMEDY)
+    return Shard(path, len(header.raw), tuple(header.entries), seal)
+
+
+def _holding(path: Path, name: str, rows: list[Rows], at: int) -> Rows:
+    """The rows among which number `at` is, those that reach furthest where several are."""
+    holding = [piece for piece in rows if piece.start <= at < piece.stop]
+    if not holding:
+        raise refusal(CorruptWeights, path, f"row {at} of tensor {shown(name)} is in none of its shards", REMEDY)
+    return max(holding, key=lambda piece: piece.stop)

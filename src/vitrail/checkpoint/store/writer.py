@@ -1,0 +1,251 @@
+"""Saving while the run goes on: a snapshot now, a thread that writes it, and the old checkpoint until the new one is
+whole.
+
+Each process writes its own shard into one folder; the first waits until all of them stand there, lists them in
+`checkpoint.json` and gives the folder its name. They speak through files alone, because a collective from a thread
+would meet those of the training.
+"""
+
+import contextlib
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from vitrail.checkpoint.files.sealed_file import write_sealed
+from vitrail.checkpoint.store.layout import (
+    MANIFEST,
+    at,
+    commit,
+    discard,
+    part_name,
+    places,
+    remove,
+    saving,
+    shard_name,
+    step_name,
+    tidy,
+)
+from vitrail.checkpoint.store.manifest import Piece, ShardNote, Snapshot, frozen_facts, take, write_manifest
+from vitrail.checkpoint.store.reader import cause_of, note_of, open_saved, verify
+from vitrail.core.atomic_files import replacing, sync_folder
+from vitrail.core.errors import ConfigError, WeightsError
+
+FIRST_RETRY: Final = 30.0  # seconds after a save that failed; doubled each time
+LAST_RETRY: Final = 600.0
+GRACE: Final = 5.0  # seconds for the other processes once this one's run is over
+
+
+class Store:
+    """The checkpoints of a run, in `folder`, of which the `keep` newest stay.
+
+    `token` is the same for all processes of one start and another at the next. `tell` hears, also from the writing
+    thread, of what went wrong; nothing that the disk does is raised. `patience` is how long the first process waits for
+    the others' shards.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        token: str,
+        keep: int,
+        tell: Callable[[str], None],
+        patience: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not token.isalnum() or keep < 1:
+            raise ConfigError(f"token={token!r} must be letters and digits, keep={keep} at least 1")
+        self.folder, self.rank, self.world, self.token, self.keep = folder, rank, world, token, keep
+        self.tell, self.patience, self.clock = tell, patience, clock
+        self.last: int | None = None  # the newest step that is safe
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._attempt = 0  # the same in all processes, which save together
+        self._failures, self._retry = 0, math.inf
+        folder.mkdir(parents=True, exist_ok=True)
+        if rank == 0:
+            try:
+                tidy(folder, token)
+            except OSError as error:
+                tell(f"what an earlier crash left in {folder} could not be cleared ({cause_of(error)})")
+            self.last = next(iter(places(folder)), None)
+
+    def newest(self) -> int | None:
+        """The newest step that is safe, and whose checkpoint has not been removed since."""
+        return self.last if self.last in places(self.folder) else next(iter(places(self.folder)), None)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last save that ended did not succeed."""
+        return self._failures > 0
+
+    def retry_due(self) -> bool:
+        """Whether it is time to save again after a failure. The first process hears of every failure, so among several
+        its answer is the one to follow; the others always say no."""
+        return self.rank == 0 and self.failing and not self._writing() and self.clock() >= self._retry
+
+    def save(self, step: int, pieces: Mapping[str, Piece], facts: Mapping[str, Any]) -> None:
+        """Copy the state as it is now and have it written. A save that is still being written is waited for first.
+
+        All processes call this at the same step, each with what it holds (a replicated tensor is given by one of them,
+        and a process may have nothing to give), and the first with the facts that count.
+        """
+        self.wait()
+        self._attempt += 1
+        snapshot, kept = take(pieces), frozen_facts(facts)
+        # Not a daemon: a run that ends without `close` still finishes its last checkpoint.
+        self._thread = threading.Thread(
+            target=self._save, args=(step, snapshot, kept), name=f"checkpoint {step}", daemon=False
+        )
+        self._thread.start()
+
+    def wait(self) -> bool:
+        """Wait until the save in progress has ended; whether the last one succeeded. The first process answers for the
+        whole checkpoint, the others for their shard."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return not self.failing
+
+    def close(self) -> bool:
+        """As `wait`, but with a few seconds only for the others' shards: a run that ends may have lost them."""
+        if self.world > 1:
+            self._over.set()
+        return self.wait()
+
+    def _writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _save(self, step: int, snapshot: Snapshot, facts: str) -> None:
+        """The thread's whole work; whatever happens is told, and nothing is raised."""
+        place = saving(self.folder, step, self.token)
+        try:
+            self._write(place, step, snapshot, facts)
+        except Exception as error:
+            self._failed(place, step, error)
+        else:
+            if self.failing and self.rank == 0:
+                self.tell(f"checkpoint of step {step} is saved; saving works again")
+            self.last, self._failures, self._retry = step, 0, math.inf
+            if self.rank == 0:
+                self._prune(step)
+
+    def _write(self, place: Path, step: int, snapshot: Snapshot, facts: str) -> None:
+        at("saving")("before make")
+        self.folder.mkdir(exist_ok=True)  # someone may have cleared it to make room
+        place.mkdir(exist_ok=True)
+        at("saving")("after make")
+        note = self._write_shard(place, step, snapshot)
+        if self.rank:
+            self._report(place, {"shard": None if note is None else asdict(note)})
+            return
+        notes = [note, *self._gather(place)]
+        shards = [shard for shard in notes if shard is not None]
+        write_manifest(place / MANIFEST, step=step, world=self.world, shards=shards, facts=facts)
+        for rank in range(1, self.world):
+            at("part")("before unlink")
+            (place / part_name(rank)).unlink()
+            at("part")("after unlink")
+        open_saved(place)  # nothing gets a name that could not be opened again
+        sync_folder(place)
+        target = self.folder / step_name(step)
+        if target.exists() and _same(target, place):
+            remove(place)
+            sync_folder(self.folder)
+        else:
+            commit(place, target, self.token)
+
+    def _write_shard(self, place: Path, step: int, snapshot: Snapshot) -> ShardNote | None:
+        """Write what this process holds; none where it holds nothing."""
+        if not snapshot.tensors:
+            return None
+        snapshot.settle()
+        path = place / shard_name(self.rank, self.world)
+        description = {"step": step, "rank": self.rank, "world": self.world, "pieces": snapshot.description()}
+        write_sealed(path, snapshot.tensors, description, at("shard"))
+        snapshot.tensors.clear()  # the memory is free while the others are waited for
+        return note_of(path)
+
+    def _report(self, place: Path, what: dict[str, Any]) -> None:
+        """Leave a note for the first process, which may commit the folder under its new name as soon as it sees it."""
+        tell = at("part")
+        with replacing(place / part_name(self.rank), tell, folder_too=False) as file:
+            tell("before write")
+            file.write(json.dumps({"attempt": self._attempt, **what}).encode())
+            tell("after write")
+
+    def _gather(self, place: Path) -> list[ShardNote | None]:
+        """Wait for the notes of the other processes, in order."""
+        found: dict[int, ShardNote | None] = {}
+        begun, ended, pause = time.monotonic(), math.inf, 0.005
+        while True:
+            there = {entry.name for entry in place.iterdir()}
+            for rank in range(1, self.world):
+                if rank in found or part_name(rank) not in there:
+                    continue
+                said = json.loads((place / part_name(rank)).read_bytes())
+                if said["attempt"] != self._attempt:
+                    continue  # of a save of this step that failed
+                if "failed" in said:
+                    raise WeightsError(f"process {rank}: {said['failed']}; see its log")
+                found[rank] = None if said["shard"] is None else ShardNote(**said["shard"])
+            if len(found) == self.world - 1:
+                return [found[rank] for rank in range(1, self.world)]
+            now = time.monotonic()
+            if ended == math.inf and (self._over.is_set() or not threading.main_thread().is_alive()):
+                ended = now
+            if now > min(begun + self.patience, ended + GRACE):
+                missing = ", ".join(str(rank) for rank in range(1, self.world) if rank not in found)
+                waited = f"after {now - begun:.0f} s the shards of these processes are missing: {missing}"
+                raise TimeoutError(0, waited, str(place))
+            time.sleep(pause)
+            pause = min(2 * pause, 0.25)
+
+    def _failed(self, place: Path, step: int, error: Exception) -> None:
+        cause = cause_of(error) if not isinstance(error, OSError) or error.filename else f"{place}: {cause_of(error)}"
+        if self.rank == 0:
+            with contextlib.suppress(OSError):
+                remove(place)
+        else:
+            with contextlib.suppress(OSError):  # then the first process runs out of patience
+                self._report(place, {"failed": cause})
+        pause = min(FIRST_RETRY * 2**self._failures, LAST_RETRY)
+        what = f"checkpoint of step {step} was not saved: {cause}"
+        if self.rank:
+            self.tell(f"{what} (process {self.rank})")
+        else:
+            newest = self.newest()
+            kept = "there is none before it" if newest is None else f"the last good one, step {newest}, is intact"
+            self.tell(f"{what}; {kept}; the next try is in {pause:.0f} s")
+        self._failures, self._retry = self._failures + 1, self.clock() + pause
+
+    def _prune(self, step: int) -> None:
+        """Leave the newest. One of a later step is from a course that this run has left, because it was damaged or
+        because the run was sent back: going on from it would mix the two."""
+        try:
+            tidy(self.folder, self.token)
+            standing = places(self.folder)
+            for later in [found for found in standing if found > step]:
+                self.tell(f"checkpoint of step {later} is of a course that this run has left; it is removed")
+                discard(standing[later])
+            for old in [found for found in standing if found <= step][self.keep :]:
+                discard(standing[old])
+        except OSError as error:
+            self.tell(f"an old checkpoint could not be removed ({cause_of(error)}); it is tried again at the next save")
+
+
+def _same(standing: Path, fresh: Path) -> bool:
+    """Whether a checkpoint that already has the name is whole and holds the same."""
+    try:
+        old, new = open_saved(standing), open_saved(fresh)
+        verify(old)
+    except (WeightsError, OSError):
+        return False
+    return old.notes == new.notes and old.facts == new.facts

@@ -1,0 +1,441 @@
+"""Nested frozen dataclasses, changed by name, told apart, printed and stored. Knows nothing of what they configure.
+
+    run = with_settings(run, ["optim.lr=3e-4", "augmentation.policy=RandAugment", "augmentation.policy.magnitude=9"])
+
+All changes are gathered before anything is built, so that a rule between two fields (the size of the network and that
+of the crop) is asked once, at the end, and the order of the settings says nothing.
+
+Values and their texts: a text is read as the annotated type asks, a value is written so that it is read again.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import field as dataclass_field
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from vitrail.core.errors import ConfigError, UnknownName, unknown
+from vitrail.core.text import times
+
+WORDS = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
+
+
+@cache
+def hints(kind: type) -> dict[str, Any]:
+    """The fields of a class with their annotated types."""
+    known = get_type_hints(kind)
+    return {field.name: known[field.name] for field in fields(cast(Any, kind))}
+
+
+class Choice(ABC):
+    """A base class of configs to which others can be added: a field of this type may hold any that is registered, as if
+    its annotation named them all."""
+
+    __slots__ = ()
+
+    @classmethod
+    @abstractmethod
+    def registered(cls) -> tuple[type[Any], ...]: ...
+
+
+def members(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one type; of an open choice all that are registered."""
+    named = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    found: list[Any] = []
+    for member in named:
+        is_open = isinstance(member, type) and issubclass(member, Choice) and not is_dataclass(member)
+        found += cast(type[Choice], member).registered() if is_open else [member]
+    return tuple(found)
+
+
+def classes_of(hint: Any) -> list[type[Any]]:
+    """Those of its types that are configs themselves."""
+    return [cast(type[Any], member) for member in members(hint) if is_dataclass(member)]
+
+
+def is_choice(hint: Any) -> bool:
+    """Whether a field may hold one of several classes."""
+    return len(classes_of(hint)) > 1
+
+
+def parsed(hint: Any, text: str, path: str) -> Any:
+    """A text as a value of an annotated type. Of several types the first that fits is taken, single values before
+    tuples, so that 448 is a number where a number or a pair will do."""
+    simple = [member for member in members(hint) if not is_dataclass(member)]
+    simple.sort(key=lambda member: (member is not NoneType, get_origin(member) is tuple, member is str))
+    for member in simple:
+        try:
+            return PARSERS.get(get_origin(member) or member, no_parser)(member, text)
+        except ValueError:
+            continue
+    choices = list(expected(hint))
+    if simple and all(get_origin(member) is Literal or member is NoneType for member in simple):
+        raise unknown(path, text.strip(), choices)
+    raise ConfigError(f"{path}={text} must be {' or '.join(choices)}")
+
+
+def parse_none(hint: Any, text: str) -> None:
+    del hint
+    if text.strip().lower() != "none":
+        raise ValueError
+
+
+def parse_bool(hint: Any, text: str) -> bool:
+    del hint
+    if text.strip().lower() not in WORDS:
+        raise ValueError
+    return WORDS[text.strip().lower()]
+
+
+def parse_int(hint: Any, text: str) -> int:
+    """Also 10_000 and 1e4."""
+    del hint
+    try:
+        return int(text)
+    except ValueError:
+        value = float(text)
+        if not value.is_integer():  # so for infinities and what is not a number
+            raise ValueError from None
+        return int(value)
+
+
+def parse_float(hint: Any, text: str) -> float:
+    del hint
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def parse_str(hint: Any, text: str) -> str:
+    del hint
+    return text
+
+
+def parse_literal(hint: Any, text: str) -> Any:
+    for choice in get_args(hint):
+        if str(choice) == text.strip():
+            return choice
+    raise ValueError
+
+
+def parse_tuple(hint: Any, text: str) -> tuple[Any, ...]:
+    """Values with commas between them, in brackets or not; a pair of whole numbers also as 224x224 or 224."""
+    kinds = get_args(hint)
+    bare = text.strip().strip("()[]").strip().rstrip(",")
+    if kinds == (int, int):
+        sides = bare.replace("x", ",").split(",")
+        parts = sides * 2 if len(sides) == 1 else sides
+    else:
+        parts = bare.split(",") if bare else []
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        kinds = (kinds[0],) * len(parts)
+    if len(parts) != len(kinds):
+        raise ValueError
+    return tuple(PARSERS.get(kind, no_parser)(kind, part) for kind, part in zip(kinds, parts, strict=True))
+
+
+def no_parser(hint: Any, text: str) -> Any:
+    """An annotation that no text can be read as; a mistake of the house, unless it is one of several."""
+    raise ValueError(f"{hint} {text}")
+
+
+PARSERS: dict[Any, Callable[[Any, str], Any]] = {
+    NoneType: parse_none,
+    bool: parse_bool,
+    int: parse_int,
+    float: parse_float,
+    str: parse_str,
+    Literal: parse_literal,
+    tuple: parse_tuple,
+}
+NAMES: dict[Any, str] = {
+    NoneType: "none",
+    bool: "on or off",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+}
+
+
+def expected(hint: Any) -> Iterator[str]:
+    """What a value may be, in words."""
+    for member in members(hint):
+        if is_dataclass(member):
+            yield cast(type, member).__name__
+        elif get_origin(member) is Literal:
+            yield from (str(choice) for choice in get_args(member))
+        elif get_origin(member) is tuple:
+            yield expected_tuple(get_args(member))
+        else:
+            yield NAMES.get(member, str(member))
+
+
+def expected_tuple(kinds: tuple[Any, ...]) -> str:
+    if kinds == (int, int):
+        return "a size, as in 224 or 224x224"
+    count = "" if kinds[-1] is Ellipsis else f"{len(kinds)} "
+    return f"{count}numbers with commas between them"
+
+
+def text_of(value: Any) -> str:
+    """A value as a setting would give it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        items = cast(tuple[Any, ...], value)
+        if len(items) == 2 and all(type(item) is int for item in items):
+            return times((items[0], items[1]))
+        return ",".join(text_of(item) for item in items)
+    return type(value).__name__ if is_dataclass(value) else str(value)
+
+
+T = TypeVar("T")
+Maker = Callable[[Any, str], Any]  # from the old value and a text to a new value, or NotImplemented
+KIND = "kind"  # what names the class of a union's member in plain data
+NOTHING, ABSENT = "(none)", "(absent)"
+
+
+class Line(NamedTuple):
+    """A field for printing: its dotted name, its value as a setting would give it, and whether that is the default."""
+
+    name: str
+    text: str
+    default: bool
+
+
+@dataclass(slots=True)
+class Change:
+    """What is to become of one field: a text for its value, and changes of the fields inside it."""
+
+    text: str | None = None
+    inside: "dict[str, Change]" = dataclass_field(default_factory=dict[str, "Change"])
+
+
+def with_settings(config: T, settings: Iterable[str], makers: Mapping[str, Maker] | None = None) -> T:
+    """A new config with "dotted.name=value" settings applied; of two for one field the later counts. A class is chosen
+    by its name and takes over what the old value has under the same name and type. `makers` know more texts for some
+    fields, by dotted name; one that does not know a text says NotImplemented."""
+    root = Change()
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{setting!r} is no setting; write NAME=VALUE, as in optim.lr=3e-4")
+        at = root
+        for part in name.strip().split("."):
+            at = at.inside.setdefault(part, Change())
+        at.text = text
+    names = [line.name for line in flat(config)]
+    return rebuilt(config, root, Where(names=names, makers=makers or {})) if root.inside else config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The place in the tree, and what an error or a maker needs to know of the whole."""
+
+    path: str = ""
+    names: list[str]
+    makers: Mapping[str, Maker]
+
+    def inner(self, name: str) -> "Where":
+        return replace(self, path=f"{self.path}.{name}" if self.path else name)
+
+
+def rebuilt(old: T, change: Change, where: Where, kind: "type[T] | None" = None) -> T:
+    """The fields inside first, then the value itself: anew, or as another class where `kind` is one."""
+    kind = kind or type(old)
+    kinds = hints(kind)
+    for name in change.inside:
+        if name not in kinds:
+            raise no_field(where.inner(name).path, [*(where.inner(known).path for known in kinds), *where.names])
+    values = carried(old, kind)
+    for name, inner in change.inside.items():
+        values[name] = changed_value(kinds[name], values.get(name), inner, where.inner(name))
+    return constructed(kind, values, where.path)
+
+
+def changed_value(hint: Any, old: Any, change: Change, where: Where) -> Any:
+    """A field's new value."""
+    make = where.makers.get(where.path)
+    made = NotImplemented if make is None or change.text is None else make(old, change.text)
+    if made is not NotImplemented:
+        return rebuilt(made, change, where) if change.inside else made
+    classes = classes_of(hint)
+    if change.text is None:
+        if old is None and len(classes) == 1:
+            return rebuilt(None, change, where, classes[0])
+        if not is_dataclass(old):
+            raise nothing_inside(old, classes, change, where)
+        return rebuilt(old, change, where)
+    chosen = next((kind for kind in classes if kind.__name__.lower() == change.text.strip().lower()), None)
+    if chosen is not None:
+        return rebuilt(old, change, where, chosen)
+    value = parsed(hint, change.text, where.path)
+    if change.inside:
+        raise nothing_inside(value, classes, change, where)
+    return value
+
+
+def carried(old: Any, kind: type) -> dict[str, Any]:
+    """What a value of a class starts with: all of an old value of that class; of one of another class, or of none, the
+    fields of the same name and type."""
+    if not is_dataclass(old):
+        return {}
+    before, after = hints(type(old)), hints(kind)
+    return {name: getattr(old, name) for name, hint in before.items() if after.get(name) == hint}
+
+
+def constructed(kind: type[T], values: dict[str, Any], path: str) -> T:
+    """Builds, and asks the rules of the class."""
+    missing = [field.name for field in fields(cast(Any, kind)) if required(field) and field.name not in values]
+    if missing:
+        wanted = ", ".join(f"{path}.{name}" if path else name for name in missing)
+        raise ConfigError(f"{path or kind.__name__}={kind.__name__} has no default for {wanted}; set that too")
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        told = str(error)
+        head = f"{path}: " if path and not told.startswith(path) else ""
+        raise type(error)(f"{head}{told}") from None
+
+
+def no_field(path: str, names: list[str]) -> UnknownName:
+    """Names the fields that end alike first: who writes "lr" means "optim.lr"."""
+    last = path.rpartition(".")[2]
+    alike = [name for name in names if name.rpartition(".")[2] == last]
+    return unknown("setting", path, dict.fromkeys(alike or names))
+
+
+def nothing_inside(value: Any, classes: list[type[Any]], change: Change, where: Where) -> ConfigError:
+    inner = where.inner(next(iter(change.inside))).path
+    if not classes:
+        return ConfigError(f"{inner}: {where.path} is a plain value and has no fields")
+    first = classes[0].__name__
+    choice = " or ".join(kind.__name__ for kind in classes)
+    return ConfigError(
+        f"{inner}: {where.path} is {text_of(value)} now; choose {choice} for it too, as in {where.path}={first}"
+    )
+
+
+def required(field: "Field[Any]") -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def default_of(field: "Field[Any]") -> Any:
+    """MISSING where there is none."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def flat(config: Any, path: str = "") -> list[Line]:
+    """Every field of a config and of the configs in it, in the order of the classes. A field that holds one of several
+    classes has a line of its own, with the name of the class, before those of its fields."""
+    lines: list[Line] = []
+    for field in fields(config):
+        value, name = getattr(config, field.name), f"{path}{field.name}"
+        default = default_of(field)
+        if is_dataclass(value):
+            if is_choice(hints(type(config))[field.name]):
+                lines.append(Line(name, text_of(value), type(value) is type(default)))
+            lines += flat(value, f"{name}.")
+        else:
+            lines.append(Line(name, text_of(value), value == default))
+    return lines
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A config as data for JSON, in the order of its fields; where one of several classes was chosen, its name is under
+    "kind"."""
+    kinds = hints(type(config))
+    return {name: plain_value(getattr(config, name), is_choice(kinds[name])) for name in kinds}
+
+
+def plain_value(value: Any, choice: bool = False) -> Any:
+    if is_dataclass(value):
+        return {**({KIND: type(value).__name__} if choice else {}), **plain(value)}
+    if isinstance(value, tuple):
+        return [plain_value(item) for item in cast(tuple[Any, ...], value)]
+    return value
+
+
+def restored(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
+    """The config that `plain` wrote. A field that is missing takes its default; an unknown one is refused. A class that
+    is not named is that of the default: there was no other when the data were written."""
+    kinds, usual = hints(kind), {field.name: default_of(field) for field in fields(cast(Any, kind))}
+    for name in data:
+        if name not in kinds:
+            raise no_field(f"{path}{name}", [f"{path}{known}" for known in kinds])
+    values = {name: restored_value(kinds[name], value, f"{path}{name}", usual[name]) for name, value in data.items()}
+    return constructed(kind, values, path.rstrip("."))
+
+
+def restored_value(hint: Any, value: Any, path: str, usual: Any) -> Any:
+    classes = classes_of(hint)
+    if classes and isinstance(value, Mapping):
+        data = dict(cast(Mapping[str, Any], value))
+        default = type(usual).__name__ if is_dataclass(usual) else None
+        name = data.pop(KIND, default) if len(classes) > 1 else classes[0].__name__
+        chosen = next((member for member in classes if member.__name__ == name), None)
+        if chosen is None:
+            raise unknown(f"{path}.{KIND}", str(name), [member.__name__ for member in classes])
+        return restored(chosen, data, f"{path}.")
+    if isinstance(value, list):
+        value = tuple(cast(list[Any], value))
+    if not any(fits(member, value) for member in members(hint)):
+        raise ConfigError(f"{path}={value!r} must be {' or '.join(expected(hint))}")
+    return float(value) if float in members(hint) and type(value) is int and int not in members(hint) else value
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """Whether a value from JSON is of an annotated type; a whole number will do for any number."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        kinds = get_args(hint)
+        items = cast(tuple[Any, ...], value) if isinstance(value, tuple) else None
+        if items is None:
+            return False
+        if kinds[-1] is Ellipsis:
+            kinds = (kinds[0],) * len(items)
+        return len(kinds) == len(items) and all(fits(kind, item) for kind, item in zip(kinds, items, strict=True))
+    return type(value) is hint or (hint is float and type(value) is int)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
+    """What differs between two plain configs, a line each: "optim.lr: 0.001 -> 0.003"."""
+    lines: list[str] = []
+    for name in dict.fromkeys([*old, *new]):
+        before, after = old.get(name, MISSING), new.get(name, MISSING)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += differences(cast(Mapping[str, Any], before), cast(Mapping[str, Any], after), f"{path}{name}.")
+        elif before != after or type(before) is not type(after):
+            lines.append(f"{path}{name}: {brief(before)} -> {brief(after)}")
+    return lines
+
+
+def without_fields(lines: Iterable[str], fields: Iterable[str]) -> list[str]:
+    """Lines of `differences` but for those of certain fields: "optim.lr" is one, "optim" are all that it has."""
+    names = tuple(fields)
+    kept = ((line, line.partition(":")[0]) for line in lines)
+    return [line for line, field in kept if not any(field == name or field.startswith(f"{name}.") for name in names)]
+
+
+def brief(value: Any) -> str:
+    """A plain value in a line of text; of nested data the class, where it is told."""
+    if value is MISSING or value is None:
+        return ABSENT if value is MISSING else NOTHING
+    if isinstance(value, Mapping):
+        data = cast(Mapping[str, Any], value)
+        return str(data.get(KIND, "{...}"))
+    if isinstance(value, list):
+        return text_of(tuple(cast(list[Any], value)))
+    return text_of(value)
+
+
+def changed(config: Any, base: Any) -> list[str]:
+    """What a config has otherwise than another, as lines of `differences`."""
+    return differences(plain(base), plain(config))

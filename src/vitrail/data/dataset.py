@@ -1,0 +1,321 @@
+"""One split of a collection: random access to pictures, their labels and their names. All else is built on it.
+
+Millions of names in two arrays.
+
+A Python list of strings is copied page by page into every loader process, because reading a string counts a reference.
+Arrays are not, and they pickle as one piece.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from hashlib import blake2b, sha256
+from os import fsdecode, fsencode
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.core.errors import BadPicture, DataError
+from vitrail.data.decode.image import Picture
+from vitrail.data.labels import Labels
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+Encoded: TypeAlias = bytes | NDArray[np.uint8]
+
+HASHED: Final = 1 << 30  # bytes of pixels in memory that go into a fingerprint
+DIGESTED_BYTES: Final = 256 << 20  # read for the digest of a source; all of it where it has no more
+DIGESTED_IMAGES: Final = (1024, 100_000)  # read at least, however large they are, and at most, however small
+
+
+class Source(ABC):
+    """N samples. A reader of a format fills in `classes`, `labels`, `read` and `name`; it opens its files lazily, in
+    the process that reads, and keeps what it knows of the samples in arrays, so that loader processes share it."""
+
+    classes: tuple[str, ...] = ()  # K names; none where there are no labels
+    pixel_classes: tuple[str, ...] = ()  # names of the class indices in masks; none without masks
+    labels: Labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def read(self, index: int) -> Encoded:
+        """The bytes of an image file, or pixels [H, W, 3] or [H, W]. BadPicture or OSError where that fails."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What a person would call the sample: a path, a member of an archive, a row."""
+
+    def mask(self, index: int) -> Encoded:
+        """The class of every pixel: bytes of a PNG of class indices, or uint8 [H, W]. BadPicture or OSError where that
+        fails."""
+        raise DataError(f"{self.name(index)} has no mask: the data have none")
+
+    def sizes(self) -> "NDArray[np.int64] | None":
+        """Bytes of each sample [N] where that is quick to know; part of the fingerprint."""
+        return None
+
+    def picture(self, index: int) -> Picture:
+        """A sample with its header read and checked. BadPicture, with the sample's name, where it cannot be used."""
+        try:
+            return Picture(self.read(index))
+        except BadPicture as error:
+            raise BadPicture(f"{self.name(index)}: {error}") from None
+        except OSError as error:
+            raise BadPicture(f"{self.name(index)}: {error.strerror or error}") from None
+
+    def content_hash(self, index: int) -> int:
+        """64 bits of the content of a sample, the same under any name and in any place; 0 where it cannot be read. The
+        last bit is set for pixels, so that they never agree with the bytes of an image file."""
+        try:
+            return hash_content(self.read(index))
+        except (BadPicture, OSError):
+            return 0
+
+    @cached_property
+    def content_digest(self) -> str:
+        """16 digits of the contents in their order: of all samples within DIGESTED_BYTES and DIGESTED_IMAGES, else of
+        as many at even distances. Names, places and times do not matter."""
+        hashes = np.fromiter((self.content_hash(int(place)) for place in sampled(self)), np.uint64)
+        return sha256(f"{len(self)}|".encode() + hashes.astype("<u8").tobytes()).hexdigest()[:16]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of what is in here and in which order: names, labels, classes, sizes. Another set, another hash."""
+        return hash_names(self, [*self.classes, *pixel_class_words(self)])
+
+
+def hash_content(content: Encoded) -> int:
+    """64 bits of the bytes of an image file (even) or of shape and pixels (odd)."""
+    if isinstance(content, bytes):
+        digest = blake2b(content, digest_size=8)
+    else:
+        digest = blake2b(str(content.shape).encode(), digest_size=8)
+        digest.update(np.ascontiguousarray(content).data)
+    return int.from_bytes(digest.digest(), "little") & ~1 | (not isinstance(content, bytes))
+
+
+def sampled(source: Source) -> "NDArray[np.int64]":
+    """The places of the samples that a digest of the contents reads."""
+    count, total = len(source), total_bytes(source)
+    least, most = DIGESTED_IMAGES
+    some = min(count, most, max(least, DIGESTED_BYTES * count // max(total, 1)))
+    return np.linspace(0, count - 1, some).astype(np.int64)
+
+
+def total_bytes(source: Source) -> int:
+    """Of all samples together; where sizes are not known, as if all were as large as the first."""
+    sizes = source.sizes()
+    if sizes is not None:
+        return int(np.maximum(sizes, 0).sum())
+    try:
+        first = source.read(0) if len(source) else b""
+    except (BadPicture, OSError):
+        return 0
+    return len(source) * (len(first) if isinstance(first, bytes) else first.nbytes)
+
+
+def hashed(
+    kind: str,
+    words: Iterable[str],
+    arrays: "Iterable[NDArray[np.integer[Any]] | None]",
+    rest: "Iterable[Buffer]" = (),
+) -> str:
+    """One hash of words, whole numbers and bytes, each told apart from the next."""
+    digest = sha256("\0".join([kind, *words]).encode("utf-8", "surrogateescape"))
+    for array in arrays:
+        digest.update(b"|" if array is None else f"|{len(array)}|".encode())
+        digest.update(b"" if array is None else np.ascontiguousarray(array, np.int64).data)
+    for piece in rest:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def hash_names(source: Source, words: Iterable[str]) -> str:
+    """The fingerprint of a source that is known by its words, labels, sizes and the names of its samples."""
+    names = (source.name(i).encode("utf-8", "surrogateescape") + b"\0" for i in range(len(source)))
+    return hashed("source", words, [source.labels.values, source.labels.starts, source.sizes()], names)
+
+
+def pixel_class_words(source: Source) -> tuple[str, ...]:
+    """What masks add to a fingerprint: nothing where there are none."""
+    return ("masks", *source.pixel_classes) if source.pixel_classes else ()
+
+
+class Subset(Source):
+    """Some samples of another source, in the given order. One of a subset is one of the whole."""
+
+    def __init__(self, source: Source, indices: "NDArray[np.int64] | Sequence[int]") -> None:
+        self.source = source
+        self.indices = np.asarray(indices, np.int64)
+        if self.indices.size and not (int(self.indices.min()) >= 0 and int(self.indices.max()) < len(source)):
+            raise DataError(f"a subset asks for sample {int(self.indices.max())} of a source with {len(source)}")
+        self.classes, self.pixel_classes = source.classes, source.pixel_classes
+        self.labels = source.labels.take(self.indices)
+        if isinstance(source, Subset):
+            self.source, self.indices = source.source, source.indices[self.indices]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """That of the whole where nothing is left out or moved."""
+        if np.array_equal(self.indices, np.arange(len(self.source))):
+            return self.source.fingerprint
+        return hashed("subset", [self.source.fingerprint], [self.indices])
+
+    def read(self, index: int) -> Encoded:
+        return self.source.read(int(self.indices[index]))
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self.indices[index]))
+
+    def mask(self, index: int) -> Encoded:
+        return self.source.mask(int(self.indices[index]))
+
+    def content_hash(self, index: int) -> int:
+        return self.source.content_hash(int(self.indices[index]))
+
+    def sizes(self) -> "NDArray[np.int64] | None":
+        sizes = self.source.sizes()
+        return None if sizes is None else sizes[self.indices]
+
+
+class Concat(Source):
+    """Sources with the same classes, one after the other: Flowers' train and val, say."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = tuple(sources)
+        if len({source.classes for source in sources}) != 1:
+            raise DataError("sources with different classes cannot be joined")
+        if len({source.pixel_classes for source in sources}) != 1:
+            raise DataError("sources whose masks have different classes cannot be joined")
+        self.classes, self.pixel_classes = self.sources[0].classes, self.sources[0].pixel_classes
+        self.ends: NDArray[np.int64] = np.cumsum([len(source) for source in sources])
+        if any(source.labels.multiple for source in sources):
+            self.labels = Labels.several(source.labels[i] for source in sources for i in range(len(source)))
+        else:
+            self.labels = Labels(np.concatenate([source.labels.values for source in sources]))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashed("concat", [source.fingerprint for source in self.sources], [])
+
+    def sizes(self) -> "NDArray[np.int64] | None":
+        sizes = [source.sizes() for source in self.sources]
+        known = [size for size in sizes if size is not None]
+        return np.concatenate(known) if len(known) == len(sizes) else None
+
+    def place(self, index: int) -> tuple[Source, int]:
+        part = int(np.searchsorted(self.ends, index, side="right"))
+        return self.sources[part], index - (int(self.ends[part - 1]) if part else 0)
+
+    def read(self, index: int) -> Encoded:
+        source, within = self.place(index)
+        return source.read(within)
+
+    def name(self, index: int) -> str:
+        source, within = self.place(index)
+        return source.name(within)
+
+    def mask(self, index: int) -> Encoded:
+        source, within = self.place(index)
+        return source.mask(within)
+
+    def content_hash(self, index: int) -> int:
+        source, within = self.place(index)
+        return source.content_hash(within)
+
+
+class Relabelled(Source):
+    """The same pictures with other labels: ReaL's, another task of a set, a class merged."""
+
+    def __init__(self, source: Source, labels: Labels, classes: Sequence[str]) -> None:
+        if len(labels) != len(source):
+            raise DataError(f"{len(labels)} labels for {len(source)} samples")
+        self.source, self.labels, self.classes = source, labels, tuple(classes)
+        self.pixel_classes = source.pixel_classes
+
+    @cached_property
+    def fingerprint(self) -> str:
+        words = [self.source.fingerprint, *self.classes]
+        return hashed("relabelled", words, [self.labels.values, self.labels.starts])
+
+    def read(self, index: int) -> Encoded:
+        return self.source.read(index)
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)
+
+    def mask(self, index: int) -> Encoded:
+        return self.source.mask(index)
+
+    def content_hash(self, index: int) -> int:
+        return self.source.content_hash(index)
+
+    def sizes(self) -> "NDArray[np.int64] | None":
+        return self.source.sizes()
+
+
+class Arrays(Source):
+    """Pictures that are in memory already: uint8 [N, H, W, 3] or [N, H, W], an array or anything indexed like one."""
+
+    def __init__(
+        self,
+        pictures: "NDArray[np.uint8]",
+        labels: "Labels | None" = None,
+        classes: Sequence[str] = (),
+        *,
+        called: str = "array",
+    ) -> None:
+        self.pictures, self.called, self.classes = pictures, called, tuple(classes)
+        self.labels = Labels.none(len(pictures)) if labels is None else labels
+        if len(self.labels) != len(pictures):
+            raise DataError(f"{called}: {len(self.labels)} labels for {len(pictures)} pictures")
+
+    def read(self, index: int) -> Encoded:
+        return np.asarray(self.pictures[index])
+
+    def name(self, index: int) -> str:
+        return f"{self.called}[{index}]"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the pixels themselves; of some thousand evenly spaced pictures where all would take long."""
+        size = np.asarray(self.pictures[0]).nbytes if len(self) else 1
+        some = np.linspace(0, len(self) - 1, min(len(self), max(4096, HASHED // size))).astype(np.int64)
+        pixels = (np.ascontiguousarray(self.pictures[int(index)]).data for index in some)
+        words = [self.called, *self.classes, *pixel_class_words(self)]
+        return hashed("arrays", words, [self.labels.values, self.labels.starts], pixels)
+
+
+class Strings(Sequence[str]):
+    """An immutable list of strings; names that are not UTF-8 survive, as file systems hand them out."""
+
+    __slots__ = ("bytes", "starts")
+
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        encoded = [fsencode(string) for string in strings]
+        self.starts: NDArray[np.int64] = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(piece) for piece in encoded], out=self.starts[1:])
+        self.bytes: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), np.uint8)
+
+    @classmethod
+    def over(cls, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> "Strings":
+        """The strings that lie in arrays already, memory-mapped ones say."""
+        made = cls.__new__(cls)
+        made.bytes, made.starts = data, starts
+        return made
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return fsdecode(self.bytes[self.starts[index] : self.starts[index + 1]].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[i] for i in range(len(self)))

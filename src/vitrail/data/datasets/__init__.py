@@ -1,0 +1,1 @@
+"""Data sets by name: where their files come from and how each is read."""

@@ -1,0 +1,359 @@
+"""From the bytes of a file to right RGB pixels, or to a reason why not.
+
+Only formats on a list are tried, whatever a file is called; the size is believed from the header and checked before a
+pixel is decoded; orientation tags are honoured; 16-bit and float pictures are scaled, never clipped. Transparency is
+dropped, not composited: what lies under it is what torchvision's, timm's and TensorFlow's readers hand to a classifier,
+so weights of theirs see the pixels they were trained on. Of an animation the first frame counts.
+
+What decoding takes, counted before it begins: the most bytes that are in memory at once, up to upright RGB pixels.
+
+Pillow has 4 bytes a pixel whatever the mode, once for what it decodes, once for RGB and once more for what is turned.
+libwebp adds two canvases of 4 bytes and a copy, a progressive JPEG its coefficients. Measured by the resident memory.
+
+Which image files are read, by the ends of their names, and what to do about the others.
+
+Masks as they are stored: class indices, never scaled and never looked up in a palette.
+"""
+
+import io
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, features
+from PIL.AvifImagePlugin import AvifImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.PpmImagePlugin import PpmImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from vitrail.core.errors import BadPicture
+from vitrail.core.text import Pair
+from vitrail.data.decode.exif_tiff import TURNING, UPRIGHT, orientation_of
+from vitrail.data.decode.headers import check_png, format_of, read_header
+
+USUAL: Final = 12  # bytes a pixel
+# Formats whose decoders keep more; one that is not known counts as much.
+MORE: Final = {"TIFF": 16, "WEBP": 20, "AVIF": 24, "HEIC": 24}
+LIGHT: Final = frozenset({"JPEG", "PNG", "GIF", "BMP", "PPM"})
+HEAVIEST: Final = max(MORE.values())
+SMALL: Final = 1 << 24  # pixels that any file may have; beyond them ...
+DENSITY: Final = 2000  # ... no more than this many a byte: PNG packs greys up to 1032, JPEG about 340
+# These pack one colour without end, and cost most; photographs have 10 to 50, AVIF and HEIC up to 200.
+DENSE: Final = {"WEBP": 200, "AVIF": 400, "HEIC": 400}
+
+
+def decoding_bytes(kind: str, size: tuple[int, int], length: int) -> int:
+    """For a file of `length` bytes and (width, height) `size`."""
+    each = USUAL if kind in LIGHT else MORE.get(kind, HEAVIEST)
+    return each * size[0] * size[1] + 2 * length
+
+
+def refuse_bomb(kind: str, size: tuple[int, int], length: int, max_pixels: int) -> None:
+    """BadPicture for more pixels than allowed, or than a file of `length` bytes can honestly hold."""
+    pixels = size[0] * size[1]
+    if pixels > max_pixels:
+        raise BadPicture(f"{size[0]} x {size[1]} pixels are more than the limit of {max_pixels:,}")
+    if pixels > max(SMALL, DENSE.get(kind, DENSITY) * length):
+        raise BadPicture(f"a decompression bomb: {size[0]} x {size[1]} pixels claimed by {length:,} bytes")
+
+
+HEIC_EXTRA: Final = "pip install 'vitrail[heic]'"
+READ: Final = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".avif"),
+)
+HEIC: Final = (".heic", ".heif", ".hif")
+RAW: Final = (
+    *(".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".dng", ".raf", ".orf", ".rw2", ".pef", ".srw"),
+    *(".x3f", ".3fr", ".iiq", ".kdc", ".mrw"),
+)
+OTHER: Final = (
+    *(".jxl", ".jp2", ".j2k", ".jpx", ".jxr", ".psd", ".psb", ".xcf", ".svg", ".svgz", ".eps", ".ai", ".ico", ".tga"),
+    *(".exr", ".hdr", ".dds", ".dcm", ".fits", ".qoi", ".heics", ".avifs"),
+)
+CONVERT: Final = "convert them to JPEG or PNG"
+
+
+@cache
+def suffixes() -> tuple[str, ...]:
+    """Those that are read here; HEIC where its library is installed."""
+    return (*READ, *HEIC) if find_spec("pillow_heif") is not None else READ
+
+
+def is_unsupported(name: str) -> bool:
+    """Whether a file is an image by its name, of a format that is not read here."""
+    lower = name.lower()
+    return not lower.endswith(suffixes()) and lower.endswith((*HEIC, *RAW, *OTHER))
+
+
+def remedy(names: Iterable[str]) -> str:
+    """What to do about image files that are not read."""
+    lower = [name.lower() for name in names]
+    heic = any(name.endswith(HEIC) for name in lower)
+    more = any(not name.endswith(HEIC) for name in lower)
+    return "; ".join([*([f"HEIC: {HEIC_EXTRA}"] if heic else []), *([CONVERT] if more or not heic else [])])
+
+
+MAX_PIXELS: Final = 178_956_970  # where Pillow too speaks of a bomb: 0.7 GB decoded
+MAX_BYTES: Final = USUAL * MAX_PIXELS  # of memory that decoding one picture may take
+RUNS: Final = 1 << 22  # pixels of a run-length BMP, which Pillow unpacks in Python; ...
+RUN_BYTES: Final = 1 << 21  # ... and bytes of its file
+SAMPLE_FORMAT: Final = 339
+BLOCK: Final = 1 << 20  # pixels scaled at a time
+# The classes themselves and not Image.open: nothing off this list can run, no MPO or warning logic is in between.
+DECODERS: Final[dict[str, Callable[[io.BytesIO], ImageFile]]] = {
+    "JPEG": JpegImageFile,
+    "PNG": PngImageFile,
+    "WEBP": WebPImageFile,
+    "GIF": GifImageFile,
+    "BMP": BmpImageFile,
+    "TIFF": TiffImageFile,
+    "PPM": PpmImageFile,
+    "AVIF": lambda file: open_avif(file),
+    "HEIC": lambda file: open_heic(file),
+}
+PREMULTIPLIED: Final = {"La": "LA", "RGBa": "RGBA"}  # Pillow knows no shorter way from these
+TURNS: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+Given = TypeVar("Given")
+Read = TypeVar("Read")
+
+
+class Picture:
+    """A picture whose header is read: its size is known, its pixels are not decoded yet."""
+
+    __slots__ = ("failed", "image", "orientation", "size")
+
+    def __init__(
+        self,
+        data: "bytes | NDArray[np.uint8]",
+        *,
+        max_pixels: int = MAX_PIXELS,
+        reserve: Callable[[int], object] | None = None,
+    ) -> None:
+        """BadPicture where this is not an image that we read, or one of more pixels than `max_pixels`. `reserve` hears
+        how many bytes decoding will take, before any are taken; it may wait, or raise."""
+        self.failed = ""
+        if isinstance(data, np.ndarray):
+            self.image, self.orientation = image_of(data), UPRIGHT
+        else:
+            self.image, self.orientation = opened(data, max_pixels, reserve)
+        width, height = self.image.size
+        self.size: Pair = (width, height) if self.orientation >= 5 else (height, width)  # (H, W) as a person sees it
+
+    def rgb(self, scale: int = 1) -> Image.Image:
+        """Decoded, upright, three channels of 8 bits. With `scale` 2, 4 or 8 a JPEG comes at about that fraction of its
+        size, for much less time; any other picture comes whole. The size of the result says which. Decodes once: a
+        second call finds what the first one decoded, at the first one's scale."""
+        if self.failed:  # Pillow would hand out what a failed decoder left behind
+            raise BadPicture(self.failed)
+        image = self.image
+        try:
+            if scale > 1 and isinstance(image, JpegImageFile):
+                image.draft("RGB", (max(1, image.width // scale), max(1, image.height // scale)))
+            elif isinstance(image, PngImageFile) and isinstance(image.fp, io.BytesIO):
+                check_png(image.fp.getvalue())
+            image.load()
+            return turned(to_rgb(image), self.orientation)
+        except Exception as error:
+            self.failed = reason(error, image.format, "pixels")
+            raise BadPicture(self.failed) from None
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """Any Pillow image by the same rules: turned as its EXIF says, 16-bit and float scaled, transparency dropped."""
+    try:
+        image.load()  # some formats keep EXIF behind the pixels; TIFF turns itself here
+        return turned(to_rgb(image), orientation_of(image.info))
+    except BadPicture:
+        raise
+    except Exception as error:
+        raise BadPicture(reason(error, image.format, "pixels")) from None
+
+
+def opened(data: bytes, max_pixels: int, reserve: Callable[[int], object] | None = None) -> tuple[ImageFile, int]:
+    """The decoder of a file, not run yet, and how the picture is turned."""
+    kind, content, orientation, size = attempted(read_header, data, format_of(data))
+    if kind in ("GIF", "TIFF"):  # here Pillow's own limit warns on the way
+        max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
+    if size is not None:
+        admit(kind, size, len(data), max_pixels, reserve)
+    image = attempted(DECODERS[kind], io.BytesIO(content), kind)
+    if is_run_length(image):
+        max_pixels = min(max_pixels, RUNS)
+        if len(data) > RUN_BYTES:
+            raise BadPicture(f"a run-length BMP of {len(data):,} bytes, of at most {RUN_BYTES:,}; save it again as PNG")
+    if size is None:
+        admit(kind, image.size, len(data), max_pixels, reserve)
+    else:
+        refuse_bomb(kind, image.size, len(data), max_pixels)
+    return image, orientation_of(image.info) if kind in ("WEBP", "AVIF") else orientation
+
+
+def open_avif(file: io.BytesIO) -> ImageFile:
+    """Pillow tells of irot and imir as an orientation."""
+    if not features.check("avif"):
+        raise BadPicture("AVIF, which this build of Pillow does not read: pip install --upgrade pillow")
+    return AvifImageFile(file)
+
+
+def open_heic(file: io.BytesIO) -> ImageFile:
+    """libheif turns the image itself."""
+    try:
+        library: Any = import_module("pillow_heif")
+    except ImportError:
+        raise BadPicture(f"HEIC, which needs an extra: {HEIC_EXTRA}") from None
+    return library.HeifImageFile(file)
+
+
+def attempted(read: Callable[[Given], Read], given: Given, kind: str) -> Read:
+    """What `read` makes of a file's header; BadPicture, in our words, whatever goes wrong."""
+    try:
+        return read(given)
+    except BadPicture:
+        raise
+    except Exception as error:
+        raise BadPicture(reason(error, kind, "header")) from None
+
+
+def admit(
+    kind: str, size: tuple[int, int], length: int, max_pixels: int, reserve: Callable[[int], object] | None
+) -> None:
+    """Refuses what is too large, and says to `reserve` how much memory the rest will take."""
+    refuse_bomb(kind, size, length, max_pixels)
+    takes = decoding_bytes(kind, size, length)
+    if takes > MAX_BYTES:
+        most = f"at most {MAX_BYTES / 1e9:.1f} GB is allowed"
+        raise BadPicture(f"{kind} of {size[0]} x {size[1]} pixels, which takes {takes / 1e9:.1f} GB to decode; {most}")
+    if reserve is not None:
+        reserve(takes)
+
+
+def is_run_length(image: ImageFile) -> bool:
+    """A packed BMP, which Pillow unpacks in Python, pixel by pixel."""
+    return bool(image.tile) and image.tile[0][0] == "bmp_rle"
+
+
+def reason(error: Exception, kind: str | None, part: str) -> str:
+    """One short line, in our own words, on what a decoder stumbled over in the "header" or the "pixels" of a file."""
+    if isinstance(error, BadPicture):
+        return str(error)
+    what = kind or "picture"
+    if isinstance(error, MemoryError):
+        return f"{what} that takes more memory than there is"
+    if "truncated" in str(error) or isinstance(error, EOFError):
+        return f"truncated {what}: it ends within its {part}"
+    return f"unreadable {what}: its {part} cannot be decoded; the file is damaged, or of a rare variety"
+
+
+def image_of(pixels: "NDArray[np.uint8]") -> Image.Image:
+    """Pixels that are in memory already."""
+    grey = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 1)
+    if pixels.dtype != np.uint8 or not (grey or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))) or not pixels.size:
+        form = f"{pixels.dtype} {list(pixels.shape)}"
+        raise BadPicture(f"an array of {form}; a picture is uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]")
+    return Image.fromarray(np.ascontiguousarray(pixels.reshape(pixels.shape[:2]) if grey else pixels[:, :, :3]))
+
+
+def turned(image: Image.Image, orientation: int) -> Image.Image:
+    turn = TURNS.get(orientation)
+    if turn is None:
+        return image
+    upright = image.transpose(turn)
+    for key in TURNING:  # so that nobody turns it again
+        upright.info.pop(key, None)
+    return upright
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """A loaded image in RGB; itself where it is that already."""
+    if image.mode == "RGB":
+        return image
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return Image.fromarray(eight_bits(image)).convert("RGB")
+    if "transparency" in image.info:  # to be dropped; Pillow would convert it along, and warn
+        image = image.copy()
+        del image.info["transparency"]
+    if image.mode in PREMULTIPLIED:
+        image = image.convert(PREMULTIPLIED[image.mode])
+    return image.convert("RGB")
+
+
+def eight_bits(image: Image.Image) -> NDArray[np.uint8]:
+    """One channel of 16 or 32 bits, or of floats, in 8. What a format says is 16 bits goes by 1/257; floats within
+    [0, 1] by 255; all else by its own range. NaN is as dark as the darkest, infinities are the ends of the range."""
+    values = np.asarray(image)
+    if isinstance(image, TiffImageFile) and image.mode == "I" and image.tag_v2.get(SAMPLE_FORMAT, (1,))[0] == 1:
+        values = values.view(np.uint32)  # Pillow has no unsigned mode of 32 bits
+    low, high = finite_range(values)
+    if values.dtype.kind in "iu" and low >= 0 and high <= 65535:
+        low, high = 0.0, 65535.0
+    elif values.dtype.kind == "f" and low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    gain = 255 / (high - low) if high > low else 0.0
+    flat, out = values.reshape(-1), np.empty(values.size, np.uint8)
+    for start in range(0, flat.size, BLOCK):
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            part = flat[start : start + BLOCK].astype(np.float64)
+        part = np.nan_to_num(part, nan=low, posinf=high, neginf=low)
+        out[start : start + BLOCK] = np.rint((part - low) * gain)
+    return out.reshape(values.shape)
+
+
+def finite_range(values: "NDArray[np.generic]") -> tuple[float, float]:
+    """The least and the greatest value that is a number. BadPicture where there is none."""
+    with np.errstate(invalid="ignore"):
+        low, high = float(values.min()), float(values.max())
+    if np.isfinite(low) and np.isfinite(high):
+        return low, high
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        raise BadPicture("none of its pixels is a finite number")
+    return float(finite.min()), float(finite.max())
+
+
+BIT_DEPTH: Final = 24  # where a PNG says how many bits a value has
+WIDENED: Final = {2: 85, 4: 17}  # by what Pillow multiplies grey values of so few bits
+
+
+def read_indices(data: "bytes | NDArray[np.uint8]") -> NDArray[np.uint8]:
+    """The class index of every pixel [H, W], upright. BadPicture where this is no PNG, or uint8 array, of one channel
+    of whole numbers up to 255."""
+    if isinstance(data, np.ndarray):
+        if data.dtype != np.uint8 or data.ndim != 2 or not data.size:
+            raise BadPicture(f"an array of {data.dtype} {list(data.shape)}; a mask is uint8 [H, W]")
+        return np.array(data, order="C")  # which may be read-only, or a view with steps of its own
+    if format_of(data) != "PNG":
+        raise BadPicture(f"{format_of(data)}; a mask is a PNG of class indices")
+    picture = Picture(data)
+    assert isinstance(picture.image, PngImageFile)
+    try:
+        check_png(data)
+        picture.image.load()
+    except Exception as error:
+        raise BadPicture(reason(error, "PNG", "pixels")) from None
+    mode = picture.image.mode
+    if mode not in ("1", "L", "P", "I") and not mode.startswith("I;16"):
+        raise BadPicture(f"PNG in colour ({mode}); a mask has one channel of class indices, or a palette")
+    values = np.asarray(turned(picture.image, picture.orientation))
+    if values.dtype != np.bool_ and int(values.max()) > 255:
+        raise BadPicture(f"the value {int(values.max())}; class indices go up to 254, and 255 counts for nothing")
+    return values.astype(np.uint8) // np.uint8(WIDENED.get(data[BIT_DEPTH], 1) if mode == "L" else 1)

@@ -1,0 +1,170 @@
+"""Whether two thumbnails show the same picture: one is shifted and stretched onto the other, then they are correlated.
+
+The hash only proposes; this decides. Both are band-passed first (what is smooth over the whole picture is alike in most
+pictures, and what is finer than two pixels is noise), then a few Gauss-Newton steps find the window of the one that
+the other shows. Every pair is computed by itself, so that the result does not depend on the batch.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.data.dedup.perceptual_hash import SIDE
+
+Floats = NDArray[np.float64]
+
+FIRST, STEPS = 2, 6  # Gauss-Newton steps: to see whether it is worth more, and then
+HOPE: Final = 0.6  # the distance up to which it is
+STUCK = 0.04, 0.4  # the distances between which it is tried again, from other windows
+AGAIN: Final = tuple((y, 0.95, x, 0.95) for y in (0.0, 0.025, 0.05) for x in (0.0, 0.025, 0.05))
+SMALLEST, LARGEST, BEYOND = 0.8, 1.05, 0.03  # how much of a side a window may hold, and how far it may stick out
+GAIN: Final = 1.5  # the contrast of a copy may differ by this factor
+BRIGHTNESS: Final = 24.0  # and its mean by so many levels of 255
+COLOUR: Final = 12.0  # and its chroma by so many, on average
+COLOURLESS: Final = 4.0  # a grey copy of a coloured picture is one: below this, chroma says nothing
+BATCH: Final = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Small:
+    """Thumbnails of N pictures: grey [N, 32, 32] and, coarser, chroma [N, 8, 8, 2]."""
+
+    grey: NDArray[np.uint8]
+    chroma: NDArray[np.uint8]
+
+    def __getitem__(self, at: "slice | NDArray[np.int64]") -> "Small":
+        return Small(grey=self.grey[at], chroma=self.chroma[at])
+
+    @property
+    def mirrored(self) -> "Small":
+        return Small(grey=self.grey[:, :, ::-1], chroma=self.chroma[:, :, ::-1])
+
+
+@lru_cache(maxsize=1)
+def filters() -> tuple[Floats, Floats]:
+    """A slight blur and a wide one, as matrices [32, 32] that act on rows."""
+    fine, wide = np.zeros((SIDE, SIDE)), np.zeros((SIDE, SIDE))
+    for i in range(SIDE):
+        for shift, weight in ((-1, 0.25), (0, 0.5), (1, 0.25)):
+            fine[i, min(max(i + shift, 0), SIDE - 1)] += weight
+        near = slice(max(0, i - 4), i + 5)
+        wide[i, near] = 1 / len(range(*near.indices(SIDE)))
+    return fine, wide
+
+
+def band(pixels: Floats) -> Floats:
+    """Thumbnails [N, 32, 32] without what is too smooth or too fine."""
+    fine, wide = filters()
+    blurred = fine @ pixels @ fine.T
+    return blurred - wide @ blurred @ wide.T
+
+
+def contrast(thumbs: NDArray[np.uint8]) -> Floats:
+    """What is left in the band, as a root mean square in levels of 255 [N]: near 0 for a blank picture."""
+    return np.sqrt((band(thumbs.astype(np.float64)) ** 2).mean((1, 2)))
+
+
+def cubic(start: Floats, size: Floats, side: int) -> Floats:
+    """[N, side, side]: rows of weights that sample the part from `start` on, by Catmull and Rom's cubic."""
+    at = (start[:, None] + (np.arange(side) + 0.5) / side * size[:, None]) * side - 0.5
+    base = np.floor(at).astype(np.int64)
+    far = at - base
+    weights = np.zeros((len(start), side, side))
+    rows, columns = np.arange(len(start))[:, None], np.arange(side)[None]
+    for shift in (-1, 0, 1, 2):
+        t = np.abs(far - shift)
+        near, tail = (1.5 * t - 2.5) * t * t + 1, ((-0.5 * t + 2.5) * t - 4) * t + 2
+        np.add.at(weights, (rows, columns, np.clip(base + shift, 0, side - 1)), np.where(t <= 1, near, tail))
+    return weights
+
+
+def warp(pixels: Floats, window: Floats) -> Floats:
+    """The window (top, height, left, width: fractions, [N, 4]) of each picture [N, S, S], as large as the picture."""
+    side = pixels.shape[1]
+    rows, columns = cubic(window[:, 0], window[:, 1], side), cubic(window[:, 2], window[:, 3], side)
+    return rows @ pixels @ columns.transpose(0, 2, 1)
+
+
+def energy(pixels: Floats) -> Floats:
+    return (pixels.reshape(len(pixels), -1) ** 2).sum(1) + 1e-9
+
+
+def correlation(one: Floats, other: Floats) -> Floats:
+    product = (one * other).reshape(len(one), -1).sum(1)
+    return product / np.sqrt(energy(one) * energy(other))
+
+
+def improve(moved: Floats, goal: Floats, window: Floats) -> Floats:
+    """One Gauss-Newton step towards the window that looks most like the goal."""
+    place = (np.arange(SIDE) + 0.5) / SIDE
+    down, across = np.gradient(moved, axis=1) * SIDE, np.gradient(moved, axis=2) * SIDE
+    slopes = np.stack([down, down * place[None, :, None], across, across * place[None, None, :]], axis=-1)
+    slopes = slopes.reshape(len(moved), -1, 4)
+    gain = np.minimum(np.sqrt(energy(goal) / energy(moved)), 2)[:, None, None]
+    rest = (goal - moved * gain).reshape(len(moved), -1, 1)
+    turned = slopes.transpose(0, 2, 1)
+    normal = turned @ slopes
+    damping = 1e-3 * np.trace(normal, axis1=1, axis2=2) + 1e-6
+    step = np.linalg.solve(normal + damping[:, None, None] * np.eye(4), turned @ rest)[:, :, 0].clip(-0.05, 0.05)
+    top, height, left, width = window.T
+    height_, width_ = (side.clip(SMALLEST, LARGEST) for side in (height * (1 + step[:, 1]), width * (1 + step[:, 3])))
+    top_ = np.clip(top + height * step[:, 0], -BEYOND, 1 + BEYOND - height_)
+    left_ = np.clip(left + width * step[:, 2], -BEYOND, 1 + BEYOND - width_)
+    return np.stack([top_, height_, left_, width_], axis=1)
+
+
+def register(whole: Floats, part: Floats, window: Floats, steps: int) -> tuple[Floats, Floats]:
+    """How far [N] `part` is from the window of `whole` that it looks most like, and that window [N, 4]; the search
+    begins at `window`. The distance is 1 - correlation."""
+    goal = band(part)
+    best, kept = np.full(len(part), -1.0), window
+    for step in range(steps + 1):
+        moved = band(warp(whole, window))
+        reached = correlation(moved, goal)
+        better = reached > best
+        best, kept = np.where(better, reached, best), np.where(better[:, None], window, kept)
+        if step < steps:
+            window = improve(moved, goal, window)
+    return 1 - best, kept
+
+
+def distances(whole: Small, part: Small, window: Floats) -> Floats:
+    """1 - correlation of each pair [N] after the best shift and stretch, which begins at `window` [N, 4]; infinite
+    where contrast, brightness or colour speak against a copy."""
+    cuts = [slice(i, i + BATCH) for i in range(0, len(window), BATCH)]
+    return np.concatenate([np.zeros(0), *(batch_distances(whole[cut], part[cut], window[cut]) for cut in cuts)])
+
+
+def batch_distances(whole: Small, part: Small, window: Floats) -> Floats:
+    ours, theirs = whole.grey.astype(np.float64), part.grey.astype(np.float64)
+    distance, window = register(ours, theirs, window, FIRST)
+    out = np.full(len(window), np.inf)
+    at = np.flatnonzero(distance < HOPE)
+    if not at.size:
+        return out
+    distance, window = register(ours[at], theirs[at], window[at], STEPS)
+    for again in AGAIN:
+        stuck = np.flatnonzero((distance > STUCK[0]) & (distance < STUCK[1]))
+        if stuck.size:
+            start = np.broadcast_to(np.array(again), (len(stuck), 4))
+            other, place = register(ours[at[stuck]], theirs[at[stuck]], start, STEPS)
+            better = other < distance[stuck]
+            distance[stuck[better]], window[stuck[better]] = other[better], place[better]
+    fair = plausible(whole[at], part[at], window)
+    out[at[fair]] = distance[fair]
+    return out
+
+
+def plausible(whole: Small, part: Small, window: Floats) -> NDArray[np.bool_]:
+    """Whether contrast, brightness and colour are those of a copy [N], once the one is laid on the other."""
+    moved, theirs = warp(whole.grey.astype(np.float64), window), part.grey.astype(np.float64)
+    gain = np.sqrt(energy(band(theirs)) / energy(band(moved)))
+    fair = (gain < GAIN) & (gain > 1 / GAIN)
+    fair &= np.abs(moved.mean((1, 2)) - theirs.mean((1, 2))) < BRIGHTNESS
+    hue, goal = whole.chroma.astype(np.float64) - 128, part.chroma.astype(np.float64) - 128
+    grey = np.minimum(np.abs(hue).mean((1, 2, 3)), np.abs(goal).mean((1, 2, 3))) < COLOURLESS
+    apart = [np.abs(warp(hue[..., c], window) - goal[..., c]).mean((1, 2)) for c in (0, 1)]
+    return fair & (grey | ((apart[0] + apart[1]) / 2 < COLOUR))

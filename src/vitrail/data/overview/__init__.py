@@ -1,1 +1,0 @@
-"""What a collection holds, for a person to read."""

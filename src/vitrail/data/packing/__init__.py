@@ -1,1 +1,0 @@
-"""Any source as tar shards: the road to large sets."""

@@ -1,0 +1,297 @@
+"""Rendered shapes: one on each picture, with its class, colour, position and size known exactly, and its box and mask.
+
+A picture is a pure function of (seed, index): nothing is stored, any number and any resolution can be asked for, and
+the four labels are drawn independently of each other. Shapes are signed distances, so edges are smooth at every size.
+Only sums, products, comparisons and roots are used: the same pixels everywhere.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.core.errors import ConfigError, unknown
+from vitrail.data.dataset import Source, hash_content, hash_names
+from vitrail.data.labels import Labels
+from vitrail.data.randomness import Draws
+
+Plane: TypeAlias = NDArray[np.floating[Any]]  # [H, W], float32
+Label: TypeAlias = Literal["shape", "colour", "position", "size"]
+
+NAMES: Final = ("shapes", "shapes/colour", "shapes/position", "shapes/size")
+TRAIN, TEST, SIDE = 10_000, 2_000, 64
+
+COLOURS: Final = {
+    "red": (206, 44, 60),
+    "orange": (238, 132, 34),
+    "yellow": (246, 208, 62),
+    "green": (52, 152, 88),
+    "cyan": (62, 188, 204),
+    "blue": (44, 82, 186),
+    "violet": (128, 70, 172),
+    "pink": (240, 128, 170),
+}
+POSITIONS: Final = tuple(
+    f"{row} {column}" for row in ("top", "middle", "bottom") for column in ("left", "centre", "right")
+)
+SIZES: Final = {"tiny": (0.09, 0.11), "small": (0.13, 0.155), "medium": (0.18, 0.21), "large": (0.245, 0.28)}
+GROUNDS: Final = (  # each goes over into the one before it
+    *((240, 235, 224), (220, 226, 230), (196, 206, 212), (222, 212, 198), (236, 224, 214), (206, 196, 196)),
+    *((126, 132, 142), (84, 92, 110), (52, 58, 76), (40, 42, 54), (74, 74, 84), (128, 122, 118), (186, 178, 168)),
+)
+GRAIN: Final = 5  # points a side of the grid that clouds are drawn out of
+TURNS: Final = 120  # directions that a shape may point in
+CIRCLE: Final = tuple(
+    (round(math.cos(math.tau * i / TURNS), 6), round(math.sin(math.tau * i / TURNS), 6)) for i in range(TURNS)
+)
+
+
+def line(x: Plane, y: Plane, turn: int, radius: float) -> Plane:
+    """How far a point lies beyond a line at a distance from the middle, in the given direction."""
+    across, along = CIRCLE[turn % TURNS]
+    return across * x + along * y - np.float32(radius)
+
+
+def circle(x: Plane, y: Plane) -> Plane:
+    return np.sqrt(x * x + y * y) - np.float32(0.9)
+
+
+def square(x: Plane, y: Plane) -> Plane:
+    return np.maximum(np.abs(x), np.abs(y)) - np.float32(0.7)
+
+
+def triangle(x: Plane, y: Plane) -> Plane:
+    return np.maximum(np.maximum(line(x, y, 30, 0.5), line(x, y, 70, 0.5)), line(x, y, 110, 0.5))
+
+
+def star(x: Plane, y: Plane) -> Plane:
+    """Inside a five-pointed star, at most one of its five lines is crossed: the second largest distance counts."""
+    first, second = line(x, y, 6, 0.31), np.full_like(x, -9)
+    for arm in range(1, 5):
+        beyond = line(x, y, 6 + arm * TURNS // 5, 0.31)
+        second = np.maximum(second, np.minimum(first, beyond))
+        first = np.maximum(first, beyond)
+    return second
+
+
+def cross(x: Plane, y: Plane) -> Plane:
+    a, b = np.abs(x), np.abs(y)
+    wide, narrow = np.float32(0.92), np.float32(0.3)
+    return np.minimum(np.maximum(a - wide, b - narrow), np.maximum(a - narrow, b - wide))
+
+
+def ring(x: Plane, y: Plane) -> Plane:
+    return np.abs(np.sqrt(x * x + y * y) - np.float32(0.7)) - np.float32(0.23)
+
+
+def moon(x: Plane, y: Plane) -> Plane:
+    bite = x - np.float32(0.5)
+    return np.maximum(np.sqrt(x * x + y * y) - np.float32(0.95), np.float32(0.78) - np.sqrt(bite * bite + y * y))
+
+
+def arrow(x: Plane, y: Plane) -> Plane:
+    shaft = np.maximum(np.abs(y) - np.float32(0.22), np.abs(x + np.float32(0.4)) - np.float32(0.54))
+    slope = (x + np.float32(1.1) * np.abs(y)) * np.float32(0.672673) - np.float32(0.64)
+    return np.minimum(shaft, np.maximum(slope, np.float32(0.05) - x))
+
+
+SHAPES: Final[dict[str, Callable[[Plane, Plane], Plane]]] = {
+    "circle": circle,
+    "square": square,
+    "triangle": triangle,
+    "star": star,
+    "cross": cross,
+    "ring": ring,
+    "moon": moon,
+    "arrow": arrow,
+}
+CLASSES: Final[dict[str, tuple[str, ...]]] = {
+    "shape": tuple(SHAPES),
+    "colour": tuple(COLOURS),
+    "position": POSITIONS,
+    "size": tuple(SIZES),
+}
+PIXEL_CLASSES: Final = ("background", *SHAPES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attributes:
+    """What is on a picture. Lengths are parts of the side; x goes right and y down."""
+
+    shape: str
+    colour: str
+    position: str
+    size: str
+    x: float
+    y: float
+    radius: float
+    turn: float  # clockwise, in full turns
+
+
+def read(name: str) -> dict[str, Source]:
+    """The splits of "shapes", or of "shapes/colour" and the like: 10,000 and 2,000 pictures of 64x64."""
+    label = name.partition("/")[2] or "shape"
+    return {"train": Shapes(TRAIN, label=label), "test": Shapes(TEST, label=label, seed=1)}
+
+
+class Shapes(Source):
+    """`count` pictures of size x size pixels, labelled by one of their four attributes."""
+
+    def __init__(self, count: int, *, size: int = SIDE, label: str = "shape", seed: int = 0) -> None:
+        if label not in get_args(Label):
+            raise unknown("label", label, get_args(Label))
+        if count < 1 or not 8 <= size <= 8192:
+            raise ConfigError(f"count={count}, size={size}: at least one picture, of 8 to 8192 pixels a side")
+        self.count, self.size, self.label, self.seed = count, size, label, seed
+        self.classes = CLASSES[label]
+        self.pixel_classes = PIXEL_CLASSES
+        self.labels = Labels(choices(label, seed, count))
+
+    def read(self, index: int) -> NDArray[np.uint8]:
+        """Pixels [size, size, 3]."""
+        scene = self.scene(index)
+        pixels = backdrop(scene, self.size)
+        rows, columns, distance, light = self.outline(scene)
+        part = pixels[:, rows, columns]
+        shadow = np.clip(0.5 - shifted(distance, max(1, self.size // 32)) * np.float32(0.35), 0, 1)
+        part *= 1 - shadow * np.float32(0.28)
+        part += np.clip(0.5 - distance, 0, 1) * (scene.tint[:, None, None] * light - part)
+        np.minimum(part, np.float32(255), out=part)
+        return np.ascontiguousarray(pixels.astype(np.uint8).transpose(1, 2, 0))
+
+    def mask(self, index: int) -> NDArray[np.uint8]:
+        """Class indices [size, size]: that of the shape where a pixel is at least half covered by it, else 0."""
+        scene = self.scene(index)
+        rows, columns, distance, _ = self.outline(scene)
+        out = np.zeros((self.size, self.size), np.uint8)
+        out[rows, columns] = (distance <= 0) * np.uint8(scene.shape + 1)
+        return out
+
+    def box(self, index: int) -> tuple[int, int, int, int]:
+        """The smallest box around the shape: left, top, right, bottom in pixels, the last two just outside."""
+        mask = self.mask(index)
+        columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
+        return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+    def attributes(self, index: int) -> Attributes:
+        scene = self.scene(index)
+        return Attributes(
+            shape=CLASSES["shape"][scene.shape],
+            colour=CLASSES["colour"][scene.colour],
+            position=POSITIONS[scene.position],
+            size=CLASSES["size"][scene.size],
+            x=scene.x,
+            y=scene.y,
+            radius=scene.radius,
+            turn=scene.turn / TURNS,
+        )
+
+    def name(self, index: int) -> str:
+        return f"shapes-{self.size}px-seed{self.seed}[{index}]"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Without the classes of pixels, which follow from the names: runs from before there were masks resume."""
+        return hash_names(self, self.classes)
+
+    def content_hash(self, index: int) -> int:
+        """The name says which pixels these are, and need not be drawn for it."""
+        return hash_content(self.name(index).encode()) | 1
+
+    def scene(self, index: int) -> "Scene":
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return Scene(self.seed, index)
+
+    def outline(self, scene: "Scene") -> tuple[slice, slice, Plane, Plane]:
+        """The rows and columns around the shape; for each pixel there its distance to the outline in pixels, negative
+        inside, and how much of its colour is lit."""
+        reach = scene.radius + 3 / self.size + 0.05
+        rows, columns = (
+            slice(max(0, int((middle - reach) * self.size)), min(self.size, int((middle + reach) * self.size) + 1))
+            for middle in (scene.y, scene.x)
+        )
+        place = grid(self.size)[0]
+        dx = ((place[columns] - np.float32(scene.x)) / np.float32(scene.radius))[None, :]
+        dy = ((place[rows] - np.float32(scene.y)) / np.float32(scene.radius))[:, None]
+        cos, sin = (np.float32(part) for part in CIRCLE[scene.turn])
+        distance = SHAPES[CLASSES["shape"][scene.shape]](cos * dx + sin * dy, cos * dy - sin * dx)
+        return rows, columns, distance * np.float32(scene.radius * self.size), 1 - (dx + dy) * np.float32(0.08)
+
+
+def choices(label: str, seed: int, count: int, *, block: int = 1 << 20) -> NDArray[np.int8]:
+    """One attribute of the first `count` pictures, in blocks so that a long set needs a byte a picture."""
+    at, out = get_args(Label).index(label), np.empty(count, np.int8)
+    for start in range(0, count, block):
+        some = np.arange(start, min(start + block, count), dtype=np.int64)
+        free = Draws.of(seed=seed, epoch=0, sample=some).uniform("scene", at + 1)[:, at]
+        out[start : start + block] = (free * len(CLASSES[label])).astype(np.int8)
+    return out
+
+
+class Scene:
+    """Everything that was drawn for one picture."""
+
+    __slots__ = ("bend", "colour", "grain", "ground", "position", "radius", "shape", "size", "tint", "turn", "x", "y")
+
+    def __init__(self, seed: int, index: int) -> None:
+        drawn = Draws.of(seed=seed, epoch=0, sample=index).uniform("scene", 12 + GRAIN * GRAIN)[0]
+        free: list[float] = drawn.tolist()
+        self.shape, self.colour, self.position, self.size = (
+            int(value * len(CLASSES[label])) for value, label in zip(free, get_args(Label), strict=False)
+        )
+        low, high = tuple(SIZES.values())[self.size]
+        self.radius = low + (high - low) * free[4]
+        row, column = divmod(self.position, 3)
+        self.x, self.y = inside(column, self.radius, free[5]), inside(row, self.radius, free[6])
+        self.turn = int(free[7] * TURNS)
+        self.tint = np.array(tuple(COLOURS.values())[self.colour], np.float32) * np.float32(0.92 + 0.16 * free[8])
+        first = int(free[9] * len(GROUNDS))
+        self.ground = (GROUNDS[first], GROUNDS[first - 1])
+        self.bend = (free[10] * 2 - 1, free[11] * 2 - 1)
+        self.grain = drawn[12:].astype(np.float32).reshape(GRAIN, GRAIN) * np.float32(0.5)
+
+
+def inside(cell: int, radius: float, free: float) -> float:
+    """A place in one third of the side where a shape does not touch the border."""
+    margin = radius + 0.015
+    low, high = max(margin, cell / 3), min(1 - margin, (cell + 1) / 3)
+    return low + (high - low) * free
+
+
+@lru_cache(maxsize=8)
+def grid(size: int) -> tuple[Plane, NDArray[np.int64], Plane]:
+    """The middles of the pixels along a side; which of the grains each lies behind, and how far, eased."""
+    place = (np.arange(size, dtype=np.float32) + np.float32(0.5)) / np.float32(size)
+    at = place * np.float32(GRAIN - 1)
+    cell = np.minimum(at.astype(np.int64), GRAIN - 2)
+    part = at - cell.astype(np.float32)
+    return place, cell, part * part * (3 - 2 * part)
+
+
+def backdrop(scene: Scene, size: int) -> NDArray[np.float32]:
+    """From one quiet tone to another along a direction, with soft clouds: [3, H, W]."""
+    place, cell, part = grid(size)
+    right, down = (np.float32(slope) for slope in scene.bend)
+    rows = scene.grain[cell]
+    rows += (scene.grain[cell + 1] - rows) * part[:, None]
+    amount = rows[:, cell]
+    amount += (rows[:, cell + 1] - amount) * part
+    amount += place * right
+    amount += place[:, None] * down + (np.float32(0.25) - (right + down) / 2)
+    np.clip(amount, 0, 1, out=amount)
+    start, end = (np.array(tone, np.float32)[:, None, None] for tone in scene.ground)
+    pixels = amount * (end - start)
+    pixels += start
+    return pixels
+
+
+def shifted(plane: Plane, by: int) -> Plane:
+    """Moved right and down, for a shadow; what comes in at the border is far away."""
+    out = np.full_like(plane, 9 * by)
+    out[by:, by:] = plane[:-by, :-by]
+    return out

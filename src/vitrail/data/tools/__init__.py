@@ -1,0 +1,1 @@
+"""Work on whole data sets: an overview, packing into shards."""

@@ -1,0 +1,275 @@
+"""The operations of operations.py for many samples at once, on any device, each sample with its own level.
+
+torchvision's kernels take one level for a whole batch; here the same arithmetic stands with a level a sample. All work
+in place on uint8 [n, 3, H, W], neighbours in a batch that was sorted before. Nothing in here makes the host wait for
+the device. A picture comes out the same to the bit whatever pictures come with it: where a sum is left to a library,
+whose order may depend on the shapes, its parts are whole numbers that float32 holds exactly.
+
+A programme run on a whole batch: sorted by operation on the host, so that each is done once a step, to neighbours.
+
+The pictures lie in the order of the operation that comes next: one gather a step, and one that brings them back. All
+numbers that the operations need are computed here, without torch, and can be computed in another thread.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import conv2d, grid_sample, pad
+
+from vitrail.core.text import Pair
+from vitrail.data.transforms.policy import NAMES, NUMBER, Programme
+
+SMOOTH: Final = np.ones((1, 1, 3, 3), np.float32)  # 13 times what a pixel gets from itself and from each neighbour
+SMOOTH[0, 0, 1, 1] = 5
+
+
+class Blends(NamedTuple):
+    """How many neighbours are blended with what."""
+
+    brightness: int
+    saturation: int
+    contrast: int
+    sharpness: int
+
+
+def blend(pixels: Tensor, level: Tensor, rest: Tensor, kinds: Blends, kernel: Tensor) -> None:
+    """`level` of each picture and `rest`, 1 - level, of another: black (brightness), the picture in grey (saturation),
+    its mean grey (contrast), or smooth by a kernel (sharpness). Both are [n, 1, 1, 1]; the rest may be negative."""
+    first, last = kinds.brightness, len(pixels) - kinds.sharpness
+    done = pixels * level
+    if last > first:
+        grey = grey_levels(pixels[first:last]).floor_()
+        if kinds.contrast:
+            flat = grey[kinds.saturation :]
+            flat.copy_(flat.mean((1, 2, 3), keepdim=True, dtype=torch.float64))  # exact, however large they are
+        done[first:last].add_(grey.mul_(rest[first:last]))
+    if not kinds.sharpness:
+        pixels.copy_(done.clamp_(0, 255))
+        return
+    # The border of one pixel stays as it is, as in torchvision's and Pillow's.
+    sharp = pixels[last:]
+    inside, within = sharp[:, :, 1:-1, 1:-1], done[last:, :, 1:-1, 1:-1]
+    if large := min(pixels.shape[-2:]) > 2:
+        planes = sharp.flatten(0, 1).unsqueeze(1).float()
+        smooth = conv2d(planes, kernel).div_(13).round_().unflatten(0, sharp.shape[:2]).squeeze(2)
+        within.add_(smooth.mul_(rest[last:]))
+    done.clamp_(0, 255)
+    pixels[:last].copy_(done[:last])
+    if large:
+        inside.copy_(within)
+
+
+def grey_levels(pixels: Tensor) -> Tensor:
+    """[n, 1, H, W], float, not yet whole numbers. Up to the last product all is exact; one that should be whole is."""
+    red, green, blue = pixels.split(1, dim=1)
+    return red.mul(2989.0).add_(green, alpha=5870.0).add_(blue, alpha=1140.0).mul_(1e-4)
+
+
+def posterise(pixels: Tensor, kept: Tensor) -> None:
+    """`kept` are the bits that stay, as masks [n, 1, 1, 1], uint8."""
+    pixels.bitwise_and_(kept)
+
+
+def solarise(pixels: Tensor, level: Tensor) -> None:
+    upper = (pixels >= level).view(torch.uint8)
+    pixels.bitwise_xor_(upper.neg_())  # 255 where it holds
+
+
+def autocontrast(pixels: Tensor) -> None:
+    """The levels of each channel, spread from 0 to 255; a channel of one level stays."""
+    low, high = (side[..., None] for side in pixels.flatten(2).aminmax(dim=-1, keepdim=True))
+    flat = low == high
+    step = ((high - low) * (1 / 255)).masked_fill_(flat, 1.0)
+    pixels.copy_((pixels - low.masked_fill_(flat, 0)) / step)
+
+
+def equalise(pixels: Tensor, levels: Tensor) -> None:
+    """The levels of each channel moved apart where they are frequent, by Pillow's whole numbers; a channel with too
+    few pixels below its highest level for that stays. `levels` are 0 to 255."""
+    planes = pixels.flatten(2)  # [n, 3, H W]
+    level = planes.long()
+    found = level.new_zeros((*planes.shape[:2], 256))
+    found.scatter_add_(-1, level, levels[1].expand_as(level))
+    below = found.cumsum(-1).sub_(found)  # how many pixels are darker than a level
+    step = below.gather(-1, level.amax(-1, keepdim=True)).div_(255, rounding_mode="floor")
+    table = below.add_(step // 2).div_(step.clamp(min=1), rounding_mode="floor").clamp_(max=255)
+    table = torch.where(step == 0, levels, table).to(torch.uint8)
+    torch.gather(table, -1, level, out=planes)
+
+
+def grey(pixels: Tensor) -> None:
+    pixels.copy_(grey_levels(pixels))
+
+
+def blur(pixels: Tensor, weights: Sequence[Tensor]) -> None:
+    """Gaussian, by weights [far + 1, n, 1, 1, 1] down and across: of the pixel itself, and of those so far on either
+    side. Taken one after the other, which is an order that does not depend on the shapes."""
+    rows = pixels.float()
+    for bell, side in zip(weights, pixels.shape[-2:], strict=True):  # down, then across after turning
+        far = min(len(bell), side) - 1
+        middle, *shares = bell[: far + 1].unbind(0)
+        padded = pad(rows, (0, 0, far, far), mode="reflect")
+        rows = padded[:, :, far : far + side] * middle
+        for away, share in enumerate(shares, 1):
+            both = padded[:, :, far - away : far - away + side] + padded[:, :, far + away : far + away + side]
+            rows.add_(both.mul_(share))
+        rows = rows.transpose(2, 3)
+    pixels.copy_(rows.round_())
+
+
+def bells(sigma: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
+    """The weights of a blur with standard deviations [n], for both axes [2, far + 1, n]. It reaches three of them, or
+    to the end of a very small picture; one that reaches less far than the widest has zeros there."""
+    reach = np.minimum(np.ceil(3 * sigma), np.array(size)[:, None] - 1)[:, None]  # [2, 1, n]
+    away = np.arange(int(reach.max(initial=0)) + 1)[:, None]
+    shares = np.exp(-0.5 * (away / sigma) ** 2) * (away <= reach)
+    return (shares / (2 * shares.cumsum(1)[:, -1:] - 1)).astype(np.float32)  # in order: zeros must change nothing
+
+
+class Moves(NamedTuple):
+    """How many neighbours are moved in which way."""
+
+    shear_x: int
+    shear_y: int
+    translate_x: int
+    translate_y: int
+    rotate: int
+
+
+def matrices(kinds: Moves, level: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
+    """From a place in the picture that comes out, from the centre in pixels, to the place it is taken from, from the
+    centre in halves of the picture: [n, 3, 2], for (x, y, 1) from the left."""
+    height, width = size
+    out = np.zeros((len(level), 3, 2))
+    out[:, 0, 0] = out[:, 1, 1] = 1
+    ends = [0, *itertools.accumulate(kinds)]
+    shear_x, shear_y, right, down, turned = (slice(*between) for between in itertools.pairwise(ends))
+    out[shear_x, 1, 0], out[shear_x, 2, 0] = level[shear_x], level[shear_x] * height / 2
+    out[shear_y, 0, 1], out[shear_y, 2, 1] = level[shear_y], level[shear_y] * width / 2
+    out[right, 2, 0], out[down, 2, 1] = -np.trunc(level[right]), -np.trunc(level[down])
+    angle = np.radians(level[turned])
+    out[turned, 0, 0] = out[turned, 1, 1] = np.cos(angle)
+    out[turned, 0, 1] = np.sin(angle)
+    out[turned, 1, 0] = -out[turned, 0, 1]
+    return out.astype(np.float32) / np.array([width / 2, height / 2], np.float32)
+
+
+def centred(size: Pair) -> tuple[NDArray[np.float32], ...]:
+    """The places of a row of pixels, x [W, 1], and of a column of them, y [H, 1, 1], from the centre."""
+    y, x = (np.arange(side, dtype=np.float32) - np.float32((side - 1) / 2) for side in size)
+    return x[:, None], y[:, None, None]
+
+
+def warp(pixels: Tensor, matrix: Tensor, x: Tensor, y: Tensor) -> None:
+    """Moves pixels by matrices [n, 3, 2], nearest neighbours, black outside. `x` and `y` are those of `centred`."""
+    across, down, shift = matrix[:, :, None, None].unbind(1)  # [n, 1, 1, 2] each
+    grid = (across * x) + (down * y).add_(shift)  # [n, H, W, 2]
+    pixels.copy_(grid_sample(pixels.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False))
+
+
+Stage: TypeAlias = Callable[[Tensor, Sequence[Tensor]], Tensor]
+
+
+class Work(NamedTuple):
+    """Something to do to a batch: the arrays that are sent for it, and what takes the pixels and the arrays there."""
+
+    arrays: tuple[NDArray[Any], ...]
+    stage: Stage
+
+
+# The order in which a batch is sorted: those that are done together are neighbours. What stays comes last.
+SORTED: Final = (
+    *Moves._fields,
+    *Blends._fields,
+    *("posterise", "solarise", "autocontrast", "equalise", "grey", "blur", "identity"),
+)
+SUPPORTED: Final = frozenset(NUMBER[name] for name in SORTED)
+MOVED, BLENDED = len(Moves._fields), len(Moves._fields) + len(Blends._fields)  # where these end in it
+BLURRED = SORTED.index("blur")
+# The place of each operation in that order, as small numbers, which sort quickest.
+PLACES: Final = np.full(len(NAMES), len(SORTED), np.uint8)
+PLACES[[NUMBER[name] for name in SORTED]] = np.arange(len(SORTED))
+LEVELS: Final = np.arange(256)
+
+
+class Step(NamedTuple):
+    """One operation for each picture of a sorted batch: how many go through which, in the order of the batch."""
+
+    moves: Moves
+    blends: Blends
+    rest: list[int]  # from posterise on
+
+    def counts(self) -> list[int]:
+        return [sum(self.moves), sum(self.blends), *self.rest]
+
+
+def programmed(programme: Programme, size: Pair) -> Work:
+    """What it takes to run a programme on a batch of pictures of this size."""
+    places, exact = PLACES[programme.which.T], programme.level.T  # [S, B]
+    order = places.argsort(axis=1, kind="stable")
+    level = np.empty(exact.shape, np.float32)
+    gathers, back = np.empty((len(order) + 1, order.shape[1]), np.int64), np.arange(order.shape[1])
+    steps: list[Step] = []
+    matrix: list[NDArray[np.float32]] = []
+    rests: list[NDArray[np.float32]] = []
+    masks: list[NDArray[np.uint8]] = []
+    sigmas: list[NDArray[np.float64]] = []
+    for row, sorting in enumerate(order):
+        by = exact[row][sorting]
+        level[row] = by
+        counts = np.bincount(places[row], minlength=len(SORTED)).tolist()
+        ends = [0, *itertools.accumulate(counts)]
+        sigmas.append(by[ends[BLURRED] : ends[BLURRED + 1]])
+        moves, blends = Moves(*counts[:MOVED]), Blends(*counts[MOVED:BLENDED])
+        steps.append(Step(moves, blends, counts[BLENDED:]))
+        matrix.append(matrices(moves, by[: ends[MOVED]], size))
+        rests.append(1 - level[row, ends[MOVED] : ends[BLENDED]])
+        bits = level[row, ends[BLENDED] : ends[BLENDED + 1]].astype(np.int64)
+        masks.append((255 << (8 - bits)).astype(np.uint8))
+        gathers[row], back = back[sorting], np.empty_like(back)
+        back[sorting] = np.arange(len(back))
+    gathers[-1] = back
+    arrays = (gathers, column(level), column(np.concatenate(rests)), column(np.concatenate(masks)))
+    shares = column(bells(np.concatenate(sigmas), size))
+    return Work((*arrays, np.concatenate(matrix), shares, SMOOTH, LEVELS, *centred(size)), partial(done, steps))
+
+
+def column(numbers: NDArray[Any]) -> NDArray[Any]:
+    """One number for each picture [..., 1, 1, 1]."""
+    return numbers[..., None, None, None]
+
+
+def done(steps: list[Step], pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+    """The steps of a programme, on a copy of the batch."""
+    gathers, level, rest, kept, matrix, shares, kernel, levels, x, y = arrays
+    rests = rest.split([sum(step.blends) for step in steps])
+    masks = kept.split([step.rest[0] for step in steps])
+    moves = matrix.split([sum(step.moves) for step in steps])
+    bell = shares.split([step.rest[BLURRED - BLENDED] for step in steps], 2)
+    for row, step in enumerate(steps):
+        pixels, counts = pixels.index_select(0, gathers[row]), step.counts()
+        turned, blended, posterised, solarised, spread, equal, grey_ones, blurred, _ = pixels.split(counts)
+        _, amounts, _, thresholds, *_ = level[row].split(counts)
+        if len(turned):
+            warp(turned, moves[row], x, y)
+        if len(blended):
+            blend(blended, amounts, rests[row], step.blends, kernel)
+        if len(posterised):
+            posterise(posterised, masks[row])
+        if len(solarised):
+            solarise(solarised, thresholds)
+        if len(spread):
+            autocontrast(spread)
+        if len(equal):
+            equalise(equal, levels)
+        if len(grey_ones):
+            grey(grey_ones)
+        if len(blurred):
+            blur(blurred, bell[row].unbind(0))
+    return pixels.index_select(0, gathers[-1])

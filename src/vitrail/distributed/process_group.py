@@ -1,0 +1,252 @@
+"""The processes of a job, as torchrun starts them; one process alone is a world of one and needs no group.
+
+    with joined() as world:
+        world.sum_(counts)        # does nothing in a world of one: no caller ever asks
+
+A rank that dies or hangs ends the job, and the message names it (watch.py).
+
+Devices: which one a process computes on, and what differs between them.
+"""
+
+import os
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from vitrail.core.errors import ConfigError, RankLost
+from vitrail.distributed.watchdog import Watch
+
+
+def find_device(name: str, local_rank: int = 0, world_size: int = 1) -> torch.device:
+    """The device of this process: its own GPU on a node with several processes. "auto" is a CUDA GPU, else Apple's
+    (mps), else the CPU; several processes cannot talk from mps, so that there "auto" is the CPU."""
+    mps = torch.backends.mps.is_available()
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if mps and world_size == 1 else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is none that torch knows; use auto, cpu, cuda or mps") from None
+    if device.type == "mps":
+        if not mps:
+            raise ConfigError(f"device {name!r}: torch sees no GPU of Apple's here; use device cpu")
+        if world_size > 1:
+            raise ConfigError(f"device {name!r} is for one process, and there are {world_size}; use device cpu")
+    if device.type != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    if not count:
+        raise ConfigError(f"device {name!r}: torch sees no GPU here; use device cpu")
+    index = local_rank if device.index is None else device.index
+    if index >= count:
+        raise ConfigError(
+            f"device {name!r} asks for GPU {index}, but there are {count} here; start one process for each GPU "
+            f"(--nproc-per-node {count}), or use device cpu"
+        )
+    return torch.device("cuda", index)
+
+
+def name_device(device: torch.device) -> str:
+    """As a person would call it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "Apple GPU (mps)" if device.type == "mps" else "CPU"
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64; on Apple's GPUs, which have none, float32."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def synchronise(device: torch.device) -> None:
+    """Waits until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+T = TypeVar("T")
+
+TIMEOUT_S = 900.0  # the longest that one rank may keep the others waiting
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """Who this process is. Collectives must be called by all processes, in the same order, from one thread."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    device: torch.device
+    backend: str = ""  # none in a world of one
+    watch: Watch | None = None
+
+    @property
+    def nodes(self) -> int:
+        return self.size // self.local_size
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes what is written once."""
+        return self.rank == 0
+
+    def moved(self) -> None:
+        """Counts a call that all processes must make, so that one which stays behind is known by name."""
+        if self.watch is not None:
+            self.watch.moves += 1
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """The sum over processes, in place and on the tensor's device."""
+        self.moved()
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def summing(self, tensor: Tensor) -> Callable[[], object]:
+        """Begins to add a tensor up over processes, in place, while the caller goes on; what is returned waits for it.
+        With a tensor on the CPU the accelerator's queue goes on, too."""
+        self.moved()
+        if self.size == 1:
+            return lambda: None
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        return work.wait
+
+    def barrier(self) -> None:
+        self.all_true(True)
+
+    def all_true(self, flag: bool) -> bool:
+        """Whether the flag is set in every process."""
+        self.moved()
+        if self.size == 1:
+            return flag
+        common = torch.tensor([int(flag)])  # on the CPU, so the accelerator's queue goes on
+        dist.all_reduce(common, op=dist.ReduceOp.MIN)
+        return bool(common.item())
+
+    def agree(self, value: T) -> T:
+        """The first process's value, in every process: small plain data."""
+        self.moved()
+        if self.size == 1:
+            return value
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def broadcast(self, value: T | None) -> T:
+        """As `agree`, where only the first process has a value."""
+        shared = self.agree(value)
+        assert shared is not None
+        return shared
+
+    def gather(self, value: T) -> list[T]:
+        """Every process's value in the order of ranks, in every process: small plain data."""
+        self.moved()
+        if self.size == 1:
+            return [value]
+        boxes: list[Any] = [None] * self.size
+        dist.all_gather_object(boxes, value)
+        return boxes
+
+
+@contextmanager
+def joined(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generator[World]:
+    """The world that torchrun's environment describes, left in an orderly way at the end. A communication error that
+    comes of a lost process is raised as RankLost, which names it."""
+    place = _place(os.environ)
+    chosen = find_device(device, place["LOCAL_RANK"], place["WORLD_SIZE"])
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if place["WORLD_SIZE"] == 1:
+        yield World(device=chosen)
+        return
+    if ":" in device:
+        raise ConfigError(f"device {device!r} would be shared by several processes; use {chosen.type}")
+    # With NCCL, what is on the CPU (flags, plain data) still goes by gloo and waits for no kernel.
+    backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+    watch = _meet(place, backend, chosen, timeout_s)
+    world = World(
+        rank=place["RANK"],
+        size=place["WORLD_SIZE"],
+        local_rank=place["LOCAL_RANK"],
+        local_size=place["LOCAL_WORLD_SIZE"],
+        device=chosen,
+        backend=backend,
+        watch=watch,
+    )
+    try:
+        yield world
+        world.barrier()  # nobody leaves while another still needs it
+    except RuntimeError as error:
+        lost = watch.missing()
+        watch.last_words(error)
+        watch.stop()
+        if lost:
+            raise RankLost(lost) from error
+        raise
+    except BaseException as error:
+        watch.last_words(error)
+        watch.stop()
+        raise
+    # After an error the group is not taken down: that would wait for those who are gone. The process ends anyway.
+    watch.stop()
+    dist.destroy_process_group()
+
+
+def _meet(place: Mapping[str, int], backend: str, device: torch.device, timeout_s: float) -> Watch:
+    """Joins the group. The backend's own time-out comes after the watch's, for what the watch cannot judge."""
+    rank, size = place["RANK"], place["WORLD_SIZE"]
+    limit = timedelta(seconds=timeout_s)
+    try:
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=limit))
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=limit * 1.5 + timedelta(seconds=30),
+            device_id=device if device.type == "cuda" else None,
+        )
+    except RuntimeError as error:
+        meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise RankLost(
+            f"rank {rank} of {size}: the processes did not all come to {meeting} within {timeout_s:.0f} s; "
+            f"are they all started, and is that address open between their machines? ({error})"
+        ) from error
+    board: Any = store  # torch's stub leaves `clone` out
+    watch = Watch(board.clone(), rank, size, timeout_s)
+    dist.barrier()  # every process has said who it is before one can be missed
+    watch.start()
+    return watch
+
+
+def _place(environment: Mapping[str, str]) -> dict[str, int]:
+    """The numbers of torchrun's environment; a world of one without it."""
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    absent = [name for name in VARIABLES if name not in environment]
+    if absent:
+        raise ConfigError(f"{', '.join(absent)} not set beside RANK or WORLD_SIZE; start the processes with torchrun")
+    place: dict[str, int] = {}
+    for name in VARIABLES:
+        if name == "MASTER_ADDR":
+            continue
+        if not environment[name].isdecimal():
+            raise ConfigError(f"{name}={environment[name]!r} must be a whole number; start the processes with torchrun")
+        place[name] = int(environment[name])
+    if place["RANK"] >= place["WORLD_SIZE"] or place["LOCAL_RANK"] >= place["LOCAL_WORLD_SIZE"]:
+        raise ConfigError(
+            f"RANK={place['RANK']} of WORLD_SIZE={place['WORLD_SIZE']}, LOCAL_RANK={place['LOCAL_RANK']} of "
+            f"LOCAL_WORLD_SIZE={place['LOCAL_WORLD_SIZE']}: a rank is below its size"
+        )
+    return place

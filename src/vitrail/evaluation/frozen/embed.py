@@ -1,0 +1,350 @@
+"""The features of a whole collection in one file, however large it is and whatever happens on the way.
+
+    embed(network, {"train": source}, Path("pets.parquet"), batch=64)
+
+The samples are cut into parts. Each is computed by itself, in batches that begin where the part begins, and written
+whole or not at all to OUT.parts, with the hash of the weights, the fingerprint of the pictures and all settings, and a
+checksum. So a start after a kill does the parts that are missing, several processes share the parts out, and the file
+that is joined from them in the end is the same to the byte. One part is in memory at a time.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail import __version__
+from vitrail.checkpoint.bundle import card_of
+from vitrail.checkpoint.files.read_weights import read_weights
+from vitrail.checkpoint.files.sealed_file import write_sealed
+from vitrail.core.atomic_files import check_writable, write_file
+from vitrail.core.config_overrides import differences
+from vitrail.core.errors import ConfigError, DataError, VitrailError, WeightsError, unknown
+from vitrail.core.locks import FileLock, LockTaken
+from vitrail.data.dataset import Concat, Relabelled, Source, Subset
+from vitrail.data.loader import Batch, sweep
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.unreadable_log import Unreadable
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.defaults import Stored
+from vitrail.evaluation.frozen.embedding_file import FORMATS, Part, about_in, join, readable
+from vitrail.evaluation.frozen.feature_cache import contents
+from vitrail.evaluation.frozen.features import Precision, at_rest, last_read, network_hash, prepared
+from vitrail.models.build import Model
+
+KIND: Final = "vitrail embeddings 1"
+ROWS: Final = 4096  # samples in a part, at most: some megabytes
+PARTS: Final = 16  # that a small set is cut into, so that several processes have something to do
+
+TYPES: Final[dict[str, torch.dtype]] = {"float32": torch.float32, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Embedded:
+    """What was written. `found` is how many of the parts an earlier start had done; all where the file was there."""
+
+    path: Path
+    pictures: int
+    width: int
+    unreadable: int  # pictures; all of them are named in OUT.unreadable.txt
+    first: tuple[Unreadable, ...]  # some of them
+    parts: int
+    found: int
+
+
+def embed(
+    network: Model,
+    splits: Mapping[str, Source],
+    out: Path,
+    *,
+    preprocessing: Preprocessing | None = None,
+    world: World | None = None,
+    dtype: Stored = "float32",
+    precision: Precision = "float32",
+    batch: int = 64,
+    workers: int = 0,
+    origin: Mapping[str, Any] | None = None,
+    force: bool = False,
+    tell: Callable[[int, int], None] | None = None,
+) -> Embedded:
+    """Writes what the last layer reads for every picture of some splits to OUT, .parquet or .npz.
+
+    `origin` is put into the file beside the facts: what weights and pictures are called. A file or parts of other
+    weights, pictures or settings are refused, unless `force` has them made anew. `tell` hears of (done, of how many).
+    All processes of a `world` call this, each with the network on its device."""
+    world = world or World(device=next(network.parameters()).device)
+    if out.suffix not in FORMATS:
+        raise ConfigError(f"{out}: embeddings are written as {' or '.join(FORMATS)}; give such a name")
+    if dtype not in get_args(Stored):
+        raise unknown("type", str(dtype), get_args(Stored))
+    if batch < 1:
+        raise ConfigError(f"batch={batch} must be at least 1")
+    source = whole(splits)
+    work = Work(
+        network=network,
+        source=source,
+        preprocessing=preprocessing or card_of(network).preprocessing,
+        out=out,
+        rows=batch * max(min(ROWS // batch, -(-len(source) // (PARTS * batch))), 1),
+        batch=batch,
+        dtype=dtype,
+        precision=precision,
+    )
+    facts = work.facts(world)
+    with begun(work, facts, world, force=force) as todo:
+        if todo is not None:
+            work.compute(todo[world.rank :: world.size], facts, world, workers=workers, tell=tell)
+            world.barrier()  # every part is there
+            agreed(world, lambda: work.finish(facts, splits, origin or {}))
+        told = agreed(world, lambda: about_in(out))
+    return Embedded(
+        path=out,
+        pictures=int(told["pictures"]),
+        width=int(told["width"]),
+        unreadable=int(told["unreadable"]),
+        first=tuple(Unreadable(**entry) for entry in told["first"]),
+        parts=work.parts,
+        found=work.parts - (0 if todo is None else len(todo)),
+    )
+
+
+def whole(splits: Mapping[str, Source]) -> Source:
+    """One split after the other; one without labels has the classes of the others, and none of them."""
+    if not splits or not all(len(source) for source in splits.values()):
+        raise DataError("there are no pictures to embed")
+    classes = next((source.classes for source in splits.values() if source.classes), ())
+    parts = [part if part.classes == classes else Relabelled(part, part.labels, classes) for part in splits.values()]
+    return parts[0] if len(parts) == 1 else Concat(parts)
+
+
+def agreed(world: World, work: Callable[[], Any]) -> Any:
+    """What the first process finds, in all of them; an error of its, too."""
+    value, refused = None, None
+    if world.first:
+        try:
+            value = work()
+        except VitrailError as error:
+            refused = error
+    value, refused = world.agree((value, refused))
+    if refused is not None:
+        raise refused
+    return value
+
+
+@contextlib.contextmanager
+def begun(work: "Work", facts: dict[str, Any], world: World, *, force: bool) -> Generator[list[int] | None]:
+    """The parts that are still to be done, the same list in all processes; none where the file is done. The first
+    process holds the folder while this lasts."""
+    held: list[FileLock] = []
+
+    def look() -> list[int] | None:
+        check_writable(work.out)
+        if work.out.exists() and not force:
+            refuse(str(work.out), about_in(work.out)["facts"], facts)
+            work.clear()  # what a kill after the last step may have left
+            return None
+        try:
+            work.folder.mkdir(parents=True, exist_ok=True)
+            held.append(locked(work.folder))
+        except OSError as error:
+            raise ConfigError(f"{work.folder} cannot be written ({error.strerror}); name another place") from error
+        for left in work.folder.glob(".vitrail-*.tmp"):
+            left.unlink(missing_ok=True)
+        return [number for number in range(work.parts) if not work.is_done(number, facts, force=force)]
+
+    try:
+        todo: list[int] | None = agreed(world, look)
+        yield todo
+        if todo is not None and world.first:
+            work.clear()
+    finally:
+        for lock in held:
+            lock.release()
+
+
+def refuse(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Other weights, pictures or settings than those of a file are named."""
+    changes = differences(old, new)
+    if changes:
+        shown = "; ".join(line if len(line) < 120 else f"{line[:117]}..." for line in changes)
+        raise ConfigError(
+            f"{what} holds embeddings of other weights, pictures or settings ({shown}); give what it had, name another "
+            "file, or add --force to make it anew"
+        )
+
+
+def locked(folder: Path) -> FileLock:
+    """Held until it is released or this process is gone."""
+    try:
+        return FileLock(folder / "lock")
+    except LockTaken:
+        raise ConfigError(f"another process is at work in {folder}; wait for it, or name another file") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """A source in parts of `rows` samples, of which each holds whole batches."""
+
+    network: Model
+    source: Source
+    preprocessing: Preprocessing
+    out: Path
+    rows: int
+    batch: int
+    dtype: Stored
+    precision: Precision
+
+    @property
+    def folder(self) -> Path:
+        return self.out.with_name(f"{self.out.name}.parts")
+
+    @property
+    def listed(self) -> Path:
+        return self.out.with_name(f"{self.out.name}.unreadable.txt")
+
+    @property
+    def parts(self) -> int:
+        return -(-len(self.source) // self.rows)
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"part-{number:05d}.safetensors"
+
+    def span(self, number: int) -> range:
+        return range(number * self.rows, min((number + 1) * self.rows, len(self.source)))
+
+    def facts(self, world: World) -> dict[str, Any]:
+        """All that the numbers depend on, as plain data."""
+        return json.loads(
+            json.dumps(
+                {
+                    "kind": KIND,
+                    "weights": network_hash(self.network),
+                    "pictures": contents(self.source),
+                    "preprocessing": self.preprocessing.to_dict(),
+                    "type": self.dtype,
+                    "precision": self.precision,
+                    "batch": self.batch,
+                    "rows": self.rows,
+                    "device": world.device.type,
+                    "versions": {"vitrail": __version__, "torch": torch.__version__},
+                }
+            )
+        )
+
+    def is_done(self, number: int, facts: Mapping[str, Any], *, force: bool) -> bool:
+        """Whether a part is there, whole and of the same facts. A damaged one is made anew."""
+        path = self.path(number)
+        if not path.exists():
+            return False
+        try:
+            found = read_weights(path).description or {}
+        except WeightsError:
+            return False
+        if not force:
+            refuse(str(self.folder), found.get("facts", {}), facts)
+        return found.get("facts") == facts
+
+    def compute(
+        self,
+        mine: list[int],
+        facts: Mapping[str, Any],
+        world: World,
+        *,
+        workers: int,
+        tell: Callable[[int, int], None] | None,
+    ) -> None:
+        """The parts of this process, one after the other; the loader runs ahead over their ends."""
+        if not mine:
+            return
+        places = np.concatenate([np.asarray(self.span(number), np.int64) for number in mine])
+        batches = sweep(
+            Subset(self.source, places),
+            self.preprocessing,
+            batch=self.batch,
+            workers=workers,
+            pin=world.device.type == "cuda",
+        )
+        prepare, done = prepared(self.preprocessing, world.device, self.precision), 0
+        with at_rest(self.network, world.device, self.precision):
+            for number in mine:
+                size = len(self.span(number))
+                rows, bad = list[tuple[Tensor, Tensor, Tensor]](), list[Unreadable]()
+                for batch in itertools.islice(batches, -(-size // self.batch)):
+                    moved = batch.to(world.device)
+                    rows.append((last_read(self.network, prepare(moved.pixels)).float(), batch.sample, batch.valid))
+                    bad += self.named(batch, places)
+                    done += int((batch.sample >= 0).sum())
+                    if tell is not None:
+                        tell(done, len(places))
+                self.write(number, rows, places, bad, facts)
+
+    def named(self, batch: Batch, places: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[Unreadable]:
+        return (Unreadable(int(places[bad.sample]), bad.name, bad.reason) for bad in batch.unreadable)
+
+    def write(
+        self,
+        number: int,
+        rows: list[tuple[Tensor, Tensor, Tensor]],
+        places: np.ndarray[Any, np.dtype[np.int64]],
+        bad: list[Unreadable],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """One part: features [n, D] and samples [n] of what could be read, and the names of what could not."""
+        valid = torch.cat([one for _, _, one in rows])
+        features = torch.cat([one for one, _, _ in rows]).cpu()[valid]
+        samples = torch.from_numpy(places)[torch.cat([one for _, one, _ in rows])[valid]]
+        stored = features.to(TYPES[self.dtype])
+        wrong = (~stored.isfinite()).any(1).nonzero()
+        if len(wrong):
+            name = self.source.name(int(samples[wrong[0, 0]]))
+            cause = (
+                "the network overflows" if not features[wrong[0, 0]].isfinite().all() else "float16 cannot hold them"
+            )
+            raise DataError(f"the features of {name} are not finite: {cause}")
+        told = [{"sample": one.sample, "name": one.name, "reason": one.reason} for one in bad]
+        description = {"kind": KIND, "facts": dict(facts), "unreadable": told}
+        write_sealed(self.path(number), {"features": stored, "samples": samples}, description)
+
+    def read(self) -> Iterator[Part]:
+        """The parts in their order, each checked."""
+        for number in range(self.parts):
+            found = read_weights(self.path(number))
+            told = (found.description or {}).get("unreadable", [])
+            yield Part(features=found.tensors["features"], samples=found.tensors["samples"], unreadable=told)
+
+    def finish(self, facts: dict[str, Any], splits: Mapping[str, Source], origin: Mapping[str, Any]) -> None:
+        """The parts as one file, which takes its name when it is whole."""
+        counts = {name: len(source) for name, source in splits.items()}
+        about = {"facts": facts, **origin, "splits": counts, "width": self.network.num_features}
+        temporary = self.folder / f"joined{self.out.suffix}"  # here, so that a kill leaves nothing beside the file
+        try:
+            bad = join(self.read, self.source, splits, about, temporary)
+            self.listed.unlink(missing_ok=True)
+            if bad:
+                lines = "".join(f"{readable(one['name'])}: {one['reason']}\n" for one in bad)
+                inside = self.folder / "joined.unreadable"
+                write_file(inside, lines.encode())
+                os.replace(inside, self.listed)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, self.out)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.out} cannot be written ({error.strerror or error}); make room, and the same command goes on"
+            ) from error
+
+    def clear(self) -> None:
+        """Takes the parts away, and their folder if nothing else is in it."""
+        for pattern in ("part-*.safetensors", ".vitrail-*.tmp", "joined.*", "lock"):
+            for path in self.folder.glob(pattern):
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()

@@ -1,0 +1,168 @@
+"""Embeddings as a file: Parquet, a row a picture, or .npz, an array a column. Written part by part, never held whole.
+
+| column | holds |
+|---|---|
+| split, sample | which split, and which picture of it, from 0 |
+| name | its path, its place in an archive, its row |
+| label | the name of its class; none where it has none, joined by "|" where it has several |
+| feature | D numbers |
+
+Equal content gives equal bytes: nothing in it tells when it was written.
+"""
+
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.core.errors import ConfigError
+from vitrail.data.dataset import Source
+from vitrail.data.readers.arrow_columns import arrow
+
+KEY: Final = "vitrail"
+COUNTS: Final = "vitrail.counts"  # of a Parquet file, known at its end
+FORMATS: Final = (".parquet", ".npz")
+FIRST: Final = 100  # unreadable pictures that the file itself names
+LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)  # a zip file cannot go without a date
+
+Bad = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Part:
+    """Features [n, D] of samples [n], by their places in the whole, and what could not be read."""
+
+    features: Tensor
+    samples: Tensor
+    unreadable: Bad
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Columns:
+    """What a file says of the pictures of a part."""
+
+    split: list[str]
+    sample: NDArray[np.int64]
+    name: list[str]
+    label: list[str | None]
+
+
+Parts = Callable[[], Iterator[Part]]
+
+
+def join(parts: Parts, source: Source, splits: Mapping[str, Source], about: Mapping[str, Any], path: Path) -> Bad:
+    """All parts in one file, with `about`. What could not be read is returned."""
+    ends = np.cumsum([len(one) for one in splits.values()])
+
+    def columns(part: Part) -> Columns:
+        places = part.samples.numpy()
+        within = np.searchsorted(ends, places, side="right")
+        names = list(splits)
+        return Columns(
+            split=[names[at] for at in within.tolist()],
+            sample=places - np.concatenate([[0], ends])[within],
+            name=[readable(source.name(at)) for at in places.tolist()],
+            label=[label_of(source, at) for at in places.tolist()],
+        )
+
+    write = write_parquet if path.suffix == ".parquet" else write_npz
+    return write(parts, columns, about, path)
+
+
+def readable(name: str) -> str:
+    """A name that is text: bytes that are none are written out."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def label_of(source: Source, sample: int) -> str | None:
+    return "|".join(source.classes[one] for one in source.labels[sample]) or None
+
+
+def counted(pictures: int, unreadable: Bad) -> dict[str, Any]:
+    return {"pictures": pictures, "unreadable": len(unreadable), "first": unreadable[:FIRST]}
+
+
+def write_parquet(parts: Parts, columns: Callable[[Part], Columns], about: Mapping[str, Any], path: Path) -> Bad:
+    pa = arrow()
+    number = pa.float16() if about["facts"]["type"] == "float16" else pa.float32()
+    schema = pa.schema(
+        [
+            ("split", pa.dictionary(pa.int32(), pa.string())),
+            ("sample", pa.int64()),
+            ("name", pa.string()),
+            ("label", pa.dictionary(pa.int32(), pa.string())),
+            ("feature", pa.list_(number, about["width"])),
+        ],
+        metadata={KEY: json.dumps(about)},
+    )
+    dictionaries = ["split", "label"]
+    packed: dict[str, str] = dict.fromkeys(("split", "sample", "name", "label"), "zstd")
+    pictures, unreadable = 0, Bad()
+    packed["feature.list.element"] = "none"  # numbers like these do not get smaller
+    with pa.parquet.ParquetWriter(path, schema, compression=packed, use_dictionary=dictionaries) as writer:
+        for part in parts():
+            told, flat = columns(part), part.features.numpy().reshape(-1)
+            pictures, unreadable = pictures + len(told.name), [*unreadable, *part.unreadable]
+            arrays = [
+                pa.array(told.split, pa.string()).dictionary_encode(),
+                pa.array(told.sample, pa.int64()),
+                pa.array(told.name, pa.string()),
+                pa.array(told.label, pa.string()).dictionary_encode(),
+                pa.FixedSizeListArray.from_arrays(pa.array(flat, number), about["width"]),
+            ]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+        writer.add_key_value_metadata({COUNTS: json.dumps(counted(pictures, unreadable))})
+    return unreadable
+
+
+def write_npz(parts: Parts, columns: Callable[[Part], Columns], about: Mapping[str, Any], path: Path) -> Bad:
+    """Names and labels are in memory at once, features are not: their number is counted first."""
+    told, unreadable = list[Columns](), Bad()
+    for part in parts():
+        told.append(columns(part))
+        unreadable += part.unreadable
+    count = sum(len(one.name) for one in told)
+    plain = {
+        "splits": np.array([text for one in told for text in one.split], np.str_),
+        "samples": np.concatenate([one.sample for one in told]),
+        "names": np.array([text for one in told for text in one.name], np.str_),
+        "labels": np.array([text or "" for one in told for text in one.label], np.str_),
+        KEY: np.array(json.dumps({**about, **counted(count, unreadable)})),
+    }
+    kind = np.dtype(str(about["facts"]["type"])).newbyteorder("<")
+    header = {"descr": npy.dtype_to_descr(kind), "fortran_order": False, "shape": (count, about["width"])}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        with archive.open(zipfile.ZipInfo("features.npy", LONG_AGO), "w", force_zip64=True) as file:
+            npy.write_array_header_1_0(file, header)
+            for part in parts():
+                file.write(part.features.numpy().astype(kind, copy=False).tobytes())
+        for name, array in plain.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy", LONG_AGO), "w", force_zip64=True) as file:
+                npy.write_array(file, array, allow_pickle=False)
+    return unreadable
+
+
+def about_in(path: Path) -> dict[str, Any]:
+    """What a file of embeddings says of itself."""
+    try:
+        if path.suffix == ".parquet":
+            told: dict[bytes, bytes] = arrow().parquet.read_metadata(path).metadata or {}
+            found: dict[str, Any] = {**json.loads(told[KEY.encode()]), **json.loads(told[COUNTS.encode()])}
+        else:
+            with np.load(path, allow_pickle=False) as archive:
+                found = json.loads(str(archive[KEY]))
+        if not {"facts", "pictures", "width", "unreadable", "first"} <= set(found):
+            raise ValueError("incomplete")
+        return found
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(
+            f"{path} is there and is no file of `vitrail embed` ({type(error).__name__}); name another file, or add "
+            "--force to replace it"
+        ) from None

@@ -1,0 +1,252 @@
+"""Few-shot accuracy in closed form (Section 4.1): regularised least squares from frozen features to {-1, 1}^K.
+
+With features X [n, d], targets Y [n, K] and a penalty λ, the classifier is
+
+    W = argmin ||X W - Y||² + λ ||W||².
+
+The gradient is zero where (XᵀX + λI) W = XᵀY: d equations. With fewer samples than features the other Gram matrix is
+the smaller one. From Xᵀ (XXᵀ + λI) = (XᵀX + λI) Xᵀ follows (XᵀX + λI)⁻¹ Xᵀ = Xᵀ (XXᵀ + λI)⁻¹, so that
+
+    W = (XᵀX + λI)⁻¹ XᵀY                         (n ≥ d: in the space of the features)
+    W = Xᵀ (XXᵀ + λI)⁻¹ Y                        (n < d: in the space of the samples)
+
+are the same. A Gram matrix is symmetric and not negative, so with λ > 0 it has a Cholesky factor, and that is the
+quickest way to one W. For a sweep of penalties it is taken apart once, XᵀX = Q Λ Qᵀ or XXᵀ = Q Λ Qᵀ; since Q Qᵀ = I,
+
+    W = Q (Λ + λI)⁻¹ Qᵀ XᵀY  =  A (Λ + λI)⁻¹ B   with A = Q,    B = Qᵀ XᵀY      (n ≥ d)
+    W = Xᵀ Q (Λ + λI)⁻¹ QᵀY  =  A (Λ + λI)⁻¹ B   with A = XᵀQ,  B = QᵀY         (n < d)
+
+with an A [d, m] and a B [m, K] that do not depend on λ. Y is 2 on a sample's class less 1 everywhere, so column k of
+XᵀY is twice the sum of the samples of class k, less the sum of all: a product with Y would cost more than XᵀX itself.
+
+The features are first whitened by the mean and standard deviation of the samples that the classifier is made from, and
+a constant of 100 is put beside them: a bias that the penalty hardly touches. All of it is in float64; the same lines
+serve five shots a class and a whole training set.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.data.labels import Labels
+from vitrail.data.splits import few_shot, first_shots
+from vitrail.evaluation.metrics.accuracy import tally
+from vitrail.evaluation.metrics.intervals import Interval, wilson
+
+PENALTY: Final = 1024.0
+PENALTIES: Final = tuple(2.0**power for power in range(-10, 20))  # of the sweep variant
+CONSTANT: Final = 100.0
+EPS: Final = 1e-5
+ROWS: Final = 4096  # samples whose scores are made at a time
+BLOCK: Final = 192  # columns of a Gram matrix at a time; narrower ones save more products and run slower
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Classifier:
+    """Whitening by mean and std [D], and weights [D + 1, K], the last row for the constant. float64."""
+
+    mean: Tensor
+    std: Tensor
+    weight: Tensor
+
+    def scores(self, features: Tensor) -> Tensor:
+        """[N, D] -> [N, K], near 1 for yes and -1 for no."""
+        return beside_constant((features.double() - self.mean) / self.std) @ self.weight
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Class numbers [N]."""
+        return torch.cat([self.scores(part).argmax(-1) for part in features.split(ROWS)])
+
+    def accuracy(self, features: Tensor, labels: Tensor) -> float:
+        """The share of right answers; of several labels [N, M], any one is right, and a sample without one is out."""
+        right, count = tally(self.predict(features), labels)
+        return right / count
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decomposed:
+    """All of the solution but the penalty: A [D + 1, m], Λ [m] and B [m, K]."""
+
+    mean: Tensor
+    std: Tensor
+    a: Tensor
+    eigenvalues: Tensor
+    b: Tensor
+
+    def classifier(self, penalty: float) -> Classifier:
+        if not penalty > 0:
+            raise ConfigError(f"penalty={penalty} must be above 0")
+        return Classifier(self.mean, self.std, self.a @ (self.b / (self.eigenvalues + penalty)[:, None]))
+
+
+def ridge(features: Tensor, labels: Tensor, classes: int, penalty: float = PENALTY) -> Classifier:
+    """The classifier of features [n, D] and labels [n], whatever n, for one penalty: by Cholesky."""
+    if not penalty > 0:
+        raise ConfigError(f"penalty={penalty} must be above 0")
+    mean, std, x = whitened(features, labels, classes)
+    solve = by_features if x.shape[0] >= x.shape[1] else by_samples
+    return Classifier(mean, std, solve(x, labels, classes, penalty))
+
+
+def by_features(x: Tensor, labels: Tensor, classes: int, penalty: float) -> Tensor:
+    """W [d, K] = (XᵀX + λI)⁻¹ XᵀY."""
+    return torch.cholesky_solve(target_sums(x, labels, classes), factor(gram(x), penalty), upper=True)
+
+
+def by_samples(x: Tensor, labels: Tensor, classes: int, penalty: float) -> Tensor:
+    """W [d, K] = Xᵀ (XXᵀ + λI)⁻¹ Y."""
+    return x.T @ torch.cholesky_solve(targets(labels, classes), factor(gram(x.T), penalty), upper=True)
+
+
+def factor(upper: Tensor, penalty: float) -> Tensor:
+    """The upper Cholesky factor of a Gram matrix with the penalty on its diagonal; of both the upper half counts."""
+    upper.diagonal().add_(penalty)
+    found, failed = torch.linalg.cholesky_ex(upper, upper=True)
+    if failed:
+        raise ConfigError(f"penalty={penalty:g} is lost beside features of this size; take a larger one, 1 say")
+    return found
+
+
+def decompose(features: Tensor, labels: Tensor, classes: int) -> Decomposed:
+    """Features [n, D] and labels [n], or the truth [n, K] where samples may have several: whitened, set beside the
+    constant, and taken apart for any penalty."""
+    mean, std, x = whitened(features, labels, classes)
+    if x.shape[0] >= x.shape[1]:
+        eigenvalues, q = torch.linalg.eigh(gram(x), UPLO="U")
+        a, b = q, q.T @ target_sums(x, labels, classes)
+    else:
+        eigenvalues, q = torch.linalg.eigh(gram(x.T), UPLO="U")
+        a, b = x.T @ q, q.T @ targets(labels, classes)
+    return Decomposed(mean, std, a, eigenvalues.clamp(min=0), b)  # rounding may leave one a little below
+
+
+def whitened(
+    features: Tensor, labels: Tensor, classes: int, constant: float = CONSTANT
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and std [D] of the features, and X [n, D + 1]: whitened, beside the constant."""
+    several = labels.dtype == torch.bool and labels.shape == (len(features), classes)
+    if (labels.ndim != 1 and not several) or len(labels) != len(features) or not len(labels):
+        raise BadLabels(
+            f"a linear classifier needs one label a sample; {tuple(features.shape)} features came with "
+            f"{tuple(labels.shape)} labels"
+        )
+    if not several and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
+        raise BadLabels(f"labels from {int(labels.min())} to {int(labels.max())} are not those of {classes} classes")
+    x = features.new_full((len(features), features.shape[1] + 1), constant, dtype=torch.float64)
+    white = x[:, :-1].copy_(features)  # the statistics and the whitening in place: this is most of the memory
+    mean = white.mean(0)
+    if not mean.isfinite().all():
+        raise DataError("the features are not finite: the network overflows on some picture")
+    std = white.sub_(mean).square().mean(0).sqrt_().add_(EPS)
+    white.div_(std)
+    return mean, std, x
+
+
+def gram(x: Tensor) -> Tensor:
+    """The upper half of XᵀX [d, d], which is all that is read of it; below the diagonal blocks there are zeros."""
+    found = x.new_zeros(x.shape[1], x.shape[1])
+    for start in range(0, x.shape[1], BLOCK):
+        found[start : start + BLOCK, start:] = x[:, start : start + BLOCK].T @ x[:, start:]
+    return found
+
+
+def targets(labels: Tensor, classes: int) -> Tensor:
+    """Y [n, K]."""
+    if labels.ndim == 2:
+        return 2.0 * labels.double() - 1.0
+    return 2.0 * F.one_hot(labels.long(), classes).double() - 1.0
+
+
+def target_sums(x: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """XᵀY [d, K], without Y where every sample has one class."""
+    if labels.ndim == 2:
+        return x.T @ targets(labels, classes)
+    sums = x.new_zeros(classes, x.shape[1]).index_add_(0, labels.long(), x)
+    return 2.0 * sums.T - sums.sum(0)[:, None]
+
+
+def fewshot(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    classes: int,
+    shots: int,
+    seeds: Sequence[int] = (0, 1, 2),
+    penalty: float = PENALTY,
+) -> list[float]:
+    """The test accuracy for each seed's draw of `shots` training samples a class, as the reference draws them."""
+    pool, accuracies = one_label(train_labels), list[float]()
+    for seed in seeds:
+        drawn = torch.from_numpy(few_shot(pool, classes, shots, seed=seed))
+        made = ridge(train_features[drawn], train_labels[drawn], classes, penalty)
+        accuracies.append(made.accuracy(test_features, test_labels))
+    return accuracies
+
+
+def fewshot_sweep(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    classes: int,
+    shots: int,
+    penalties: Sequence[float] = PENALTIES,
+) -> dict[float, float]:
+    """The sweep variant, nearer to the paper's time: the first `shots` samples of each class, and the test accuracy of
+    every penalty. Over several sets the penalty of the best mean rank is the one to take for all."""
+    drawn = torch.from_numpy(first_shots(one_label(train_labels), classes, shots))
+    parts = decompose(train_features[drawn], train_labels[drawn], classes)
+    return {penalty: parts.classifier(penalty).accuracy(test_features, test_labels) for penalty in penalties}
+
+
+def best_penalty(tables: Sequence[Mapping[float, float]]) -> float:
+    """The one penalty for several sets, each with its accuracy by penalty: that of the best mean rank. Equal accuracies
+    share their rank; of equal mean ranks the larger penalty is taken."""
+    penalties = sorted(tables[0])
+    accuracies = np.array([[table[penalty] for penalty in penalties] for table in tables])  # [sets, penalties]
+    mine, others = accuracies[:, :, None], accuracies[:, None, :]
+    ranks = ((others < mine).sum(2) + ((others == mine).sum(2) - 1) / 2).mean(0)  # 0 is the worst
+    return penalties[int(np.flatnonzero(ranks == ranks.max())[-1])]
+
+
+def interval(accuracies: Sequence[float], count: int) -> Interval:
+    """In which the mean over draws would lie for other draws and other test pictures, in 95 of 100 cases: Student's
+    interval over the draws (of one draw nothing is known) and Wilson's over `count` pictures, added as squares."""
+    mean = statistics.fmean(accuracies)
+    low, high = wilson(round(mean * count), count)
+    over = 0.0
+    if len(accuracies) > 1:
+        over = student(len(accuracies) - 1) * statistics.stdev(accuracies) / math.sqrt(len(accuracies))
+    return Interval(max(mean - math.hypot(mean - low, over), 0.0), min(mean + math.hypot(high - mean, over), 1.0))
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % point of Student's t: exact to a hundredth, by expansion around the normal one where it converges."""
+    known = (12.706, 4.303, 3.182, 2.776)
+    if freedom <= len(known):
+        return known[freedom - 1]
+    z = statistics.NormalDist().inv_cdf(0.975)
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def one_label(labels: Tensor) -> Labels:
+    if labels.ndim != 1:
+        raise BadLabels("a few-shot draw needs one label a sample")
+    return Labels(labels.cpu().numpy())
+
+
+def beside_constant(features: Tensor) -> Tensor:
+    """[N, D] -> [N, D + 1]."""
+    return F.pad(features, (0, 1), value=CONSTANT)

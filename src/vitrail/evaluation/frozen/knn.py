@@ -1,0 +1,187 @@
+"""Nearest neighbours of frozen features by the cosine of their angle: no training at all, only a vote.
+
+    near = find_nearest(train_features, test_features, k=20)
+    classify(near, train_labels, classes, k=20, temperature=0.07)
+
+The k most similar training samples vote with exp(similarity / temperature), or one vote each. Every pair is compared,
+in blocks, so that memory does not grow with the product of the two sets. Of equally similar samples the earlier one
+counts as nearer, and of equal votes the class of the smaller number wins: the answer does not hang on the blocks.
+
+What frozen features are worth while a run goes on: a vote of nearest neighbours, and some of those to look at.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.core.errors import ConfigError
+from vitrail.data.labels import Labels
+from vitrail.data.randomness import keyed, number
+from vitrail.distributed.process_group import widest_float
+from vitrail.evaluation.defaults import TEMPERATURE
+from vitrail.evaluation.metrics.accuracy import single, tally
+
+TESTED: Final = 1024  # test samples at a time ...
+COMPARED: Final = 8192  # ... with training samples at a time: 64 MiB of similarities
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Neighbours:
+    """The neighbours of N samples, nearest first, on the CPU."""
+
+    similarity: Tensor  # float32 [N, k], the cosine
+    index: Tensor  # int64 [N, k], which training sample
+
+
+def find_nearest(
+    train: Tensor,
+    test: Tensor,
+    k: int,
+    *,
+    device: torch.device | str = "cpu",
+    tested: int = TESTED,
+    compared: int = COMPARED,
+) -> Neighbours:
+    """The k rows of `train` [n, D] that are most similar to each row of `test` [N, D], by the cosine of their angle.
+    `tested` rows are compared with `compared` ones at a time."""
+    if train.ndim != 2 or test.ndim != 2 or train.shape[1] != test.shape[1]:
+        shapes = f"features {list(train.shape)} and {list(test.shape)}"
+        raise ConfigError(f"{shapes} cannot be compared: both must be rows of the same width, from one network")
+    if not 1 <= k <= len(train):
+        raise ConfigError(f"k={k} neighbours of {len(train):,} samples: between 1 and {len(train)} can be asked for")
+    # Rounded to float32 from float64, so that copies of a sample are equally similar wherever they stand.
+    exact = widest_float(torch.device(device))
+    rows = [neighbours(train, part.to(device, exact), k, compared) for part in test.split(tested)]
+    return Neighbours(torch.cat([row.similarity for row in rows]), torch.cat([row.index for row in rows]))
+
+
+def neighbours(train: Tensor, queries: Tensor, k: int, compared: int) -> Neighbours:
+    """Of a block of queries [B, D]: the best so far, and one block of training samples after the other against them."""
+    queries = F.normalize(queries, dim=1)
+    best = queries.new_zeros((len(queries), 0), dtype=torch.float32)
+    index = torch.zeros((len(queries), 0), dtype=torch.int64, device=queries.device)
+    for start in range(0, len(train), compared):
+        block = F.normalize(train[start : start + compared].to(queries), dim=1)
+        # What was found before stands in front: its samples come earlier.
+        best = torch.cat([best, (queries @ block.T).float()], 1)
+        here = torch.arange(start, start + len(block), device=queries.device).expand(len(queries), -1)
+        index = torch.cat([index, here], 1)
+        place = first_largest(best, min(k, best.shape[1]))
+        best, index = best.gather(1, place), index.gather(1, place)
+    return Neighbours(best.cpu(), index.cpu())
+
+
+def first_largest(values: Tensor, k: int) -> Tensor:
+    """The places [B, k] of the largest values of each row, in descending order, the first of equal ones first; `topk`
+    alone leaves open which of equal ones it takes."""
+    found, place = values.topk(k, dim=1)
+    unsettled = (values >= found[:, -1:]).sum(1) > k
+    if unsettled.any():
+        place[unsettled] = values[unsettled].sort(dim=1, descending=True, stable=True).indices[:, :k]
+    place = place.sort(dim=1).values
+    order = values.gather(1, place).sort(dim=1, descending=True, stable=True).indices
+    return place.gather(1, order)
+
+
+def classify(near: Neighbours, labels: Tensor, classes: int, k: int, temperature: float | None = TEMPERATURE) -> Tensor:
+    """Class numbers [N] by the votes of the first k neighbours, whose labels are among `labels` [n]. Without a
+    temperature each has one vote."""
+    if not 1 <= k <= near.index.shape[1]:
+        raise ConfigError(f"k={k}: {near.index.shape[1]} neighbours were looked for")
+    if temperature is not None and not temperature > 0:
+        raise ConfigError(f"temperature={temperature} must be above 0")
+    rows = zip(near.similarity[:, :k].split(TESTED), near.index[:, :k].split(TESTED), strict=True)
+    return torch.cat([elected(similar, labels[index], classes, temperature) for similar, index in rows])
+
+
+def elected(similarity: Tensor, labels: Tensor, classes: int, temperature: float | None) -> Tensor:
+    votes = torch.ones_like(similarity, dtype=torch.float64)
+    if temperature is not None:
+        exact = similarity.double()
+        votes = ((exact - exact[:, :1]) / temperature).exp()  # beside the nearest, so that nothing overflows
+    return votes.new_zeros(len(votes), classes).scatter_add_(1, labels, votes).argmax(1)
+
+
+VOTERS: Final = 20
+SHOWN: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Frozen:
+    """Features of the pictures of a source that could be read, in its order, on the CPU."""
+
+    features: Tensor  # float32 [N, D]
+    samples: Tensor  # int64 [N], their places in the source
+    labels: Tensor  # int64 [N]; or [N, M], filled up with -1; -1 where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A sample, how similar it is, and whether a label is the same: none where one of the two has no label."""
+
+    sample: int
+    similarity: float
+    same: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """A sample and those it is nearest to, nearest first."""
+
+    sample: int
+    neighbours: tuple[Neighbour, ...]
+
+
+def vote(train: Frozen, test: Frozen, classes: int, *, device: torch.device | str = "cpu") -> tuple[int, int] | None:
+    """How many test pictures the vote of the 20 nearest training pictures says right, and of how many with a label;
+    none where there are no labels on either side. A training picture with several labels has no vote."""
+    labels = single(train.labels)
+    known = labels >= 0
+    if not classes or not known.any() or not (test.labels >= 0).any():
+        return None
+    voters = min(VOTERS, int(known.sum()))
+    near = find_nearest(train.features[known], test.features, voters, device=device)
+    return tally(classify(near, labels[known], classes, voters), test.labels)
+
+
+def company(queries: Frozen, train: Frozen, *, itself: bool = False, count: int = SHOWN) -> tuple[Company, ...]:
+    """The nearest training pictures of each query. With `itself` the queries are training pictures, too, and a picture
+    is no neighbour of its own."""
+    most = min(count + itself, len(train.samples))
+    near = find_nearest(train.features, queries.features, most)
+    found: list[Company] = []
+    for at, sample in enumerate(queries.samples.tolist()):
+        others = [
+            Neighbour(int(train.samples[index]), similarity, same(queries.labels[at], train.labels[index]))
+            for index, similarity in zip(near.index[at].tolist(), near.similarity[at].tolist(), strict=True)
+            if not (itself and int(train.samples[index]) == sample)
+        ]
+        found.append(Company(sample, tuple(others[:count])))
+    return tuple(found)
+
+
+def same(one: Tensor, other: Tensor) -> bool | None:
+    """Whether two samples share a label."""
+    left, right = ({label for label in row.reshape(-1).tolist() if label >= 0} for row in (one, other))
+    return bool(left & right) if left and right else None
+
+
+def to_show(labels: Labels, count: int) -> NDArray[np.int64]:
+    """Some samples to look at, always the same ones: by lot, each of another class as far as there are classes."""
+    order = np.argsort(keyed(number("shown"), np.arange(len(labels))), kind="stable")
+    seen, first, later = set[int](), list[int](), list[int]()
+    for sample in order.tolist():
+        if len(first) == count:
+            break
+        label = next(iter(labels[sample]), -1)
+        if label in seen:
+            later += [sample] if len(later) < count else []
+        else:
+            seen.add(label)
+            first.append(sample)
+    return np.array([*first, *later][:count], np.int64)

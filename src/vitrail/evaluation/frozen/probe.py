@@ -1,0 +1,148 @@
+"""A linear probe: multinomial logistic regression on frozen features, to convergence.
+
+With whitened features X [n, D], labels y and a penalty λ, weights W [D, K] and a bias b [K] minimise
+
+    1/n Σᵢ -log softmax(W ᵀxᵢ + b)[yᵢ]  +  λ/2 ||W||²,
+
+which is convex: there is one answer, and how near it is shows in the gradient. The loss is a mean, so that a penalty
+means the same for any n; scikit-learn's C is 1 / (n λ). L-BFGS starts from zero, in float64, and draws nothing: the
+same features give the same probe.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.core.errors import BadLabels, ConfigError
+from vitrail.data.labels import Labels
+from vitrail.data.splits import stratified
+from vitrail.evaluation.defaults import ITERATIONS
+from vitrail.evaluation.frozen.fewshot import whitened
+from vitrail.evaluation.metrics.accuracy import tally
+
+PENALTIES: Final = tuple(10.0**power for power in range(1, -7, -1))  # strong to weak: each starts from the one before
+TOLERANCE: Final = 1e-6  # of the largest entry of the gradient
+ROUGH: Final = 1e-4  # the same while a penalty is looked for
+HISTORY: Final = 20
+ROWS: Final = 8192  # samples whose probabilities are there at a time
+DEV: Final = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Probe:
+    """Whitening by mean and std [D], weights [D, K] and bias [K], float64; and how the search for them ended."""
+
+    mean: Tensor
+    std: Tensor
+    weight: Tensor
+    bias: Tensor
+    penalty: float
+    iterations: int
+    loss: float  # of the training samples, the penalty included
+    gradient: float  # its largest entry
+    tolerance: float
+
+    @property
+    def converged(self) -> bool:
+        return self.gradient <= self.tolerance
+
+    def scores(self, features: Tensor) -> Tensor:
+        """[N, D] -> log-probabilities but for a constant [N, K]."""
+        return ((features.double() - self.mean) / self.std) @ self.weight + self.bias
+
+    def top(self, features: Tensor, guesses: int) -> Tensor:
+        """The likeliest classes [N, guesses], the likeliest first."""
+        return torch.cat([self.scores(part).topk(guesses, dim=1).indices for part in features.split(ROWS)])
+
+    def loss_on(self, features: Tensor, labels: Tensor) -> float:
+        """Mean cross-entropy, without the penalty; one label [N] a sample."""
+        parts = zip(features.split(ROWS), labels.split(ROWS), strict=True)
+        return sum(float(F.cross_entropy(self.scores(x), y, reduction="sum")) for x, y in parts) / len(labels)
+
+
+def probe(
+    features: Tensor,
+    labels: Tensor,
+    classes: int,
+    penalty: float,
+    *,
+    start: Probe | None = None,
+    tolerance: float = TOLERANCE,
+    iterations: int = ITERATIONS,
+) -> Probe:
+    """The probe of features [n, D] and labels [n] for one penalty, from zero or from another probe on."""
+    if not penalty > 0:
+        raise ConfigError(f"penalty={penalty} must be above 0")
+    if iterations < 1:
+        raise ConfigError(f"iterations={iterations} must be at least 1")
+    mean, std, x = whitened(features, labels, classes, constant=1.0)
+    at = x.new_zeros(x.shape[1], classes)  # the last row, of the constant, is the bias
+    if start is not None:
+        at.copy_(torch.cat([start.weight, start.bias[None]]))
+    at.requires_grad_()
+    optimiser = torch.optim.LBFGS(
+        [at],
+        max_iter=iterations,
+        max_eval=2 * iterations,
+        tolerance_grad=tolerance,
+        tolerance_change=0.0,  # it ends where the gradient does, not where steps grow short
+        history_size=HISTORY,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> float:
+        loss, at.grad = objective(x, labels, at.detach(), penalty)
+        return loss
+
+    optimiser.step(closure)
+    final = at.detach()
+    loss, gradient = objective(x, labels, final, penalty)
+    return Probe(
+        mean=mean,
+        std=std,
+        weight=final[:-1].clone(),
+        bias=final[-1].clone(),
+        penalty=penalty,
+        iterations=int(optimiser.state[at]["n_iter"]),
+        loss=loss,
+        gradient=float(gradient.abs().max()),
+        tolerance=tolerance,
+    )
+
+
+def objective(x: Tensor, labels: Tensor, at: Tensor, penalty: float) -> tuple[float, Tensor]:
+    """The loss and its gradient [D + 1, K]; the last row, the bias, is not penalised. The gradient of cross-entropy is
+    that of the scores, probabilities less the one-hot label, so it is written down here and no graph is kept."""
+    gradient, loss = torch.zeros_like(at), 0.0
+    for rows, truth in zip(x.split(ROWS), labels.long().split(ROWS), strict=True):
+        logs = (rows @ at).log_softmax(1)
+        loss -= float(logs.gather(1, truth[:, None]).sum())
+        slope = logs.exp_()
+        slope[torch.arange(len(truth), device=truth.device), truth] -= 1.0
+        gradient.addmm_(rows.T, slope)
+    gradient /= len(x)
+    gradient[:-1] += penalty * at[:-1]
+    return loss / len(x) + penalty / 2 * float(at[:-1].square().sum()), gradient
+
+
+def search(
+    features: Tensor, labels: Tensor, classes: int, penalties: Sequence[float] = PENALTIES, *, dev: float = DEV
+) -> tuple[float, dict[float, float]]:
+    """The penalty that does best on a part of the training samples, held out of every class alike, and the accuracy
+    there of all of them. Of equal ones that with the smaller loss wins."""
+    held = torch.from_numpy(stratified(Labels(labels.cpu().numpy()), dev))
+    rest = torch.ones(len(labels), dtype=torch.bool)
+    rest[held] = False
+    if not len(held) or not bool(rest.any()):
+        raise BadLabels(f"{len(labels)} samples are too few to hold some out and find a penalty; give one: --penalty")
+    found, last = dict[float, tuple[int, float]](), None
+    for penalty in sorted(penalties, reverse=True):
+        last = probe(features[rest], labels[rest], classes, penalty, start=last, tolerance=ROUGH)
+        right, _ = tally(last.top(features[held], 1), labels[held])
+        found[penalty] = (right, -last.loss_on(features[held], labels[held]))
+    best = max(found, key=lambda penalty: found[penalty])
+    return best, {penalty: right / len(held) for penalty, (right, _) in found.items()}

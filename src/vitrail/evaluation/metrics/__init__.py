@@ -1,0 +1,1 @@
+"""What is counted: accuracy, calibration, intervals, several labels per image."""

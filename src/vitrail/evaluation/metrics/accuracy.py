@@ -1,0 +1,291 @@
+"""Accuracy, top-5, loss and confusion over a split: counted, never averaged over averages, and no picture dropped.
+
+    score = evaluate(network, sweep(source, preprocessing, batch=256), preprocessing, classes=10, device="cpu")
+    score.accuracy, score.loss, score.confusion
+
+Sums stay on the device and are read once, behind the last batch. A sample with several labels (ReaL) is right where the
+answer is one of them, and its loss is minus the log of the probability that they have together.
+
+When a prediction is right: the one rule that training, every evaluation and the check of an export count by.
+
+A sample has one label, several of which any one counts (ReaL), or none, and then it is left out. Labels are [N], or
+[N, M] filled up with -1. A prediction of -1 means none was made, and is never right.
+
+Labels of features as they were extracted: one a sample [N], or several [N, M], filled up with -1.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.core.errors import BadLabels, ConfigError, DataError
+from vitrail.data.labels import Labels
+from vitrail.data.loader import Batch
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.mixup_cutmix import one_hot
+from vitrail.distributed.process_group import widest_float
+from vitrail.evaluation.frozen.features import Precision
+from vitrail.evaluation.metrics.metric import Criterion, Together, score_batches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Verdicts:
+    """What N predictions are worth under one labelling, [N] each."""
+
+    labelled: Tensor  # whether the sample has a label; without one it does not count
+    right: Tensor
+    among: Tensor  # whether a label is among the likeliest classes
+    truth: Tensor  # the label that was predicted, else the first one; -1 without a label
+
+
+def label_rows(labels: Tensor) -> Tensor:
+    """Labels [N] or [N, M] as [N, M]."""
+    return labels if labels.ndim == 2 else labels[:, None]
+
+
+def has_label(labels: Tensor) -> Tensor:
+    """Whether each sample [N] has a label."""
+    return (label_rows(labels) >= 0).any(1)
+
+
+def is_right(predicted: Tensor, labels: Tensor) -> Tensor:
+    """Whether each prediction [N], or any of T guesses [N, T], is one of the sample's labels."""
+    rows, guesses = label_rows(labels), label_rows(predicted)
+    return ((guesses[:, :, None] == rows[:, None, :]) & (rows >= 0)[:, None, :]).flatten(1).any(1)
+
+
+def count_right(predicted: Tensor, labels: Tensor) -> tuple[int, int]:
+    """How many predictions are right, and of how many samples with a label; parts of a set can be added up."""
+    return int(is_right(predicted, labels).sum()), int(has_label(labels).sum())
+
+
+def judge_predictions(predicted: Tensor, likeliest: Tensor, labels: Tensor) -> Verdicts:
+    """Compares predictions [N] and the likeliest classes [N, T] with the labels."""
+    rows = label_rows(labels)
+    right = is_right(predicted, rows)
+    first = rows.gather(1, (rows >= 0).int().argmax(1, keepdim=True))[:, 0]
+    return Verdicts(
+        labelled=has_label(rows),
+        right=right,
+        among=is_right(likeliest, rows),
+        truth=torch.where(right, predicted, first),
+    )
+
+
+def cross_entropies(logs: Tensor, labels: Tensor) -> Tensor:
+    """[N], from log-probabilities [N, K]: of several labels, minus the log of the probability they have together."""
+    rows = label_rows(labels)
+    if rows.shape[1] == 1:
+        return -logs.gather(1, rows.clamp(min=0))[:, 0]
+    return -logs.masked_fill(one_hot(rows, logs.shape[1]) == 0, -torch.inf).logsumexp(1)
+
+
+CONFUSION: Final = 1024  # classes, above which no confusion matrix is kept
+TOP: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a network said to one sample; `probability` is that of the class it said."""
+
+    sample: int
+    label: int
+    predicted: int
+    probability: float
+    loss: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Score:
+    """Of all samples that have a label and could be read. `correct5` is there for more than five classes. The confusion
+    matrix [K, K] has true classes as rows. `best` are the surest right answers, `worst` those of the largest loss."""
+
+    count: int
+    correct: int
+    correct5: int | None
+    loss: float
+    unreadable: int
+    criteria: ClassVar[tuple[Criterion, ...]] = (
+        Criterion(name="accuracy", share=True),
+        Criterion(name="loss", larger=False, rounding=1e-6),
+    )
+    confusion: NDArray[np.int64] | None = None
+    best: tuple[Answer, ...] = ()
+    worst: tuple[Answer, ...] = ()
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.count
+
+    @property
+    def top5(self) -> float | None:
+        return None if self.correct5 is None else self.correct5 / self.count
+
+    def row(self) -> dict[str, float | int | None]:
+        """As it stands in the metrics."""
+        return {"accuracy": self.accuracy, "loss": self.loss, "top5": self.top5, "count": self.count}
+
+
+def evaluate(
+    network: Callable[[Tensor], Tensor],
+    batches: Iterable[Batch],
+    preprocessing: Preprocessing,
+    *,
+    classes: int,
+    device: torch.device | str,
+    world: Together | None = None,
+    precision: Precision = "float32",
+    extremes: int = 0,
+) -> Score:
+    """The score of a network, compiled, wrapped or plain, over batches of `sweep`. With a `world` each process brings
+    its part of them, and all get the score of the whole. `extremes` answers are kept of the best and of the worst."""
+    metric = ClassificationMetric(classes, torch.device(device), extremes)
+    return score_batches(network, batches, preprocessing, metric, device=device, world=world, precision=precision)
+
+
+class ClassificationMetric:
+    """Sums on the device. Counts are int64, so that they are exact and the order of processes changes nothing."""
+
+    def __init__(self, classes: int, device: torch.device, extremes: int = 0) -> None:
+        self.classes = classes
+        exact = widest_float(device)
+        self.loss = torch.zeros(1, dtype=exact, device=device)
+        self.counts = torch.zeros(4, dtype=torch.int64, device=device)  # count, correct, correct5, unreadable
+        cells = classes**2 if classes <= CONFUSION else 0
+        self.cells = torch.zeros(cells, dtype=torch.int64, device=device)
+        self.best, self.worst = Extremes(extremes, exact, device), Extremes(extremes, exact, device)
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        """One batch's logits [B, K]; places without a picture or a label count for nothing."""
+        logits = check_logits(outputs, batch, self.classes)
+        logs = logits.log_softmax(-1)
+        sure, predicted = logs.max(-1)
+        top = logits.topk(TOP).indices if self.classes > TOP else predicted[:, None]  # [B, 5]
+        found = judge_predictions(sound_only(predicted, logs), sound_only(top, logs), batch.target)
+        counted = batch.valid & found.labelled
+        losses, truth = cross_entropies(logs, batch.target), found.truth.clamp(min=0)
+        absent = ~batch.valid & (batch.sample >= 0)
+        tests = torch.stack([counted, counted & found.right, counted & found.among, absent])
+        self.counts += tests.sum(1)
+        # A place that does not count may hold anything, so it is replaced, not multiplied away.
+        self.loss += torch.where(counted, losses, 0.0).to(self.loss.dtype).sum()
+        if len(self.cells):
+            self.cells.scatter_add_(0, truth * self.classes + predicted, counted.long())
+        if self.best.most:
+            answers = torch.stack([batch.sample, truth, predicted], 1), torch.stack([sure.exp(), losses], 1)
+            surest = torch.where(counted & found.right, sure, -torch.inf)
+            self.best.add(surest.nan_to_num(-torch.inf, neginf=-torch.inf), *answers)
+            self.worst.add(torch.where(counted, losses.nan_to_num(torch.inf, torch.inf), -torch.inf), *answers)
+
+    def merge(self, world: Together) -> None:
+        for sums in (self.loss, self.counts, self.cells):
+            if len(sums):
+                world.sum_(sums)
+        self.best.share(world)
+        self.worst.share(world)
+
+    def result(self) -> Score:
+        count, correct, correct5, unreadable = (int(value) for value in self.counts.tolist())
+        if not count:
+            raise DataError(
+                f"no picture could be scored: {unreadable} are unreadable and the others, if there are any, have no "
+                "label; choose another split"
+            )
+        cells = self.cells.view(self.classes, self.classes).cpu().numpy() if len(self.cells) else None
+        return Score(
+            count=count,
+            correct=correct,
+            correct5=correct5 if self.classes > TOP else None,
+            loss=float(self.loss.item()) / count,
+            unreadable=unreadable,
+            confusion=cells,
+            best=self.best.read(),
+            worst=self.worst.read(),
+        )
+
+
+def check_logits(outputs: Tensor, batch: Batch, classes: int) -> Tensor:
+    """A network's outputs as float32 logits [B, K]; ConfigError where they are not of this shape."""
+    if outputs.shape != (len(batch), classes):
+        raise ConfigError(f"the network gave {tuple(outputs.shape)}; for {classes} classes it is [B, {classes}]")
+    return outputs.float()
+
+
+def sound_only(predicted: Tensor, logs: Tensor) -> Tensor:
+    """Predictions [B] or [B, T], -1 where the log-probabilities [B, K] are no numbers: one such logit makes all of its
+    row so."""
+    sound = ~logs[:, 0].isnan()
+    return torch.where(sound if predicted.ndim == 1 else sound[:, None], predicted, -1)
+
+
+class Extremes:
+    """The answers with the largest keys so far. Of equal keys the earlier sample stays, so that a set of pictures has
+    one answer, whatever the batch."""
+
+    def __init__(self, most: int, exact: torch.dtype, device: torch.device) -> None:
+        self.most = most
+        self.keys = torch.full((most,), -torch.inf, dtype=exact, device=device)
+        self.names = torch.full((most, 3), -1, dtype=torch.int64, device=device)  # sample, label, predicted
+        self.values = torch.zeros((most, 2), dtype=exact, device=device)  # probability, loss
+
+    def add(self, keys: Tensor, names: Tensor, values: Tensor) -> None:
+        """Candidates: keys [B], of which -inf is none; names [B, 3] and values [B, 2]."""
+        self.take(
+            torch.cat([self.keys, keys.to(self.keys.dtype)]),
+            torch.cat([self.names, names]),
+            torch.cat([self.values, values.to(self.values.dtype)]),
+        )
+
+    def take(self, keys: Tensor, names: Tensor, values: Tensor) -> None:
+        order = names[:, 0].argsort(stable=True)
+        order = order[keys[order].argsort(descending=True, stable=True)][: self.most]
+        self.keys, self.names, self.values = keys[order], names[order], values[order]
+
+    def share(self, world: Together) -> None:
+        """Those of all processes: each lays its own into its place of a table that is then summed."""
+        if not self.most:
+            return
+        tables: list[Tensor] = []
+        for mine in (self.keys, self.names, self.values):
+            table = mine.new_zeros(world.size, *mine.shape)
+            table[world.rank] = mine
+            world.sum_(table)
+            tables.append(table.flatten(0, 1))
+        self.take(*tables)
+
+    def read(self) -> tuple[Answer, ...]:
+        rows = zip(self.keys.tolist(), self.names.tolist(), self.values.tolist(), strict=True)
+        return tuple(
+            Answer(sample, label, predicted, probability, loss)
+            for key, (sample, label, predicted), (probability, loss) in rows
+            if key > -torch.inf
+        )
+
+
+def tally(predicted: Tensor, labels: Tensor) -> tuple[int, int]:
+    """Right answers, and how many samples they are of. `predicted` is [N], or [N, T] where any of T guesses may be
+    right. Of several labels any one is right, and a sample without one is out."""
+    right, count = count_right(predicted, labels)
+    if not count:
+        raise BadLabels("there are no labelled samples to score a classifier on")
+    return right, count
+
+
+def single(labels: Tensor) -> Tensor:
+    """[N], -1 where a sample has no label or several: a classifier is made from those that are of one class."""
+    if labels.ndim == 1:
+        return labels
+    return torch.where((labels >= 0).sum(1) == 1, labels.amax(1), -1)
+
+
+def labelled(labels: Labels, classes: int) -> NDArray[np.int64]:
+    """How many samples of a source have this class alone, for every class [K]."""
+    if labels.starts is None:
+        return labels.counts(classes)
+    alone = labels.values[labels.starts[:-1][np.diff(labels.starts) == 1]]
+    return np.bincount(alone[alone >= 0], minlength=classes)

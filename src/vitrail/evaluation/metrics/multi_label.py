@@ -1,0 +1,179 @@
+"""Answers of a network whose classes are questions of their own: mean average precision and F1, with intervals.
+
+    found = MultiLabel(scores=scores, truth=truth, sample=sample, names=names, threshold=0.5)
+    found.measures                                       # mAP, micro F1, macro F1, exact match
+
+Average precision is the mean of the precision at every true sample, in the order of the scores; equal scores count as
+one step. A class without a true sample has none and is left out of the mean, and so is, of macro F1, a class that is
+neither true nor chosen anywhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.core.errors import DataError
+from vitrail.data.labels import Labels
+from vitrail.evaluation.metrics.intervals import DRAWS, RESAMPLES, Floats, bootstrap
+from vitrail.evaluation.result import ROUNDED, Measure, measured, share
+
+THRESHOLD: Final = 0.5  # from which a class is chosen
+STATISTICS: Final = ("mAP", "micro F1", "macro F1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassScore:
+    """One class: its average precision, what its threshold gives, and how many samples it is true of."""
+
+    name: str
+    average_precision: float
+    precision: float
+    recall: float
+    f1: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MultiLabel:
+    """M samples that were read and have labels: scores [M, K] in [0, 1], truth [M, K], and their places [M]."""
+
+    scores: NDArray[np.float32]
+    truth: NDArray[np.bool_]
+    sample: NDArray[np.int64]
+    names: Sequence[str]
+    threshold: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not len(self.sample) or not self.truth.any():
+            raise DataError(
+                "no image could be scored: all are unreadable or without a label; choose another split, or see what "
+                "`vitrail data` says"
+            )
+
+    @cached_property
+    def chosen(self) -> NDArray[np.bool_]:
+        return self.scores >= self.threshold
+
+    @cached_property
+    def ranking(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+        """For each class the samples by falling score, whether each is true, and where its run of equal scores ends,
+        [M, K] each."""
+        order = np.argsort(-self.scores, axis=0, kind="stable")
+        ranked = np.take_along_axis(self.scores, order, 0)
+        last = np.ones(ranked.shape, np.bool_)
+        last[:-1] = ranked[:-1] != ranked[1:]
+        places = np.where(last, np.arange(len(ranked))[:, None], len(ranked) - 1)
+        ends = np.minimum.accumulate(places[::-1], axis=0)[::-1]
+        return order, np.take_along_axis(self.truth, order, 0), ends
+
+    def average_precision(self, weights: Floats) -> Floats:
+        """Of each class [K], where samples count as often as the weights [M] say."""
+        order, true, ends = self.ranking
+        drawn = weights[order]
+        hits = np.cumsum(drawn * true, axis=0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            precision = hits / np.cumsum(drawn, axis=0)
+            each = np.where(drawn * true > 0, np.take_along_axis(precision, ends, 0), 0.0)
+            return (each * drawn * true).sum(0) / hits[-1]
+
+    def counts(self, weights: Floats) -> tuple[Floats, Floats, Floats]:
+        """Of each class [K]: samples chosen rightly, chosen, true."""
+        right, chosen, true = self.chosen & self.truth, self.chosen, self.truth
+        return weights @ right, weights @ chosen, weights @ true
+
+    def statistics(self, weights: Floats) -> Floats:
+        """STATISTICS of samples that count as often as the weights [M] say."""
+        right, chosen, true = self.counts(weights)
+        return np.array(
+            [
+                mean(self.average_precision(weights)),
+                2 * right.sum() / max((chosen + true).sum(), 1e-300),
+                mean(ratio(2 * right, chosen + true)),
+            ]
+        )
+
+    @cached_property
+    def measures(self) -> tuple[Measure, ...]:
+        count = len(self.sample)
+        values = self.statistics(np.ones(count)).tolist()
+        draws = min(RESAMPLES, DRAWS // max(self.scores.size, 1))
+        intervals = bootstrap(self.statistics, count, seed=self.seed, resamples=draws)
+        exact = int((self.chosen == self.truth).all(1).sum())
+        found = zip(STATISTICS, values, intervals, strict=True)
+        return (
+            *(measured(name, value, interval, count, "share") for name, value, interval in found),
+            share("exact match", exact, count),
+        )
+
+    @cached_property
+    def classes(self) -> list[ClassScore]:
+        """Those that are true of a sample, in their order."""
+        ones = np.ones(len(self.sample))
+        right, chosen, true = self.counts(ones)
+        precisions, recalls, f1 = ratio(right, chosen), ratio(right, true), ratio(2 * right, chosen + true)
+        means = self.average_precision(ones)
+        return [
+            ClassScore(
+                name=self.names[at],
+                average_precision=float(means[at]),
+                precision=float(np.nan_to_num(precisions[at])),
+                recall=float(recalls[at]),
+                f1=float(f1[at]),
+                count=int(true[at]),
+            )
+            for at in np.flatnonzero(true).tolist()
+        ]
+
+    def details(self) -> dict[str, Any]:
+        """Plain data for the result, class by class."""
+        fields = ("average_precision", "precision", "recall", "f1")
+        return {
+            "classes": list(self.names),
+            "threshold": self.threshold,
+            "per_class": [
+                {"class": each.name, "count": each.count}
+                | {name: round(getattr(each, name), ROUNDED) for name in fields}
+                for each in self.classes
+            ],
+        }
+
+
+def assess(
+    scores: NDArray[np.float32],
+    seen: NDArray[np.bool_],
+    labels: Labels,
+    names: Sequence[str],
+    *,
+    threshold: float,
+    seed: int,
+) -> MultiLabel:
+    """The scores [N, K] of a source against its labels. Where samples may have several, none is an answer, too; a
+    sample of a source with one label each that has none counts for nothing, and so does one that is not `seen`."""
+    truth = np.zeros(scores.shape, np.bool_)
+    labelled = np.ones(len(scores), np.bool_)
+    if labels.starts is None:
+        labelled = np.asarray(labels.values) >= 0
+        truth[np.flatnonzero(labelled), labels.values[labelled]] = True
+    else:
+        rows = np.repeat(np.arange(len(labels)), np.diff(labels.starts))
+        truth[rows, labels.values] = True
+    sample = np.flatnonzero(seen & labelled)
+    return MultiLabel(
+        scores=scores[sample], truth=truth[sample], sample=sample, names=names, threshold=threshold, seed=seed
+    )
+
+
+def ratio(some: Floats, of: Floats) -> Floats:
+    """Not a number where there is nothing to divide by."""
+    return np.divide(some, of, out=np.full(of.shape, np.nan), where=of > 0)
+
+
+def mean(values: Floats) -> float:
+    """Of those that are numbers."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else 0.0

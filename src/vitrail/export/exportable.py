@@ -1,0 +1,189 @@
+"""The network as it is shipped: the same weights and arithmetic as models/, in operations that leave PyTorch unharmed.
+
+Three things differ. Kernels are standardised once, not at every call. Zeros around a max-pool are laid on by
+concatenation: a runtime that merges a zero pad into the pool behind it, as ONNX Runtime does, turns them into minus
+infinity. And where the image size is left open, positions are resampled in the graph (3.2, `reference` numerics).
+
+What is exported: a bundle, the image sizes that one file of it can take, and the networks to hold it against.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.checkpoint.bundle import Bundle
+from vitrail.checkpoint.find_weights import find_weights
+from vitrail.checkpoint.weights import bundle_of, network, operate
+from vitrail.core.text import Pair
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.export.verify import Forward
+from vitrail.models.build import Model, build_from
+from vitrail.models.family import ImageSizes
+from vitrail.models.layers import RootPool, StandardisedConv, pad_same
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.tasks.registry import TASKS
+
+
+def shipped(model: Model, *, dynamic: bool = False, preprocessing: Preprocessing | None = None) -> nn.Module:
+    """A module [B, C, H, W] -> [B, K], or [B, K, H, W], in evaluation mode, on the CPU and in float32. With `dynamic`
+    it takes other image sizes, too; with `preprocessing` it takes bytes and normalises them itself."""
+    tensors = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in model.state_dict().items()}
+    copy = build_from(model.config, tensors).eval()  # other modules around the same tensors: these get changed
+    replace_parts(copy, dynamic)
+    copy.open_size = dynamic
+    return (copy if preprocessing is None else Normalised(copy, preprocessing)).eval().requires_grad_(False)
+
+
+def replace_parts(module: nn.Module, dynamic: bool) -> None:
+    """Puts what leaves PyTorch unharmed in the place of what does not."""
+    for name, child in module.named_children():
+        make = REPLACED.get(type(child))
+        if make is not None:
+            setattr(module, name, make(child, dynamic))
+            continue
+        if hasattr(child, "as_convolution"):
+            setattr(child, "as_convolution", True)  # noqa: B010 (torch types attributes as tensors)
+        replace_parts(child, dynamic)
+
+
+class Normalised(nn.Module):
+    """Bytes to what the network takes, then the network."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, preprocessing: Preprocessing):
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.tensor(preprocessing.mean).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(preprocessing.std).view(3, 1, 1))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.network((image.float() / 255 - self.mean) / self.std)
+
+
+class FixedConv(nn.Module):
+    """A weight-standardised convolution with its kernel as it comes out."""
+
+    def __init__(self, conv: StandardisedConv, dynamic: bool):
+        super().__init__()
+        self.weight = nn.Parameter(conv.standardised().detach(), requires_grad=False)
+        self.stride, self.padding, self.same, self.dynamic = conv.stride, conv.padding, conv.same, dynamic
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.same:
+            x = pad_for(x, self.weight.shape[2], self.stride[0], dynamic=self.dynamic)
+        return F.conv2d(x, self.weight, None, self.stride, self.padding)
+
+
+def pad_for(x: Tensor, side: int, stride: int, value: float = 0.0, *, dynamic: bool) -> Tensor:
+    """SAME padding. Where the size is open it is a multiple of every stride, and the widths are the same for all."""
+    if not dynamic:
+        return pad_same(x, side, stride, value)
+    before, behind = same_widths(side, stride)
+    return F.pad(x, (before, behind, before, behind), value=value) if behind else x
+
+
+def same_widths(side: int, stride: int) -> Pair:
+    """Before and behind, for a multiple of the stride."""
+    total = max(side - stride, 0)
+    return (total // 2, total - total // 2)
+
+
+class BorderedPool(nn.Module):
+    """A max-pool whose border of zeros no optimiser takes for padding."""
+
+    def __init__(self, pool: RootPool, dynamic: bool):
+        super().__init__()
+        self.config, self.dynamic = pool.config, dynamic
+
+    def forward(self, x: Tensor) -> Tensor:
+        return root_pool(x, self.config, dynamic=self.dynamic)
+
+
+def root_pool(x: Tensor, config: ResNetConfig, *, dynamic: bool) -> Tensor:
+    """`models.convolution.root_pool` with a border of zeros that no optimiser takes for padding."""
+    if config.root == "3x3":
+        return x
+    if config.pool_padding == "infinity":
+        if config.padding == "symmetric":
+            return F.max_pool2d(x, 3, stride=2, padding=1)
+        return F.max_pool2d(pad_for(x, 3, 2, float("-inf"), dynamic=dynamic), 3, stride=2)
+    for axis in (3, 2):
+        if config.padding == "symmetric":
+            widths = (1, 1)
+        else:
+            widths = same_widths(3, 2 if dynamic or x.shape[axis] % 2 == 0 else 1)
+        x = bordered(x, axis, widths)
+    return F.max_pool2d(x, 3, stride=2)
+
+
+def bordered(x: Tensor, axis: int, widths: Pair) -> Tensor:
+    """Zeros before and behind along one axis, by concatenation."""
+    zeros = torch.zeros_like(x.narrow(axis, 0, 1))
+    return torch.cat([*[zeros] * widths[0], x, *[zeros] * widths[1]], dim=axis)
+
+
+REPLACED: dict[type[nn.Module], Callable[[Any, bool], nn.Module]] = {
+    StandardisedConv: FixedConv,
+    RootPool: BorderedPool,
+}
+
+
+Weights: TypeAlias = str | Path | Model | Bundle
+FURTHER: Final = (2, 1)  # steps that the second size of a check is larger by: not square, so that a swapped axis shows
+
+
+def taken(weights: Weights, image_size: int | Pair | None = None, *, exact: bool = False) -> Bundle:
+    """The bundle of weights however they are given, with positions resized where that is asked for; in float32 where it
+    is to be exact, for half precision would round resampled positions."""
+    match weights:
+        case str() | Path():
+            bundle = find_weights(weights)
+        case Bundle():
+            bundle = weights
+        case _:
+            bundle = bundle_of(weights)
+    kind = torch.float32 if exact else None
+    bundle = replace(bundle, tensors={name: tensor.to("cpu", kind) for name, tensor in bundle.tensors.items()})
+    return bundle if image_size is None else operate(bundle, image_size=image_size)
+
+
+def path_of(weights: Weights) -> Path | None:
+    """Where they are read from, if from a file or folder: no export may go there."""
+    return Path(weights) if isinstance(weights, str | Path) and Path(weights).exists() else None
+
+
+def count_choices(bundle: Bundle) -> int:
+    """The classes that the largest output chooses from; 0 for features, and where the task has no classes or is not
+    registered here."""
+    task = TASKS.get(bundle.card.task)
+    return bundle.config.classes if task is not None and task.has_classes else 0
+
+
+def references(bundle: Bundle, open_sizes: ImageSizes, *, pixels: bool = False) -> dict[Pair, Forward]:
+    """The networks that a file is held against: at its own size, and where sizes are open at a larger, oblong one."""
+    own = bundle.config.image
+    wanted = [own]
+    if open_sizes.step is not None:
+        wanted.append((own[0] + FURTHER[0] * open_sizes.step[0], own[1] + FURTHER[1] * open_sizes.step[1]))
+    if open_sizes.any:
+        wanted.append((own[0] + 1, own[1] + 3))  # an odd one, too
+    return {image: reference(bundle, image, pixels=pixels) for image in wanted}
+
+
+def reference(bundle: Bundle, image: Pair, *, pixels: bool = False) -> Forward:
+    """The network itself at one size, in float32 on the CPU; with `pixels` it takes bytes."""
+    model = network(operate(bundle, image_size=image)).requires_grad_(False)
+    preprocessing = bundle.card.preprocessing
+
+    @torch.inference_mode()
+    def forward(images: Tensor) -> Tensor:
+        return model(preprocessing.normalise(images) if pixels else images)
+
+    return forward

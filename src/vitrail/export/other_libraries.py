@@ -1,0 +1,197 @@
+"""Other libraries' formats, loaded in that library where it is installed and run beside the network.
+
+    to_library("mine.safetensors", "mine-hf", "hf")
+    transformers.AutoModelForImageClassification.from_pretrained("mine-hf")
+
+The tensors are written by checkpoint/convert.py; here they are tried. `Written.use` is the call that loads them, and
+the one that was checked where the library is installed.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from vitrail.checkpoint import convert
+from vitrail.checkpoint import parity_check as peers
+from vitrail.checkpoint.bundle import Bundle
+from vitrail.checkpoint.convert import Conversion
+from vitrail.checkpoint.formats.registry import find_format
+from vitrail.checkpoint.formats.timm import architecture
+from vitrail.checkpoint.import_weights import read_bundle
+from vitrail.checkpoint.weights import network
+from vitrail.core.errors import ExportFailed, ExportRefused, unknown
+from vitrail.core.text import Pair
+from vitrail.export.exportable import Weights, count_choices, path_of, reference, taken
+from vitrail.export.output import Written, check_target, drafted, files_of
+from vitrail.export.verify import Forward, Report, check
+from vitrail.models.family import ModelConfig
+from vitrail.models.vit_config import ViTConfig, vit_config
+
+Library: TypeAlias = Literal["hf", "timm", "npz", "torchvision"]
+
+SUFFIXES: Final[dict[str, tuple[str, ...]]] = {
+    "hf": (),
+    "timm": (".safetensors", ".pth", ".bin"),
+    "npz": (".npz",),
+    "torchvision": (".pth", ".safetensors", ".bin"),
+}
+# timm's plain ViTs by width, depth, heads and patch; all have an MLP of four times the width.
+NAMED: Final[dict[tuple[int, int, int, int], str]] = {
+    (192, 12, 3, 16): "vit_tiny_patch16_224",
+    (384, 12, 6, 16): "vit_small_patch16_224",
+    (384, 12, 6, 32): "vit_small_patch32_224",
+    (768, 12, 12, 8): "vit_base_patch8_224",
+    (768, 12, 12, 16): "vit_base_patch16_224",
+    (768, 12, 12, 32): "vit_base_patch32_224",
+    (1024, 24, 16, 16): "vit_large_patch16_224",
+    (1024, 24, 16, 32): "vit_large_patch32_224",
+    (1280, 32, 16, 14): "vit_huge_patch14_224",
+}
+USUAL: Final[dict[str, Any]] = {
+    "img_size": [224, 224],
+    "qkv_bias": True,
+    "class_token": True,
+    "no_embed_class": False,
+    "reg_tokens": 0,
+    "global_pool": "token",
+    "act_layer": "gelu",
+    "in_chans": 3,
+    "num_classes": 1000,
+}
+
+
+def to_library(weights: Weights, target: str | Path, to: Library, *, image_size: int | Pair | None = None) -> Written:
+    """Writes the weights in another library's format, loads them there and runs both before the files get their names.
+    `hf` is a folder, `timm` a file or a folder, `npz` and `torchvision` are files."""
+    if to not in get_args(Library):
+        raise unknown("library", to, get_args(Library))
+    target = Path(target)
+    folder = to == "hf" or (to == "timm" and target.suffix not in convert.FILE_SUFFIXES)
+    check_target(target, suffixes=SUFFIXES[to], folder=folder, source=path_of(weights))
+    bundle = taken(weights, image_size)
+    known = find_format(to, bundle.config)
+    known.table(bundle.config)  # refuses what the format cannot hold before anything is written
+    known.refuse_unreadable(bundle.config)
+    call = timm_call(bundle.config) if to == "timm" else None
+    replaced = target.exists()
+    with drafted(target) as draft:
+        done = convert.export(bundle, draft, to)
+        if done.certificate.identical != done.certificate.tensors:
+            same, count = done.certificate.identical, done.certificate.tensors
+            raise ExportFailed(f"{target.name}: {same} of {count} tensors came back as they were; nothing was written")
+        report = run(bundle, draft, done, call, target.name)
+    notes = ()
+    if done.sidecar is not None:
+        beside = (target if folder else target.parent) / done.sidecar.name
+        notes = (f"{done.format} cannot hold {', '.join(done.unheld)}: they are in {beside}, keep it with the weights",)
+    return Written(
+        target=target,
+        to=to,
+        files=files_of(target),
+        report=report,
+        use=usage(bundle.config, target, to, call, folder=folder),
+        notes=notes,
+        replaced=replaced,
+    )
+
+
+def run(bundle: Bundle, draft: Path, done: Conversion, call: tuple[str, dict[str, Any]] | None, name: str) -> Report:
+    """What was written beside the network: in its library, or read back here where there is none."""
+    against, candidate = loaded(bundle.config, draft, done, call)
+    try:
+        return check(
+            {bundle.config.image: reference(bundle, bundle.config.image)},
+            candidate,
+            subject=name,
+            against=against,
+            channels=bundle.config.channels,
+            classes=count_choices(bundle),
+        )
+    except ExportFailed as error:
+        if not done.unheld:
+            raise
+        raise ExportFailed(
+            f"{error}. {done.format} cannot hold {', '.join(done.unheld)}; --to onnx can, and `vitrail convert` writes "
+            "the tensors all the same"
+        ) from None
+
+
+def loaded(
+    config: ModelConfig, draft: Path, done: Conversion, call: tuple[str, dict[str, Any]] | None
+) -> tuple[str, Forward]:
+    built = peers.peer(done.format, config, draft)
+    if isinstance(built, str):
+        if "cannot build" in built:
+            raise ExportRefused(f"{built}; `vitrail convert` writes the tensors all the same")
+        return f"vitrail itself, which read it back ({built})", network(read_bundle(draft))
+    if call is not None:
+        with torch.random.fork_rng(devices=[]):  # its own weights are drawn before ours are read
+            created = peers.timm_created(*call, draft)
+        return built.library, flat(created)
+    return built.library, flat(built.network, built.logits)
+
+
+def flat(module: Callable[[Tensor], Any], logits: Callable[[Any], Tensor] | None = None) -> Forward:
+    return lambda images: (module(images) if logits is None else logits(module(images))).flatten(1)
+
+
+def timm_call(config: ModelConfig) -> tuple[str, dict[str, Any]]:
+    """A name of timm's and what differs from it, for `timm.create_model`; refused where timm has no such network."""
+    name, args = architecture(config)
+    if not config.tokens:
+        return name, {field: value for field, value in args.items() if USUAL.get(field) != value}
+    config = vit_config(config, "a network of timm's")
+    shape = (config.width, config.depth, config.heads, config.patch[0])
+    square = config.patch[0] == config.patch[1] and config.mlp_width == 4 * config.width
+    if config.backbone is None and square and shape in NAMED:
+        name = NAMED[shape]
+        for field in ("embed_dim", "depth", "num_heads", "mlp_ratio", "patch_size"):
+            args.pop(field)
+    elif int(config.width * (ratio := config.mlp_width / config.width)) == config.mlp_width:
+        args["mlp_ratio"] = ratio
+    if config.pool == "token":
+        args.pop("fc_norm")  # else it follows the pooling
+    args = {field: value for field, value in args.items() if field not in USUAL or USUAL[field] != value}
+    if "img_size" in args and config.image[0] == config.image[1]:
+        args["img_size"] = config.image[0]
+    return name, {field: tuple(value) if isinstance(value, list) else value for field, value in args.items()}
+
+
+def usage(config: ModelConfig, target: Path, to: str, call: tuple[str, dict[str, Any]] | None, *, folder: bool) -> str:
+    """The call that loads what was written."""
+    match to:
+        case "hf":
+            if config.classes:
+                return f'transformers.AutoModelForImageClassification.from_pretrained("{target}")'
+            bare = getattr(config, "head", "") == "none"  # its own pooler would be random
+            return f'transformers.AutoModel.from_pretrained("{target}"{", add_pooling_layer=False" if bare else ""})'
+        case "timm" if folder:
+            return f'timm.create_model("local-dir:{target}", pretrained=True)'
+        case "timm":
+            assert call is not None
+            args = "".join(f", {field}={value!r}" for field, value in call[1].items())
+            return f'timm.create_model("{call[0]}", checkpoint_path="{target}"{args})'
+        case "torchvision":
+            config = vit_config(config, "torchvision's format")
+            read = "torch.load" if target.suffix != ".safetensors" else "safetensors.torch.load_file"
+            less = "" if config.classes else "del model.heads.head; "
+            return f'model = {vision(config)}; {less}model.load_state_dict({read}("{target}"))'
+        case _:
+            return f'vitrail.load("{target}"), or the JAX code that the format is of'
+
+
+def vision(config: ViTConfig) -> str:
+    args: dict[str, Any] = {
+        "image_size": config.image[0],
+        "patch_size": config.patch[0],
+        "num_layers": config.depth,
+        "num_heads": config.heads,
+        "hidden_dim": config.width,
+        "mlp_dim": config.mlp_width,
+        "num_classes": config.classes or 1,
+    }
+    args |= {"representation_size": config.width} if config.head == "tanh" else {}
+    return f"torchvision.models.VisionTransformer({', '.join(f'{name}={value}' for name, value in args.items())})"

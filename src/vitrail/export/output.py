@@ -1,0 +1,108 @@
+"""Files that take their name only once they were checked.
+
+What an export gives back.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitrail.checkpoint.bundle import sidecar_of
+from vitrail.core.atomic_files import sync_folder
+from vitrail.core.errors import ConfigError, ExportRefused
+from vitrail.export.verify import Pace, Report, Scores
+
+
+@contextlib.contextmanager
+def drafted(target: Path) -> Generator[Path]:
+    """A path beside the target, in a hidden folder, to write a file or a folder at. Behind the block it and whatever
+    lies beside it get their names; where the block raised, nothing is left."""
+    try:
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=".vitrail-export-"))
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written ({error.strerror or error}); give another --out") from error
+    try:
+        yield scratch / target.name
+        put_in_place(scratch, target.absolute())
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written ({error.strerror or error}); give another --out") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def put_in_place(scratch: Path, target: Path) -> None:
+    """Every file of the scratch folder under its name beside the target, on disk before it is renamed."""
+    files = sorted(path for path in scratch.rglob("*") if path.is_file())
+    for file in files:
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    stale = sidecar_of(target / "model.safetensors" if target.is_dir() else target)
+    stale.unlink(missing_ok=True)  # of what stood here before
+    for file in files:
+        final = target.parent / file.relative_to(scratch)
+        final.parent.mkdir(exist_ok=True)
+        file.chmod(0o666 & ~umask())  # a temporary folder is private, what comes out of it is not
+        os.replace(file, final)
+        sync_folder(final.parent)
+
+
+def umask() -> int:
+    """Can only be asked for by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def check_target(target: Path, *, suffixes: tuple[str, ...], folder: bool = False, source: Path | None = None) -> None:
+    """Refuses a target that cannot be written, before the work; `source` are the weights, which stay."""
+    named = ", ".join(suffixes)
+    if source is not None and target.exists() and target.samefile(source):
+        raise ConfigError(f"{target} are the weights themselves; give another --out")
+    if folder:
+        if target.exists() and not target.is_dir():
+            raise ExportRefused(f"{target} is a file; a folder is to be written there: give another --out")
+    elif target.suffix not in suffixes:
+        raise ConfigError(f"{target} must end in {named}; give another --out")
+    elif target.is_dir():
+        raise ConfigError(f"{target} is a folder; name a file in it, ending in {named}")
+    above = next(path for path in (target.absolute() / "x").parents if path.exists() and path != target.absolute())
+    if not above.is_dir():
+        raise ConfigError(f"{target} cannot be written: {above} is not a folder")
+    for place in (above, target) if folder and target.is_dir() else (above,):
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ConfigError(f"{target} cannot be written: {place} may not be written to; give another --out")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """What was written where, what its check found, what the format could not do, and how it is loaded (`use`). Of an
+    int8 file `report` is its own, `plain` that of the float file that it was made from."""
+
+    target: Path
+    to: str
+    files: tuple[Path, ...]
+    report: Report
+    use: str
+    notes: tuple[str, ...] = ()
+    scores: Scores | None = None
+    pace: Pace | None = None
+    plain: Report | None = None
+    plain_bytes: int = 0
+    replaced: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+
+def files_of(target: Path) -> tuple[Path, ...]:
+    """A file with what lies beside it under its name, or what is in a folder."""
+    if target.is_dir():
+        return tuple(sorted(path for path in target.iterdir() if path.is_file()))
+    beside = (target.with_name(target.name + end) for end in (".data", ".vitrail.json"))
+    return (target, *(path for path in beside if path.is_file()))

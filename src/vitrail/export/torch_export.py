@@ -1,0 +1,109 @@
+"""torch.export: the network as one graph of torch's operations (.pt2), for whoever has torch and not vitrail.
+
+From a network to torch's own graph of it, which is saved as it is (.pt2) or turned into ONNX.
+"""
+
+import contextlib
+import json
+import logging
+import warnings
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram
+
+from vitrail import __version__
+from vitrail.checkpoint.bundle import describe
+from vitrail.checkpoint.weights import network
+from vitrail.core.text import Pair
+from vitrail.export.exportable import Weights, count_choices, path_of, references, shipped, taken
+from vitrail.export.output import Written, check_target, drafted, files_of
+from vitrail.export.verify import check
+from vitrail.models.family import ImageSizes
+
+SPECULATIVE: Final = 2  # a batch or grid of one would be taken for a constant
+
+
+def traced(form: nn.Module, image: Pair, channels: int, sizes: ImageSizes, *, pixels: bool = False) -> ExportedProgram:
+    """The graph of a shipped network, with an open batch and, where sizes have a step, multiples of it as image."""
+    shapes: dict[int, Any] = {0: Dim("batch")}
+    if sizes.step is not None:
+        for axis, name, step in ((2, "rows", sizes.step[0]), (3, "columns", sizes.step[1])):
+            count: Any = Dim(name, min=SPECULATIVE)
+            shapes[axis] = step * count if step > 1 else count
+        image = (SPECULATIVE * sizes.step[0], (SPECULATIVE + 1) * sizes.step[1])
+    kind = torch.uint8 if pixels else torch.float32
+    example = torch.zeros(SPECULATIVE, channels, *image, dtype=kind)
+    with hushed():
+        program = torch.export.export(form, (example,), dynamic_shapes=(shapes,), strict=False)
+    program.example_inputs = None  # else it would travel in the file
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # holds the paths of this machine
+    return program
+
+
+@contextlib.contextmanager
+def hushed() -> Generator[None]:
+    """Without what torch's exporter says about itself: a class of its own that is going to change, operators of
+    torchvision's that have no annotations, bytes that it reads weights from."""
+    schemas = logging.getLogger("torch.onnx._internal.exporter._schemas")
+    before = schemas.level
+    schemas.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
+            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)  # of a file it reads
+            yield
+    finally:
+        schemas.setLevel(before)
+
+
+SUFFIX: Final = (".pt2",)
+DESCRIPTION: Final = "vitrail.json"  # in the archive: config, preprocessing, labels, provenance and version
+
+
+def to_torch_export(
+    weights: Weights, target: str | Path, *, fixed_size: bool = False, image_size: int | Pair | None = None
+) -> Written:
+    """Writes an ExportedProgram with an open batch and, where the network allows it, open image sizes; loads it again
+    and runs it beside the network before the file gets its name."""
+    target = Path(target)
+    check_target(target, suffixes=SUFFIX, source=path_of(weights))
+    bundle = taken(weights, image_size, exact=True)
+    config = bundle.config
+    open_sizes = ImageSizes(step=None, why="a fixed size was asked for") if fixed_size else config.open_sizes
+    open_sizes = replace(open_sizes, any=False)  # torch holds to the multiples that it was traced with
+    if open_sizes.step is not None and any(
+        side % step for side, step in zip(config.image, open_sizes.step, strict=True)
+    ):
+        open_sizes = ImageSizes(step=None, why=f"{config.image} is not a multiple of the stride {open_sizes.step[0]}")
+    replaced = target.exists()
+    with drafted(target) as draft:
+        form = shipped(network(bundle), dynamic=open_sizes.step is not None)
+        program = traced(form, config.image, config.channels, open_sizes)
+        about = json.dumps({"vitrail": __version__, **describe(config, bundle.card.abridged())})
+        with hushed():
+            torch.export.save(program, draft, extra_files={DESCRIPTION: about})
+            loaded: Any = torch.export.load(draft).module()
+        report = check(
+            references(bundle, open_sizes),
+            loaded,
+            subject=target.name,
+            against=f"torch {torch.__version__}",
+            channels=config.channels,
+            classes=count_choices(bundle),
+        )
+    return Written(
+        target=target,
+        to="torch-export",
+        files=files_of(target),
+        report=report,
+        use=f'torch.export.load("{target}").module()(images)',
+        notes=tuple(f"one image size only: {open_sizes.why}" for _ in range(open_sizes.step is None)),
+        replaced=replaced,
+    )

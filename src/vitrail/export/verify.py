@@ -1,0 +1,257 @@
+"""Every export is run before it is called done: the written file beside the network, on the same pictures.
+
+    report = check(references, candidate, subject="model.onnx", against="onnxruntime 1.31.1")
+    report.worst, report.agreement
+
+Pictures are seeded noise with slopes and waves in it, at several batches and image sizes. The largest difference is
+taken over the largest value, as in the certificate of a conversion.
+
+What an export says to given pictures, beside what the network says.
+
+How quick exported files are beside each other: batch by batch in turn, so that whatever else runs falls on both.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor
+
+from vitrail.checkpoint.bundle import Bundle
+from vitrail.core.errors import DataError, ExportFailed
+from vitrail.core.text import Pair, times
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.targets import CLASS_LABELS
+from vitrail.evaluation.metrics.metric import Criterion, Metric
+from vitrail.export.int8 import Pictures
+from vitrail.tasks.task import Task, TaskScore
+
+TOLERANCE: Final = 1e-4  # largest difference over largest value
+BATCHES: Final = (1, 3, 16)
+
+Forward: TypeAlias = Callable[[Tensor], Tensor]  # [B, C, H, W] -> [B, K], or [B, K, H, W]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One batch at one image size. An image has one answer, its largest output, or as many `places` with one: its
+    pixels. To `agree` of them both gave the same; none where there are no classes."""
+
+    image: Pair
+    batch: int
+    absolute: float
+    relative: float
+    agree: int | None
+    places: int = 1
+
+    @property
+    def answers(self) -> int:
+        return self.batch * self.places
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """What was run, and how far it is from the network."""
+
+    against: str
+    cases: tuple[Case, ...]
+    tolerance: float | None = TOLERANCE
+
+    @property
+    def worst(self) -> float:
+        """The largest relative difference; not a number where one is none."""
+        found = [case.relative for case in self.cases]
+        return float("nan") if any(value != value for value in found) else max(found)
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of images, or of their pixels, with the same answer."""
+        known = [(case.agree, case.answers) for case in self.cases if case.agree is not None]
+        return sum(agree for agree, _ in known) / sum(answers for _, answers in known) if known else None
+
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """Image, batch, largest difference, relative, same answer: as text for a table."""
+        return [
+            (
+                times(case.image),
+                str(case.batch),
+                f"{case.absolute:.2e}",
+                f"{case.relative:.2e}",
+                "-" if case.agree is None else f"{case.agree:,} of {case.answers:,}",
+            )
+            for case in self.cases
+        ]
+
+
+def pictures(batch: int, channels: int, image: Pair, *, seed: int = 0) -> Tensor:
+    """Slopes, waves and grain, other ones in every picture and channel: [B, C, H, W] of about unit scale."""
+    generator = torch.Generator().manual_seed(seed)
+    y, x = torch.meshgrid(torch.linspace(-1, 1, image[0]), torch.linspace(-1, 1, image[1]), indexing="ij")
+    turn = torch.rand(batch, channels, 2, 1, 1, generator=generator) * 6
+    smooth = x * turn[:, :, 0].cos() + y * turn[:, :, 0].sin() + (9 * x * y + turn[:, :, 1]).sin()
+    return smooth + 0.5 * torch.randn(batch, channels, *image, generator=generator)
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """The same pictures as pixels of 0 to 255."""
+    return (images * 64 + 128).clamp(0, 255).to(torch.uint8)
+
+
+@torch.inference_mode()
+def check(
+    references: Mapping[Pair, Forward],
+    candidate: Forward,
+    *,
+    subject: str,
+    against: str,
+    channels: int,
+    classes: int,
+    pixels: bool = False,
+    batches: tuple[int, ...] = BATCHES,
+    tolerance: float | None = TOLERANCE,
+) -> Report:
+    """Both on the same pictures, at every size that there is a reference for. Beyond the tolerance it raises
+    ExportFailed; without one (int8) the answers need only be finite. With `pixels` both get bytes."""
+    cases: list[Case] = []
+    for image, reference in references.items():
+        for batch in batches:
+            images = pictures(batch, channels, image, seed=batch)
+            images = as_bytes(images) if pixels else images
+            cases.append(measured(image, reference(images), candidate(images), classes))
+    report = Report(against=against, cases=tuple(cases), tolerance=tolerance)
+    bar = float("inf") if tolerance is None else tolerance
+    if not report.worst <= bar:
+        case = max(cases, key=lambda case: case.relative if case.relative == case.relative else float("inf"))
+        raise ExportFailed(
+            f"{subject}: in {against} it is {case.relative:.1e} off the network at {times(case.image)} and batch "
+            f"{case.batch}, where {bar:g} is allowed; nothing was written"
+        )
+    return report
+
+
+def measured(image: Pair, mine: Tensor, theirs: Tensor, classes: int) -> Case:
+    if mine.shape != theirs.shape:
+        raise ExportFailed(f"it gives {list(theirs.shape)} where the network gives {list(mine.shape)}")
+    difference = (mine.double() - theirs.double()).abs().max().item()
+    scale = mine.double().abs().max().item()
+    said, heard = mine.argmax(1), theirs.argmax(1)
+    return Case(
+        image=image,
+        batch=len(mine),
+        absolute=difference,
+        relative=difference / scale if scale else difference,
+        agree=int((said == heard).sum()) if classes else None,
+        places=said[0].numel(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """Of `count` readable pictures: to how many of them both gave one answer, or none where answers are never quite the
+    same; of `labelled` ones, the number by which their task judges each; which could not be read."""
+
+    count: int
+    agree: float | None
+    criterion: Criterion
+    labelled: int = 0
+    network: float = 0.0
+    export: float = 0.0
+    unread: tuple[str, ...] = ()
+
+    @property
+    def agreement(self) -> float | None:
+        return None if self.agree is None else self.agree / self.count
+
+    @property
+    def difference(self) -> float:
+        """The export's number less the network's."""
+        return self.export - self.network
+
+
+@torch.inference_mode()
+def score(
+    reference: Forward,
+    candidate: Forward,
+    pictures: Pictures,
+    preprocessing: Preprocessing,
+    task: Task,
+    *,
+    outputs: int,
+    pixels: bool = False,
+) -> Scores:
+    """Both on every picture once, in the words of a task. With `pixels` both get bytes, else normalised pictures."""
+    count, shares = 0, list[float]()
+    device = torch.device("cpu")
+    mine, theirs = (task.metric(outputs, device) for _ in range(2))
+    for batch in pictures.batches(preprocessing, task.targets if pictures.has_targets else CLASS_LABELS):
+        if not bool(batch.valid.any()):
+            continue
+        images = batch.pixels if pixels else preprocessing.normalise(batch.pixels)
+        own, other = reference(images), candidate(images)
+        count += int(batch.valid.sum())
+        same = task.agreement(own, other)
+        if same is not None:
+            shares.append(float(same[batch.valid].sum()))
+        if pictures.has_targets:
+            mine.update(own, batch)
+            theirs.update(other, batch)
+    if not count:
+        raise DataError("none of the pictures could be read")
+    criterion = task.criteria[0]
+    scored = read_scores(mine, theirs) if pictures.has_targets else ()
+    values = [float(one.row()[criterion.name]) for one in scored]
+    return Scores(
+        count=count,
+        agree=sum(shares) if shares else None,
+        criterion=criterion,
+        labelled=scored[0].count if scored else 0,
+        network=values[0] if values else 0.0,
+        export=values[1] if values else 0.0,
+        unread=tuple(map(str, pictures.ledger.known.values())),
+    )
+
+
+def read_scores(*metrics: Metric[TaskScore]) -> tuple[TaskScore, ...]:
+    """Of the network and the export; none where no picture had a target."""
+    try:
+        return tuple(metric.result() for metric in metrics)
+    except DataError:
+        return ()
+
+
+BATCH: Final = 16
+LEAST, MOST = 3, 30  # rounds
+SECONDS: Final = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """Pictures a second of each, at one batch size."""
+
+    batch: int
+    images_per_s: Mapping[str, float]
+
+
+def pace(
+    runners: Mapping[str, Forward],
+    bundle: Bundle,
+    *,
+    pixels: bool = False,
+    batch: int = BATCH,
+    seconds: float = SECONDS,
+) -> Pace:
+    """Medians over rounds in which each runs once, behind a warm one."""
+    images = pictures(batch, bundle.config.channels, bundle.config.image)
+    images = as_bytes(images) if pixels else images
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    begun, rounds = time.perf_counter(), 0
+    while rounds <= LEAST or (rounds <= MOST and time.perf_counter() - begun < seconds):
+        for name, run in runners.items():
+            start = time.perf_counter()
+            run(images)
+            times[name].append(time.perf_counter() - start)
+        rounds += 1
+    return Pace(batch=batch, images_per_s={name: batch / median(found[1:]) for name, found in times.items()})

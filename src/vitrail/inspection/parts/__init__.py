@@ -1,1 +1,0 @@
-"""The parts of an inspection's page, kind by kind."""

@@ -1,0 +1,174 @@
+"""What a network has learned of pixels and places (Figure 7 left and centre, Figure 10).
+
+What patches have become inside: colours by principal components, likeness to a chosen one, and tokens' norms.
+"""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.core.errors import ConfigError
+from vitrail.inspection.layer_taps import patches, precise, states, tokens_of, transformer
+from vitrail.models.backbone import backbone
+
+
+def filters(model: nn.Module, count: int = 28) -> Tensor:
+    """The leading principal components of the filters that see the picture, largest first: [n, P, P, 3] in [0, 1].
+
+    The D filters are samples in the space of a patch's pixels. Of a ViT they are its patch embedding's, of a hybrid or
+    a ResNet the root convolution's, as standardised. Each component is stretched to [0, 1] by itself; the entry that is
+    farthest from 0 is made positive, for a component's sign means nothing. n is less than `count` where there are no
+    more components."""
+    if count < 1:
+        raise ConfigError(f"count={count} must be at least 1")
+    kernel = backbone(model).kernel.detach()
+    if kernel.shape[1] not in (1, 3):
+        raise ConfigError(f"filters over {kernel.shape[1]} channels have no colours; 1 or 3 can be shown")
+    flat = kernel.permute(0, 2, 3, 1).flatten(1).cpu().double()  # [D, P·P·C]
+    parts = components(flat, min(count, max(flat.shape[0] - 1, 1), flat.shape[1]))
+    tiles = stretched(parts).unflatten(1, (*kernel.shape[2:], kernel.shape[1]))
+    return tiles.float().to(kernel.device).expand(*tiles.shape[:3], 3).contiguous()
+
+
+def components(samples: Tensor, count: int) -> Tensor:
+    """The leading principal directions of [n, d], signs settled: [count, d]."""
+    centred = samples - samples.mean(dim=0)
+    found = torch.linalg.svd(centred, full_matrices=False).Vh[:count]
+    far = found.abs().argmax(dim=1, keepdim=True)
+    return found * torch.where(found.gather(1, far) < 0, -1.0, 1.0)
+
+
+def stretched(rows: Tensor) -> Tensor:
+    """Each row to [0, 1]; one that does not vary to 1/2."""
+    low, high = rows.amin(dim=1, keepdim=True), rows.amax(dim=1, keepdim=True)
+    return torch.where(high > low, (rows - low) / (high - low).clamp(min=torch.finfo(rows.dtype).tiny), 0.5)
+
+
+def position_similarity(model: nn.Module) -> Tensor:
+    """Cosine of each patch's position embedding with every other's: [rows, columns, rows, columns]. Where each layer
+    has a table of its own, that of the first."""
+    network = transformer(model)
+    tables = network.position.tables
+    if network.config.position in ("none", "relative") or not len(tables):
+        raise ConfigError(
+            f"position={network.config.position!r}: this network has no embedding for each place; "
+            "similarity is of learned and sine-cosine positions"
+        )
+    grid = tokens_of(network).grid
+    with torch.no_grad():
+        table: Tensor = tables[0]()
+        unit = F.normalize(table[0, network.config.prefix :].float(), dim=-1)
+        return (unit @ unit.T).clamp(-1, 1).unflatten(1, grid).unflatten(0, grid)
+
+
+def row_column_score(similarity: Tensor) -> float:
+    """How strongly rows and columns show: how much more alike two places of one row or column are than two others that
+    lie as far apart. [rows, columns, rows, columns] -> from -2 to 2.
+
+    For each distance along a row or column, the mean similarity there, less that of the places off it, read between
+    their distances where none is equal; then the mean over the pairs on rows and columns. 0 where likeness knows only
+    distance, however fast it falls; 1/2 for two half-width tables of rows and columns that are each orthogonal; 0, too,
+    for a grid that is too small to tell (below 3x3)."""
+    rows, columns = similarity.shape[:2]
+    if min(rows, columns) < 3:
+        return 0.0
+    value, across, down = _pairs(similarity)
+    square = across.square() + down.square()
+    on = (across == 0) | (down == 0)
+    places, profile = _profile(square[~on].sqrt(), value[~on])
+    inside = on & (square.sqrt() >= places[0]) & (square.sqrt() <= places[-1])
+    expected = _between(square[inside].sqrt(), places, profile)
+    return float((value[inside] - expected).mean())
+
+
+def near_far(similarity: Tensor) -> float:
+    """Rank correlation (Spearman's) of similarity with distance over all pairs of places: -1 where the nearer of two is
+    always the more alike, 0 where distance says nothing. [rows, columns, rows, columns], in patches."""
+    value, across, down = _pairs(similarity)
+    if not value.numel():
+        return 0.0
+    ranks = torch.stack([_ranks(value), _ranks(across.square() + down.square())])
+    ranks = F.normalize(ranks - ranks.mean(dim=1, keepdim=True), dim=1)
+    return float(ranks[0] @ ranks[1])
+
+
+def _pairs(similarity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every two places their similarity and how far they lie apart along either axis: [pairs] each, float64."""
+    rows, columns = similarity.shape[:2]
+    if similarity.shape[2:] != (rows, columns) or similarity.ndim != 4:
+        raise ConfigError(f"a similarity of {list(similarity.shape)} is not one of [rows, columns, rows, columns]")
+    first, second = torch.triu_indices(rows * columns, rows * columns, offset=1).unbind()
+    value = similarity.detach().cpu().double().flatten(2, 3).flatten(0, 1)[first, second]
+    return value, (first % columns - second % columns).double(), (first // columns - second // columns).double()
+
+
+def _profile(far: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean value at each distance there is."""
+    places, index = far.unique(return_inverse=True)
+    sums = torch.zeros_like(places).index_add_(0, index, value)
+    return places, sums / torch.bincount(index)
+
+
+def _between(at: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """Read off straight lines between the given points."""
+    right = torch.searchsorted(places, at).clamp(1, len(places) - 1)
+    part = (at - places[right - 1]) / (places[right] - places[right - 1])
+    return values[right - 1] + part * (values[right] - values[right - 1])
+
+
+def _ranks(value: Tensor) -> Tensor:
+    """Of equal values the mean of their ranks."""
+    _, index, count = value.unique(return_inverse=True, return_counts=True)
+    last = count.cumsum(0).double()
+    return (last - (count - 1) / 2)[index]
+
+
+TAIL = 0.01  # of all values, on either side, that colours leave out: a few tokens far off would grey all others
+
+
+def patch_features(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
+    """Patches behind a layer, through the network's last norm, so that layers compare: [B, C, H, W] prepared ->
+    [B, rows, columns, D]. Layers count from 0, or from the end."""
+    network = transformer(model)
+    count = network.depth
+    if not -count <= layer < count:
+        raise ConfigError(f"layer={layer}: this network has {count}, from 0 to {count - 1} or from -1 backwards")
+    z = next(itertools.islice(states(network, images), layer % count + 1, None))
+    with torch.no_grad():
+        return patches(precise(network.norm(z)), tokens_of(network), dim=1)
+
+
+def colours(features: Tensor) -> Tensor:
+    """The first three principal components of all pictures' patches together, as red, green and blue:
+    [B, rows, columns, D] -> [B, rows, columns, 3] in [0, 1]. Like patches have like colours, in one picture and across
+    them; each component's sign is such that its entry farthest from 0 is positive."""
+    flat = features.detach().cpu().double().flatten(0, 2)  # [n, D]
+    if not flat.numel():
+        raise ConfigError(f"features of {list(features.shape)} hold no patches")
+    flat = flat - flat.mean(dim=0)
+    axes = torch.linalg.eigh(flat.T @ flat).eigenvectors.flip(1)[:, :3]  # the largest first
+    far = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True))
+    shades = F.pad(flat @ (axes * torch.where(far < 0, -1.0, 1.0)), (0, 3 - axes.shape[1]))  # [n, 3]
+    ordered = shades.sort(dim=0).values
+    cut = int(TAIL * (len(ordered) - 1))
+    low, high = ordered[cut], ordered[-1 - cut]
+    spread = (high - low).clamp(min=1e-9 * float(flat.norm() + 1))  # noise alone is no colour
+    shown = torch.where(high - low >= spread, (shades - low) / spread, 0.5).clamp(0, 1)
+    return shown.float().unflatten(0, features.shape[:3]).to(features.device)
+
+
+def patch_similarity(features: Tensor, row: int, column: int) -> Tensor:
+    """Cosine of one patch of each picture with all others of it: [B, rows, columns, D] -> [B, rows, columns]."""
+    rows, columns = features.shape[1:3]
+    if not (0 <= row < rows and 0 <= column < columns):
+        raise ConfigError(f"patch ({row}, {column}) lies outside the grid of {rows}x{columns}")
+    unit = F.normalize(precise(features), dim=-1)
+    return torch.einsum("brcd,bd->brc", unit, unit[:, row, column])
+
+
+def token_norms(model: nn.Module, images: Tensor) -> Tensor:
+    """The length of every token as it enters the first layer and behind each: [B, C, H, W] prepared -> [L+1, B, T].
+    Patches far above their neighbours are artefacts: they hold something other than their place."""
+    return torch.stack([precise(z).norm(dim=-1) for z in states(model, images)])

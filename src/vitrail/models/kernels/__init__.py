@@ -1,0 +1,1 @@
+"""Fused operators and the Triton kernels behind them."""

@@ -1,0 +1,255 @@
+"""Layers of the encoder whose backward passes touch everything once, for training in half precision on a GPU.
+
+The gradient of a bias is a sum over all tokens. Left to the compiler it is a pass of its own over the largest tensors
+there are; here it falls off while the gradient is written. The numbers are those of the plain layers, in the precision
+of the type. Everywhere else (`suits` is false) the plain layers run.
+"""
+
+import importlib.util
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+TRITON = importlib.util.find_spec("triton") is not None
+MANY_ROWS = 1 << 15
+MANY_SUMS = 900 * 256  # columns times parts of 256 rows: 900 programs, about seven per multiprocessor of an H200
+TOKENS, HEADS = 256, (16, 32, 64)  # that attention in one tile takes: at most so many, and heads of these widths
+TILE_BYTES = 180 * 1024  # of shared memory, for 256 tokens of width 64
+
+
+def suits(z: Tensor, layer: nn.Linear) -> bool:
+    """Whether the kernels can do it: training, half precision on a CUDA device, and rows that vector loads fit."""
+    return (
+        TRITON
+        and z.is_cuda
+        and layer.training
+        and torch.is_grad_enabled()
+        and z.dtype in (torch.bfloat16, torch.float16)
+        and layer.weight.dtype == z.dtype
+        and layer.bias is not None
+        and layer.in_features % 16 == 0
+        and layer.out_features % 16 == 0
+        and not torch.is_autocast_enabled("cuda")
+    )
+
+
+def rows_each(rows: int, columns: int) -> int:
+    """How many rows each program of a kernel sums: 32 where 256 would leave part of a GPU idle, else 256, because the
+    partial sums are read once more."""
+    return 256 if rows >= MANY_ROWS or rows // 256 * columns >= MANY_SUMS else 32
+
+
+def attends(z: Tensor, layer: nn.Linear, heads: int) -> bool:
+    """Whether attention in one tile can do it, on a card that has room for the tile."""
+    return (
+        suits(z, layer)
+        and z.shape[1] <= TOKENS
+        and layer.in_features % heads == 0
+        and layer.in_features // heads in HEADS
+        and shared_memory(z.device.index) >= TILE_BYTES
+    )
+
+
+def shared_memory(device: int | None) -> int:
+    """Bytes that a program can have to itself on a GPU."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+def gelu_linear(z: Tensor, layer: nn.Linear, tanh: bool) -> Tensor:
+    """GELU(z Wᵀ + b): [..., D] -> [..., N]."""
+    return _GeluLinear.apply(z, layer.weight, layer.bias, tanh)  # pyright: ignore[reportReturnType]
+
+
+def split_linear(z: Tensor, layer: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
+    """z Wᵀ + b in three equal parts, as q, k and v are: [..., D] -> [..., N/3] thrice."""
+    return _SplitLinear.apply(z, layer.weight, layer.bias)  # pyright: ignore[reportReturnType]
+
+
+def attend(z: Tensor, layer: nn.Linear, heads: int) -> Tensor:
+    """softmax(q kᵀ/√D_h) v with [q, k, v] = z Wᵀ + b, the heads side by side: [B, T, D] -> [B, T, D]."""
+    return _Attend.apply(z, layer.weight, layer.bias, heads)  # pyright: ignore[reportReturnType]
+
+
+class _GeluLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+        pre = F.linear(z, weight, bias)
+        ctx.save_for_backward(z, weight, pre)
+        ctx.tanh = tanh
+        return gelu(pre, tanh)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        z, weight, pre = ctx.saved_tensors
+        out, sums = gelu_backward(_flat(grads[0]), _flat(pre), ctx.tanh)
+        return *_linear_backward(ctx, out, sums, z, weight), None
+
+
+class _SplitLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(z, weight)
+        return F.linear(z, weight, bias).chunk(3, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        z, weight = ctx.saved_tensors
+        q, k, v = grads
+        out, sums = join(_flat(q), _flat(k), _flat(v))
+        return _linear_backward(ctx, out, sums, z, weight)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, weight: Tensor, bias: Tensor, heads: int) -> Tensor:
+        qkv = F.linear(z, weight, bias)
+        out, logs = attention(qkv, heads)
+        ctx.save_for_backward(z, weight, qkv, out, logs)
+        ctx.heads = heads
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        z, weight, qkv, out, logs = ctx.saved_tensors
+        of_qkv, sums = attention_backward(qkv, out, grads[0].contiguous(), logs, ctx.heads)
+        return *_linear_backward(ctx, _flat(of_qkv), sums, z, weight), None
+
+
+def _linear_backward(
+    ctx: Any, grad: Tensor, sums: Tensor, z: Tensor, weight: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias, from that of the output [M, N] and the partial sums of its columns."""
+    of_z, of_weight, of_bias = ctx.needs_input_grad[:3]
+    return (
+        (grad @ weight).view(z.shape) if of_z else None,
+        grad.t() @ _flat(z) if of_weight else None,
+        sums.sum(0).to(grad.dtype) if of_bias else None,
+    )
+
+
+def _flat(z: Tensor) -> Tensor:
+    """[..., D] -> [M, D], contiguous."""
+    return z.reshape(-1, z.shape[-1]).contiguous()
+
+
+# The kernels as operators, which a compiler takes as they are. On a CPU they are written out, for tests.
+
+
+@torch.library.custom_op("vitrail::gelu", mutates_args=())
+def gelu(pre: Tensor, tanh: bool) -> Tensor:
+    from vitrail.models.kernels import triton_gelu
+
+    return triton_gelu.gelu(pre, tanh)
+
+
+@gelu.register_kernel("cpu")
+def _(pre: Tensor, tanh: bool) -> Tensor:
+    return F.gelu(pre, approximate="tanh" if tanh else "none")
+
+
+@gelu.register_fake
+def _(pre: Tensor, tanh: bool) -> Tensor:
+    return torch.empty_like(pre)
+
+
+@torch.library.custom_op("vitrail::gelu_backward", mutates_args=())
+def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    from vitrail.models.kernels import triton_gelu
+
+    return triton_gelu.gelu_backward(grad, pre, tanh, rows_each(*pre.shape))
+
+
+@gelu_backward.register_kernel("cpu")
+def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    out = torch.ops.aten.gelu_backward(grad, pre, approximate="tanh" if tanh else "none")
+    return out, out.sum(0, keepdim=True)
+
+
+@gelu_backward.register_fake
+def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(pre), _sums(pre, pre.shape[1])
+
+
+@torch.library.custom_op("vitrail::join", mutates_args=())
+def join(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    from vitrail.models.kernels import triton_gelu
+
+    return triton_gelu.join(q, k, v, rows_each(q.shape[0], 3 * q.shape[1]))
+
+
+@join.register_kernel("cpu")
+def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    out = torch.cat([q, k, v], dim=1)
+    return out, out.sum(0, keepdim=True)
+
+
+@join.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape[0], 3 * q.shape[1]), _sums(q, 3 * q.shape[1])
+
+
+def _sums(like: Tensor, columns: int) -> Tensor:
+    rows = 1 if like.device.type == "cpu" else -(-like.shape[0] // rows_each(like.shape[0], columns))
+    return like.new_empty(rows, columns, dtype=_exact(like))
+
+
+@torch.library.custom_op("vitrail::attention", mutates_args=())
+def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    from vitrail.models.kernels import triton_attention
+
+    return triton_attention.forward(qkv, heads)
+
+
+@attention.register_kernel("cpu")
+def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    q, k, v = _by_head(qkv, heads)
+    logits = q @ k.mT * q.shape[-1] ** -0.5
+    return _side_by_side(logits.softmax(-1) @ v), logits.logsumexp(-1) / math.log(2)
+
+
+@attention.register_fake
+def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    pictures, tokens, width = qkv.shape
+    logs = qkv.new_empty(pictures, heads, tokens, dtype=_exact(qkv))
+    return qkv.new_empty(pictures, tokens, width // 3), logs
+
+
+@torch.library.custom_op("vitrail::attention_backward", mutates_args=())
+def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    from vitrail.models.kernels import triton_attention
+
+    return triton_attention.backward(qkv, out, grad, logs, heads)
+
+
+@attention_backward.register_kernel("cpu")
+def _(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    q, k, v = _by_head(qkv, heads)
+    (g,) = _by_head(grad, heads, 1)
+    scale = q.shape[-1] ** -0.5
+    p = (q @ k.mT * scale - logs[..., None] * math.log(2)).exp()
+    slope = p * (g @ v.mT - (out * grad).unflatten(-1, (heads, -1)).sum(-1).mT[..., None]) * scale
+    grads = torch.cat([_side_by_side(part) for part in (slope @ k, slope.mT @ q, p.mT @ g)], dim=-1)
+    return grads, grads.sum(1)
+
+
+@attention_backward.register_fake
+def _(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(qkv), qkv.new_empty(qkv.shape[0], qkv.shape[2], dtype=_exact(qkv))
+
+
+def _by_head(z: Tensor, heads: int, parts: int = 3) -> list[Tensor]:
+    """[B, T, parts·D] -> [B, k, T, D_h] each."""
+    return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in z.chunk(parts, dim=-1)]
+
+
+def _side_by_side(z: Tensor) -> Tensor:
+    """[B, k, T, D_h] -> [B, T, D]."""
+    return z.transpose(1, 2).flatten(2)
+
+
+def _exact(like: Tensor) -> torch.dtype:
+    """What sums are kept in: float32, and on a CPU, where they are for tests, the type itself."""
+    return like.dtype if like.device.type == "cpu" else torch.float32

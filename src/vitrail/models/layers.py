@@ -1,0 +1,109 @@
+"""How fresh networks start, as in the reference code: every module says its own part in `initialise`.
+
+Stochastic depth (Huang et al. 2016), as torchvision has it; its package would import torch's compiler as well.
+
+Weight-standardised convolutions and the two padding rules of the paper's ResNets.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.models.resnet_config import ResNetConfig
+
+TRUNCATED_STD = 0.87962566103423978  # of a standard normal cut off at two standard deviations
+
+
+def lecun_normal_(weight: Tensor) -> Tensor:
+    """Truncated normal of variance 1/fan_in, for [out, in, ...] weights."""
+    std = math.sqrt(1 / weight[0].numel()) / TRUNCATED_STD
+    return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+@torch.no_grad()
+def initialise(network: nn.Module) -> None:
+    """Fresh weights from torch's current seed. Norms first, so that a module can set its own norms otherwise."""
+    for module in network.modules():
+        if isinstance(module, nn.LayerNorm | nn.GroupNorm):
+            module.reset_parameters()
+    for module in network.modules():
+        if callable(own := getattr(module, "initialise", None)):
+            own()
+
+
+class StochasticDepth(nn.Module):
+    """Drops the whole residual branch of a sample with probability `p` while training; the others are scaled up."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, z: Tensor) -> Tensor:
+        """[B, ...] -> [B, ...]."""
+        if not self.training or self.p == 0.0:
+            return z
+        kept = torch.empty([z.shape[0]] + [1] * (z.ndim - 1), dtype=z.dtype, device=z.device).bernoulli_(1.0 - self.p)
+        return z * (kept.div_(1.0 - self.p) if self.p < 1.0 else kept)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class StandardisedConv(nn.Conv2d):
+    """A convolution whose kernel is shifted and scaled to mean 0 and deviation 1 for each output channel."""
+
+    def __init__(self, config: ResNetConfig, channels: int, out: int, side: int, stride: int = 1):
+        symmetric = config.padding == "symmetric"
+        super().__init__(channels, out, side, stride=stride, padding=side // 2 if symmetric else 0, bias=False)
+        self.same = not symmetric
+        self.form = config.standardisation
+        self.eps = config.standardisation_eps
+
+    def initialise(self) -> None:
+        lecun_normal_(self.weight)
+
+    def standardised(self) -> Tensor:
+        if self.form == "std+eps":
+            variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
+            # Below the smallest normal number nothing changes but the root's gradient, which at 0 would be infinite.
+            return (self.weight - mean) / (variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt() + self.eps)
+        # Batch norm over [1, out, rest] is this very formula, in one pass instead of five.
+        flat = self.weight.flatten(1)[None]
+        return F.batch_norm(flat, None, None, training=True, eps=self.eps).view_as(self.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.same:
+            input = pad_same(input, self.kernel_size[0], self.stride[0])
+        return F.conv2d(input, self.standardised(), None, self.stride, self.padding)
+
+
+def pad_same(x: Tensor, side: int, stride: int, value: float = 0.0) -> Tensor:
+    """TensorFlow's SAME rule: as many outputs as strides fit, the odd pixel of padding behind."""
+    widths: list[int] = []
+    for size in (x.shape[3], x.shape[2]):
+        total = max((-(-size // stride) - 1) * stride + side - size, 0)
+        widths += [total // 2, total - total // 2]
+    return F.pad(x, widths, value=value) if any(widths) else x
+
+
+class RootPool(nn.Module):
+    """The root's max-pool as a module, which export replaces by one that survives other runtimes."""
+
+    def __init__(self, config: ResNetConfig):
+        super().__init__()
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:
+        return root_pool(x, self.config)
+
+
+def root_pool(x: Tensor, config: ResNetConfig) -> Tensor:
+    """The root's 3x3 max-pool. No ReLU stands before BiT's, so padding by zero and by minus infinity differ there."""
+    if config.root == "3x3":
+        return x
+    value = 0.0 if config.pool_padding == "zero" else float("-inf")
+    if config.padding == "same":
+        return F.max_pool2d(pad_same(x, 3, 2, value=value), 3, stride=2)
+    return F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=value), 3, stride=2)

@@ -1,0 +1,67 @@
+"""The patch embedding (Eq. 1): x_p E.
+
+Hybrids (3.1): a ResNet's feature map in the place of the raw image, each position its own 1x1 patch.
+"""
+
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.core.text import Pair
+from vitrail.models.layers import lecun_normal_
+from vitrail.models.resnet import Trunk
+from vitrail.models.resnet_config import ResNetConfig
+
+
+class PatchEmbedding(nn.Module):
+    """x_p E: the image cut into patches in raster order, each projected to width D. [B, C, H, W] -> [B, N, D]."""
+
+    as_convolution: bool = False  # for export: what runtimes outside PyTorch have a kernel for
+
+    def __init__(self, channels: int, width: int, patch: Pair):
+        super().__init__()
+        self.projection = nn.Conv2d(channels, width, patch, stride=patch)
+
+    def initialise(self) -> None:
+        lecun_normal_(self.projection.weight)
+        nn.init.constant_(cast(Tensor, self.projection.bias), 0)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """As one matrix product on flattened patches: the same as the convolution, and quicker on accelerators."""
+        if self.as_convolution:
+            return self.projection(images).flatten(2).transpose(1, 2)
+        rows, columns = self.projection.stride
+        cut = images.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))  # [B, C, H/P, P, W/P, P]
+        patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # [B, N, C·P·P]
+        return F.linear(patches, self.projection.weight.flatten(1), self.projection.bias)
+
+    def grid_of(self, images: Tensor) -> Pair:
+        """Rows and columns of the patches of images."""
+        rows, columns = self.projection.stride
+        return images.shape[2] // rows, images.shape[3] // columns
+
+    @property
+    def kernel(self) -> Tensor:
+        """The filters that see the image: [D, C, P, P]."""
+        return self.projection.weight
+
+
+class HybridEmbedding(PatchEmbedding):
+    """Backbone, then the projection to width D: [B, C, H, W] -> [B, N, D]."""
+
+    def __init__(self, backbone: ResNetConfig, width: int, patch: Pair):
+        super().__init__(backbone.features, width, patch)
+        self.backbone = Trunk(backbone)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(self.backbone(images))
+
+    def grid_of(self, images: Tensor) -> Pair:
+        rows, columns = self.projection.stride
+        stride = self.backbone.config.stride
+        return images.shape[2] // (rows * stride), images.shape[3] // (columns * stride)
+
+    @property
+    def kernel(self) -> Tensor:
+        return self.backbone.kernel

@@ -1,0 +1,264 @@
+"""Position embeddings (D.4): what they are, and where they enter.
+
+Additive kinds (learned 1-D, two learned 2-D forms, fixed sine-cosine) give a table [1, T, D] that is added to the
+tokens: once at the stem, or at the input of each layer with a table of its own (every) or one for all (shared). The
+relative kind gives offsets [2T-1, D_h] to the attention: of the first layer (stem), of each its own, or one for all.
+The class token has a row of its own unless `position_prefix` is off; registers have none.
+
+Positions at a new resolution (3.2): the patch size stays, the grid changes, positions are resampled in 2-D.
+
+Three numerics. `reference` is what the official code computes, `scipy.ndimage.zoom(order=1)`: corner to corner,
+bilinear. `bilinear` is the half-pixel form. `bicubic` is antialiased half-pixel bicubic. All work in float64 and return
+the table's own type; the class token's row is left alone, and a table of the right size is returned as it is.
+`resample` is the first of them for a single forward pass at another size.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.text import Pair, times
+from vitrail.models.vit_config import ViTConfig
+
+Numerics: TypeAlias = Literal["reference", "bilinear", "bicubic"]
+
+
+def resize_grid(grid: Tensor, size: Pair, numerics: Numerics = "reference") -> Tensor:
+    """A grid of vectors resampled: [rows, columns, D] -> [new rows, new columns, D]."""
+    if numerics not in get_args(Numerics):
+        raise unknown("position numerics", numerics, get_args(Numerics))
+    if tuple(grid.shape[:2]) == tuple(size):
+        return grid
+    wide = grid.to(torch.float64).permute(2, 0, 1)[None]
+    if numerics == "reference":
+        out = F.interpolate(wide, size, mode="bilinear", align_corners=True)
+    elif numerics == "bilinear":
+        out = F.interpolate(wide, size, mode="bilinear", align_corners=False)
+    else:
+        out = _bicubic(_bicubic(wide[0], size[1]).transpose(1, 2), size[0]).transpose(1, 2)[None]
+    return out[0].permute(1, 2, 0).to(grid.dtype).contiguous()
+
+
+def _bicubic(lines: Tensor, size: int) -> Tensor:
+    """Antialiased bicubic along the last of three axes. In 2-D torch errs where a grid becomes one vector wide, so each
+    axis goes by itself, with a second, equal line beside it."""
+    doubled = lines.flatten(0, 1)[None, :, None].expand(-1, -1, 2, -1)
+    out = F.interpolate(doubled, (2, size), mode="bicubic", align_corners=False, antialias=True)
+    return out[0, :, 0].unflatten(0, lines.shape[:2])
+
+
+def resample(table: Tensor, grid: Pair) -> Tensor:
+    """A grid of vectors on another grid, in operations that a graph with an open image size can hold: [rows, columns,
+    D] -> [new rows, new columns, D]. Corner to corner and bilinear, the `reference` numerics in float32: along each
+    axis a product with a matrix of hats. On the table's own grid that matrix is the identity, so nothing changes
+    there, not by a bit."""
+    rows, columns, width = table.shape
+    exact = table.to(torch.promote_types(table.dtype, torch.float32))
+    tall = hats(rows, grid[0], exact) @ exact.flatten(1)
+    return (hats(columns, grid[1], exact) @ tall.view(-1, columns, width)).to(table.dtype)
+
+
+def hats(old: int, new: int, like: Tensor) -> Tensor:
+    """Weights [new, old] of linear interpolation between `old` places, from the first to the last."""
+    steps = torch.arange(new, device=like.device, dtype=like.dtype)
+    place = steps * (old - 1) / steps[-1:].clamp_min(1)
+    return (1 - (place[:, None] - torch.arange(old, device=like.device, dtype=like.dtype)).abs()).clamp_min(0)
+
+
+def resize_position(table: Tensor, old: Pair, new: Pair, numerics: Numerics = "reference") -> Tensor:
+    """A learned table [1, prefix + N, D] (or [prefix + N, D]) for another grid; rows in front of the grid stay."""
+    rows = table.shape[-2]
+    prefix = rows - old[0] * old[1]
+    if prefix < 0:
+        raise ConfigError(f"a table of {rows} positions is too short for a grid of {times(old)}")
+    if tuple(old) == tuple(new):
+        return table
+    flat = table.reshape(rows, table.shape[-1])
+    grid = resize_grid(flat[prefix:].unflatten(0, tuple(old)), new, numerics).flatten(0, 1)
+    return torch.cat([flat[:prefix], grid]).reshape(*table.shape[:-2], -1, table.shape[-1])
+
+
+def resize_positions(
+    tensors: dict[str, Tensor], old: ViTConfig, new: ViTConfig, numerics: Numerics = "reference"
+) -> dict[str, Tensor]:
+    """All position tables of a network's tensors for another grid, of whatever kind and wherever placed (D.4)."""
+    if old.grid == new.grid:
+        return tensors
+    if old.tied_to_size:
+        raise ConfigError(f"{old.tied_to_size}; keep image_size={times(old.image)}")
+    out = dict(tensors)
+    for name, tensor in tensors.items():
+        if not name.startswith("position.tables."):
+            continue
+        match name.rsplit(".", 1)[1]:
+            case "table":
+                out[name] = resize_position(tensor, old.grid, new.grid, numerics)
+            case "rows":
+                out[name] = resize_grid(tensor[:, None], (new.grid[0], 1), numerics)[:, 0]
+            case "columns":
+                out[name] = resize_grid(tensor[None], (1, new.grid[1]), numerics)[0]
+            case _:
+                pass
+    return out
+
+
+def redraw_grid(tensors: dict[str, Tensor], drawn: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+    """Tensors with the grid's positions as another network has them; a class token keeps its own."""
+    out = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.startswith("position.tables.") and not name.endswith(".prefix"):
+            kept = tensor.shape[-2] - config.patches if name.endswith(".table") else 0
+            out[name] = torch.cat([tensor[..., :kept, :], drawn[name][..., kept:, :].to(tensor.dtype)], dim=-2)
+    return out
+
+
+class LearnedTable(nn.Module):
+    """1-D learned positions in raster order, the class token's row first: the paper's default."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.config = config
+        self.table = nn.Parameter(torch.empty(1, config.patches + _prefix_rows(config), config.width))
+
+    def initialise(self) -> None:
+        nn.init.normal_(self.table, std=0.02)
+
+    def forward(self, grid: Pair | None = None) -> Tensor:
+        split = _prefix_rows(self.config)
+        if grid is not None:
+            own = resample(self.table[0, split:].unflatten(0, self.config.grid), grid)
+            return _whole(self.config, self.table[:, :split] if split else None, own.flatten(0, 1)[None])
+        if self.table.shape[1] == self.config.tokens:
+            return self.table
+        return _whole(self.config, self.table[:, :split] if split else None, self.table[:, split:])
+
+
+class AxesTable(nn.Module):
+    """2-D learned positions: one table for columns and one for rows, joined at half width or summed at full width."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.config = config
+        width = config.width // 2 if config.position == "learned2d" else config.width
+        rows, columns = config.grid
+        self.columns = nn.Parameter(torch.empty(columns, width))
+        self.rows = nn.Parameter(torch.empty(rows, width))
+        self.prefix = nn.Parameter(torch.empty(1, 1, config.width)) if _prefix_rows(config) else None
+
+    def initialise(self) -> None:
+        for table in self.parameters():
+            nn.init.normal_(table, std=0.02)
+
+    def forward(self, grid: Pair | None = None) -> Tensor:
+        columns, rows = self.columns[None], self.rows[:, None]
+        if grid is not None:
+            columns, rows = resample(columns, (1, grid[1])), resample(rows, (grid[0], 1))
+        shape = (*(grid or self.config.grid), self.columns.shape[1])
+        x, y = columns.expand(shape), rows.expand(shape)
+        both = torch.cat([x, y], dim=-1) if self.config.position == "learned2d" else x + y
+        return _whole(self.config, self.prefix, both.flatten(0, 1)[None])
+
+
+class SineTable(nn.Module):
+    """Fixed 2-D sine-cosine positions: a quarter of the width each for sin x, cos x, sin y, cos y."""
+
+    table: Tensor
+    fixed: bool = True  # no weight file brings it: it makes itself
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.config = config
+        self.register_buffer("table", self._table(), persistent=False)
+
+    def _table(self) -> Tensor:
+        return sines(self.config.grid, self.config.width, torch.float64).flatten(0, 1)[None].float()
+
+    def initialise(self) -> None:
+        self.table.copy_(self._table())
+
+    def materialise(self, like: Tensor) -> None:
+        """Fixed tables are in no weight file: make one where the network was built without storage."""
+        self.table = self._table().to(like.device, like.dtype)
+
+    def forward(self, grid: Pair | None = None) -> Tensor:
+        if grid is None:
+            return _whole(self.config, None, self.table)
+        made = sines(grid, self.config.width, torch.float32, self.table.device).to(self.table.dtype)
+        return _whole(self.config, None, made.flatten(0, 1)[None])
+
+
+def sines(grid: Pair, width: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Fixed positions of a grid: [rows, columns, D]. A graph with an open grid holds them in float32."""
+    quarter = width // 4
+    rate = 10_000.0 ** -(torch.arange(quarter, dtype=torch.float64) / max(quarter - 1, 1))
+    rate = rate.to(dtype=dtype, device=device)
+    shape = (grid[0], grid[1], quarter)
+    x = (torch.arange(grid[1], dtype=dtype, device=device)[:, None] * rate)[None].expand(shape)
+    y = (torch.arange(grid[0], dtype=dtype, device=device)[:, None] * rate)[:, None].expand(shape)
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=-1)
+
+
+class RelativeOffsets(nn.Module):
+    """1-D relative positions over the raster index: one learned vector for each difference p_q - p_k, for all heads."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(2 * config.tokens - 1, config.width // config.heads))
+
+    def initialise(self) -> None:
+        nn.init.normal_(self.table, std=0.02)
+
+    def forward(self) -> Tensor:
+        return self.table
+
+
+KINDS: dict[str, type[LearnedTable | AxesTable | SineTable | RelativeOffsets]] = {
+    "learned": LearnedTable,
+    "learned2d": AxesTable,
+    "learned2d-sum": AxesTable,
+    "sincos2d": SineTable,
+    "relative": RelativeOffsets,
+}
+
+
+class Positions(nn.Module):
+    """All position tables of a network and the rule for where each enters."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.relative = config.position == "relative"
+        self.placed = config.placed
+        count = 0 if config.position == "none" else config.depth if config.placed == "every" else 1
+        self.tables = nn.ModuleList(KINDS[config.position](config) for _ in range(count))
+
+    def _at(self, layer: int) -> nn.Module | None:
+        if not self.tables or (self.placed == "stem" and layer):
+            return None
+        return self.tables[layer if self.placed == "every" else 0]
+
+    def forward(self, z: Tensor, layer: int, grid: Pair | None = None) -> Tensor:
+        """Tokens with what positions add at the input of a layer, counted from 0. For a grid that is not the network's
+        own they are resampled (3.2)."""
+        table = None if self.relative else self._at(layer)
+        return z if table is None else z + table(grid)
+
+    def offsets(self, layer: int) -> Tensor | None:
+        """What relative positions give to the attention of a layer."""
+        table = self._at(layer) if self.relative else None
+        return None if table is None else table()
+
+
+def _prefix_rows(config: ViTConfig) -> int:
+    return int(config.class_token and config.position_prefix)
+
+
+def _whole(config: ViTConfig, prefix: Tensor | None, grid: Tensor) -> Tensor:
+    """The table for all tokens, with zeros where a class token or register has no position: [1, T, D]."""
+    have = 0 if prefix is None else prefix.shape[1]
+    empty = grid.new_zeros(1, config.prefix - have, config.width)
+    before = [part for part in (prefix, empty) if part is not None and part.shape[1]]
+    return torch.cat([*before, grid], dim=1) if before else grid

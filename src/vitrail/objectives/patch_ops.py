@@ -1,0 +1,138 @@
+"""Pictures as patches and back, and what objectives on patches ask of a network.
+
+Which patches of a picture are hidden: drawn where the batch lies, as a pure function of (seed, step, epoch, sample).
+
+The numbers are made like those of data/randomness.py, by torch, so that the host never waits for the device to say
+which samples a batch holds. A sample draws the same whatever is with it: micro-batches and processes change nothing. Everything that
+a step draws comes from one call, for on an accelerator each of these operations is a launch.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.core.errors import ConfigError
+from vitrail.core.text import Pair
+from vitrail.data.randomness import FACTORS, GOLDEN, SHIFTS, keyed, number
+from vitrail.data.transforms.batched import shifted, wrapped
+from vitrail.models.family import ModelConfig
+from vitrail.models.vit import ViT
+from vitrail.models.vit_config import ViTConfig, vit_config
+
+GREY = 128  # how a report shows a patch that is not seen
+
+
+def cut(pictures: Tensor, patch: Pair) -> Tensor:
+    """Patches in raster order, each as (row, column, channel): [B, C, H, W] -> [B, N, P·P·C]."""
+    rows, columns = patch
+    split = pictures.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))  # [B, C, H/P, P, W/P, P]
+    return split.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def joined(patches: Tensor, patch: Pair, grid: Pair) -> Tensor:
+    """The pictures that patches were cut from: [B, N, P·P·C] -> [B, C, H, W]."""
+    split = patches.unflatten(2, (*patch, -1)).unflatten(1, grid)  # [B, H/P, W/P, P, P, C]
+    return split.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+
+
+def picked(tokens: Tensor, places: Tensor) -> Tensor:
+    """Some tokens of each sample: [B, T, D] at [B, M] -> [B, M, D]."""
+    return tokens.gather(1, places[:, :, None].expand(-1, -1, tokens.shape[2]))
+
+
+def put(patches: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """A copy of patches [B, N, D] with `values` [B, M, D] at places [B, M]."""
+    return patches.scatter(1, places[:, :, None].expand_as(values), values)
+
+
+def as_weights(images: Tensor, network: ViT) -> Tensor:
+    """Images in the type that the network's weights have just now: bfloat16 copies in a bfloat16 run."""
+    return images.to(network.embedding.projection.weight.dtype)
+
+
+def patched(model: ModelConfig, objective: str) -> ViTConfig:
+    """The model, where its tokens are patches of the picture."""
+    model = vit_config(model, f"objective {objective}, which hides patches,")
+    if model.backbone is not None:
+        raise ConfigError(
+            f"objective {objective} hides patches of the picture, and a hybrid's tokens come from its feature map; "
+            "use a ViT without a backbone"
+        )
+    if model.channels != 3:
+        raise ConfigError(f"objective {objective} predicts pixels of 3 channels; the model takes {model.channels}")
+    return model
+
+
+def learner(network: nn.Module, objective: str) -> ViT:
+    """The network, where it is a ViT and has nothing that the objective would leave untrained."""
+    if not isinstance(network, ViT):
+        raise ConfigError(f"objective {objective} trains a ViT, not a {type(network).__name__}; use a ViT")
+    if network.config.head != "none":
+        raise ConfigError(
+            f"objective {objective} leaves the head={network.config.head!r} untrained; use head='none', classes=0"
+        )
+    return network
+
+
+def hidden(model: ViTConfig, rate: float, field: str, *, most: int) -> int:
+    """How many patches of a picture are hidden: the nearest whole number to rate·N, at least 1 and no more than `most`
+    of them."""
+    count = round(rate * model.patches)
+    if not 1 <= count <= most:
+        raise ConfigError(
+            f"objective.{field}={rate} hides {count} of {model.patches} patches, which must be 1 to {most}; "
+            f"use another {field} or smaller patches"
+        )
+    return count
+
+
+def to_bytes(values: Tensor) -> Tensor:
+    """From 0 to 1 as bytes; what lies outside is cut off."""
+    return (values.float() * 255).round().clamp(0, 255).byte()
+
+
+@contextmanager
+def at_rest(module: nn.Module) -> Generator[None]:
+    """In evaluation mode for a while: nothing is dropped."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
+
+
+STEP = wrapped(int(GOLDEN))
+ROOM = 40  # bits for the sample; an epoch's number comes above
+
+
+def mix(bits: Tensor) -> Tensor:
+    """`draws.mix` of int64 numbers. Signed ones wrap like unsigned ones; only their shifts need care."""
+    for shift, factor in zip(SHIFTS[:2], FACTORS, strict=True):
+        bits = (bits ^ shifted(bits, int(shift))) * wrapped(int(factor))
+    return bits ^ shifted(bits, int(SHIFTS[2]))
+
+
+def numbers(purpose: str, count: int, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> Tensor:
+    """64 random bits in each number, int64 [B, count], of samples [B] in their epochs [B]. No two in a row are equal,
+    for `mix` is a bijection."""
+    start = wrapped(int(keyed(number(purpose), seed, step)[0]))
+    keys = mix(((epoch << ROOM) + sample) * STEP + start)
+    return mix(keys[:, None] + torch.arange(1, count + 1, device=keys.device) * STEP)
+
+
+def uniform(bits: Tensor) -> Tensor:
+    """Numbers in [0, 1) as float32: the upper 24 bits."""
+    return shifted(bits, 40).float() * 2.0**-24
+
+
+def below(bits: Tensor, limit: int) -> Tensor:
+    """Whole numbers in [0, limit): the upper 63 bits modulo the limit, so the bias is nothing."""
+    return shifted(bits, 1) % limit
+
+
+def permutations(bits: Tensor) -> Tensor:
+    """For each row an order of its places, all orders equally likely."""
+    return bits.argsort(1)

@@ -1,0 +1,165 @@
+"""What contrast and distillation put on a network's representation, and lay aside after training.
+
+Statistics and norms are taken in float32 (or wider), products in the type of the weights.
+
+A teacher: a copy of the learner that gets no gradients and follows it, θ' ← m·θ' + (1 - m)·θ, after each step.
+"""
+
+import copy
+import math
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitrail.distributed.collectives import summed
+from vitrail.distributed.meta_init import local
+from vitrail.distributed.process_group import World
+from vitrail.models.backbone import Backbone
+from vitrail.models.vit import ViT
+
+
+class Rows(NamedTuple):
+    """Which rows of a batch hold a picture [B], and how many do in all processes (1 where none does)."""
+
+    valid: Tensor
+    number: Tensor
+    world: World
+
+    @classmethod
+    def of(cls, valid: Tensor, world: World) -> "Rows":
+        return cls(valid, summed(valid.float().sum(), world).clamp(min=1.0), world)
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Over the rows of all processes that hold a picture: [..., B, D] -> [..., 1, D]."""
+        own = torch.where(self.valid[:, None], x, 0.0).sum(-2, keepdim=True)
+        return summed(own, self.world) / self.number
+
+
+class BatchNorm(nn.Module):
+    """Each feature by its mean and variance over the rows of all processes that hold a picture: [..., B, D], whatever
+    stands in front of the rows by itself. Nothing is remembered for evaluation, where a head like this has no place."""
+
+    def __init__(self, width: int, *, affine: bool, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(width)) if affine else None
+        self.eps = eps
+
+    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+        x = widened(x)
+        x = x - rows.mean(x)
+        x = x * (rows.mean(x.square()) + self.eps).rsqrt()
+        return x if self.weight is None or self.bias is None else x * self.weight + self.bias
+
+
+class NormedMLP(nn.Module):
+    """Layers without bias, a batch norm behind each, a ReLU between them; the last norm has no scale of its own
+    (MoCo v3). `widths` are those of the input, the hidden layers and the output."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        ends = list(pairwise(widths))
+        last = len(ends) - 1
+        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in ends)
+        self.norms = nn.ModuleList(BatchNorm(b, affine=at < last) for at, (_, b) in enumerate(ends))
+
+    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+        """[..., B, D] -> [..., B, width]."""
+        for at, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+            x = norm(product(layer, x.relu() if at else x), rows)
+        return x
+
+
+class Prototypes(nn.Linear):
+    """Cosines between inputs of unit length and `outputs` learnt directions: the rows of the weight, whatever their
+    length."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__(width, outputs, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        directions = F.normalize(widened(self.weight), dim=-1)
+        return F.linear(input.to(self.weight.dtype), directions.to(self.weight.dtype))
+
+
+class PrototypeHead(nn.Module):
+    """Three layers with GELU to a bottleneck of unit length, then cosines to prototypes (DINO): [B, D] -> [B, K]."""
+
+    def __init__(self, width: int, *, hidden: int, bottleneck: int, outputs: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise((width, hidden, hidden, bottleneck)))
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+        self.last = Prototypes(bottleneck, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for at, layer in enumerate(self.layers):
+            x = product(layer, F.gelu(x) if at else x)
+        return widened(self.last(F.normalize(widened(x), dim=-1)))
+
+
+def product(layer: nn.Module, x: Tensor) -> Tensor:
+    """A linear layer's output, for an input of whatever type."""
+    assert isinstance(layer, nn.Linear)
+    return layer(x.to(layer.weight.dtype))
+
+
+def widened(x: Tensor) -> Tensor:
+    """In float32, where it is not that or wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def mlp_macs(*widths: int) -> int:
+    """Multiply-accumulates of one row through layers of these widths."""
+    return sum(a * b for a, b in pairwise(widths))
+
+
+aten: Any = torch.ops.aten  # torch._foreach_* are these
+
+
+class Teacher(nn.Module):
+    """A network and what stands on it. It is always in evaluation mode: what it teaches is not a matter of chance.
+
+    Its values are float32 like the learner's own, and are cast with them where the step runs in bfloat16; sharded, it
+    is cut like the learner, so that every process follows with the rows it holds.
+    """
+
+    def __init__(self, network: ViT, head: nn.Module) -> None:
+        super().__init__()
+        self.network, self.head = copy.deepcopy(network), copy.deepcopy(head)
+        self.requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> "Teacher":
+        del mode
+        return super().train(False)
+
+    @torch.no_grad()
+    def start(self, network: Backbone, head: nn.Module) -> None:
+        """Becomes the learner as it is, fixed tables included."""
+        for own, theirs in ((self.network, network), (self.head, head)):
+            aten._foreach_copy_(held(own.parameters()), held(theirs.parameters()))
+            for table, other in zip(own.buffers(), theirs.buffers(), strict=True):
+                table.copy_(other)
+
+    @torch.no_grad()
+    def follow(self, network: Backbone, head: nn.Module, momentum: float) -> None:
+        """Moves 1 - momentum of the way to the learner."""
+        for own, theirs in ((self.network, network), (self.head, head)):
+            aten._foreach_lerp_.Scalar(held(own.parameters()), held(theirs.parameters()), 1 - momentum)
+
+
+def held(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """What this process holds of each."""
+    return [local(tensor)[0] for tensor in tensors]
+
+
+def momentum_at(step: int, *, start: float, steps: int) -> float:
+    """From `start` to 1 along half a cosine, over all steps of a run."""
+    return 1 - (1 - start) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2

@@ -1,0 +1,55 @@
+"""From a config to its objective."""
+
+import torch
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.randomness import keyed, number
+from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.distributed.process_group import World
+from vitrail.models.backbone import Backbone
+from vitrail.models.build import bare
+from vitrail.models.family import ModelConfig
+from vitrail.objectives.dino import DINO
+from vitrail.objectives.mae import MAE
+from vitrail.objectives.masked_patches import MaskedPatches
+from vitrail.objectives.moco import MoCo
+from vitrail.objectives.objective import Objective, ObjectiveConfig, Setting, register_objective
+
+for kind in (MaskedPatches, MAE, MoCo, DINO):
+    register_objective(kind)
+
+
+def build_objective(
+    config: ObjectiveConfig,
+    network: Backbone,
+    *,
+    classes: int,
+    preprocessing: Preprocessing,
+    mix: Mix,
+    steps: int,
+    seed: int,
+    world: World,
+) -> Objective:
+    """The objective around a network that may have no storage yet. Its heads are drawn from the seed alone, whatever
+    was drawn before; torch's generators stay as they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(keyed(number("heads"), seed)[0] >> 1))
+        return config.make(network, Setting(classes, preprocessing, mix, steps, world))
+
+
+def weights_in(config: ObjectiveConfig, model: ModelConfig, world: World) -> tuple[int, int]:
+    """How many numbers an objective trains, heads included, and how many it keeps besides, a teacher's, say: counted on
+    one without storage."""
+    with torch.device("meta"):
+        made = build_objective(
+            config,
+            bare(model),
+            classes=model.classes,
+            preprocessing=Preprocessing(image=model.image),
+            mix=Mix(),
+            steps=1,
+            seed=0,
+            world=world,
+        )
+    trained = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)
+    return trained, sum(tensor.numel() for tensor in made.state_dict().values()) - trained

@@ -1,0 +1,192 @@
+"""A picture from whatever a person holds: a file, bytes, a Pillow image, an array, a tensor.
+
+| given | read as |
+|---|---|
+| `str`, `Path` | a file; an address (http, https) only where that was asked for |
+| `bytes`, `bytearray`, `memoryview` | the content of an image file |
+| Pillow image | itself, turned as its EXIF says |
+| array [H, W], [H, W, 1], [H, W, 3], [H, W, 4] | bytes 0 to 255, or floats 0 to 1 |
+| tensor [3, H, W], [1, H, W], [H, W] | bytes 0 to 255, or floats 0 to 1 |
+
+What could mean two things is refused: floats beyond 0 to 1 may be bytes or normalised already, other whole numbers may
+have any range. Files and bytes go through the checks of `vitrail.data.decode`.
+
+A picture behind an address, for whoever asks for it: http and https alone, and never more than was agreed to.
+"""
+
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Final, TypeAlias, cast
+from urllib.parse import urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vitrail.core.errors import BadPicture
+from vitrail.data.decode.image import Picture
+from vitrail.data.readers.folder import read_file
+
+MAX_BYTES: Final = 64 * 2**20
+TIMEOUT_S: Final = 30.0
+REDIRECTS: Final = 5
+CHUNK: Final = 2**16
+
+
+class Upward(urllib.request.HTTPRedirectHandler):
+    """Redirects, a few of them, never from https down to http or off to another protocol."""
+
+    max_redirections = REDIRECTS
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        allowed = ("https",) if req.type == "https" else ("http", "https")
+        if urlsplit(newurl).scheme not in allowed:
+            fp.close()
+            raise BadPicture(f"redirects to {newurl[:200]!r}, which is not followed")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def is_address(text: str) -> bool:
+    """Whether this names a place on a network: an address of any kind, so that none is taken for a file's name."""
+    scheme, mark, _ = text.partition("://")
+    return bool(mark) and scheme.isascii() and scheme.isalpha()
+
+
+def fetch(url: str) -> bytes:
+    """What lies at an address, whole. BadPicture with the reason where it is too large, too slow or not there."""
+    if urlsplit(url).scheme.lower() not in ("http", "https"):
+        raise BadPicture("only http and https addresses are fetched")
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        Upward(),
+    ):
+        opener.add_handler(handler)
+    asked = urllib.request.Request(url, headers={"User-Agent": "vitrail", "Accept": "image/*"})
+    until = time.monotonic() + TIMEOUT_S
+    try:
+        answer = opener.open(asked, timeout=TIMEOUT_S)
+        if answer is None:
+            raise BadPicture("no answer that could be read")
+        with answer:
+            return _received(answer, until)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise BadPicture(f"the server answers {error.code} {error.reason}") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise BadPicture(f"cannot be fetched: {getattr(error, 'reason', None) or error}") from None
+
+
+def _received(answer: http.client.HTTPResponse, until: float) -> bytes:
+    content = bytearray()
+    while chunk := answer.read1(CHUNK):
+        content += chunk
+        if len(content) > MAX_BYTES:
+            raise BadPicture(f"more than {MAX_BYTES:,} bytes are not fetched")
+        if time.monotonic() > until:
+            raise BadPicture(f"was not here after {TIMEOUT_S:.0f} s")
+    length = answer.headers.get("Content-Length", "")
+    if length.isdecimal() and len(content) < int(length):
+        raise BadPicture(f"the connection broke after {len(content):,} of {int(length):,} bytes")
+    return bytes(content)
+
+
+Given: TypeAlias = "str | Path | bytes | bytearray | memoryview | Image.Image | NDArray[Any] | Tensor"
+
+
+def is_one(given: object) -> bool:
+    """Whether this is one picture and not several: arrays and tensors of four axes are several."""
+    if isinstance(given, Tensor | np.ndarray):
+        return cast("NDArray[Any]", given).ndim < 4
+    return isinstance(given, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Mapping) or not hasattr(
+        given, "__iter__"
+    )
+
+
+def image_from(given: object, fetch: Callable[[str], bytes] | None = None) -> Image.Image:
+    """The picture as Pillow has it, its pixels perhaps not decoded yet. `fetch` gets the bytes behind an address; where
+    there is none, addresses are refused. BadPicture names what was given."""
+    if isinstance(given, Image.Image):
+        return given
+    try:
+        if isinstance(given, str | os.PathLike):
+            return Picture(_read(cast("str | os.PathLike[str]", given), fetch)).rgb()
+        if isinstance(given, bytes | bytearray | memoryview):
+            return Picture(bytes(given)).rgb()
+        if isinstance(given, np.ndarray):
+            return Picture(_bytes(cast("NDArray[Any]", given))).rgb()
+        if isinstance(given, Tensor):
+            return Picture(_bytes(_channels_last(given))).rgb()
+    except BadPicture as error:
+        raise BadPicture(f"{named(given)}: {error}") from None
+    raise BadPicture(
+        f"{named(given)} is no picture; give a file's name, bytes, a Pillow image, an array, a tensor, or a list"
+    )
+
+
+def named(given: object) -> str:
+    """What a message calls it."""
+    if isinstance(given, str | os.PathLike):
+        return os.fspath(cast("str | os.PathLike[str]", given))
+    if isinstance(given, bytes | bytearray | memoryview):
+        return f"{len(given):,} bytes"
+    if isinstance(given, np.ndarray | Tensor):
+        return f"{'array' if isinstance(given, np.ndarray) else 'tensor'} {list(cast('Any', given).shape)}"
+    return f"a {type(given).__name__}"
+
+
+def _read(path: "str | os.PathLike[str]", fetch: Callable[[str], bytes] | None) -> bytes:
+    if isinstance(path, str) and is_address(path):
+        if fetch is None:
+            raise BadPicture("is an address, and none is fetched unless asked for: vitrail.predictor(..., urls=True)")
+        return fetch(path)
+    try:
+        return read_file(os.fspath(path))
+    except IsADirectoryError:
+        raise BadPicture("is a folder; give its files, or `vitrail predict` the folder") from None
+    except OSError as error:
+        raise BadPicture(error.strerror or str(error)) from None
+    except ValueError as error:  # a NUL in the name
+        raise BadPicture(str(error)) from None
+
+
+def _channels_last(tensor: Tensor) -> "NDArray[Any]":
+    """[C, H, W] -> [H, W, C], on the host."""
+    if tensor.ndim == 3 and tensor.shape[0] not in (1, 3):
+        where = "; its channels are last: permute(2, 0, 1)" if tensor.shape[2] in (1, 3, 4) else ""
+        raise BadPicture(f"a tensor of a picture is [3, H, W], [1, H, W] or [H, W]{where}")
+    host = tensor.detach().cpu()
+    host = host.float() if host.is_floating_point() else host  # numpy knows no bfloat16
+    return (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
+
+
+def _bytes(pixels: "NDArray[Any]") -> "NDArray[np.uint8]":
+    """Floats from 0 to 1 in 8 bits, to the nearest; bytes as they are."""
+    if pixels.dtype == np.uint8:
+        return _checked(cast("NDArray[np.uint8]", pixels))
+    if pixels.dtype.kind != "f":
+        raise BadPicture(f"{pixels.dtype} could have any range; give uint8 from 0 to 255, or floats from 0 to 1")
+    low, high = (float(pixels.min()), float(pixels.max())) if pixels.size else (0.0, 0.0)
+    if not (low >= 0 and high <= 1):
+        raise BadPicture(
+            f"floats from {low:g} to {high:g} could be bytes, or normalised already; give floats from 0 to 1, or uint8"
+        )
+    return _checked(np.rint(pixels.astype(np.float64) * 255).astype(np.uint8))
+
+
+def _checked(pixels: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
+    if pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4) and pixels.shape[0] in (1, 3):
+        raise BadPicture("an array of a picture is [H, W, 3]; its channels are first: transpose(1, 2, 0)")
+    return pixels

@@ -1,0 +1,166 @@
+"""Changes of a run that reach more than one field: its source, image size, network, the weights it starts from.
+
+What a sweep tries: for each recipe the settings to vary, each with its values.
+
+The learning rates of fine-tuning are Table 4's. What Section 4.3 varies in pre-training on the smaller sets (weight
+decay, dropout, label smoothing) it names without values: these here are ours, around Table 3's.
+"""
+
+import csv
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from vitrail.checkpoint.bundle import Card
+from vitrail.core.config_overrides import with_settings
+from vitrail.core.errors import ConfigError
+from vitrail.core.text import Pair, pair
+from vitrail.data.datasets.vtab_tasks import TASKS, VtabTask
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.crop import Crop, ResizeCrop, Squash
+from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.models.family import FAMILIES, ModelConfig
+from vitrail.models.zoo import ZOO, adapted, resolve
+from vitrail.objectives.registry import ObjectiveConfig
+from vitrail.recipes.registry import find
+from vitrail.tasks.registry import find_task
+from vitrail.train.config import AnyRun, Run, RunRequest, to_stage
+
+
+def with_changes(run: AnyRun, settings: Iterable[str]) -> AnyRun:
+    """A run with "optim.lr=3e-4" and the like applied. "model=ViT-B/32" takes a network by its name, "objective=MAE" an
+    objective; "steps=500" alone takes the place of the epochs, and the other way round."""
+    texts = list(settings)
+    named = {text.partition("=")[0].strip() for text in texts}
+    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+        if one in named and other not in named:
+            texts.append(f"{other}=0")
+    makers = {"model": named_model, "objective": named_objective, "data.names": class_names}
+    return with_settings(run, texts, makers)
+
+
+def on_data(run: AnyRun, source: str) -> AnyRun:
+    """The run on another source. A task of VTAB goes without the crop or the flip that would change its answer."""
+    run = replace(run, data=replace(run.data, source=source))
+    name = re.split("[:@]", source.removeprefix("vtab/"))[0]  # without the folder or the split
+    task = TASKS.get(name) if source.startswith("vtab/") else None
+    return run if task is None else replace(run, augmentation=kept_answer(run.augmentation, task))
+
+
+def kept_answer(augmentation: Augmentation, task: VtabTask) -> Augmentation:
+    crop = augmentation.crop if task.crop else Squash(size=augmentation.size)
+    return replace(augmentation, crop=crop, flip=augmentation.flip if task.flip else 0.0)
+
+
+def with_task(run: AnyRun, name: str) -> AnyRun:
+    """The run for another task: its objective takes the place of the recipe's, targets that cannot be mixed are not,
+    and where they have places in the image the whole of it is scored."""
+    task = find_task(name)
+    if run.objective.task == name:
+        return run
+    run = replace(run, objective=task.objective(), mix=run.mix if task.mixes else Mix())
+    if task.targets.moves and run.preprocessing is not None:
+        run = replace(run, preprocessing=replace(run.preprocessing, resize=None))
+    return run
+
+
+def named_model(old: ModelConfig | None, text: str) -> Any:
+    """The named network as the run had its own: of the same image size and classes and, where both are ViTs, with the
+    same head, pooling, positions and regularisers. NotImplemented for a text that names no network."""
+    if text.strip().lower() in ("none", *(kind.__name__.lower() for kind in FAMILIES.values())):
+        return NotImplemented
+    config = ZOO[resolve(text.strip())]
+    if old is None:
+        return config
+    return config.configured_like(old)
+
+
+def class_names(old: tuple[str, ...], text: str) -> tuple[str, ...]:
+    """Names as a line of CSV, so that one with a comma in it can be given in quotes."""
+    del old
+    return tuple(next(csv.reader([text], skipinitialspace=True), ()))
+
+
+def named_objective(old: ObjectiveConfig, text: str) -> Any:
+    """Another objective as it is by itself: fields of the same name mean something else there."""
+    kinds = ObjectiveConfig.registered()
+    kind = next((kind for kind in kinds if kind.__name__.lower() == text.strip().lower()), type(old))
+    return NotImplemented if isinstance(old, kind) else kind()
+
+
+def resized(run: AnyRun, size: int | Pair) -> AnyRun:
+    """The run at another image size: network, crop and evaluation together."""
+    image = pair(size)
+    return replace(
+        run,
+        model=None if run.model is None else adapted(run.model, image_size=image),
+        augmentation=replace(run.augmentation, crop=resized_crop(run.augmentation.crop, image)),
+        preprocessing=None if run.preprocessing is None else resized_preprocessing(run.preprocessing, image),
+    )
+
+
+def resized_crop(crop: Crop, image: Pair) -> Crop:
+    """A crop to another size; what it is cut out of grows in proportion."""
+    if not isinstance(crop, ResizeCrop):
+        return replace(crop, size=image)
+    if isinstance(crop.resize, tuple):
+        down, across = (round(crop.resize[at] * image[at] / crop.size[at]) for at in (0, 1))
+        return replace(crop, size=image, resize=(down, across))
+    return replace(crop, size=image, resize=round(crop.resize * max(image) / max(crop.size)))
+
+
+def resized_preprocessing(preprocessing: Preprocessing, image: Pair) -> Preprocessing:
+    return Card(preprocessing=preprocessing).resized(image).preprocessing
+
+
+def started_from(run: RunRequest, weights: str, config: ModelConfig, preprocessing: Preprocessing) -> Run:
+    """A fine-tuning with its network: that of the weights, at the run's image size, with their own preprocessing."""
+    image = run.augmentation.size
+    return to_stage(
+        Run,
+        run,
+        weights=weights,
+        model=adapted(config, image_size=image),
+        preprocessing=run.preprocessing or as_trained(resized_preprocessing(preprocessing, image)),
+    )
+
+
+def as_trained(preprocessing: Preprocessing) -> Preprocessing:
+    """The weights' own, but resized as the training crops are, which antialias: a network is scored as it was tuned."""
+    interpolation = "bilinear" if preprocessing.interpolation == "area" else preprocessing.interpolation
+    return replace(preprocessing, antialias=True, interpolation=interpolation)
+
+
+Grid = dict[str, tuple[float, ...]]
+
+RATES: Final[Grid] = {"optim.lr": (0.001, 0.003, 0.01, 0.03)}
+RATES_IMAGENET: Final[Grid] = {"optim.lr": (0.003, 0.01, 0.03, 0.06)}  # 0.06 for ResNets and hybrids
+REGULARISERS: Final[Grid] = {
+    "optim.weight_decay": (0.03, 0.1, 0.3),
+    "model.dropout": (0.0, 0.1),
+    "objective.smoothing": (0.0, 0.1),
+}
+
+GRIDS: Final[dict[str, Grid]] = {
+    **dict.fromkeys(("finetune-imagenet", "finetune-imagenet-512", "finetune-imagenet-518"), RATES_IMAGENET),
+    **dict.fromkeys(("finetune-cifar10", "finetune-cifar100", "finetune-pets", "finetune-flowers"), RATES),
+    "finetune-vtab": {"optim.lr": (0.01,)},
+    **dict.fromkeys(("vit-b16-imagenet", "vit-b32-imagenet", "vit-l16-imagenet", "vit-l32-imagenet"), REGULARISERS),
+    **dict.fromkeys(("vit-b16-imagenet21k", "vit-b32-imagenet21k"), REGULARISERS),
+    **dict.fromkeys(("vit-l16-imagenet21k", "vit-l16-imagenet21k-30ep"), REGULARISERS),
+    **dict.fromkeys(("vit-l32-imagenet21k", "vit-l32-imagenet21k-30ep"), REGULARISERS),
+}
+
+
+def grid(name: str) -> Grid:
+    """What to vary in a recipe: its own grid, or the rates of Table 4 for any other fine-tuning."""
+    name = find(name).name
+    if name in GRIDS:
+        return GRIDS[name]
+    if "finetune" in name:
+        return RATES
+    raise ConfigError(
+        f"{name} has no grid; give one, as in --sweep optim.lr=0.001,0.003 (recipes with one: {', '.join(GRIDS)})"
+    )

@@ -1,0 +1,187 @@
+"""From what a person typed to a run: the recipe or what fits the data, the weights, the size, the settings."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from vitrail.checkpoint.find_weights import find_weights
+from vitrail.core.errors import ConfigError, DataError, VitrailError
+from vitrail.core.text import Pair
+from vitrail.data.collection import open_collection
+from vitrail.data.dataset import Source
+from vitrail.recipes.finetune import for_data, reasons, warmup_for
+from vitrail.recipes.registry import recipe
+from vitrail.recipes.run_overrides import RATES, grid, on_data, resized, started_from, with_changes, with_task
+from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.registry import find_task, recognise_task, task_of
+from vitrail.train.config import Run, RunRequest, configure
+from vitrail.train.data_splits import available, only_or
+
+LOOKED_AT = 32  # pictures whose headers tell the usual size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A command as it was typed; kept in the run folder."""
+
+    verb: str = "pretrain"
+    recipe: str = ""
+    weights: str = ""
+    data: str = ""
+    image_size: int = 0
+    seed: int | None = None
+    settings: tuple[str, ...] = ()
+    sweep: tuple[str, ...] | None = None
+    task: str = ""  # empty: the recipe's, or what the data are annotated for
+    minutes: float | None = None  # 0 for no time budget, none for the default
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """The run, the recipe before anybody changed it, and a line for each choice that was made for the person. `explain`
+    gives those lines for a run that is changed later."""
+
+    run: Run
+    base: RunRequest | None
+    why: tuple[str, ...] = ()
+    explain: Callable[[Run], tuple[str, ...]] | None = None
+
+
+def asked_of(command: Mapping[str, Any]) -> Asked:
+    """What a run folder says was typed."""
+    known = {field.name for field in fields(Asked)}
+    values: dict[str, Any] = {name: value for name, value in command.items() if name in known}
+    for name in ("settings", "sweep"):
+        if values.get(name) is not None:
+            values[name] = tuple(values[name])
+    return Asked(**values)
+
+
+def planned(asked: Asked) -> Planned:
+    """The run that a command asks for; its data are opened where choices follow from them."""
+    if asked.verb == "finetune" and not asked.recipe:
+        return fitted(asked)
+    base = recipe(asked.recipe)
+    request = base
+    if asked.data:
+        request = on_data(request, asked.data)
+    if asked.image_size:
+        request = resized(request, asked.image_size)
+    if asked.verb == "finetune":
+        bundle = find_weights(asked.weights)
+        run = started_from(request, asked.weights, bundle.config, bundle.card.preprocessing)
+    elif request.model is not None:
+        run = configure(request)
+    else:
+        raise ConfigError(f"{asked.recipe} is a fine-tuning recipe: vitrail finetune WEIGHTS --recipe {asked.recipe}")
+    task = asked.task or recognised(run, asked.data)
+    run = finished(with_task(run, task) if task else run, asked)
+    check_classes(run, asked.settings)
+    return Planned(run=run, base=base)
+
+
+def recognised(run: Run, data: str) -> str:
+    """The task that data without labels are annotated for, where the recipe is one of classification; else nothing.
+    Data that cannot be opened say why when the run starts."""
+    if not data or task_of(run.objective) is not CLASSIFICATION:
+        return ""
+    try:
+        return recognise_task(open_collection(data)).name
+    except VitrailError:
+        return ""
+
+
+def fitted(asked: Asked) -> Planned:
+    """Fine-tuning without a recipe: weights say all, and the data that are asked to be trained on."""
+    bundle, collection = find_weights(asked.weights), open_collection(asked.data)
+    whole = only_or(collection, "train")
+    task = find_task(asked.task) if asked.task else recognise_task(collection)
+    outputs = len(task.output_names(collection))
+    picture, has_val = usual_size(whole), "val" in collection.splits
+
+    def chosen(samples: int) -> Run:
+        found = for_data(
+            bundle.config,
+            bundle.card.preprocessing,
+            weights=asked.weights,
+            source=asked.data,
+            samples=samples,
+            classes=outputs,
+            picture=picture,
+            image_size=asked.image_size or None,
+            has_val=has_val,
+            multi_label=whole.labels.multi_label,
+            has_classes=task.has_classes,
+        )
+        return with_task(found.run, task.name)
+
+    train, _ = available(collection, finished(chosen(len(whole)), asked).data)
+    samples, base = len(train), chosen(len(train))
+    run = finished(on_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
+    count = samples - round(samples * run.data.dev)
+    if not any(text.partition("=")[0].strip() == "schedule.warmup" for text in asked.settings):
+        steps = run.steps or max(round(run.epochs * count / run.batch), 1)
+        run = replace(run, schedule=replace(run.schedule, warmup=warmup_for(steps)))
+    check_classes(run, asked.settings)
+
+    def explain(run: Run) -> tuple[str, ...]:
+        return reasons(run, bundle.config, count, picture, given=asked.image_size > 0, has_val=has_val)
+
+    return Planned(run=run, base=base, why=explain(run), explain=explain)
+
+
+def finished(run: Run, asked: Asked) -> Run:
+    if asked.seed is not None:
+        run = replace(run, seed=asked.seed)
+    return with_changes(run, asked.settings)
+
+
+def check_classes(run: Run, settings: Iterable[str]) -> None:
+    """Refuses a number of classes that was typed where the data have another: the head has one output for each of
+    theirs."""
+    typed = [text for text in settings if text.partition("=")[0].strip() == "model.classes"]
+    if not typed or run.model is None or not run.data.source:
+        return
+    asked = f"model.classes={run.model.classes}"
+    if not run.objective.labelled:
+        raise ConfigError(f"{asked}, but objective={type(run.objective).__name__} trains no classifier; leave it out")
+    task = task_of(run.objective)
+    classes = 0 if task is None else len(task.output_names(open_collection(run.data.source)))
+    if classes and run.model.classes != classes:
+        raise ConfigError(
+            f"{asked}, but {run.data.source} has {classes:,} classes, and the network gets an output for each of them; "
+            "leave model.classes out, or give data with other classes"
+        )
+
+
+def usual_size(source: Source) -> Pair | None:
+    """The median height and width of some pictures; none where they cannot be read."""
+    sizes: list[Pair] = []
+    for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).astype(int).tolist():
+        try:
+            sizes.append(source.picture(index).size)
+        except DataError:  # the run will say so
+            continue
+    if not sizes:
+        return None
+    height, width = np.median(np.array(sizes), axis=0).astype(int).tolist()
+    return (height, width)
+
+
+def grid_of(asked: Asked, plan: Planned) -> dict[str, tuple[Any, ...]]:
+    """What --sweep tries: as typed, FIELD=V,V each, or the recipe's own grid."""
+    if asked.sweep:
+        typed: dict[str, tuple[Any, ...]] = {}
+        for text in asked.sweep:
+            name, equals, values = text.partition("=")
+            if not equals or not values:
+                raise ConfigError(f"--sweep {text!r}: write FIELD=VALUE,VALUE, as in optim.lr=0.001,0.003")
+            typed[name] = tuple(values.split(","))
+        for name, values in typed.items():
+            for value in values:
+                setting = [f"{name}={value}"]
+                check_classes(with_changes(plan.run, setting), setting)  # mistakes are refused before the first run
+        return typed
+    return dict(grid(asked.recipe) if asked.recipe else RATES)

@@ -1,0 +1,240 @@
+"""A confusion matrix to look at: right answers in blue along the diagonal, wrong ones in red beside it.
+
+What is taken for what: classes by how often they are recognised, and the most frequent mistakes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.core.errors import ConfigError
+from vitrail.report.fonts import Colour, Scheme, blend, palette, reads_white
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCount:
+    """How many images of a class were recognised."""
+
+    name: str
+    right: int
+    count: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Confusion:
+    """So many images of one class were taken for another."""
+
+    truth: str
+    said: str
+    count: int
+    share: float  # of the images of the true class
+
+
+def rank_confusions(
+    cells: NDArray[np.int64], totals: NDArray[np.int64], class_names: Sequence[str], most: int
+) -> list[Confusion]:
+    """The most frequent mistakes; of equal ones the larger share of its class first. `cells` [C, 3] are rows of true
+    class, predicted class and count; `totals` [K] are the images of each class."""
+    wrong = cells[cells[:, 0] != cells[:, 1]]
+    truth, said, count = wrong.T
+    share = count / totals[truth]
+    order = np.lexsort((said, truth, -share, -count))[:most].tolist()
+    return [
+        Confusion(class_names[int(truth[at])], class_names[int(said[at])], int(count[at]), float(share[at]))
+        for at in order
+    ]
+
+
+DRAWN: Final = 100  # classes up to which the matrix is drawn
+NAMED: Final = 40  # up to which the rows have names
+COUNTED: Final = 16  # up to which a cell has its number
+LEVELS: Final = 12  # shades
+LONGEST: Final = 18  # letters of a name
+WIDEST: Final = 900  # pixels up to which the style tells drawings apart that must be scrolled
+
+
+@dataclass(frozen=True, slots=True)
+class Shade:
+    """All cells of one colour: a path, and how strong it is."""
+
+    right: bool
+    strength: float
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    x: float
+    y: float
+    text: str
+    light: bool = False  # white in the light look of the page
+    dark: bool = False  # white in its dark look
+
+
+def strength(level: int) -> float:
+    """How opaque a shade is."""
+    return round(0.08 + 0.92 * level / LEVELS, 2)
+
+
+def ground(scheme: Scheme, right: bool, level: int) -> Colour:
+    """The colour of a cell as it is seen."""
+    colours = palette(scheme)
+    return blend(colours["cobalt" if right else "ruby"], colours["paper"], strength(level))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Heat:
+    """Counts [K, K], true classes as rows. Shades are shares of a row, so that rare classes show as well, and grow with
+    the square root, so that a few mistakes can be seen. Above a hundred classes the worst are listed and no more."""
+
+    counts: NDArray[np.int64]
+    classes: Sequence[str]
+    title: str = ""
+    listed: int = 8
+    template: str = field(default="heat.html", init=False)
+
+    def __post_init__(self) -> None:
+        if self.counts.shape != (len(self.classes),) * 2:
+            raise ConfigError(f"a confusion matrix of {self.counts.shape} is not one of {len(self.classes)} classes")
+
+    @property
+    def drawn(self) -> bool:
+        return len(self.classes) <= DRAWN
+
+    @property
+    def cell(self) -> int:
+        """The side of a cell in pixels."""
+        known = len(self.classes)
+        return 40 if known <= 10 else 32 if known <= COUNTED else 24 if known <= 24 else 17 if known <= NAMED else 6
+
+    @property
+    def named(self) -> bool:
+        return len(self.classes) <= NAMED
+
+    @cached_property
+    def names(self) -> list[str]:
+        return [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in self.classes]
+
+    @property
+    def margin(self) -> int:
+        """Room for the names, left and above."""
+        return 26 + self.length if self.named else 46
+
+    @property
+    def length(self) -> int:
+        """Of the longest name, in pixels."""
+        return round((13 if self.cell >= 24 else 11) * 0.56 * max((len(name) for name in self.names), default=1))
+
+    @property
+    def right(self) -> int:
+        """Room for names that lean out over the last column."""
+        return 6 if self.upright or not self.named else 6 + round(0.62 * self.length)
+
+    @property
+    def upright(self) -> bool:
+        """Whether names above the columns can stand as they are."""
+        return self.named and self.length + 4 <= self.cell
+
+    @property
+    def top(self) -> int:
+        return 44 if self.upright or not self.named else 34 + round(0.79 * self.length)
+
+    @property
+    def width(self) -> int:
+        """Of the whole drawing, in pixels."""
+        return self.margin + self.side + self.right
+
+    @property
+    def least(self) -> int:
+        """The width in hundreds: on anything narrower the drawing must be scrolled."""
+        return min(self.width // 100 * 100, WIDEST)
+
+    @property
+    def side(self) -> int:
+        return self.cell * len(self.classes)
+
+    @cached_property
+    def shares(self) -> NDArray[np.float64]:
+        totals = self.counts.sum(1, keepdims=True)
+        return self.counts / np.maximum(totals, 1)
+
+    @property
+    def empty(self) -> str:
+        """The lattice of all cells, where they are few enough to be seen one by one."""
+        every = np.argwhere(np.ones(self.counts.shape, np.bool_)) if self.named else np.zeros((0, 2), np.int64)
+        return self.squares(every)
+
+    @cached_property
+    def levels(self) -> NDArray[np.int64]:
+        """The shade of each cell, from 0 for an empty one."""
+        return np.ceil(np.sqrt(self.shares) * LEVELS).astype(np.int64)
+
+    @property
+    def shades(self) -> list[Shade]:
+        diagonal = np.eye(len(self.classes), dtype=np.bool_)
+        return [
+            Shade(right, strength(level), self.squares(np.argwhere(mine == level)))
+            for right in (True, False)
+            for mine in [np.where(diagonal == right, self.levels, 0)]
+            for level in np.unique(mine[mine > 0]).tolist()
+        ]
+
+    def squares(self, places: NDArray[np.int64]) -> str:
+        """A path of cells, a lead's width apart."""
+        lead = 2 if self.cell >= 24 else 1
+        side = self.cell - lead
+        return "".join(
+            f"M{column * self.cell} {row * self.cell}h{side}v{side}h-{side}z" for row, column in places.tolist()
+        )
+
+    @property
+    def numbers(self) -> list[Letter]:
+        """Counts inside the cells."""
+        if len(self.classes) > COUNTED:
+            return []
+        middle = (self.cell - 2) / 2
+        return [
+            Letter(
+                column * self.cell + middle,
+                row * self.cell + middle,
+                f"{self.counts[row, column]:,}",
+                light=reads_white(ground("light", row == column, int(self.levels[row, column]))),
+                dark=reads_white(ground("dark", row == column, int(self.levels[row, column]))),
+            )
+            for row, column in np.argwhere(self.counts > 0).tolist()
+        ]
+
+    @property
+    def labels(self) -> list[Letter]:
+        """Names of rows and columns, or numbers of some of them; x holds the place along either side."""
+        middle = (self.cell - 1) / 2
+        if self.named:
+            return [Letter(at * self.cell + middle, 0, name) for at, name in enumerate(self.names)]
+        return [Letter(at * self.cell + middle, 0, str(at)) for at in range(0, len(self.classes), 10)]
+
+    @cached_property
+    def wrong(self) -> int:
+        return int(self.counts.sum() - np.trace(self.counts))
+
+    @cached_property
+    def hardest(self) -> list[ClassCount]:
+        """The classes with the smallest share of right answers, of those that were mistaken at all."""
+        totals, right = self.counts.sum(1), np.diagonal(self.counts)
+        there = np.flatnonzero(right < totals)
+        order = there[np.lexsort((there, -totals[there], right[there] / totals[there]))][: self.listed]
+        return [ClassCount(self.classes[int(at)], int(right[at]), int(totals[at])) for at in order.tolist()]
+
+    @cached_property
+    def pairs(self) -> list[Confusion]:
+        """The most frequent mistakes."""
+        rows, columns = np.nonzero(self.counts)
+        cells = np.stack([rows, columns, self.counts[rows, columns]], 1)
+        return rank_confusions(cells, self.counts.sum(1), self.classes, self.listed)

@@ -1,0 +1,159 @@
+"""The look of the figures: one style on paper and on a dark screen, and how a figure becomes a file.
+
+matplotlib (the extra `figures`) is loaded when something is drawn. Nothing goes through pyplot, so a notebook's own
+figures and settings stay as they are.
+"""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitrail.core.atomic_files import write_file
+from vitrail.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+Floats = NDArray[np.floating[Any]]
+Pixels = NDArray[np.uint8]  # [H, W, 3]
+
+WIDTH: Final = 8.0  # inches of every figure, so that letters are of one size
+DPI: Final = 144
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Theme:
+    """Ground, ink and the colours of the glass; the same as those of the pages."""
+
+    paper: str
+    ink: str
+    quiet: str
+    line: str
+    cobalt: str
+    ruby: str
+    amber: str
+    leaf: str
+    violet: str
+    sky: str
+
+    @property
+    def glass(self) -> tuple[str, ...]:
+        return (self.cobalt, self.amber, self.leaf, self.ruby, self.violet, self.sky)
+
+
+LIGHT: Final = Theme(
+    paper="#ffffff", ink="#22262b", quiet="#6b6f76", line="#e2dfd8", cobalt="#2c5aa0", ruby="#a3283c",
+    amber="#c9892b", leaf="#3f7d5a", violet="#6a4a8c", sky="#6fa3bf",
+)  # fmt: skip
+DARK: Final = Theme(
+    paper="#1d2024", ink="#e6e3dc", quiet="#979ba3", line="#30343a", cobalt="#6c9be0", ruby="#d75a6c",
+    amber="#dfa750", leaf="#69ad86", violet="#a585c9", sky="#86b8d2",
+)  # fmt: skip
+
+
+def toolkit() -> Any:
+    """matplotlib, or how to come by it."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("figures need matplotlib, which is not installed: pip install 'vitrail[figures]'") from None
+    return matplotlib
+
+
+@contextlib.contextmanager
+def styled(theme: Theme) -> Generator[None]:
+    """Our own settings, whatever those of the user; they are back afterwards."""
+    ours: dict[str, Any] = {
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "text.color": theme.ink,
+        "text.parse_math": False,
+        "axes.edgecolor": theme.line,
+        "axes.labelcolor": theme.quiet,
+        "axes.facecolor": theme.paper,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titlesize": 9,
+        "axes.titlecolor": theme.ink,
+        "xtick.color": theme.line,
+        "ytick.color": theme.line,
+        "axes.labelsize": 9,
+        "axes.axisbelow": True,
+        "xtick.labelcolor": theme.quiet,
+        "ytick.labelcolor": theme.quiet,
+        "grid.color": theme.line,
+        "figure.facecolor": theme.paper,
+        "savefig.facecolor": theme.paper,
+        "legend.frameon": False,
+        "svg.hashsalt": "vitrail",
+        "svg.fonttype": "path",
+        "image.interpolation": "nearest",
+    }
+    matplotlib = toolkit()
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(ours)
+        yield
+
+
+def blank(height: float, width: float = WIDTH) -> "Figure":
+    """A figure that lays itself out."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.04, h_pad=0.04, wspace=0.02, hspace=0.02)
+    return figure
+
+
+@lru_cache(maxsize=1)
+def letters() -> frozenset[int]:
+    """What the font of the figures can draw."""
+    from matplotlib.font_manager import findfont
+    from matplotlib.ft2font import FT2Font
+
+    return frozenset(FT2Font(findfont("DejaVu Sans")).get_charmap())
+
+
+def legible(text: str, longest: int = 40) -> str:
+    """A text that the font has letters for, in one line and not too long."""
+    line = "".join(sign if ord(sign) in letters() else "?" for sign in " ".join(text.split()))
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def coloured(values: Floats, low: float, high: float, name: str = "magma") -> NDArray[np.uint8]:
+    """Numbers as colours: [...] -> uint8 [..., 3]; `low` and below is the first colour, `high` and above the last."""
+    span = high - low
+    place = np.clip((values - low) / span, 0.0, 1.0) if span > 0 else np.zeros(values.shape)
+    colours: Any = toolkit().colormaps[name](place)
+    return np.rint(255 * colours[..., :3]).astype(np.uint8)
+
+
+def encoded(figure: "Figure", theme: Theme, form: Literal["png", "svg", "webp"]) -> bytes:
+    """A figure as the bytes of a file; the same ones for the same numbers."""
+    out = io.BytesIO()
+    options: dict[str, Any] = {"svg": {"metadata": {"Date": None, "Creator": None}}, "webp": {}, "png": {}}[form]
+    if form == "webp":
+        options = {"pil_kwargs": {"quality": 86, "method": 4}}
+    if form == "png":
+        options = {"metadata": {"Software": None}}
+    with styled(theme):
+        figure.savefig(out, format=form, dpi=DPI, **options)
+    return out.getvalue()
+
+
+def save(figure: "Figure", path: Path, theme: Theme = LIGHT) -> tuple[Path, Path]:
+    """Writes a figure as PNG and as SVG, each whole or not at all; `path` has no ending."""
+    png, svg = path.with_name(f"{path.name}.png"), path.with_name(f"{path.name}.svg")
+    for target, form in ((png, "png"), (svg, "svg")):
+        write_file(target, encoded(figure, theme, form))  # type: ignore[arg-type]
+    return png, svg

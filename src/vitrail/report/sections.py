@@ -1,0 +1,162 @@
+"""Parts of a page that are no charts: big numbers, how a run stands, pictures with captions, what is folded away.
+
+Strips of pictures: a picture beside others that belong to it, as panes in one lead.
+
+Strips(title="Reconstructions", sides=("as it is", "as seen", "rebuilt"), strips=[strip([one, seen, rebuilt])])
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitrail.report.page import data_uri
+
+State: TypeAlias = Literal["running", "done", "interrupted", "exploded", "failed"]
+Mood: TypeAlias = Literal["right", "wrong", ""]
+Picture: TypeAlias = Image.Image | NDArray[np.uint8]  # an array is [H, W, 3] or [H, W]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """A number, what it is, and a little more about it."""
+
+    value: str
+    label: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiles:
+    """Numbers side by side."""
+
+    tiles: Sequence[Tile]
+    title: str = ""
+    template: str = field(default="tiles.html", init=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """How a thing stands: a word with its colour, a sentence, lines below it, a command to copy, and how far it is from
+    0 to 1 where that is known."""
+
+    state: State
+    text: str = ""
+    lines: Sequence[str] = ()
+    asks: str = ""  # what the command is for
+    command: str = ""
+    progress: float | None = None
+    template: str = field(default="status.html", init=False)
+
+    @property
+    def filled(self) -> float:
+        """Per cent of the bar."""
+        return round(100 * min(max(self.progress or 0.0, 0.0), 1.0), 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shot:
+    """A picture as a data URI, or empty where there is none to show; what is below it, a quieter line, and whether what
+    was said of it is right."""
+
+    picture: str
+    caption: str
+    note: str = ""
+    mood: Mood = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gallery:
+    """Small pictures with captions."""
+
+    title: str
+    shots: Sequence[Shot]
+    lead: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Galleries:
+    """Some of them side by side."""
+
+    galleries: Sequence[Gallery]
+    template: str = field(default="galleries.html", init=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """Names and values, side by side where there is room."""
+
+    title: str
+    rows: Sequence[tuple[str, str]]
+    template: str = field(default="facts.html", init=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Names and values under a heading."""
+
+    name: str
+    rows: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Folded:
+    """What few want to see at once: opens at a click, without a script."""
+
+    title: str
+    groups: Sequence[Group]
+    hint: str = ""
+    template: str = field(default="folded.html", init=False)
+
+
+def shot(picture: Picture | None, caption: str, *, mood: Mood = "", side: int = 128) -> Shot:
+    """A picture made small. A second line of the caption is the quieter one."""
+    if isinstance(picture, np.ndarray):
+        picture = Image.fromarray(np.ascontiguousarray(picture))
+    text, _, note = caption.partition("\n")
+    return Shot(picture="" if picture is None else data_uri(picture, side), caption=text, note=note, mood=mood)
+
+
+SIDE = 96  # pixels of a pane
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pane:
+    """A picture as a data URI, or empty where there is none to show, with a word below it where it has one."""
+
+    picture: str
+    name: str  # for those who do not see it
+    caption: str = ""
+    mood: Mood = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strip:
+    """Panes that belong together, left to right; `note` is set quietly beside the caption."""
+
+    panes: Sequence[Pane]
+    caption: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strips:
+    """Strips side by side where there is room. `sides` names the panes of every strip; with `apart` the first one
+    stands by itself, what the others are beside."""
+
+    title: str
+    strips: Sequence[Strip]
+    lead: str = ""
+    sides: Sequence[str] = ()
+    apart: bool = False
+    template: str = field(default="strips.html", init=False)
+
+
+def pane(picture: Picture | None, name: str, *, caption: str = "", mood: Mood = "") -> Pane:
+    """A picture made small."""
+    if isinstance(picture, np.ndarray):
+        picture = Image.fromarray(np.ascontiguousarray(picture))
+    return Pane(picture="" if picture is None else data_uri(picture, SIDE), name=name, caption=caption, mood=mood)

@@ -1,0 +1,1 @@
+"""What all studies share: definition, grid, costs, results, figures, report."""

@@ -1,0 +1,1 @@
+"""One module per study of the paper."""

@@ -1,0 +1,237 @@
+"""Puts a run's parts together: network, objective, optimiser, average, data.
+
+The network that a run starts from: fresh, or somebody's weights with a new head and resized positions (3.2).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.checkpoint.bundle import Bundle, Card
+from vitrail.checkpoint.find_weights import find_weights
+from vitrail.checkpoint.store.reader import Saved
+from vitrail.checkpoint.weights import head_changes, network, operate
+from vitrail.core.errors import ConfigError
+from vitrail.data.randomness import keyed, number
+from vitrail.data.unreadable_log import Ledger
+from vitrail.distributed.meta_init import draw
+from vitrail.distributed.parallel import Parallel, parallelise
+from vitrail.distributed.process_group import World
+from vitrail.models.build import Model, bare, build, network_class
+from vitrail.models.family import ModelConfig
+from vitrail.models.layers import initialise
+from vitrail.models.zoo import adapted
+from vitrail.objectives.objective import Objective
+from vitrail.objectives.registry import build_objective
+from vitrail.optim.averaging import Average
+from vitrail.optim.groups import freeze, groups
+from vitrail.optim.optimiser import Optimiser
+from vitrail.tasks.registry import targets_of, task_of
+from vitrail.train.batches import Feed
+from vitrail.train.closed_form_baseline import put_head
+from vitrail.train.config import RECORDED, ResolvedRun
+from vitrail.train.data_splits import Pictures
+from vitrail.train.resume import restore, state_of
+from vitrail.train.runtime.cost import Cost, peak_flops
+from vitrail.train.step import Step
+
+REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
+
+
+def wanted_otherwise(config: ModelConfig, run: ResolvedRun) -> dict[str, Any]:
+    """The regularisers that a run wants otherwise than the weights' own config."""
+    return {
+        name: getattr(run.model, name) for name in REGULARISERS if hasattr(config, name) and hasattr(run.model, name)
+    }
+
+
+def starting_network(
+    run: ResolvedRun, labels: tuple[str, ...], facts: Mapping[str, Any], *, fresh: bool = False
+) -> Model:
+    """In training mode, on the CPU; without labels it has no head. With `fresh` the weights are not looked at: a
+    checkpoint will bring others. The card will tell the `facts`, too."""
+    provenance: dict[str, Any] = {}
+    if run.weights and not fresh:
+        bundle = find_weights(run.weights)
+        other = wanted_otherwise(bundle.config, run)
+        moved = bundle.config.image != run.model.image
+        head = head_changes(bundle.config, len(labels), "patches" if run.model.has_patch_head else "linear")
+        bundle = operate(with_config(bundle, other), image_size=run.model.image, head=head)
+        if moved and run.positions == "drawn":
+            bundle = positions_drawn(bundle, run.seed)
+        model = network(bundle)
+        provenance = {"from": {"weights": run.weights, **bundle.card.provenance}}
+    else:
+        model = fresh_network(run.model, run.seed)
+        run.objective.prepare_head(model)
+    return described(model, run, labels, provenance, facts)
+
+
+def described(
+    model: Model, run: ResolvedRun, labels: tuple[str, ...], provenance: dict[str, Any], facts: Mapping[str, Any]
+) -> Model:
+    """With the card that its weights will carry, and in training mode."""
+    model.card = Card(preprocessing=run.preprocessing, labels=labels or None, provenance=provenance, **facts)
+    return model.train()
+
+
+def bare_network(run: ResolvedRun, labels: tuple[str, ...], facts: Mapping[str, Any]) -> Model:
+    """Without storage: where a network is sharded no process need ever hold it whole."""
+    provenance = {"from": {"weights": run.weights}} if run.weights else {}
+    return described(bare(run.model), run, labels, provenance, facts)
+
+
+def drawn(module: nn.Module, run: ResolvedRun) -> None:
+    """Gives a sharded network without values those that `starting_network` would have drawn."""
+    network: Any = module.network
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(start_seed(run.seed))
+        draw(network, initialise)
+    run.objective.prepare_head(network)
+
+
+def tables_only(module: nn.Module) -> None:
+    """Fixed tables make themselves; all else a checkpoint brings."""
+    for part in module.modules():
+        if getattr(part, "fixed", False) and callable(fill := getattr(part, "initialise", None)):
+            fill()
+
+
+def with_config(bundle: Bundle, changes: dict[str, Any]) -> Bundle:
+    return replace(bundle, config=adapted(bundle.config, **changes))
+
+
+def positions_drawn(bundle: Bundle, seed: int) -> Bundle:
+    """With the grid's positions as a network of this size would start with; a class token keeps its own."""
+    drawn = fresh_network(bundle.config, seed).state_dict()
+    return replace(bundle, tensors=network_class(bundle.config).redraw_positions(bundle.tensors, drawn, bundle.config))
+
+
+def fresh_network(config: ModelConfig, seed: int) -> Model:
+    """Initialised from the run's seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(start_seed(seed))
+        return build(config)
+
+
+def start_seed(seed: int) -> int:
+    return int(keyed(number("initialise"), seed)[0] >> 1)
+
+
+Values: TypeAlias = Callable[[nn.Module], None]  # gives them to a module that has storage and nothing in it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    objective: Objective
+    parallel: Parallel
+    optimiser: Optimiser
+    average: Average | None
+    step: Step
+    feed: Feed
+    cost: Cost
+
+
+def assemble(
+    run: ResolvedRun,
+    pictures: Pictures,
+    world: World,
+    ledger: Ledger,
+    *,
+    saved: Saved | None,
+    head: tuple[Tensor, Tensor] | None = None,
+) -> Parts:
+    """Everything in its place, with the values of a checkpoint where there is one; `head` is what the last layer
+    starts with instead of zeros."""
+    network, values = network_of(run, pictures, world, saved, head)
+    objective, parallel = placed(run, pictures, world, network, values)
+    optimiser = Optimiser(groups(objective, run.optim), run.optim)
+    average = Average(dict(objective.named_parameters()), run.average) if run.average else None
+    if saved is not None:
+        restore(state_of(objective, optimiser, average), saved)
+    return Parts(
+        objective=objective,
+        parallel=parallel,
+        optimiser=optimiser,
+        average=average,
+        step=Step(
+            objective,
+            parallel,
+            optimiser,
+            average,
+            world=world,
+            seed=run.seed,
+            clip=run.optim.clip,
+            graphs=run.compile in RECORDED,
+        ),
+        feed=Feed(
+            pictures.train,
+            objective.views(run.augmentation),
+            run.data,
+            batch=run.batch,
+            seed=run.seed,
+            world=world,
+            ledger=ledger,
+            targets=targets_of(run.objective),
+        ),
+        cost=Cost(
+            macs=run.objective.work(run.model),
+            samples=len(pictures.train),
+            devices=world.size,
+            peak=peak_flops(world.device),
+        ),
+    )
+
+
+def network_of(
+    run: ResolvedRun, pictures: Pictures, world: World, saved: Saved | None, head: tuple[Tensor, Tensor] | None
+) -> tuple[Model, Values | None]:
+    """The network of the start; or one without storage where it will be sharded, and what gives it values then."""
+    task = task_of(run.objective)
+    labels = () if task is None else pictures.classes
+    facts = {} if task is None else {"task": task.name, **task.card_facts(run.objective, pictures.train)}
+    if run.sharding in ("fsdp", "hsdp") and world.size > 1 and not (run.weights and saved is None):
+        network = bare_network(run, labels, facts)
+        return network, tables_only if saved is not None else partial(drawn, run=run)
+    network = starting_network(run, labels, facts, fresh=saved is not None)
+    if head is not None:
+        put_head(network, head)
+    return network, None
+
+
+def placed(
+    run: ResolvedRun, pictures: Pictures, world: World, network: Model, values: Values | None
+) -> tuple[Objective, Parallel]:
+    """The objective around the network, on its devices, with the values that the run starts from."""
+    network.class_token_only = True
+    objective = build_objective(
+        run.objective,
+        network,
+        classes=len(pictures.classes),
+        preprocessing=run.preprocessing,
+        mix=run.mix,
+        steps=run.steps,
+        seed=run.seed,
+        world=world,
+    )
+    if objective.config.couples and run.batch // world.size > run.micro:
+        raise ConfigError(
+            f"micro={run.micro} would cut the {run.batch // world.size} samples of a process's batch, but this "
+            "objective compares the samples of a batch; use a smaller batch, more processes or recompute=on"
+        )
+    freeze(objective, run.optim)
+    parallel = parallelise(
+        objective,
+        world=world,
+        sharding=run.sharding,
+        precision=run.precision,
+        compile=run.compile in ("on", "graphs"),
+        recompute=run.recompute,
+        values=values,
+    )
+    objective.start()
+    return objective, parallel

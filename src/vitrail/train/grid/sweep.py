@@ -1,0 +1,354 @@
+"""The paper's search (4.1, 4.3): every point of a grid with a dev split held out, the best one on all pictures."""
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
+from vitrail.checkpoint.store.layout import places as saves_in
+from vitrail.core.atomic_files import replacing
+from vitrail.core.config_overrides import differences, with_settings
+from vitrail.core.errors import ConfigError, Exploded, TrainingError
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.metrics.metric import Criterion
+from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.registry import task_of
+from vitrail.train.config import Data, Run, RunRequest, configure
+from vitrail.train.data_splits import Pictures, find_pictures, on_all
+from vitrail.train.grid.cell import OUTCOME, Cell, Outcome, Prepared
+from vitrail.train.grid.engine import run_grid
+from vitrail.train.grid.plan import Plan, QuietWatcher
+from vitrail.train.grid.worker import Place
+from vitrail.train.loop import train
+from vitrail.train.report.page import read_metrics
+from vitrail.train.resolve import resolve
+from vitrail.train.resume import config_of, free_in, same_run
+from vitrail.train.run_folder.files import COMMAND, CONFIG, METRICS, POINTS, SWEEP, is_done, read_json
+from vitrail.train.run_folder.run import compare
+from vitrail.train.runtime.observer import Observer, Silent, heard
+from vitrail.train.scoring import Result
+
+DEV = 0.1
+
+Grid = Mapping[str, Sequence[Any]]
+Change = Callable[[Run, Sequence[str]], Run]  # applies settings to a run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One setting of the grid and how it did on the dev split by the criterion; one that exploded has no value."""
+
+    settings: tuple[str, ...]
+    value: float
+    criterion: Criterion = CLASSIFICATION.criteria[0]
+
+    @property
+    def exploded(self) -> bool:
+        return math.isnan(self.value)
+
+    @property
+    def rank(self) -> float:
+        """The smaller, the better."""
+        return -self.value if self.criterion.larger else self.value
+
+    @property
+    def shown(self) -> str:
+        return "exploded" if self.exploded else f"{self.value:.2%}" if self.criterion.share else f"{self.value:.4g}"
+
+    @property
+    def name(self) -> str:
+        return name_of(self.settings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The points tried, best first, and the run on all pictures with the best of them; none where a signal came."""
+
+    points: tuple[Point, ...]
+    final: Result | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepJob:
+    """Trains a point. What counts is its score on the dev split at its end, or at its best with patience."""
+
+    command: Mapping[str, Any]
+
+    def prepare(self, cell: Cell) -> Prepared:
+        pictures = find_pictures(cell.run.data, task_of(cell.run.objective))
+        return Prepared(run=configure(cell.run), pictures=pictures, command=self.command)
+
+    def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
+        rows = [row for row in read_metrics(folder / METRICS)[0] if row["kind"] == "watch"]
+        criterion = criterion_of(cell.run)
+        scores = [float(row[criterion.name]) for row in rows if row.get(criterion.name) is not None]
+        if not scores:
+            return {}
+        best = max(scores) if criterion.larger else min(scores)
+        return {name_score(criterion): best if cell.run.evaluation.patience else scores[-1]}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweepWatcher(QuietWatcher):
+    """Tells an observer which point is tried, and lets it hear all that the point's run says."""
+
+    order: tuple[str, ...]
+    spread: bool = False  # over processes, of which nothing is heard but how they end
+
+    def started(self, cell: Cell) -> None:
+        at, settings = self.order.index(cell.name) + 1, ", ".join(settings_of(cell))
+        self.observer.told(f"sweep {at} of {len(self.order)}: {settings}")
+
+    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+        if outcome.fault:
+            self.observer.told(f"{cell.name}: {outcome.fault}" if self.spread else outcome.fault)
+        elif self.spread:
+            (point,) = tried_in([outcome], criterion_of(cell.run))
+            self.observer.told(f"{cell.name}: {point.shown} of dev")
+
+
+def points_of(grid: Grid) -> list[tuple[str, ...]]:
+    """Every combination, as settings; a value that is given twice counts once."""
+    if not grid or not all(grid.values()):
+        raise ConfigError("an empty grid: give --sweep FIELD=VALUE,VALUE or a recipe that has one")
+    pairs = [[f"{field}={value}" for value in values] for field, values in grid.items()]
+    return list(dict.fromkeys(itertools.product(*pairs)))
+
+
+def name_of(settings: Sequence[str]) -> str:
+    """Of a point, and of its folder."""
+    return ",".join(settings)
+
+
+def settings_of(cell: Cell) -> tuple[str, ...]:
+    return tuple(f"{field}={value}" for field, value in cell.at.items())
+
+
+def trials(run: Run, grid: Grid, change: Change) -> list[Cell]:
+    """Every point with its run, which has a dev split held out."""
+    held = replace(run, data=replace(run.data, dev=run.data.dev or DEV, watch="dev", test="none"))
+    return [
+        Cell(
+            name=name_of(settings),
+            at={field: value for field, _, value in (text.partition("=") for text in settings)},
+            run=replace(change(held, settings), name=f"{run.name} {', '.join(settings)}"),
+        )
+        for settings in points_of(grid)
+    ]
+
+
+def runs_worth(run: Run, grid: Grid, world: World, change: Change = with_settings) -> float:
+    """How many times as long as the run on all pictures a search takes, its last run included, by pictures and their
+    multiply-accumulates; nobody can know what patience will save. Points that cannot work are refused."""
+    seen: dict[Data, Pictures] = {}
+
+    def work(one: Run) -> float:
+        patient = replace(one, evaluation=replace(one.evaluation, patience=0))
+        whole = resolve(patient, pictures_in(seen, one), world)
+        return whole.steps * whole.batch * whole.objective.work(whole.model)
+
+    whole = replace(run, data=on_all(run.data))
+    points = trials(run, grid, change)
+    last = max(work(change(whole, settings_of(point))) for point in points)
+    return (sum(work(configure(point.run)) for point in points) + last) / work(whole)
+
+
+def pictures_in(seen: dict[Data, Pictures], run: RunRequest) -> Pictures:
+    """The pictures of a run; points that share their data share them."""
+    if run.data not in seen:
+        seen[run.data] = find_pictures(run.data, task_of(run.objective))
+    return seen[run.data]
+
+
+def search(
+    run: Run,
+    grid: Grid,
+    *,
+    out: Path,
+    world: World,
+    command: dict[str, Any] | None = None,
+    force: bool = False,
+    observer: Observer | None = None,
+    change: Change = with_settings,
+    places: Sequence[Place] = (),
+) -> Found:
+    """Tries every point in OUT/sweep, then trains in OUT. The same call again resumes; points that are done stay. A
+    point that explodes is out, and the others are tried. One that fails otherwise is reported behind the others, and
+    nothing is chosen without it. With `places` the points are spread over processes."""
+    observer, command = observer or Silent(), command or {}
+    if places and world.size > 1:
+        raise ConfigError(f"--jobs is for one process that starts others, and torchrun has started {world.size}")
+    if not force:
+        refuse_another(out, grid, world)
+    points = trials(run, grid, change)
+    if not run.objective.labelled and not find_pictures(run.data, None).classes:
+        raise ConfigError(f"a search chooses by a score on held-out pictures, and {run.data.source} has no labels")
+    check_points(points, out=out, world=world, force=force)
+    plan = sweep_plan(points, grid, criterion_of(run), out=out, command=command, force=force, observer=observer)
+    with heard():  # by all runs in turn: a signal behind the last point is for the run on all pictures
+        watcher = SweepWatcher(observer=observer, order=tuple(point.name for point in points), spread=bool(places))
+        report = run_grid(plan, places or world, watcher=watcher)
+        tried = tried_in(report.outcomes, criterion_of(run))
+        if report.stopped:
+            return Found(points=tried, final=None)
+        best = chosen(tried, report.outcomes, out)
+        observer.told(f"best on dev: {best.name} with {best.shown}; now on all the training pictures")
+        final = on_everything(change(run, best.settings))
+        result = train(final, out=out, world=world, command=command, force=force, observer=observer)
+        return Found(points=tried, final=result)
+
+
+def criterion_of(run: RunRequest) -> Criterion:
+    """What points are chosen by: the score of the run's task, or the accuracy where it has none."""
+    return (task_of(run.objective) or CLASSIFICATION).criteria[0]
+
+
+def name_score(criterion: Criterion) -> str:
+    """What the score of a point is called: "dev accuracy"."""
+    return f"dev {criterion.title or criterion.name}"
+
+
+def sweep_plan(
+    points: Sequence[Cell],
+    grid: Grid,
+    criterion: Criterion,
+    *,
+    out: Path,
+    command: dict[str, Any],
+    force: bool,
+    observer: Observer,
+) -> Plan:
+    """A sweep as a grid of runs. OUT/sweep.json has the grid, and the points tried so far, best first."""
+    values = {name: [str(value) for value in values] for name, values in grid.items()}
+
+    def facts(outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
+        rows = [
+            {"settings": list(point.settings), name_score(criterion): "exploded" if point.exploded else point.value}
+            for point in tried_in(outcomes, criterion)
+        ]
+        return {"grid": values, "points": len(points), "tried": rows}
+
+    return Plan(
+        cells=tuple(points),
+        out=out,
+        cells_in=out / POINTS,
+        record=out / SWEEP,
+        job=SweepJob(command=command),
+        open=lambda tell: write_command(out, command, observer),
+        facts=facts,
+        unit="points",
+        go_on=str(command.get("go_on", "")),
+        force=force,
+        keep_checkpoints=True,
+    )
+
+
+def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool) -> None:
+    """Refuses, before anything is trained, points that cannot work and points that were trained as another run. With
+    `force` the latter are taken up again, and so are those that are evaluated otherwise now. Of folders, what the first
+    process finds counts."""
+    seen: dict[Data, Pictures] = {}
+    runs = {point.name: resolve(configure(point.run), pictures_in(seen, point.run), world) for point in points}
+    refused = ""
+    try:
+        for point in points if world.first else ():
+            folder = out / POINTS / point.name
+            if is_done(folder) or saves_in(folder / CHECKPOINTS):
+                config = config_of(runs[point.name], seen[point.run.data])
+                free = free_in(folder)
+                compare(folder, config, free=free, force=force)
+                if compare(folder, config, free=free - {"evaluation"}, force=True):
+                    (folder / OUTCOME).unlink(missing_ok=True)  # other looks at the dev split, another score
+    except ConfigError as error:
+        refused = str(error)
+    if refused := world.agree(refused):
+        raise ConfigError(refused)
+
+
+def tried_in(outcomes: Sequence[Outcome], criterion: Criterion) -> tuple[Point, ...]:
+    """The points that count, best first: those that are done, and those that exploded."""
+    return ranked(
+        [
+            Point(
+                settings=tuple(f"{name}={value}" for name, value in one.at.items()),
+                value=one.values.get(name_score(criterion), math.nan),
+                criterion=criterion,
+            )
+            for one in outcomes
+            if one.exploded or not one.fault
+        ]
+    )
+
+
+def chosen(tried: Sequence[Point], outcomes: Sequence[Outcome], out: Path) -> Point:
+    """The best point; an error where one failed, which might have been it, or where all exploded."""
+    failed = [one for one in outcomes if one.fault and not one.exploded]
+    if failed:
+        raise TrainingError(
+            f"{len(failed)} of {len(outcomes)} points of the sweep failed, first {failed[0].cell}: {failed[0].fault}; "
+            "the same command tries them again"
+        )
+    if tried[0].exploded:
+        raise Exploded(
+            f"every point of the search exploded; {out / POINTS} holds their runs. Try lower rates, or optim.clip=1"
+        )
+    return tried[0]
+
+
+def on_everything(run: Run) -> Run:
+    """The run with nothing held out. Where nothing is left to choose by, it cannot stop early either."""
+    run = replace(run, data=on_all(run.data))
+    chooses = find_pictures(run.data, task_of(run.objective)).chooses
+    return run if chooses else replace(run, evaluation=replace(run.evaluation, patience=0))
+
+
+def is_over(run: Run, grid: Grid, *, out: Path, world: World, change: Change = with_settings) -> bool:
+    """Whether this very search is done in a folder. One of another grid or another run is refused."""
+    refuse_another(out, grid, world)
+    if not is_done(out) or not (out / SWEEP).exists():
+        return False
+    best = read_json(out / SWEEP)["tried"][0]["settings"]
+    same_run(out, on_everything(change(run, best)), world)
+    return True
+
+
+def refuse_another(out: Path, grid: Grid, world: World) -> None:
+    """Refuses a folder that holds another search, or a run that is none. What the first process finds counts."""
+    before, after = noted(out) if world.first else {}, in_order(grid)
+    if before is None and (out / CONFIG).exists():
+        refused = f"{out} holds a run and no sweep"
+    else:
+        found = differences(before, after) if before else []
+        refused = f"{out} holds a sweep of another grid ({'; '.join(found)})" if found else ""
+    refused = world.agree(refused)
+    if refused:
+        raise ConfigError(f"{refused}; add --force to go on with the new one, or give another --out")
+
+
+def in_order(grid: Grid) -> dict[str, list[str]]:
+    """A grid as plain data, whatever the order of its values."""
+    return {field: sorted(str(value) for value in values) for field, values in grid.items()}
+
+
+def noted(out: Path) -> dict[str, list[str]] | None:
+    """The grid of the search in a folder; none where there is no search."""
+    return in_order(read_json(out / SWEEP)["grid"]) if (out / SWEEP).exists() else None
+
+
+def write_command(out: Path, command: dict[str, Any], observer: Observer) -> None:
+    """What resuming needs to know; the last run writes its own over it. A full disk does not end the search."""
+    path = out / COMMAND
+    try:
+        with replacing(path) as file:
+            file.write(json.dumps(command, indent=1).encode() + b"\n")
+    except OSError as error:
+        observer.told(f"{path} could not be written ({error.strerror}); the search goes on")
+
+
+def ranked(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Best first; among equals the one that was tried first."""
+    return tuple(sorted(points, key=lambda point: (point.exploded, point.rank)))

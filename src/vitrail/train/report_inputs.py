@@ -1,0 +1,159 @@
+"""What the report of a run shows, gathered from its parts.
+
+What the report of a run without labels shows of its pictures: what they are rebuilt to, and which of them are near
+each other to the network.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from vitrail.core.config_overrides import plain
+from vitrail.core.errors import VitrailError
+from vitrail.data.dataset import Source
+from vitrail.data.unreadable_log import Ledger
+from vitrail.report.page import Section
+from vitrail.report.sections import Mood, Picture, State, Strip, Strips, pane
+from vitrail.tasks.classification.task import CLASSIFICATION
+from vitrail.tasks.registry import task_of
+from vitrail.train.config import ResolvedRun
+from vitrail.train.data_splits import Pictures
+from vitrail.train.report.page import RunFacts, write_report
+from vitrail.train.run_folder.run import RunFolder
+from vitrail.train.runtime.cost import Cost
+from vitrail.train.scoring import Scored
+from vitrail.train.selfsup_scoring import Seen
+
+CLOSE: Final = 0.995  # from here on three digits would all be the same
+
+
+def panels(seen: Seen, split: str, classes: Sequence[str]) -> list[Section]:
+    """Reconstructions, where there are some, and neighbours."""
+    found: list[Section] = []
+    if seen.rebuilt:
+        found.append(reconstructions(seen, split))
+    if seen.company:
+        found.append(neighbours(seen, split, classes))
+    return found
+
+
+def reconstructions(seen: Seen, split: str) -> Strips:
+    names = ("picture", "as seen", "rebuilt")
+    return Strips(
+        title=f"Reconstructions on {split}",
+        lead="Each picture, what the network saw of it, and what it made of that; what it saw is left as it is.",
+        strips=[
+            Strip(panes=[pane(picture, name) for picture, name in zip(three, names, strict=True)])
+            for three in seen.rebuilt
+        ],
+        sides=names,
+    )
+
+
+def neighbours(seen: Seen, split: str, classes: Sequence[str]) -> Strips:
+    """Each picture beside the training pictures that are nearest to it, framed by whether the label is the same."""
+    strips: list[Strip] = []
+    framed = False
+    for query in seen.company:
+        name = label(seen.source, query.sample, classes)
+        panes = [pane(picture(seen.source, query.sample), name or "a picture")]
+        right = [one.same for one in query.neighbours if one.same is not None]
+        for one in query.neighbours:
+            mood: Mood = "" if one.same is None else "right" if one.same else "wrong"
+            called = label(seen.beside, one.sample, classes)
+            caption = f"{one.similarity:.3f}" if one.similarity < CLOSE else f"{one.similarity:.5f}"
+            panes.append(pane(picture(seen.beside, one.sample), called or "a neighbour", caption=caption, mood=mood))
+        framed = framed or bool(right)
+        strips.append(Strip(panes=panes, caption=name, note=f"{sum(right)} of {len(right)} the same" if right else ""))
+    frames = " A green frame is the same label, a red one another." if framed else ""
+    return Strips(
+        title=f"Nearest neighbours of {split}",
+        lead=f"Pictures beside the training pictures whose features are nearest, with their cosine.{frames}",
+        strips=strips,
+        apart=True,
+    )
+
+
+def label(source: Source, sample: int, classes: Sequence[str]) -> str:
+    return ", ".join(classes[at] for at in source.labels[sample] if at < len(classes))
+
+
+def picture(source: Source, sample: int) -> Picture | None:
+    """None where it cannot be read any more."""
+    try:
+        return source.picture(sample).rgb()
+    except VitrailError:
+        return None
+
+
+def paper_cost(cost: Cost) -> tuple[str, str]:
+    """The unit of Table 2, for a pre-training."""
+    return "TPUv3-core-days at the pace of the paper's ViT-L/16", f"{cost.row()['tpuv3_core_days']:.3g}"
+
+
+def present(
+    folder: RunFolder,
+    run: ResolvedRun,
+    pictures: Pictures,
+    scored: Scored | None,
+    ledger: Ledger,
+    cost: Cost,
+    state: State,
+    message: str,
+    *,
+    step: int,
+    chosen: int,
+) -> None:
+    """Writes report.html. `chosen` is the step of the best weights, below 0 where the last ones count."""
+    task = task_of(run.objective)
+    facts = RunFacts(
+        title=f"{run.name}",
+        lead=lead_of(run, pictures),
+        status=state,
+        message=message,
+        notes=[note for note in folder.warnings if note != message],
+        command=folder.next if state != "done" else "",
+        step=step,
+        steps=run.steps,
+        config=plain(run),
+        environment=environment(folder),
+        cost=[] if run.weights else [paper_cost(cost)],
+        chosen=chosen,
+        criteria=() if task is None else task.criteria,
+        panels=[] if scored is None else score_panels(run, pictures, scored, chosen),
+        unreadable=[str(entry) for entry in ledger.known.values()],
+    )
+    write_report(folder.path, facts)
+
+
+def score_panels(run: ResolvedRun, pictures: Pictures, scored: Scored, chosen: int) -> list[Section]:
+    """What the task shows of a score, or a run without one of its features."""
+    task, split = task_of(run.objective), scored.split
+    title = split if chosen < 0 else f"{split}, {name_weights(scored.step, chosen)}"
+    if isinstance(scored.found, Seen):
+        return panels(scored.found, title, pictures.classes)
+    source = pictures.test if split == pictures.tested and split else pictures.watch
+    return [] if task is None else task.report_sections(scored.found, source, pictures.classes, title)
+
+
+def name_weights(step: int, chosen: int) -> str:
+    """Which of the weights of a run that chooses some are meant."""
+    return f"best weights (step {step:,})" if step == chosen else f"weights of step {step:,}, not the best"
+
+
+def lead_of(run: ResolvedRun, pictures: Pictures) -> str:
+    """What is trained on what."""
+    task, classes = task_of(run.objective), len(pictures.classes)
+    if task is None:
+        learnt = f" of {classes:,} classes, labels unseen" if classes else ""
+    else:
+        learnt = f"{' of' if task is CLASSIFICATION else ','} {task.describe_outputs(pictures.classes)}"
+    return f"{run.name} on {pictures.title}: {len(pictures.train):,} pictures{learnt}"
+
+
+def environment(folder: RunFolder) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder.path / "environment.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found

@@ -1,0 +1,1 @@
+"""What a running training needs: its cost, its throughput, its observers, its messages."""

@@ -1,0 +1,191 @@
+"""How a run without labels is scored along the way: by what its frozen features are worth, and by its own loss.
+
+    {"split": "dev", "measure": "k-NN", "accuracy": 0.83, "count": 360, "rank": 21.4, "width": 64, ..., "loss": 0.2}
+
+Features are those of the last read layer, without augmentation, of the split and of some training pictures beside. The
+accuracy is that of a vote of neighbours, and is absent where there are no labels. The loss is the objective's own with
+the views of training, drawn alike in every scoring: where it rises while that of training falls, the run overfits.
+Every process reads a part of the pictures, and all have the same row.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.core.errors import DataError
+from vitrail.data.dataset import Source, Subset
+from vitrail.data.loader import Augmented, Batch, sweep
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.unreadable_log import Ledger
+from vitrail.distributed.process_group import World
+from vitrail.evaluation.frozen.closed_form_classifier import some_of
+from vitrail.evaluation.frozen.collapse import indicators
+from vitrail.evaluation.frozen.features import at_rest, last_read, prepared
+from vitrail.evaluation.frozen.knn import Company, Frozen, company, to_show, vote
+from vitrail.objectives.objective import Objective, Outcome
+from vitrail.train.assemble import Parts
+from vitrail.train.batches import Sweep
+from vitrail.train.config import ResolvedRun
+from vitrail.train.data_splits import Pictures
+from vitrail.train.runtime.observer import Advance, count_batches, ignore
+
+MOST: Final = 5_000  # training pictures that are neighbours; pictures of a split whose loss is taken
+BATCH: Final = 256  # of all processes together, so that their number changes no draw
+SEED: Final = 0
+REBUILT, ASKED = 12, 8  # pictures in the report: reconstructions, and those whose neighbours are shown
+
+
+@runtime_checkable
+class Rebuilds(Protocol):
+    """An objective that can show what it makes of a picture: [B, 3, H, W] as bytes, as it is, as seen, as rebuilt."""
+
+    def pictures(self, pixels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Seen:
+    """What a report shows of a split: pictures as they are, as the network saw them and as it rebuilt them, uint8
+    [H, W, 3] each; and pictures of `source` with their neighbours in `beside`."""
+
+    rebuilt: tuple[tuple[NDArray[np.uint8], ...], ...]
+    company: tuple[Company, ...]
+    source: Source
+    beside: Source
+
+
+@dataclass(kw_only=True, slots=True)
+class Look:
+    """Looks at what a run has learnt, with the weights that are in place."""
+
+    run: ResolvedRun
+    parts: Parts
+    pictures: Pictures
+    world: World
+    ledger: Ledger
+    advance: Advance = ignore
+    sweeps: dict[str, Sweep] = field(default_factory=dict[str, Sweep])
+    some: Source | None = None
+
+    @property
+    def beside(self) -> Source:
+        """The training pictures that are neighbours, chosen when they are first asked for."""
+        if self.some is None:
+            self.some = some_of(self.pictures.train, MOST)
+        return self.some
+
+    def score(self, split: str, source: Source) -> tuple[dict[str, Any], Seen]:
+        """The columns of a row of metrics, and what there is to see."""
+        beside, mine = self.frozen("beside", self.beside), self.frozen(split, source)
+        row: dict[str, Any] = {"split": split, "measure": "k-NN"}
+        voted = vote(beside, mine, len(self.pictures.classes), device=self.world.device)
+        if voted is not None:
+            row["accuracy"] = voted[0] / voted[1]
+        row["count"] = len(mine.samples) if voted is None else voted[1]
+        row |= {**self.collapse(mine), "loss": self.loss(split, source)}
+        return row, self.seen(source, mine, beside)
+
+    def train(self) -> tuple[dict[str, Any], Seen]:
+        """The same of training pictures, where no split is watched: no accuracy, and the loss is known already."""
+        beside = self.frozen("beside", self.beside)
+        row = {"split": self.run.data.train, "count": len(beside.samples), **self.collapse(beside)}
+        return row, self.seen(self.beside, beside, beside)
+
+    def collapse(self, of: Frozen) -> dict[str, Any]:
+        some = of.features[:: -(-len(of.features) // MOST)]
+        found = indicators(some, device=self.world.device)
+        return {"rank": found.rank, "width": found.width, "similarity": found.similarity, "spread": found.spread}
+
+    def seen(self, source: Source, mine: Frozen, beside: Frozen) -> Seen:
+        shown = to_show(source.labels, REBUILT)
+        there = [at for sample in shown[:ASKED] for at in (mine.samples == int(sample)).nonzero()[:, 0].tolist()]
+        queries = Frozen(features=mine.features[there], samples=mine.samples[there], labels=mine.labels[there])
+        return Seen(
+            rebuilt=self.rebuilt(Subset(source, shown)),
+            company=company(queries, beside, itself=source is self.beside) if there else (),
+            source=source,
+            beside=self.beside,
+        )
+
+    def frozen(self, name: str, source: Source) -> Frozen:
+        """Features of a source, in every process: each lays its part into a table that is then summed."""
+        prepare = prepared(self.preprocessing, self.world.device, self.precision)
+        parts: list[tuple[Tensor, ...]] = []
+        with at_rest(self.objective, self.world.device, self.precision):
+            for batch in self.sweep(f"{name}, plain", source, self.preprocessing):
+                read = self.read(prepare(batch.pixels)).float()
+                parts.append((read, batch.sample, batch.valid))
+        read, sample, valid = (torch.cat(several) for several in zip(*parts, strict=True))
+        table = read.new_zeros(len(source), read.shape[1] + 1)
+        table[sample[valid]] = torch.cat([read[valid], read.new_ones(int(valid.sum()), 1)], 1)
+        table = self.world.sum_(table).cpu()
+        samples = table[:, -1].nonzero()[:, 0]
+        if len(samples) < 2:
+            raise DataError(f"features need two pictures that can be read; {len(samples)} of {len(source)} can")
+        labels = torch.from_numpy(source.labels.rows(samples.numpy()))
+        return Frozen(features=table[samples, :-1], samples=samples, labels=labels)
+
+    def read(self, images: Tensor) -> Tensor:
+        """What the last layer reads; of weights that lie in several processes, these read together."""
+        if self.run.sharding in ("fsdp", "hsdp"):
+            return self.parts.parallel.ask(last_read, images)
+        return last_read(self.objective.learnt, images)
+
+    def loss(self, split: str, source: Source) -> float:
+        """The objective's own, of at most 5,000 pictures, in the precision of training."""
+        views = Augmented(self.objective.views(self.run.augmentation))
+        sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+        whole = self.run.batch if self.objective.config.couples else BATCH
+        step = self.run.steps - 1  # a fixed one for what is drawn, at which what warms up is warm
+        with at_rest(self.objective, self.world.device, "float32"):
+            for batch in self.sweep(f"{split}, views", some_of(source, MOST), views, batch=whole):
+                inputs = self.objective.inputs(batch, seed=SEED, step=step)
+                found = self.asked(partial(self.objective.forward, *inputs))
+                sums += torch.stack([found.total, found.count]).double()
+        total, count = self.world.sum_(sums).tolist()
+        return total / count if count else float("nan")
+
+    def asked(self, question: Callable[[], Outcome]) -> Outcome:
+        # Without inputs, for floats among those would be rounded; targets are to stay as they are.
+        return self.parts.parallel.ask(lambda _: question())
+
+    def rebuilt(self, source: Source) -> tuple[tuple[NDArray[np.uint8], ...], ...]:
+        objective = self.objective
+        if not isinstance(objective, Rebuilds):
+            return ()
+        batch = next(sweep(source, self.preprocessing, batch=len(source), ledger=self.ledger)).to(self.world.device)
+        pixels = batch.pixels[batch.valid]
+        if not len(pixels):
+            return ()
+        with at_rest(objective, self.world.device, "float32"):
+            shown = self.parts.parallel.ask(lambda _: objective.pictures(pixels, SEED))
+        arrays = [one.permute(0, 2, 3, 1).cpu().numpy() for one in shown]
+        return tuple(zip(*arrays, strict=True))
+
+    def sweep(
+        self, name: str, source: Source, views: Preprocessing | Augmented, *, batch: int = BATCH
+    ) -> Iterator[Batch]:
+        """The batches of a source, made once."""
+        if name not in self.sweeps:
+            each = -(-min(batch, len(source)) // self.world.size)
+            self.sweeps[name] = Sweep(source, views, self.run.data, batch=each, world=self.world, ledger=self.ledger)
+        return count_batches(
+            self.sweeps[name], f"features, {name}", len(source), self.advance, processes=self.world.size
+        )
+
+    @property
+    def objective(self) -> Objective:
+        return self.parts.objective
+
+    @property
+    def precision(self) -> Any:
+        return "autocast" if self.world.device.type == "cuda" else "float32"
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.run.preprocessing
