@@ -1,11 +1,11 @@
-"""Attention over short sequences on a GPU, forward and backward, beside torch's own choice there (cuDNN's on Hopper).
+"""Attention over short sequences on a GPU, forward and backward, next to torch's own choice there (cuDNN's on Hopper).
 
     python bench/attention.py                                   # the sizes of ViT-B/16, ViT-L/16 and a ViT at 32 px
     TRITON_INTERPRET=1 python bench/attention.py --device cpu --sizes 2x9x2 --passes 1     # no times worth reading
 
-A size is pictures x tokens x heads of width 64, in bfloat16. Torch's backward pass leaves three gradients, which are
+A size is images x tokens x heads of width 64, in bfloat16. Torch's backward pass leaves three gradients, which are
 then laid side by side, as the product before them needs it: `join` is the quickest we have for that. Errors are those
-of the gradients relative to float64, over the first pictures.
+of the gradients relative to float64, over the first images.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from vitrail.models.kernels import triton_attention as short_attention
 from vitrail.models.kernels import triton_gelu as kernels
 
 HEAD = 64
-JUDGED = 8  # pictures
+JUDGED = 8  # images
 
 
 def by_head(qkv: Tensor, heads: int) -> list[Tensor]:

@@ -7,7 +7,7 @@
 ``planted`` takes a tar file of real photographs as TRAIN and makes of each a copy of every kind (tests/data/dedup/
 planted.py); the copies and the ``--strangers`` are TEST. Precision counts every pair that was not planted as wrong, so
 strangers must be strangers: look at the page that ``--out`` leaves. ``speed`` writes 51,000 JPEG files of 64 x 64, cut
-at random out of 500 rendered pictures with the spectrum of photographs, and times the two parts of the work: reading,
+at random out of 500 rendered images with the spectrum of photographs, and times the two parts of the work: reading,
 decoding and hashing; then comparing.
 """
 

@@ -1,4 +1,4 @@
-"""The closed-form classifier beside scikit-learn's Ridge: the ratio of medians in one run.
+"""The closed-form classifier next to scikit-learn's Ridge: the ratio of medians in one run.
 
     python bench/fewshot.py                      # 10,000 x 768 features to 1,000 classes
     python bench/fewshot.py --samples 1000 --features 768 --classes 37

@@ -1,4 +1,4 @@
-"""Damage pictures by the thousand and see what the reader makes of them.
+"""Damage images by the thousand and see what the reader makes of them.
 
     python bench/fuzz_pictures.py --files 3000 --seed 0
 

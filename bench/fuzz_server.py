@@ -2,7 +2,7 @@
 
     python bench/fuzz_server.py --uploads 1000 --seed 0
 
-A thousand damaged pictures, half as many damaged forms and JSON bodies, decompression bombs, bodies of 100 MB, lying
+A thousand damaged images, half as many damaged forms and JSON bodies, decompression bombs, bodies of 100 MB, lying
 lengths, slow senders, a thousand parts, path tricks, wrong types: tests/serve/fuzzing.py, which says what counts as a
 failure. About a minute on one core.
 """

@@ -51,7 +51,7 @@ NO_MEMORY = "asks for more memory than there is"  # how read_weights words a Mem
 
 @dataclass(frozen=True, kw_only=True)
 class Original:
-    """A sound file to damage: its kind, its bytes, the name it must have and the files that belong beside it.
+    """A sound file to damage: its kind, its bytes, the name it must have and the files that belong next to it.
 
     The kind is one that the mutations know, with more said after a colon where there are several: "npz:google".
     """
@@ -154,7 +154,7 @@ def flipped(original: Original, count: int, seed: int) -> list[Job]:
 
 
 def place(original: Original, content: bytes, folder: Path) -> Path:
-    """Write a copy where a reader expects it, with what belongs beside it."""
+    """Write a copy where a reader expects it, with what belongs next to it."""
     if original.folder:
         folder = folder / "folder"
         folder.mkdir(exist_ok=True)

@@ -1,10 +1,10 @@
-"""Inference speed and memory beside timm's same network: the ratio of medians in one run.
+"""Inference speed and memory next to timm's same network: the ratio of medians in one run.
 
     python bench/inference.py                       # ViT-Ti/16, S/16, B/16, B/32, R50+ViT-B/16 and BiT-R50x1, batch 8
     python bench/inference.py --models vit_b_16 --batch 1 --rounds 30
     python bench/inference.py --device cuda --dtype bfloat16 --batch 256 --compile
 
-Both networks hold the same weights (timm's, imported), see the same pictures (cut out of the bundled one), and take
+Both networks hold the same weights (timm's, imported), see the same images (cut out of the bundled one), and take
 turns batch by batch, so that whatever else the machine does falls on both. Memory is what a fresh process that only
 builds one network and runs one batch adds at its peak. A ratio under 1 says that vitrail is the quicker or smaller.
 """
@@ -81,7 +81,7 @@ def timed(model: Any, images: Tensor) -> float:
 
 
 def speed(name: str, file: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Medians over several pairs of networks, each built anew: where a tensor happens to lie in memory moves single
+    """Medians over several pairs of networks, each built again: where a tensor happens to lie in memory moves single
     pairs by several per cent either way."""
     dtype = getattr(torch, args.dtype)
     images = pictures(args.batch).to(args.device, dtype)
@@ -170,7 +170,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(DEFAULT), choices=TIMM)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of networks, each built anew")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of networks, each built again")
     parser.add_argument("--rounds", type=int, default=5, help="at least so many batches a network of a pair")
     parser.add_argument("--seconds", type=float, default=6, help="at least so long for a pair")
     parser.add_argument("--warmup", type=int, default=2)

@@ -1,14 +1,14 @@
-"""Loading speed beside torchvision's ImageFolder and v2 transforms: ratios of medians in one run.
+"""Loading speed next to torchvision's ImageFolder and v2 transforms: ratios of medians in one run.
 
-    python bench/loading.py PHOTOGRAPHS                 # a folder of pictures, or a tar file with pictures in it
+    python bench/loading.py PHOTOGRAPHS                 # a folder of images, or a tar file with images in it
     python bench/loading.py --jpegs small=DIR1 large=DIR2
 
 Each library decodes JPEGs, takes a random crop (area 5 to 100 %) at 224 and flips it, in one process; they take turns
 pass by pass, so that whatever else the machine does falls on both. Then vitrail alone, with one and with two loader
-processes. From PHOTOGRAPHS sets are made first: pictures of 500x400 and 1800x1350 pixels, laid together from several
+processes. From PHOTOGRAPHS sets are made first: images of 500x400 and 1800x1350 pixels, laid together from several
 photographs at their own resolution, so that fine detail is real. Small photographs are sharper at each pixel than what
 a camera or a web site makes 1800 wide; so there the photographs are enlarged by 1.5, which at quality 90 gives the
-2 bits a pixel that such pictures have, and the last set ("sharp") shows them not enlarged. With --jpegs the given
+2 bits a pixel that such images have, and the last set ("sharp") shows them not enlarged. With --jpegs the given
 folders are read as they are.
 """
 
@@ -45,7 +45,7 @@ SETS = {  # width, height, enlarged by, how many
 
 
 def photographs(path: Path) -> Iterator[Image.Image]:
-    """The pictures of a folder or a tar file, over and over."""
+    """The images of a folder or a tar file, over and over."""
     while True:
         if path.is_dir():
             for file in sorted(path.rglob("*")):
@@ -122,7 +122,7 @@ def timed(once: Callable[[int], None], number: int) -> float:
 
 
 def beside(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Pictures a second of both, in one process, pass by pass in turn."""
+    """Images a second of both, in one process, pass by pass in turn."""
     passes = {"vitrail": vitrail_pass(folder), "torchvision": torchvision_pass(folder)}
     count = len(list(folder.rglob("*.jp*g")))
     times: dict[str, list[float]] = {name: [] for name in passes}
@@ -138,7 +138,7 @@ def beside(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def with_workers(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Pictures a second with one and with two loader processes, in turn: from one batch to another well inside an
+    """Images a second with one and with two loader processes, in turn: from one batch to another well inside an
     endless stream, so that neither the start nor an end counts."""
     source, view = read_classes(folder), inception(SIZE)
     rates: dict[int, list[float]] = {1: [], 2: []}
@@ -156,7 +156,7 @@ def with_workers(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parts(folder: Path) -> dict[str, float]:
-    """Where the time of one picture goes, in milliseconds."""
+    """Where the time of one image goes, in milliseconds."""
     source, view = read_classes(folder), inception(SIZE)
     names = ("read", "header", "draw", "decode", "rest")
     spent: dict[str, list[float]] = {name: [] for name in names}
@@ -180,7 +180,7 @@ def parts(folder: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("photographs", type=Path, nargs="?", help="a folder or a tar file of pictures")
+    parser.add_argument("photographs", type=Path, nargs="?", help="a folder or a tar file of images")
     parser.add_argument(
         "--jpegs", nargs="+", default=[], metavar="NAME=FOLDER", help="class folders of JPEGs, as they are"
     )

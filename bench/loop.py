@@ -51,7 +51,7 @@ class Result:
 
 
 def source(count: int, side: int) -> Arrays:
-    """Random pictures with random labels."""
+    """Random images with random labels."""
     drawn = np.random.default_rng(0)
     pixels = drawn.integers(0, 256, (count, side, side, 3), np.uint8)
     labels = Labels(drawn.integers(0, CLASSES, count))

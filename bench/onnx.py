@@ -1,4 +1,4 @@
-"""Inference speed of ONNX Runtime beside torch, float32 and int8, in one run.
+"""Inference speed of ONNX Runtime next to torch, float32 and int8, in one run.
 
     python -m bench.onnx                                     # ViT-Ti/16, ViT-S/16 and BiT-R50x1, batches 1 and 16
     python -m bench.onnx --models vit_b_16 --batches 1 8 --threads 4 --seconds 20
@@ -7,7 +7,7 @@ As a module: run by its path it would stand in the way of the library that it is
 
 Each network has fresh weights of one seed, is exported and checked by `vitrail.export`, and then the network in torch,
 the float file and the int8 file take turns batch by batch, with the same number of threads, so that whatever else the
-machine does falls on all. A ratio above 1 says that the runtime is quicker than torch. Pictures are cut out of the
+machine does falls on all. A ratio above 1 says that the runtime is quicker than torch. Images are cut out of the
 bundled one; int8 has its ranges of convolutions from such crops, too, for its speed does not depend on them.
 """
 

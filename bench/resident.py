@@ -1,9 +1,9 @@
-"""How many pictures a second the on-device path gives: order, draws and augmentation, without a network.
+"""How many images a second the on-device path gives: order, draws and augmentation, without a network.
 
     python bench/resident.py [--device cuda] [--count 50000] [--size 32] [--batch 1024] [--group 1 --group 8]
 
-The pictures are the rendered shapes of the package. For each augmentation, over `--steps` steps and more, so that they
-are whole groups: pictures a second, with every step by itself and with as many at once as are chosen (or as `--group`
+The images are the rendered shapes of the package. For each augmentation, over `--steps` steps and more, so that they
+are whole groups: images a second, with every step by itself and with as many at once as are chosen (or as `--group`
 says); the operations that are dispatched a step, views included; the host's time a step, first what it draws (which
 runs in a thread, ahead of the rest), then what the training loop waits for, with and without the thread; and the part
 of all the time in which that loop was busy preparing steps (below 1 the host keeps ahead of the device). On an
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0)
     args = parser.parse_args()
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} threads"
-    print(f"torch {torch.__version__}, {name}; {args.count:,} pictures of {args.size} px, batch {args.batch}")
+    print(f"torch {torch.__version__}, {name}; {args.count:,} images of {args.size} px, batch {args.batch}")
     start = time.perf_counter()
     resident = Resident(Shapes(args.count, size=args.size), device=args.device)
     print(f"rendered and loaded in {time.perf_counter() - start:.1f} s, {resident.pixels.numel() / 1e6:.0f} MB")

@@ -1,4 +1,4 @@
-"""What an image adds to the memory of a step, beside the closed form of docs/scale.md.
+"""What an image adds to the memory of a step, next to the closed form of docs/scale.md.
 
     python bench/scale.py                                   # B/16, L/16 and H/14 at 224 px on a GPU
     python bench/scale.py --ways recomputed --batches 256 512

@@ -9,12 +9,12 @@ and asked by clients of another process, each as soon as it was answered. Every 
 predictor's.
 
     load     32 clients for --seconds: errors, latency, memory and descriptors before and after
-    ratio    32 clients, in turns with a server that handles one picture at a time (--batch 1), in rounds
+    ratio    32 clients, in turns with a server that handles one image at a time (--batch 1), in rounds
     flood    200 clients at a queue of 32 places: how quickly 429 comes, and how quickly /health answers meanwhile
     steps    1, 8, 32 and 128 clients, 1,000 requests each
     soak     32 clients, one request in ten is bad: no 5xx, and memory a 1,000 requests
 
-On a machine that has other work, times and their ratio suffer; processor time a picture is given beside them.
+On a machine that has other work, times and their ratio suffer; processor time an image is given next to them.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python bench/shards.py --members 100000 --index 10000000
     python bench/shards.py --pack set/train-{00000..00001}.tar --max-side 128
 
-Makes a set of tiny pictures in a temporary folder (--folder elsewhere, on a mounted store say). Rates depend on the
+Makes a set of tiny images in a temporary folder (--folder elsewhere, on a mounted store say). Rates depend on the
 machine, and on what else it does; the growth of memory should not.
 """
 
@@ -35,7 +35,7 @@ SHARDS = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--members", type=int, default=100_000, help="pictures in the set that is made")
+    parser.add_argument("--members", type=int, default=100_000, help="images in the set that is made")
     parser.add_argument("--index", type=int, default=0, help="samples of an index to write and open, without shards")
     parser.add_argument("--pack", help="shards to pack, with 1 and 2 processes")
     parser.add_argument("--max-side", type=int)
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def make(folder: Path, members: int) -> None:
-    """Pictures of about 1 kB in ten shards; every one of them decodes."""
+    """Images of about 1 kB in ten shards; every one of them decodes."""
     folder.mkdir()
     kinds: list[bytes] = []
     for seed in range(16):
@@ -83,7 +83,7 @@ def index_rates(folder: Path) -> None:
         with tarfile.open(path) as tar:
             tar.getmembers()
     plain = time.process_time() - worked
-    print(f"index: {len(source):,} pictures ({2 * len(source):,} members) in {made:.2f} s, {own:.2f} s of processor")
+    print(f"index: {len(source):,} images ({2 * len(source):,} members) in {made:.2f} s, {own:.2f} s of processor")
     print(f"       opened again in {again * 1e3:.1f} ms; tarfile takes {plain:.2f} s of processor to list the members")
 
 
@@ -147,7 +147,7 @@ def pack_rates(pattern: str, folder: Path, max_side: int | None) -> None:
         own = time.process_time() - worked
         count = sum(report.splits.values())
         print(
-            f"pack, {workers} processes: {count:,} pictures, {report.reencoded:,} made smaller, "
+            f"pack, {workers} processes: {count:,} images, {report.reencoded:,} made smaller, "
             f"{report.bytes / 1e6:.0f} MB in {report.seconds:.1f} s: {count / report.seconds:,.0f} a second "
             f"({own:.1f} s of processor in the process that writes)"
         )

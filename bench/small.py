@@ -5,7 +5,7 @@
     python bench/small.py --recipe quick-cifar10 --ways off --device cpu --steps 4 --rounds 2
 
 Every way has a process of its own, and all take turns, so that a slow moment of the machine is everybody's. With
-`--together N` each way is N processes that train at once, and what is told is the slowest one's. Pictures are random.
+`--together N` each way is N processes that train at once, and what is told is the slowest one's. Images are random.
 """
 
 import argparse

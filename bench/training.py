@@ -1,10 +1,10 @@
-"""Training speed beside timm's same network: whole steps of both, turn by turn in one process.
+"""Training speed next to timm's same network: whole steps of both, turn by turn in one process.
 
     python bench/training.py                                            # S/16, B/16, L/16 and H/14 at 224 px
     python bench/training.py --models B/16 --precision autocast --batch 512
     python bench/training.py --device cpu --models Ti/16 --image-size 32 --depth 2 --batch 4 --compile off
 
-A step is forward, loss, backward, clipping by the global norm and fused AdamW on float32 masters, on pictures that lie
+A step is forward, loss, backward, clipping by the global norm and fused AdamW on float32 masters, on images that lie
 on the device as bytes. Both networks start from the same weights (timm's, imported) and go through the same objective,
 precision, optimiser and compiler; what differs is the network's code. `bfloat16` computes in bfloat16 throughout, with
 the parameters cast once a step; `autocast` leaves the residual stream and the norms in float32, as timm's own training
@@ -293,7 +293,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["S/16", "B/16", "L/16", "H/14"], choices=TIMM)
     parser.add_argument("--precision", nargs="+", default=["bfloat16"], choices=PRECISIONS)
-    parser.add_argument("--batch", type=int, help=f"pictures a step; by default {BATCHES}")
+    parser.add_argument("--batch", type=int, help=f"images a step; by default {BATCHES}")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--depth", type=int, help="so many layers instead of the network's own")
     parser.add_argument("--compile", default="default", help="a mode of torch.compile, or off")

@@ -1,4 +1,4 @@
-"""What resolution does to transfer: `vitrail finetune` at several image sizes, beside the closed-form classifier.
+"""What resolution does to transfer: `vitrail finetune` at several image sizes, next to the closed-form classifier.
 
     python bench/transfer.py --from deit_tiny_patch16_224.safetensors --data PETS --out runs/transfer
 

@@ -1,9 +1,9 @@
-"""Draws a small folder of pictures to try things on: `photos/train` and `photos/test`, a folder a class.
+"""Draws a small folder of images to try things on: `photos/train` and `photos/test`, one subfolder per class.
 
     python examples/draw_photos.py
 
 The classes are eight colours; what has the colour is a star, a ring, an arrow ... of any size, anywhere. The same
-pictures come out every time. Put your own in place of them: the layout is all that matters.
+images come out every time. Put your own in place of them: the layout is all that matters.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ def main() -> None:
             folder = Path("photos", name, shapes.classes[split.labels[at][0]])
             folder.mkdir(parents=True, exist_ok=True)
             split.picture(at).rgb().save(folder / f"{at}.png")
-    print(f"photos: {COUNTS['train']} pictures to learn from, {COUNTS['test']} to test, {len(shapes.classes)} classes")
+    print(f"photos: {COUNTS['train']} images to learn from, {COUNTS['test']} to test, {len(shapes.classes)} classes")
 
 
 if __name__ == "__main__":

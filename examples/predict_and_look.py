@@ -1,8 +1,8 @@
-"""What is on a picture, and where the network looked: the network that comes with vitrail, on a drawn ship.
+"""What is on an image, and where the network looked: the network that comes with vitrail, on a drawn ship.
 
     python examples/predict_and_look.py
 
-Prints the likeliest classes and writes looked.png: the picture as the network sees it (32x32 px), beside it the picture
+Prints the likeliest classes and writes looked.png: the image as the network sees it (32x32 px), next to it the image
 lit by attention rollout (Figure 6 of the paper).
 """
 

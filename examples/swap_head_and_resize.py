@@ -2,8 +2,8 @@
 
     python examples/swap_head_and_resize.py
 
-The patch size stays, so a larger picture is a longer sequence. All weights take any length but one: the table of
-positions, which is interpolated in 2-D, by where each patch lies in the picture. The head is replaced by one at zero.
+The patch size stays, so a larger image is a longer sequence. All weights take any length but one: the table of
+positions, which is interpolated in 2-D, by where each patch lies in the image. The head is replaced by one at zero.
 """
 
 import torch
@@ -35,7 +35,7 @@ def main() -> None:
     head = larger.get_classifier()
     print(f"new head: {head}, all zero: {not head.weight.any()}; so every logit is 0: {logits.tolist()}")
 
-    # What the network has learned is still there: the patches of a 48 px picture are still told apart.
+    # What the network has learned is still there: the patches of a 48 px image are still told apart.
     with torch.inference_mode():
         z = larger.forward_features(torch.randn(1, 3, 48, 48))
     print(f"tokens behind the last layer: {list(z.shape)}")

@@ -44,7 +44,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A GPU comes with a torch of its own, and what that one's compiler warns of is no fault of ours."""
+    """A GPU comes with a torch of its own, and what that one's compiler warns of is not a fault of ours."""
     needy = [item for item in items if "gpu" in item.keywords]
     if not needy:
         return

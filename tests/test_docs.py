@@ -11,7 +11,7 @@ versions of other libraries are masked, nothing else is. A comment right before 
 docs/quickstart.md is walked in a clone of its own, server and all, by tests/test_stranger.py. Every `vitrail` line of
 every page, also where it is not run, is one that the command line would take. The examples lie in the folder.
 
-Tables between `<!-- table: name -->` and `<!-- end -->` are generated; `python -m tests.test_docs` writes them anew.
+Tables between `<!-- table: name -->` and `<!-- end -->` are generated; `python -m tests.test_docs` writes them again.
 """
 
 import ast
@@ -582,7 +582,7 @@ def tables() -> list[tuple[Path, str]]:
 )
 def test_tables_are_what_the_package_says(page: Path, name: str) -> None:
     shown = next(found[3] for found in MARKED.finditer(page.read_text("utf-8")) if found[2] == name)
-    assert shown.splitlines() == TABLES[name]().splitlines(), "`python -m tests.test_docs` writes the tables anew"
+    assert shown.splitlines() == TABLES[name]().splitlines(), "`python -m tests.test_docs` writes the tables again"
 
 
 def test_every_table_is_shown() -> None:

@@ -26,7 +26,7 @@ NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 QUICK = {"predict_and_look.py", "draw_photos.py", "01_a_picture_is_64_words.ipynb"}
 SAYS = {
     "compare_networks.py": r"trained on CIFAR-10 +\d+% of 120 .*CKA \d\.\d\d   trained on CIFAR-10 / fresh weights",
-    "draw_photos.py": r"photos: 120 pictures to learn from, 80 to test, 8 classes",
+    "draw_photos.py": r"photos: 120 images to learn from, 80 to test, 8 classes",
     "fit_in_seconds.py": r"9\d\.\d% of 100 test images right.*colours.safetensors says \[\{'label': 'pink'",
     "predict_and_look.py": r"^ +9\d\.\d%  ship\n.*looked.png: the brightest patch is in row \d, column \d of 8x8",
     "swap_head_and_resize.py": r"by load the same: True.*all zero: True; so every logit is 0",

@@ -1,7 +1,7 @@
 """A stranger's path: a fresh clone, `make demo`, then docs/quickstart.md from its first command to its last.
 
 The commands are the page's own: every `$` line of its ```console blocks and every ```python block, in order, by a shell
-in the clone. What is not: the folder of pictures, which is the stranger's own and drawn here; the port, which is a free
+in the clone. What is not: the folder of images, which is the stranger's own and drawn here; the port, which is a free
 one; and blocks that download. Nothing is installed that is there already: `make demo` makes its .venv in the clone and
 finds the libraries of this interpreter, or, where that cannot be done without a network, `vitrail demo` is run by this
 interpreter. The time of each step is printed.
@@ -28,7 +28,7 @@ from PIL import Image, ImageDraw
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path("docs", "quickstart.md")
-FOLDER = "photos"  # what the page calls the stranger's pictures
+FOLDER = "photos"  # what the page calls the stranger's images
 DRAW = "python examples/draw_photos.py"  # for those who have none
 PORT = 8000  # what the page's server listens on
 SHAPES = ("circle", "square", "triangle")
@@ -99,7 +99,7 @@ class Stranger:
     def types(self, line: str) -> None:
         """One command, which must end well. A server stays, and is asked where it really is."""
         if line == DRAW:
-            return  # has pictures
+            return  # has images
         with self.step(line):
             line = line.replace(f":{PORT}", f":{self.port}").replace(f"--port {PORT}", f"--port {self.port}")
             if line.startswith("vitrail serve"):
@@ -215,7 +215,7 @@ def made(stranger: Stranger) -> str | None:
 
 
 def drawn(folder: Path) -> None:
-    """Ninety pictures of 48 px: three shapes of any colour, size and place, a fifth of them for the test."""
+    """Ninety images of 48 px: three shapes of any colour, size and place, a fifth of them for the test."""
     chance = random.Random(0)
     for shape in SHAPES:
         for number in range(30):
@@ -261,7 +261,7 @@ def checked(stranger: Stranger) -> None:
     stranger.run(f"vitrail evaluate runs/{FOLDER} --data {FOLDER}@test --out score.json")
     result = json.loads((stranger.clone / "score.json").read_text("utf-8"))
     right = next(measure["value"] for measure in result["measures"] if measure["name"] == "top-1")
-    stranger.says(f"{right:9.1%}  of the test pictures right")
+    stranger.says(f"{right:9.1%}  of the test images right")
     assert right > 0.6
 
 

@@ -149,20 +149,20 @@ class Canvas:
         self.text(x, y, content, size=16, fill=DIM, at=at)
 
     def whole(self, x: float, y: float, side: float) -> None:
-        """The picture, uncut."""
+        """The image, uncut."""
         self.add("use", href="#picture", x=float(x), y=float(y), width=float(side), height=float(side))
 
     def piece(self, patch: int, x: float, y: float, width: float, height: float) -> None:
-        """One patch of the picture, cut to a rectangle."""
+        """One patch of the image, cut to a rectangle."""
         row, column = divmod(patch, GRID)
         self.parts.append(
             f'<svg x="{num(x)}" y="{num(y)}" width="{num(width)}" height="{num(height)}" '
             f'viewBox="{P * column} {P * row} {P} {P}" preserveAspectRatio="xMidYMid slice">'
-            f'<use href="#picture" width="{SIDE}" height="{SIDE}"/></svg>'
+            f'<use href="#image" width="{SIDE}" height="{SIDE}"/></svg>'
         )
 
 
-# The picture that is cut: a sun over mountains, water and meadows, in 256 x 256 units, from back to front.
+# The image that is cut: a sun over mountains, water and meadows, in 256 x 256 units, from back to front.
 
 LANDSCAPE: list[Glass] = [
     ([(-4, 150), (34, 96), (62, 128), (62, 190), (-4, 190)], "#5b3f8c"),
@@ -207,7 +207,7 @@ def picture(glass: list[Glass]) -> str:
     for outline, colour in glass:
         canvas.polygon(outline, colour, 2)
     canvas.rect(0, 0, SIDE, SIDE, "url(#glow)")
-    return f'<symbol id="picture" viewBox="0 0 {SIDE} {SIDE}">{"".join(canvas.parts)}</symbol>'
+    return f'<symbol id="image" viewBox="0 0 {SIDE} {SIDE}">{"".join(canvas.parts)}</symbol>'
 
 
 def mean_colour(patch: int, glass: list[Glass]) -> str:

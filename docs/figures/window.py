@@ -1,8 +1,8 @@
-"""Draws the sample picture that ships with the package: a rose window, lit from behind.
+"""Draws the sample image that ships with the package: a rose window, lit from behind.
 
     python docs/figures/window.py
 
-Everything is geometry and one seeded generator, so the same Pillow gives the same picture again.
+Everything is geometry and one seeded generator, so the same Pillow gives the same image again.
 """
 
 import colorsys

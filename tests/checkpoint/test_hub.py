@@ -50,7 +50,7 @@ class Hub(ThreadingHTTPServer):
         self.requests: list[tuple[str, Message]] = []
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no news."""
+        """A client that goes away is not a news."""
 
     def paths(self) -> list[str]:
         return [path for path, _ in self.requests]
@@ -80,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def serve(self) -> None:
         site, start, status = self.server, 0, 200
-        headers = {"ETag": f'"{OTHER}"', **site.headers}  # the storage's own tag is no checksum of the file
+        headers = {"ETag": f'"{OTHER}"', **site.headers}  # the storage's own tag is not a checksum of the file
         wanted = self.headers.get("Range")
         if wanted and site.has_ranges:
             start = int(wanted.removeprefix("bytes=").removesuffix("-"))
@@ -241,7 +241,7 @@ def test_no_checksum_warns_and_records(site: Hub, etag: str | None, capsys: pyte
 @pytest.mark.parametrize("headers", [{"Content-Type": "text/html"}, {"Content-Encoding": "gzip"}, {}])
 def test_no_checksum_and_no_plain_file_is_refused(site: Hub, headers: dict[str, str]) -> None:
     site.etag, site.headers, site.has_length = None, headers, bool(headers)
-    with pytest.raises(CorruptWeights, match="no checksum and is no plain file of known length"):
+    with pytest.raises(CorruptWeights, match="no checksum and is not a plain file of known length"):
         fetch(ENTRY, endpoint=site.base)
     assert left() == set()
 

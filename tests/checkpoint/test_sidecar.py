@@ -1,4 +1,4 @@
-"""What a foreign format cannot hold lies beside the weights, belongs to them alone, and brings everything back."""
+"""What a foreign format cannot hold lies next to the weights, belongs to them alone, and brings everything back."""
 
 import hashlib
 import json
@@ -83,7 +83,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("huggingface", {"stochastic_depth": 0.2}, ["stochastic_depth"]),
     ("huggingface", {"gelu": "tanh", "norm_eps": 1e-5, "dropout": 0.1, "attention_dropout": 0.2, "heads": 6}, []),
     ("huggingface", {"image": (32, 48), "patch": (16, 8), "channels": 1}, []),
-    # What cannot even be read without being told is named for what it is, beside the rest.
+    # What cannot even be read without being told is named for what it is, next to the rest.
     ("timm", {"width": 48, "heads": 2}, ["heads"]),
     ("torchvision", {"width": 48, "heads": 2, "gelu": "tanh"}, ["heads", "gelu"]),
     ("timm", {"image": (32, 48), "gelu": "tanh"}, ["image", "gelu"]),

@@ -328,7 +328,7 @@ def test_a_state_dict_of_no_published_width_must_be_told_its_heads(tmp_path: Pat
     sidecar = convert(tmp_path / "ours.safetensors", path, to="timm").sidecar
     assert sidecar is not None
     sidecar.unlink()
-    with pytest.raises(MismatchedWeights, match=r"timm\.safetensors: width 16 is no published shape.*pass heads="):
+    with pytest.raises(MismatchedWeights, match=r"timm\.safetensors: width 16 is not a published shape.*pass heads="):
         load(path)
     assert load(path, heads=2).config == replace(VIT, image=(6, 9), gelu="erf")
 

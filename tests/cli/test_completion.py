@@ -156,7 +156,7 @@ source '{scripts["bash"]}'
     text = seen.decode("utf-8", "replace")
     assert "<predict><--attention><looked><my cat.jpg>" in text
     assert "<pretrain><vit-h14-jft><--seed><3>" in text
-    assert "<fit><--image-size><my>" in text, "a number is no file"
+    assert "<fit><--image-size><my>" in text, "a number is not a file"
 
 
 def test_fish_completes(scripts: dict[str, Path], tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_folder_is_summed_up_and_drawn(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "photos/dog/bad.jpg").write_text("no picture")
+    (here / "photos/dog/bad.jpg").write_text("no image")
     (here / "photos/dog/Thumbs.db").touch()
     assert main(["data", "photos"]) == 0
     said = capsys.readouterr().out
@@ -35,7 +35,7 @@ def test_folder_is_summed_up_and_drawn(here: Path, capsys: pytest.CaptureFixture
         "photos: class folders at photos",
         "classes: cat, dog",
         "train: headers of all 4: 3 PNG RGB",
-        "note: train: 1 file that is no picture ignored (dog/Thumbs.db)",
+        "note: train: 1 file that is not an image ignored (dog/Thumbs.db)",
         "unreadable in train: dog/bad.jpg: ",
         "contact sheet: contact-sheet-photos.png\n",
     ):
@@ -69,7 +69,7 @@ def test_sheet_never_replaces_what_is_not_one(here: Path, capsys: pytest.Capture
     photo = here / "photos/cat/1.png"
     before = photo.read_bytes()
     assert main(["data", "digits", "--sheet", str(photo)]) == 2
-    assert "is there and is no contact sheet" in capsys.readouterr().err
+    assert "is there and is not a contact sheet" in capsys.readouterr().err
     assert photo.read_bytes() == before
     (here / "contact-sheet-digits.png").write_text("mine")
     assert main(["data", "digits"]) == 2
@@ -127,7 +127,7 @@ def test_json_is_one_object_and_draws_only_when_asked(here: Path, capsys: pytest
 def test_names_that_are_not_utf8_are_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = here / "photos" / "caf\udce9"
     folder.mkdir()
-    (folder / "\udcff.jpg").write_text("no picture")
+    (folder / "\udcff.jpg").write_text("no image")
     assert main(["data", "photos"]) == 0
     said = capsys.readouterr().out
     assert "caf�" in said
@@ -227,7 +227,7 @@ def test_dedup(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "dedup", "photos", "--against", "test", "--out", "out", "--workers", "1"]) == 0
     said = capsys.readouterr().out
     assert "photos@train" in said
-    assert "1 of 3 pictures of photos@train are to be left out: out/drop.json" in said
+    assert "1 of 3 images of photos@train are to be left out: out/drop.json" in said
     assert (here / "out" / "pairs.html").is_file()
     drop = json.loads((here / "out" / "drop.json").read_text())
     assert (drop["drop"], drop["indices"]) == (True, [1])
@@ -236,7 +236,7 @@ def test_dedup(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scored = ["--set", "evaluation.every=2", "--set", "data.workers=0"]
     trained = ["pretrain", "quick-cifar10", "--data", "photos", "--set", "data.without=out/drop.json", "--out", "run"]
     assert main([*trained, *short, *scored]) == 0
-    assert "photos: 2 pictures (1 left out by out/drop.json)" in capsys.readouterr().out
+    assert "photos: 2 images (1 left out by out/drop.json)" in capsys.readouterr().out
     told = vitrail.load(here / "run" / "last.safetensors").card.provenance["deduplicated"]
     assert (told["selection"], list(told["against"])) == (drop["hash"], ["test@train"])
 

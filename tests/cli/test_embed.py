@@ -39,7 +39,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def test_a_collection_becomes_a_table(here: Path, run: Run) -> None:
     said = run()
     assert "weights.safetensors: ViT, 0.00M parameters, 6x12 px, float32" in said
-    assert "photos: 63 pictures of train, test" in said
+    assert "photos: 63 images of train, test" in said
     assert "63 rows of 16 float32 features" in said
     table = pq.read_table("out.parquet")
     assert table.num_rows == 63
@@ -50,8 +50,8 @@ def test_a_collection_becomes_a_table(here: Path, run: Run) -> None:
 
 
 def test_one_split_and_one_array(here: Path, run: Run) -> None:
-    assert "27 pictures of test" in run("--split", "test", out="a.npz")
-    assert "27 pictures of test" in run(data="photos@test", out="b.npz")
+    assert "27 images of test" in run("--split", "test", out="a.npz")
+    assert "27 images of test" in run(data="photos@test", out="b.npz")
     with np.load("a.npz") as one, np.load("b.npz") as other:
         assert np.array_equal(one["features"], other["features"])
         assert one["features"].shape == (27, 16)
@@ -61,13 +61,13 @@ def test_one_split_and_one_array(here: Path, run: Run) -> None:
 
 
 def test_bad_pictures_are_named_and_listed(here: Path, run: Run) -> None:
-    (here / "photos" / "train" / "red" / "3.png").write_bytes(b"no picture")
+    (here / "photos" / "train" / "red" / "3.png").write_bytes(b"no image")
     said = run()
     assert "note: 1 could not be read and is out, see out.parquet.unreadable.txt: " in said
     assert "62 rows" in said
     assert "red/3.png" in (here / "out.parquet.unreadable.txt").read_text()
     for path in (here / "photos").rglob("*.png"):
-        path.write_bytes(b"no picture")
+        path.write_bytes(b"no image")
     assert "0 rows" in run(out="none.parquet", status=1)
 
 
@@ -80,5 +80,5 @@ def test_what_is_refused_says_what_to_do(here: Path, run: Run) -> None:
     assert "type: float32 -> float16" in run("--type", "float16", status=2)
     assert "float16" in run("--type", "float16", "--force")
     (here / "other.parquet").write_bytes(b"something else")
-    assert "is no file of `vitrail embed`" in run(out="other.parquet", status=2)
+    assert "is not a file of `vitrail embed`" in run(out="other.parquet", status=2)
     assert (here / "other.parquet").read_bytes() == b"something else"

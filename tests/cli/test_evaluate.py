@@ -38,7 +38,7 @@ COUNT = 23
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights with names, and 23 pictures of noise in a folder for each of seven classes."""
+    """Weights with names, and 23 images of noise in a folder for each of seven classes."""
     path = tmp_path_factory.mktemp("evaluate")
     torch.manual_seed(0)
     network = fresh(SHAPE)
@@ -71,7 +71,7 @@ def values(result: dict[str, Any]) -> dict[str, float]:
 
 
 def slow_count(weights: str | Path, data: str = "photos") -> list[tuple[int, list[int]]]:
-    """The label of each picture and all classes from the likeliest on, one picture at a time."""
+    """The label of each image and all classes from the likeliest on, one image at a time."""
     model, source = load(weights), next(iter(open_collection(data).splits.values()))
     with torch.inference_mode():
         logits = [model(model.card.preprocessing(source.picture(at).rgb())[None])[0] for at in range(len(source))]
@@ -86,7 +86,7 @@ def test_every_picture_counts_once(here: Path, batch: int, capsys: pytest.Captur
     assert {measure["count"] for measure in found["measures"]} == {COUNT}
     assert sum(count for *_, count in found["details"]["confusion"]) == COUNT
     said = capsys.readouterr().out
-    assert "photos: 23 pictures, 7 classes, matched by name" in said
+    assert "photos: 23 images, 7 classes, matched by name" in said
     assert "result: result.json" in said
 
 
@@ -122,13 +122,13 @@ def test_an_unreadable_picture_is_said_and_counts_for_nothing(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree("photos", tmp_path / "photos")
-    (tmp_path / "photos" / "dog" / "torn.png").write_bytes(b"no picture")
+    (tmp_path / "photos" / "dog" / "torn.png").write_bytes(b"no image")
     whole, torn = evaluated(), evaluated(data=str(tmp_path / "photos"))
     assert values(torn) == pytest.approx(values(whole), rel=1e-5)
     assert torn["data"]["pictures"] == COUNT + 1
     assert torn["measures"][0]["count"] == COUNT
     assert "dog/torn.png" in torn["details"]["unreadable"][0]
-    assert "note: 1 picture is unreadable and counts for nothing: dog/torn.png" in capsys.readouterr().out
+    assert "note: 1 image is unreadable and counts for nothing: dog/torn.png" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_answers_and_page(here: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def imagenet(here: Path, tmp_path: Path) -> Path:
-    """Pictures with the names of ImageNet's, and ReaL labels: several, one, none."""
+    """Images with the names of ImageNet's, and ReaL labels: several, one, none."""
     real: list[list[int]] = [[] for _ in range(40)]
     for at in range(COUNT):
         label = at % 7
@@ -259,11 +259,11 @@ def test_real_labels_beside_the_original_ones(imagenet: Path, capsys: pytest.Cap
     assert by_name["ReaL"]["value"] == sum(judged) / len(judged)
     assert by_name["top-1"]["count"] == COUNT
     assert values(found)["top-1"] == values(evaluated())["top-1"]
-    assert "note: 5 pictures have no ReaL label and count for nothing there" in capsys.readouterr().out
+    assert "note: 5 images have no ReaL label and count for nothing there" in capsys.readouterr().out
 
 
 def test_real_labels_alone(imagenet: Path) -> None:
-    """Pictures that have no labels of their own."""
+    """Images that have no labels of their own."""
     (imagenet / "flat").mkdir()
     for path in (imagenet / "val").glob("*/*.png"):
         shutil.copy(path, imagenet / "flat")
@@ -300,7 +300,7 @@ def in_a_world(world: World, folder: str, words: list[str]) -> int:
 def test_two_processes_write_the_numbers_of_one(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     shutil.copytree("photos", tmp_path / "photos")
-    (tmp_path / "photos" / "dog" / "torn.png").write_bytes(b"no picture")
+    (tmp_path / "photos" / "dog" / "torn.png").write_bytes(b"no image")
     data = str(tmp_path / "photos")
     for batch in ("4", "64"):
         alone = evaluated("--batch", batch, data=data)
@@ -330,7 +330,7 @@ DATA = Path(__file__).parents[2].parent / "shared" / "data"
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not (DATA / "imagenet_val_1000.tar").is_file(), reason="no trained weights and pictures beside the checkout"
+    not (DATA / "imagenet_val_1000.tar").is_file(), reason="no trained weights and images next to the checkout"
 )
 def test_trained_weights_have_the_accuracy_that_their_authors_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -349,7 +349,7 @@ def test_trained_weights_have_the_accuracy_that_their_authors_report(
     assert (by_name["ReaL"]["value"], by_name["ReaL"]["count"]) == (765 / 946, 946)
     said = capsys.readouterr().out
     assert "765 of 946" in said
-    assert "note: 54 pictures have no ReaL label and count for nothing there" in said
+    assert "note: 54 images have no ReaL label and count for nothing there" in said
 
 
 def test_weights_keep_their_hash_in_half_precision(tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ def test_what_would_fail_at_the_end_is_refused_at_once(
     words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def scored(*_: object, **__: object) -> None:
-        raise AssertionError("pictures were looked at")
+        raise AssertionError("images were looked at")
 
     monkeypatch.setattr("vitrail.evaluation.scoring.score_batches", scored)
     assert main(["evaluate", "net.safetensors", "--data", "photos", "--device", "cpu", *words]) == 2

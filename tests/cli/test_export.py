@@ -65,14 +65,14 @@ def test_int8_is_scored_on_pictures(here: Path, capsys: pytest.CaptureFixture[st
     vitrail.save(trained(VIT), "digits.safetensors")
     words = ("digits.safetensors", "--to", "onnx", "--int8", "--data", "digits", "--workers", "0")
     text = said(capsys, *words)
-    assert "digits@test: 360 pictures" in text
+    assert "digits@test: 360 images" in text
     assert (here / "digits.int8.onnx").is_file()
     assert not (here / "digits.onnx").exists()
-    found = re.search(r"same answer to (\d+) of 360 pictures", text)
+    found = re.search(r"same answer to (\d+) of 360 images", text)
     assert found is not None
     assert int(found[1]) >= 0.98 * 360
     assert re.search(r"accuracy: network \d\d\.\d\d%, export \d\d\.\d\d%, difference [+-]\d\.\d\d points", text)
-    assert re.search(r"pictures a second at batch 16, in turn: float32 [\d,.]+, int8 [\d,.]+", text)
+    assert re.search(r"images a second at batch 16, in turn: float32 [\d,.]+, int8 [\d,.]+", text)
     assert re.search(r"MB, \d\d% of the \d\.\d\d MB in float32", text)
     assert "note: 7 matrix products in int8" in text
 
@@ -144,7 +144,7 @@ def test_nothing_but_the_result_reaches_the_terminal(here: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.startswith(f"{weights}: ")
-    assert "these pictures are made up; --data FOLDER says what int8 costs on real ones" in done.stdout
+    assert "these images are made up; --data FOLDER says what int8 costs on real ones" in done.stdout
 
 
 # The program in the docs, which has onnxruntime, Pillow and numpy alone.
@@ -197,13 +197,13 @@ def test_int8_of_the_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     capsys.readouterr()
     out = str(tmp_path / "m.onnx")
     text = said(capsys, str(tmp_path / "demo" / "finetune"), "--to", "onnx", "--int8", "--data", "digits", "--out", out)
-    found = re.search(r"same answer to (\d+) of 360 pictures", text)
+    found = re.search(r"same answer to (\d+) of 360 images", text)
     assert found is not None
     assert int(found[1]) >= 0.98 * 360
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not WEIGHTS.is_file(), reason=f"no trained weights: {WEIGHTS.name} is not beside the checkout")
+@pytest.mark.skipif(not WEIGHTS.is_file(), reason=f"no trained weights: {WEIGHTS.name} is not next to the checkout")
 @pytest.mark.timeout(900)
 def test_trained_weights_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for form in FORMS:
@@ -219,7 +219,7 @@ def test_trained_weights_in_every_form(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PICTURES.is_file(), reason=f"no pictures: {PICTURES.name} is not beside the checkout")
+@pytest.mark.skipif(not PICTURES.is_file(), reason=f"no images: {PICTURES.name} is not next to the checkout")
 @pytest.mark.timeout(1800)
 def test_int8_of_trained_weights_keeps_their_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "m.onnx")

@@ -71,7 +71,7 @@ def test_the_same_again_is_the_same_file_from_kept_features(here: Path, run: Run
     run(out="a.safetensors")
     assert "kept from before" in run(out="b.safetensors")
     assert (here / "a.safetensors").read_bytes() == (here / "b.safetensors").read_bytes()
-    assert "extracted anew" in run("--no-cache", out="c.safetensors")
+    assert "extracted again" in run("--no-cache", out="c.safetensors")
     assert (here / "a.safetensors").read_bytes() == (here / "c.safetensors").read_bytes()
 
 
@@ -98,7 +98,7 @@ def test_pictures_without_a_test_and_elsewhere(here: Path, run: Run) -> None:
 
 
 def test_bad_pictures_are_named(here: Path, run: Run) -> None:
-    (here / "photos" / "train" / "red" / "3.png").write_bytes(b"no picture")
+    (here / "photos" / "train" / "red" / "3.png").write_bytes(b"no image")
     said = run()
     assert re.search(r"^note: 1 of train could not be read and is out: .*red/3\.png$", said, re.MULTILINE)
     assert "learnt from 35 images" in said
@@ -114,7 +114,7 @@ def test_what_is_refused_says_what_to_do(here: Path, run: Run) -> None:
     (here / "flat").mkdir()
     assert "flat" in run(data="flat", status=2)  # nothing in it
     picture("red", 0).save(here / "flat" / "a.png")
-    assert "flat has no labels: put the pictures of each class into a folder" in run(data="flat", status=2)
+    assert "flat has no labels: put the images of each class into a folder" in run(data="flat", status=2)
     (here / "one" / "red").mkdir(parents=True)
     picture("red", 0).save(here / "one" / "red" / "a.png")
     assert "one has one class, red: there must be two at least" in run(data="one", status=2)

@@ -98,10 +98,10 @@ def test_features_are_extracted_once_for_all_three(here: Path, run: Run) -> None
 
 
 def test_the_cache_can_be_left_alone(here: Path, run: Run) -> None:
-    assert "extracted anew" in run("knn", "--no-cache")
+    assert "extracted again" in run("knn", "--no-cache")
     assert not (here / "cache" / "features").exists()
     run("knn")
-    assert "extracted anew" in run("knn", "--no-cache")
+    assert "extracted again" in run("knn", "--no-cache")
 
 
 def test_probe_says_how_it_ended(here: Path, run: Run) -> None:
@@ -126,7 +126,7 @@ def test_knn_shows_both_votes(here: Path, run: Run) -> None:
     assert one.value == plain.value  # a single vote
     assert row(said, "7")[1::2] == [f"{100 * measure.value:.2f}%" for measure in result.measures[2:]]
     assert column(run("knn")) == ["1", "5", "10", "20"]  # 50 are not there
-    assert "-k 37: there are 36 pictures" in run("knn", "-k", "37", status=2)
+    assert "-k 37: there are 36 images" in run("knn", "-k", "37", status=2)
 
 
 def test_the_sweep_takes_one_penalty_for_all_sets(here: Path, run: Run) -> None:
@@ -169,7 +169,7 @@ def test_where_the_pictures_to_score_are(here: Path, run: Run) -> None:
 
 def test_shots_that_a_class_has_not(here: Path, run: Run) -> None:
     said = run("fewshot")
-    assert "note: photos: class 'blue' has 12 pictures with one label in train, too few for 25 shots" in said
+    assert "note: photos: class 'blue' has 12 images with one label in train, too few for 25 shots" in said
     assert column(said) == ["1", "5", "10"]
     refused = run("fewshot", "--shots", "5", "13", status=2)
     assert "13 shots need 13 of every class; ask for --shots 5" in refused
@@ -178,8 +178,8 @@ def test_shots_that_a_class_has_not(here: Path, run: Run) -> None:
 
 
 def test_a_picture_that_cannot_be_read_is_out_and_named(here: Path, run: Run) -> None:
-    (here / "photos/test/red/3.png").write_bytes(b"no picture")
-    (here / "photos/train/red/3.png").write_bytes(b"no picture")
+    (here / "photos/test/red/3.png").write_bytes(b"no image")
+    (here / "photos/train/red/3.png").write_bytes(b"no image")
     for command in ("fewshot", "probe", "knn"):  # all but the first from the cache
         said = run(command, "--out", "result.json")
         assert "learnt from 35 of train, scored on 26 of test" in said
@@ -190,7 +190,7 @@ def test_a_picture_that_cannot_be_read_is_out_and_named(here: Path, run: Run) ->
 
 
 def tar(path: Path, count: int, labels: Callable[[int], dict[str, object]], *, seed: int = 0) -> None:
-    """Tar shards, the labels of each picture in a JSON file."""
+    """Tar shards, the labels of each image in a JSON file."""
     with tarfile.open(path, "w") as archive:
         for at in range(count):
             image = io.BytesIO()
@@ -214,7 +214,7 @@ def test_several_labels_are_scored_by_any_and_learnt_from_where_there_is_one(her
     tar(here / "train.tar", 24, lambda at: {"labels": [0, 1, 2]})
     for command in ("probe", "knn"):
         assert "nothing can be learnt" in run(command, "--test", "test.tar", data="train.tar", status=2)
-    assert "class '0' has 0 pictures with one label" in run("fewshot", "--test", "test.tar", data="train.tar", status=2)
+    assert "class '0' has 0 images with one label" in run("fewshot", "--test", "test.tar", data="train.tar", status=2)
 
 
 def test_the_references_view_and_the_precision_are_other_features(here: Path, run: Run) -> None:
@@ -247,5 +247,5 @@ def test_features_that_could_not_be_kept_are_not_said_to_be(
     (here / "file").write_text("")
     monkeypatch.setenv("VITRAIL_CACHE", str(here / "file"))
     said = run("knn", "-k", "1")
-    assert "features each, extracted anew" in said
+    assert "features each, extracted again" in said
     assert "could not be kept" in said

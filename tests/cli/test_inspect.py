@@ -72,7 +72,7 @@ def test_a_page_with_every_kind_and_its_figures(
     names = [*kinds, "norm-maps"]
     assert {path.name for path in (out / "figures").iterdir()} == {f"{n}.{e}" for n in names for e in ("png", "svg")}
     assert "00.png" in text
-    assert "over 18 pictures" in text
+    assert "over 18 images" in text
     assert set(re.findall(r"<span>([a-z ]+)</span>", text)) <= set(CLASSES)
     result = json.loads((out / "inspect.json").read_text("utf-8"))
     assert result["kind"] == "inspect"
@@ -96,7 +96,7 @@ def test_other_transformers(tmp_path: Path, pictures: list[str], config: ModelCo
     out = tmp_path / "out"
     assert main(["inspect", weights(tmp_path, config), "--images", *pictures, "--out", str(out)]) == 0
     shown = re.findall(r'<section id="(\w+)">', (out / "report.html").read_text("utf-8"))
-    missing = {"gradcam", "cka"}  # for ResNets; for more pictures than two
+    missing = {"gradcam", "cka"}  # for ResNets; for more images than two
     if not config.classes:
         missing |= {"gradient", "faithfulness"}
     if getattr(config, "position", "") == "relative":
@@ -143,7 +143,7 @@ def test_pictures_of_a_set_are_shown_where_none_are_named(tmp_path: Path, pictur
     assert main(["inspect", weights(tmp_path, VIT), *chosen, "--out", str(out)]) == 0
     text = (out / "report.html").read_text("utf-8")
     assert text.count("<article>") == 4
-    assert "over 7 pictures" in text
+    assert "over 7 images" in text
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -173,7 +173,7 @@ def test_names_of_classes_from_a_file(tmp_path: Path, pictures: list[str]) -> No
         ([], "no images to look at"),
         (["--only", "rolout"], "did you mean rollout"),
         (["--images", "0.png", "--only", " , "], "--only names no kind"),
-        (["--data", "broken"], "none of the 1 pictures of broken@train can be read"),
+        (["--data", "broken"], "none of the 1 images of broken@train can be read"),
         (["--images", "absent.png"], "absent.png: No such file"),
         (["--images", "."], "is a folder"),
         (["--images", "noise.png"], "noise.png"),
@@ -309,7 +309,7 @@ def test_pictures_may_stand_behind_the_weights(tmp_path: Path, pictures: list[st
 def test_without_weights_the_shipped_network_is_looked_at(
     tmp_path: Path, pictures: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A picture in the place of WEIGHTS is a picture."""
+    """An image in the place of WEIGHTS is an image."""
     assert main(["inspect", pictures[0], "--only", "rollout", "--out", str(tmp_path / "a")]) == 0
     assert main(["inspect", "--images", pictures[0], "--only", "rollout", "--out", str(tmp_path / "b")]) == 0
     assert capsys.readouterr().out.count("rollout") >= 2

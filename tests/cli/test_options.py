@@ -44,7 +44,7 @@ def least_words(name: str, *, but: argparse.Action | None = None) -> list[str]:
 
 
 def conforms(value: object, hint: Any) -> bool:
-    """Whether a value is of a declared type, to the letter: True is no int, 2 is no float."""
+    """Whether a value is of a declared type, to the letter: True is not an int, 2 is not a float."""
     if get_origin(hint) in (Union, UnionType):
         return any(conforms(value, one) for one in get_args(hint))
     if get_origin(hint) is Literal:

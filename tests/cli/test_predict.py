@@ -1,4 +1,4 @@
-"""`vitrail predict` answers for every picture in order, names what it passes over, and exits by what happened."""
+"""`vitrail predict` answers for every image in order, names what it passes over, and exits by what happened."""
 
 import csv
 import io
@@ -78,11 +78,11 @@ def test_what_cannot_be_read_is_named_and_the_rest_goes_on(
     assert [line.partition(": ")[0] for line in said.out.splitlines()] == [n for n in names if n != names[2]]
     for line in (
         f"vitrail: passed over {names[2]}: empty file",
-        f"vitrail: passed over {tmp_path / 'p' / 'text.jpg'}: not a picture: starts with 'hello'",
+        f"vitrail: passed over {tmp_path / 'p' / 'text.jpg'}: not an image: starts with 'hello'",
         f"vitrail: passed over {tmp_path / 'p' / 'broken.jpg'}: No such file or directory",
         "vitrail: passed over gone.png: No such file or directory",
-        f"vitrail: {tmp_path / 'p'}: passed over 1 file that is not called a picture",
-        "vitrail: 4 of 9 pictures could not be read",
+        f"vitrail: {tmp_path / 'p'}: passed over 1 file that is not called an image",
+        "vitrail: 4 of 9 images could not be read",
     ):
         assert line in said.err.splitlines()
     rows = told(capsys, path, str(tmp_path / "p"), "gone.png", "--workers", workers)
@@ -132,7 +132,7 @@ def test_csv_has_a_header_and_quotes_what_needs_it(tmp_path: Path, path: str, ca
     assert [(row["path"], row["rank"]) for row in rows] == [(names[0], "1"), (names[0], "2"), (names[1], "")]
     assert rows[0]["label"] == CLASSES[int(rows[0]["index"])]
     assert float(rows[0]["probability"]) >= float(rows[1]["probability"]) > 0
-    assert rows[2]["error"] == "not a picture: starts with '<html>'"
+    assert rows[2]["error"] == "not an image: starts with '<html>'"
 
 
 def test_names_that_are_no_text_are_spelt_out(tmp_path: Path, path: str, capsys: Capture) -> None:
@@ -199,9 +199,9 @@ def test_which_word_is_weights(tmp_path: Path, path: str) -> None:
     ("words", "reason"),
     [
         (["nothing"], "nothing: there is no such file or folder; the first word is weights"),
-        (["{w}"], "is weights, and there are no pictures behind it; name files or folders"),
+        (["{w}"], "is weights, and there are no images behind it; name files or folders"),
         (["a.jpg", "{w}"], "looks like weights, and those come first: vitrail predict"),
-        (["{w}", "{empty}"], "no pictures there; names end in .jpg"),
+        (["{w}", "{empty}"], "no images there; names end in .jpg"),
         (["{w}", "-", "-"], "stdin, which can be read once"),
         (["{w}", "a.jpg", "--topk", "0"], "--topk 0 must be at least 1"),
         (["{w}", "a.jpg", "--batch", "0"], "--batch 0 must be at least 1"),
@@ -238,7 +238,7 @@ def test_names_from_stdin(tmp_path: Path, path: str, capsys: Capture, monkeypatc
     assert [row["path"] for row in told(capsys, path, names[2], "-", names[2])] == [names[2], *names[:2], names[2]]
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert main(["predict", path, "-", "--device", "cpu"]) == 2
-    assert "no names of pictures came from stdin" in capsys.readouterr().err
+    assert "no names of images came from stdin" in capsys.readouterr().err
 
 
 def test_names_that_come_slowly_come_in_bursts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_folders_are_walked_once_and_in_order(tmp_path: Path) -> None:
     assert [one.inside for one in found] == ["c.gif", "a/z/1.png", "b/10.jpg", "b/2.jpg"]
     assert [one.path for one in found] == [str(tmp_path / one.inside) for one in found]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="empty: no pictures there"):
+    with pytest.raises(DataError, match="empty: no images there"):
         listing([str(tmp_path / "empty")])
 
 

@@ -63,7 +63,7 @@ def test_it_says_where_it_is_what_it_is_and_what_it_takes(server: Running) -> No
     assert server.said[1].startswith("model: tiny.safetensors: ViT, 0.0")
     assert "8x12 px, 5 classes, on cpu, 1 thread" in server.said[1]
     assert server.said[2] == (
-        "limits: 20 MiB and 9 pictures a request, 1 million pixels each, 9 waiting, 3 a batch, 7 s; no token"
+        "limits: 20 MiB and 9 images a request, 1 million pixels each, 9 waiting, 3 a batch, 7 s; no token"
     )
     assert fetched(server, "/model")["limits"]["max_pixels"] == 1_000_000
 

@@ -27,7 +27,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a folder a class: 40 digits of three classes, drawn larger."""
+    """A folder with one subfolder per class: 40 digits of three classes, drawn larger."""
     path, source = tmp_path_factory.mktemp("pictures"), open_collection("digits").split("train")
     for index in range(150):
         label = int(source.labels.values[index])
@@ -76,7 +76,7 @@ def test_finetune_needs_weights_and_pictures_alone(
     assert network.config.image == (24, 24)
     assert network.card.labels == ("digit 0", "digit 1", "digit 2")  # type: ignore[union-attr]
     assert main(["finetune", "--from", weights, "--data", str(folder), "--image-size", "24", *QUICK]) == 0
-    assert len(list((tmp_path / "runs").iterdir())) == 2  # without --out every call starts anew
+    assert len(list((tmp_path / "runs").iterdir())) == 2  # without --out every call starts again
 
 
 def test_a_dry_run_writes_nothing(
@@ -179,7 +179,7 @@ def test_a_sweep_that_was_stopped_goes_on_by_its_folder(
 def test_replay_names_the_pictures(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(pretrained), "--step", "3", "--device", "cpu"]) == 0
     out, _ = lines(capsys)
-    assert "16 pictures, 0 of them" in out
+    assert "16 images, 0 of them" in out
     assert "digits/train[" in out
     assert np.asarray(Image.open(pretrained / "replay-3.png")).std() > 0
 

@@ -68,7 +68,7 @@ def test_a_dry_run_says_what_goes_where(weights: str, cifar: None, capsys: pytes
     assert "passed over: Clevr-Count, Clevr-Dist" in out  # two tasks, one set
     assert str(Path("sets/pets/images.tar.gz")) in out
     assert "1 tasks to train" not in out
-    assert "1 task to train for 2 steps of 8 pictures of 8x8" in out
+    assert "1 task to train for 2 steps of 8 images of 8x8" in out
     assert not Path("runs").exists()
 
 

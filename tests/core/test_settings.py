@@ -139,8 +139,8 @@ def test_values_by_type(setting: str, name: str, value: Any) -> None:
         ("maybe=Round", "maybe=Round has no default for maybe.size; set that too"),
         ("frame.width=0", "frame: width=0 must be at least 1"),
         ("inner.size=2000", "inner: size=(2000, 2000) is too large"),
-        ("inner.rate", "'inner.rate' is no setting; write NAME=VALUE"),
-        ("=3", "'=3' is no setting; write NAME=VALUE"),
+        ("inner.rate", "'inner.rate' is not a setting; write NAME=VALUE"),
+        ("=3", "'=3' is not a setting; write NAME=VALUE"),
     ],
 )
 def test_errors_name_field_value_and_rule(setting: str, told: str) -> None:

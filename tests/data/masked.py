@@ -30,7 +30,7 @@ def palette(indices: NDArray[np.uint8]) -> bytes:
 
 
 class Masked(Listed):
-    """Images that show their masks: the class indices are their grey levels. What is no mask is raised instead."""
+    """Images that show their masks: the class indices are their grey levels. What is not a mask is raised instead."""
 
     def __init__(self, masks: Sequence["bytes | NDArray[np.uint8] | Exception"], sizes: Sequence[Pair] = ()) -> None:
         grey = [painted(number, size) for number, size in enumerate(sizes or [(12, 10)] * len(masks))]

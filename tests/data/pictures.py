@@ -1,4 +1,4 @@
-"""Small pictures and sources for tests."""
+"""Small images and sources for tests."""
 
 import io
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from vitrail.data.randomness import Draws
 
 
 def noise(number: int, height: int = 12, width: int = 10) -> NDArray[np.uint8]:
-    """A picture of its own for every number."""
+    """An image of its own for every number."""
     return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
@@ -29,7 +29,7 @@ def encoded(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
 
 
 class Listed(Source):
-    """Encoded pictures from a list; what is not bytes is raised instead."""
+    """Encoded images from a list; what is not bytes is raised instead."""
 
     def __init__(
         self, files: Sequence[bytes | Exception], labels: Sequence[int] | None = None, classes: int = 3

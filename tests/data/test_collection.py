@@ -214,7 +214,7 @@ def test_class_that_train_lacks_is_refused_with_the_difference(here: Path) -> No
 def test_class_that_only_train_has_is_noted(here: Path) -> None:
     tree(here, "set/train/a/1.png", "set/train/b/1.png", "set/val/b/1.png", "set/test/1.png")
     opened = open_collection("set")
-    assert opened.notes == ("val has no pictures of 1 of 2 classes (a)", "test has no labels")
+    assert opened.notes == ("val has no images of 1 of 2 classes (a)", "test has no labels")
     val = opened.split("val")
     assert val.classes == ("a", "b")
     assert pickle.loads(pickle.dumps(val)).name(0) == "val/b/1.png"
@@ -224,7 +224,7 @@ def test_files_that_are_no_pictures_are_noted(here: Path) -> None:
     tree(here, "set/train/a/1.png", "set/test/a/1.png")
     (here / "set" / "train" / "a" / "x.txt").write_text("x")
     notes = open_collection("set").notes
-    assert notes == ("train: 1 file that is no picture ignored (train/a/x.txt)",)
+    assert notes == ("train: 1 file that is not an image ignored (train/a/x.txt)",)
 
 
 @pytest.mark.parametrize("several", [False, True])

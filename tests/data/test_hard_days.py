@@ -1,4 +1,4 @@
-"""The loader on real files, on a bad day: damaged by the thousand, stopped anywhere, gone on with otherwise."""
+"""The loader on real files, on a bad day: damaged by the thousand, stopped anywhere, resumed otherwise."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ def is_sound(data: bytes) -> bool:
 
 
 def damaged(count: int) -> dict[str, bytes]:
-    """So many damaged copies of every kind of file, bombs and files that are no pictures."""
+    """So many damaged copies of every kind of file, bombs and files that are not images."""
     kinds = samples()
     names = sorted(kinds)
     files = {}
@@ -106,7 +106,7 @@ VIEWS = (
 
 
 def pieces(source: Files, spans: list[tuple[int, int, int, int]]) -> list[Batch]:
-    """The stream in stretches (from, to, processes, workers), each read anew; the parts of a step in order."""
+    """The stream in stretches (from, to, processes, workers), each read again; the parts of a step in order."""
     got: list[Batch] = []
     for start, stop, world, workers in spans:
         ranks = [

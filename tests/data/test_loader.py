@@ -127,7 +127,7 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_next_that_does() -> No
         stream(SOURCES[5], Shifted(), batch=10, seed=0, world=4)
     with pytest.raises(ConfigError, match="rank=4"):
         stream(SOURCES[5], Shifted(), batch=8, seed=0, rank=4, world=4)
-    with pytest.raises(DataError, match="without pictures"):
+    with pytest.raises(DataError, match="without images"):
         stream(Listed([]), Shifted(), batch=8, seed=0)
     with pytest.raises(ConfigError, match="repeats=0"):
         stream(SOURCES[5], Shifted(), batch=8, seed=0, repeats=0)
@@ -181,7 +181,7 @@ class TestBadFiles:
 
     @pytest.mark.parametrize("workers", [0, 1])
     def test_strict_stops_at_the_first_with_its_name(self, workers: int) -> None:
-        with pytest.raises(BadPicture, match=r"^picture-1\.png: .*empty"):
+        with pytest.raises(BadPicture, match=r"^image-1\.png: .*empty"):
             list(
                 sweep(self.source(), Preprocessing(image=(4, 4)), batch=2, workers=workers, ledger=Ledger(strict=True))
             )
@@ -202,7 +202,7 @@ class Deadly(Listed):
 
 def test_a_loader_process_that_dies_is_reported_with_its_sample() -> None:
     source = Deadly([encoded(noise(i)) for i in range(6)])
-    with pytest.raises(WorkerDied, match=r"while reading picture-3\.png"):  # long before its patience is at an end
+    with pytest.raises(WorkerDied, match=r"while reading image-3\.png"):  # long before its patience is at an end
         list(sweep(source, Preprocessing(image=(4, 4)), batch=2, workers=2))
 
 
@@ -210,7 +210,7 @@ def test_a_loader_process_that_hangs_is_reported_with_its_sample(monkeypatch: py
     monkeypatch.setattr("vitrail.data.loader.PATIENCE_S", 1.0)
     source = Deadly([encoded(noise(i)) for i in range(6)])
     source.way = "hang"
-    with pytest.raises(WorkerDied, match=r"while reading picture-3\.png"):
+    with pytest.raises(WorkerDied, match=r"while reading image-3\.png"):
         list(sweep(source, Preprocessing(image=(4, 4)), batch=2, workers=1))
 
 

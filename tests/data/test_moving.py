@@ -113,7 +113,7 @@ def test_a_sample_without_a_usable_mask_is_unreadable(workers: int) -> None:
     assert all(entry.reason.startswith("mask: ") for entry in ledger.known.values())
     assert "10x12" in ledger.known["picture-1.png"].reason
     assert "254" in ledger.known["picture-3.png"].reason
-    with pytest.raises(BadPicture, match=r"picture-1.png: mask"):
+    with pytest.raises(BadPicture, match=r"image-1.png: mask"):
         list(sweep(Masked(masks), Preprocessing(image=(6, 5)), batch=7, ledger=Ledger(strict=True), targets=Masks()))
 
 
@@ -137,7 +137,7 @@ def test_shapes_are_where_their_masks_say() -> None:
 
 
 class Corners(Masks):
-    """Moves, and is no value of a pixel."""
+    """Moves, and is not a value of a pixel."""
 
     fill = None
 

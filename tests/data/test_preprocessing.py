@@ -1,4 +1,4 @@
-"""Pictures to the pixels that a network was trained on."""
+"""Images to the pixels that a network was trained on."""
 
 import io
 
@@ -109,7 +109,7 @@ def test_without_antialiasing_as_the_reference_resizes(size: tuple[int, int]) ->
     wanted = tensorflow(np.asarray(picture()), *size)
     assert np.abs(plain.permute(1, 2, 0).numpy() - wanted).max() < 0.501
     apart = np.abs(smooth.permute(1, 2, 0).numpy() - wanted).max()
-    assert (apart > 20) == (size == (7, 9))  # it matters where a picture shrinks
+    assert (apart > 20) == (size == (7, 9))  # it matters where an image shrinks
 
 
 def averaged(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.float64]:

@@ -148,7 +148,7 @@ def test_groups_end_at_multiples_wherever_one_starts_and_at_the_stop() -> None:
 
 
 def test_a_group_is_small_enough() -> None:
-    """About 4,096 pictures, fewer where they are large, and never less than one step."""
+    """About 4,096 images, fewer where they are large, and never less than one step."""
     resident = Resident(SOURCE, device="cpu")
     assert resident.grouped(512, [(32, 32)]) == 1
     assert resident.grouped(16, [(32, 32)]) == 32
@@ -248,9 +248,7 @@ def test_several_views_and_their_draws() -> None:
 
 def test_pictures_of_several_sizes_need_one() -> None:
     source = Listed([encoded(noise(0)), encoded(noise(1, 9, 9))])
-    with pytest.raises(
-        DataError, match=r"picture-1\.png: is of another size than the first picture, 12 x 10; give a size"
-    ):
+    with pytest.raises(DataError, match=r"image-1\.png: is of another size than the first image, 12 x 10; give a size"):
         Resident(source, device="cpu")
     assert Resident(source, device="cpu", size=(8, 8)).pixels.shape == (2, 3, 8, 8)
 
@@ -264,19 +262,19 @@ def test_unreadable_ones_are_named_and_not_valid() -> None:
 
 
 def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
-    with pytest.raises(ConfigError, match="23 pictures of 32 x 32"):
+    with pytest.raises(ConfigError, match="23 images of 32 x 32"):
         Resident(SOURCE, device="cpu", limit=1000)
-    with pytest.raises(DataError, match="without pictures"):
+    with pytest.raises(DataError, match="without images"):
         Resident(listed(0), device="cpu")
 
 
 def test_whether_a_source_fits() -> None:
     need = 23 * 3 * 32 * 32
-    assert fits(SOURCE, need) == (True, "23 pictures of 32x32 take 0.00 GB, 0.00 GB are allowed")
+    assert fits(SOURCE, need) == (True, "23 images of 32x32 take 0.00 GB, 0.00 GB are allowed")
     assert not fits(SOURCE, need - 1)[0]
     several = Listed([encoded(noise(0)), encoded(noise(1)), encoded(noise(2, 9, 9))])
-    assert fits(several, 10**9) == (False, "pictures are of several sizes, 12x10 and 9x9")
-    assert fits(listed(0), 10**9) == (False, "there is no picture that can be read")
+    assert fits(several, 10**9) == (False, "images are of several sizes, 12x10 and 9x9")
+    assert fits(listed(0), 10**9) == (False, "there is no image that can be read")
     assert not fits(Listed([b"", b""]), 10**9)[0]
 
 

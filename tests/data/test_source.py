@@ -53,9 +53,9 @@ def test_pictures_of_arrays() -> None:
 
 def test_what_cannot_be_read_is_named() -> None:
     source = Listed([b"", FileNotFoundError(2, "No such file")])
-    with pytest.raises(BadPicture, match=r"^picture-0\.png: "):
+    with pytest.raises(BadPicture, match=r"^image-0\.png: "):
         source.picture(0)
-    with pytest.raises(BadPicture, match=r"^picture-1\.png: No such file$"):
+    with pytest.raises(BadPicture, match=r"^image-1\.png: No such file$"):
         source.picture(1)
 
 

@@ -107,7 +107,7 @@ def fail(world: World, way: str) -> None:
         if way == "hangs":
             time.sleep(1000)
         if way == "raises":
-            raise KeyError("no such picture")
+            raise KeyError("no such image")
     world.sum_(torch.ones(1))
 
 
@@ -121,8 +121,8 @@ def test_a_killed_process_is_named() -> None:
 
 def test_the_reason_of_one_process_reaches_the_others() -> None:
     first, second = attempt(fail, "raises", timeout_s=4)
-    assert "KeyError: 'no such picture'" in second.error
-    assert "has ended with KeyError: 'no such picture'" in first.error
+    assert "KeyError: 'no such image'" in second.error
+    assert "has ended with KeyError: 'no such image'" in first.error
 
 
 def test_a_hanging_process_is_named_and_says_where_it_hangs() -> None:

@@ -1,4 +1,4 @@
-"""Scores count every picture once, whatever the batch, the process or the network's wrapping."""
+"""Scores count every image once, whatever the batch, the process or the network's wrapping."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ PLAIN = Preprocessing(image=(SIDE, SIDE), mean=(0.2, 0.4, 0.6), std=(0.3, 0.5, 0
 
 
 class Linear(nn.Module):
-    """Logits that differ from picture to picture."""
+    """Logits that differ from image to image."""
 
     def __init__(self, classes: int = CLASSES) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_the_batch_changes_nothing(batch: int) -> None:
 
 
 class Torn(Arrays):
-    """Two of its pictures cannot be read."""
+    """Two of its images cannot be read."""
 
     def read(self, index: int) -> Encoded:
         if index in (3, 22):
@@ -119,7 +119,7 @@ def test_any_of_several_labels_is_right() -> None:
     said = logits_of(source, Linear()).argmax(-1).tolist()
     other = [(one + 1) % CLASSES for one in said]
     rows = [[b, a] if at % 2 else [b] for at, (a, b) in enumerate(zip(said, other, strict=True))]
-    rows[0] = []  # a picture without a label counts for nothing
+    rows[0] = []  # an image without a label counts for nothing
     score = scored(pictures(Labels.several(rows)))
     assert (score.count, score.correct) == (COUNT - 1, COUNT // 2)
     assert score.confusion is not None
@@ -297,7 +297,7 @@ def test_an_unknown_precision_is_refused_before_anything_runs() -> None:
 
 @pytest.mark.parametrize("labels", [Labels.none(COUNT), Labels(np.zeros(0, np.int64))])
 def test_nothing_to_score_is_an_error_and_not_a_zero(labels: Labels) -> None:
-    with pytest.raises(DataError, match="no picture could be scored"):
+    with pytest.raises(DataError, match="no image could be scored"):
         scored(pictures(labels, len(labels)))
 
 

@@ -1,4 +1,4 @@
-"""Kept features are the features, once: whatever they depend on makes another file, and a damaged file is made anew."""
+"""Kept features are the features, once: another input makes another file, and a damaged file is made again."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -73,7 +73,7 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 CHANGES: dict[str, Callable[[Path], Kept]] = {
     "weights": lambda folder: kept(folder, model=network(1)),
     "pictures": lambda folder: kept(folder, pictures(seed=1)),
-    "fewer pictures": lambda folder: kept(folder, pictures(count=10)),
+    "fewer images": lambda folder: kept(folder, pictures(count=10)),
     "precision": lambda folder: kept(folder, precision="autocast"),
     "view": lambda folder: kept(folder, view="squared"),
     "preprocessing": lambda folder: cached_features(
@@ -114,7 +114,7 @@ def test_a_damaged_file_is_noticed_and_made_anew(damage: str, tmp_path: Path) ->
     path.write_bytes(body)
     again = kept(tmp_path)
     assert not again.found
-    assert "made anew" in again.trouble
+    assert "made again" in again.trouble
     assert torch.equal(again.features, exact)
     assert kept(tmp_path).found
 
@@ -127,7 +127,7 @@ def test_a_place_that_cannot_be_written_costs_the_cache_and_not_the_features(tmp
 
 
 class Torn(Arrays):
-    """One of its pictures cannot be read, for now."""
+    """One of its images cannot be read, for now."""
 
     torn = True
 
@@ -188,6 +188,6 @@ def test_a_network_that_overflows_is_refused_by_name(tmp_path: Path) -> None:
     broken = network()
     with torch.no_grad():
         next(broken.parameters()).fill_(torch.nan)
-    with pytest.raises(DataError, match=r"no finite features for 11 pictures, first of them set\[0\]"):
+    with pytest.raises(DataError, match=r"no finite features for 11 images, first of them set\[0\]"):
         cached_features(broken, pictures(), PLAIN, "cpu", batches=Counting(), folder=tmp_path)
     assert not list(tmp_path.iterdir())

@@ -75,7 +75,7 @@ def test_nothing_to_bin_is_refused() -> None:
 
 
 def test_equal_confidences_are_not_told_apart_by_whether_they_are_right() -> None:
-    """All as sure as they are right: perfect, in whatever order the pictures come."""
+    """All as sure as they are right: perfect, in whatever order the images come."""
     right = np.arange(100) < 90
     for order in (np.arange(100), np.arange(100)[::-1], np.random.default_rng(0).permutation(100)):
         assert calibration_error(np.full(100, 0.9), right[order], kind="count") == pytest.approx(0.0, abs=1e-12)

@@ -58,7 +58,7 @@ def test_other_pictures_under_one_name_are_said() -> None:
     other = made("b", data="pets")
     other = replace(other, data={**other.data, "fingerprint": "another", "pictures": 90})
     (note,) = table(made("a"), other).notes
-    assert note == "pets@test: the pictures themselves differ: 100 (print of) for a; 90 (another) for b"
+    assert note == "pets@test: the images themselves differ: 100 (print of) for a; 90 (another) for b"
 
 
 def test_another_way_of_preparing_is_said_but_normalisation_is_the_weights_own() -> None:
@@ -133,7 +133,7 @@ def test_of_equal_results_the_newest_counts() -> None:
         assert texts(found) == [["a", "90.00% (60.00–95.00)"]]
         assert found.notes[0].endswith("and counts")
     others = replace(newer, data={**newer.data, "fingerprint": "another"})
-    assert table(made("a"), others).notes[0].endswith("and counts; it is of other pictures")
+    assert table(made("a"), others).notes[0].endswith("and counts; it is of other images")
 
 
 def test_names_have_as_much_as_tells_them_apart() -> None:

@@ -52,7 +52,7 @@ def network(seed: int = 0) -> Model:
 
 
 class Torn(Arrays):
-    """Every 13th picture cannot be read."""
+    """Every 13th image cannot be read."""
 
     def read(self, index: int) -> Encoded:
         if index % 13 == 5:
@@ -177,7 +177,7 @@ def test_a_restart_does_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
     second = tmp_path / "e.parquet.parts" / "part-00001.safetensors"
     before = first.stat().st_mtime_ns
     content = bytearray(second.read_bytes())
-    content[-1] ^= 1  # a flipped bit: made anew
+    content[-1] ^= 1  # a flipped bit: made again
     second.write_bytes(content)
     computed: list[int] = []
     write = Work.write
@@ -197,14 +197,14 @@ def test_parts_of_something_else_are_refused(tmp_path: Path, monkeypatch: pytest
         embed(network(), both(), out, batch=8)
     with pytest.raises(ConfigError, match=r"weights: "):
         embed(network(1), both(), out, batch=4)
-    with pytest.raises(ConfigError, match=r"pictures: "):
+    with pytest.raises(ConfigError, match=r"images: "):
         made(out, {"train": pictures(90, 2), "test": pictures(40, 1, labels=False)})
     assert embed(network(1), both(), out, batch=4, force=True).found == 0
     with pytest.raises(ConfigError, match=r"e\.parquet holds embeddings of other"):
         made(out)
     foreign = tmp_path / "f.npz"
     np.savez(foreign, x=np.zeros(2))
-    with pytest.raises(ConfigError, match=r"f\.npz is there and is no file of `vitrail embed`"):
+    with pytest.raises(ConfigError, match=r"f\.npz is there and is not a file of `vitrail embed`"):
         made(foreign)
 
 
@@ -230,7 +230,7 @@ def test_two_at_once_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_nothing_and_nonsense_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no pictures"):
+    with pytest.raises(DataError, match="no images"):
         embed(network(), {}, tmp_path / "e.parquet")
     with pytest.raises(ConfigError, match=r"\.parquet or \.npz"):
         made(tmp_path / "e.csv")

@@ -1,4 +1,4 @@
-"""Features are what the last layer reads, in the order of the pictures."""
+"""Features are what the last layer reads, in the order of the images."""
 
 from dataclasses import replace
 
@@ -63,7 +63,7 @@ def test_an_unreadable_picture_has_no_features() -> None:
 
 
 def test_no_pictures_is_an_error() -> None:
-    with pytest.raises(DataError, match="no pictures"):
+    with pytest.raises(DataError, match="no images"):
         features(build(VIT), [], Preprocessing(image=VIT.image), "cpu")
 
     class Gone(Arrays):
@@ -83,7 +83,7 @@ def test_places_in_the_source_come_along() -> None:
 
 
 def test_the_references_view_is_the_centre_of_a_larger_square() -> None:
-    """A picture of 512 x 256 with a gradient each way: resized to 256 x 256, and 16 pixels cut off on every side."""
+    """An image of 512 x 256 with a gradient each way: resized to 256 x 256, and 16 pixels cut off on every side."""
     down, across = np.meshgrid(np.arange(256), np.arange(512) / 2, indexing="ij")
     pixels = np.stack([down, across, 0 * down], 2).astype(np.uint8)
     (seen,) = Squared((224, 224))(Picture(pixels), [])

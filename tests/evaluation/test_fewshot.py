@@ -179,7 +179,7 @@ def test_the_penalty_for_all_sets_has_the_best_mean_rank() -> None:
 
 def test_the_interval_holds_draws_and_pictures() -> None:
     assert interval([0.7], 1000) == pytest.approx(wilson(700, 1000))
-    spread = interval([0.6, 0.7, 0.8], 10**9)  # of endless pictures only the draws are left
+    spread = interval([0.6, 0.7, 0.8], 10**9)  # of endless images only the draws are left
     assert spread == pytest.approx((0.7 - 4.303 * 0.1 / 3**0.5, 0.7 + 4.303 * 0.1 / 3**0.5), abs=1e-3)
     both = interval([0.6, 0.7, 0.8], 100)
     assert both[0] < spread[0]

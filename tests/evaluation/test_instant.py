@@ -181,11 +181,11 @@ def test_one_picture_a_class_is_enough() -> None:
 
 def test_uneven_and_empty_classes_are_told_of() -> None:
     made = fit(network(VIT), collection(train=pictures(VIT, (42, 2, 2))))
-    assert any("'a' has 42 pictures and 'b' 2" in note for note in made.notes)
+    assert any("'a' has 42 images and 'b' 2" in note for note in made.notes)
     whole = pictures(VIT, (6, 6))
     source = Arrays(whole.pictures, whole.labels, ("a", "b", "c"), called="set")
     made = fit(network(VIT), collection(train=source))
-    assert any("1 of 3 classes have no picture to learn from and are never said: c" in note for note in made.notes)
+    assert any("1 of 3 classes have no image to learn from and are never said: c" in note for note in made.notes)
     assert made.model.config.classes == 3
 
 
@@ -203,7 +203,7 @@ def test_shots_are_at_most_so_many_of_each_class() -> None:
 
 
 class Torn(Arrays):
-    """Two of its pictures cannot be read."""
+    """Two of its images cannot be read."""
 
     def read(self, index: int) -> Encoded:
         if index in (3, 11):

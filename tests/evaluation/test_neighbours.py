@@ -1,4 +1,4 @@
-"""Neighbours and their vote against brute force, and which pictures are looked at."""
+"""Neighbours and their vote against brute force, and which images are looked at."""
 
 import numpy as np
 import pytest

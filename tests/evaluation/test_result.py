@@ -55,13 +55,13 @@ def fresh_again() -> torch.nn.Module:
         ('{"format": "vitrail result 1", "measures": [{"name": "x", "value": 1, "unit": "cm"}]}', "unknown unit 'cm'"),
         (
             '{"format": "vitrail result 1", "kind": "a", "weights": {}, "data": null, "measures": []}',
-            "data is no table",
+            "data is not a table",
         ),
         (
             '{"format": "vitrail result 1", "kind": "a", "weights": [], "data": {}, "measures": []}',
-            "weights is no table",
+            "weights is not a table",
         ),
-        ('{"format": "vitrail result 1", "kind": 3, "weights": {}, "data": {}, "measures": []}', "kind is no text"),
+        ('{"format": "vitrail result 1", "kind": 3, "weights": {}, "data": {}, "measures": []}', "kind is not a text"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
@@ -116,7 +116,7 @@ def test_copies_are_known_to_be_left_out_by_a_selection_against_these_pictures()
     assert deduplicated(source, against, {}) is True
     facts = data_facts("set", "test", source, deduplicated=True, selection=against)
     assert (facts["deduplicated"], facts["deduplicated_by"]) == (True, against.hash)
-    with pytest.raises(DataError, match="made against other@test, and not against these pictures"):
+    with pytest.raises(DataError, match="made against other@test, and not against these images"):
         deduplicated(source, selection(name="dedup", against={"other@test": "0"}), {})
     with pytest.raises(DataError, match="'dev' is none of `vitrail data dedup`"):
         deduplicated(source, selection(name="dev"), {})

@@ -213,7 +213,7 @@ def test_what_cannot_be_is_refused_before_the_work(tmp_path: Path, monkeypatch: 
     grey = bundle(replace(TINY, channels=1))
     with pytest.raises(ConfigError, match="has 3 channels, this network 1"):
         to_onnx(grey, tmp_path / "m.onnx", OnnxOptions(preprocessing=True))
-    with pytest.raises(ConfigError, match="pictures have 3 channels, this network 1"):
+    with pytest.raises(ConfigError, match="images have 3 channels, this network 1"):
         to_onnx(grey, tmp_path / "m.onnx", pictures=held_out())
     with pytest.raises(ConfigError, match="give images"):
         to_onnx(bundle(RESNET), tmp_path / "m.onnx", OnnxOptions(int8=True))

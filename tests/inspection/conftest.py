@@ -1,4 +1,4 @@
-"""Networks and pictures here are drawn from a fixed seed."""
+"""Networks and images here are drawn from a fixed seed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Planted pictures: the class is a small glyph at a random place on clouds and grain, and the place is known."""
+"""Planted images: the class is a small glyph at a random place on clouds and grain, and the place is known."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -37,7 +37,7 @@ def test_rotation_scale_and_shift_are_not_seen() -> None:
 
 
 def test_chance_is_zero_on_average_even_in_few_pictures() -> None:
-    """The plain estimator would say 0.9 here: 8 pictures in 64 dimensions."""
+    """The plain estimator would say 0.9 here: 8 images in 64 dimensions."""
     found = cka([torch.randn(2, 8, 64) for _ in range(400)])
     assert abs(found[0, 1].item()) < 0.03
 

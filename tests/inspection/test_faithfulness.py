@@ -77,13 +77,13 @@ def test_any_network_and_any_map() -> None:
     found = curves(model, pictures, grad_cam(model, pictures), steps=4)
     assert found.deletion.shape == (2, 5)
     model.train()
-    curves(model, pictures, torch.rand(2, 20, 28), steps=2)  # as fine as the picture
+    curves(model, pictures, torch.rand(2, 20, 28), steps=2)  # as fine as the image
     assert model.training
 
 
 def test_misfits_are_refused() -> None:
     model, pictures = awake(VIT), images(VIT)
-    with pytest.raises(ConfigError, match="do not fit 2 pictures of 6x12"):
+    with pytest.raises(ConfigError, match="do not fit 2 images of 6x12"):
         curves(model, pictures, torch.rand(3, 3, 4))
     with pytest.raises(ConfigError, match="do not fit"):
         curves(model, pictures, torch.rand(2, 7, 4))

@@ -38,7 +38,7 @@ EVERY: dict[str, Callable[[Theme], Any]] = {
     "norms far apart": lambda theme: figures.norms(np.exp(9 * DRAW.random((33, 1, 6))), [], theme),
     "matrix": lambda theme: figures.matrix(DRAW.random((3, 3)), theme),
     "faithfulness": lambda theme: figures.faithfulness(curves("rollout", "random"), theme),
-    "one picture": lambda theme: figures.faithfulness({"Grad-CAM": (np.ones((1, 3)), np.ones((1, 3)))}, theme),
+    "one image": lambda theme: figures.faithfulness({"Grad-CAM": (np.ones((1, 3)), np.ones((1, 3)))}, theme),
 }
 
 

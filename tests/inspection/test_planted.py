@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def test_rollout_puts_its_maximum_on_the_planted_glyph(tmp_path: Path) -> None:
-    """In at least nine of ten held-out pictures; a glyph reaches into a tenth of all patches. 96 % when written, 99 %
+    """In at least nine of ten held-out images; a glyph reaches into a tenth of all patches. 96 % when written, 99 %
     with another seed."""
     model, held = trained(tmp_path / "run"), planted(1000, seed=2)
     card = model.card

@@ -63,7 +63,7 @@ def test_classes_are_checked() -> None:
     assert chosen(logits, torch.tensor([1, 1], dtype=torch.int32)).tolist() == [1, 1]
     with pytest.raises(ConfigError, match="0 to 1"):
         chosen(logits, torch.tensor([0, 2]))
-    with pytest.raises(ConfigError, match="2 pictures"):
+    with pytest.raises(ConfigError, match="2 images"):
         chosen(logits, torch.tensor([0]))
 
 

@@ -129,7 +129,7 @@ def kept_bytes(config: ViTConfig) -> int:
 
 
 def test_memory_of_logits_is_counted() -> None:
-    """Of what grows with the classes a step keeps the log-softmax; its gradient and the logits stand beside it, and the
+    """Of what grows with the classes a step keeps the log-softmax; its gradient and the logits come with it, and the
     logits of the patches before they are resized."""
     few, many = replace(PATCHES, classes=1), replace(PATCHES, classes=11)
     measured = kept_bytes(many) - kept_bytes(few)

@@ -24,7 +24,7 @@ def resnet(config: ResNetConfig) -> ResNet:
 
 
 def conv(x: Tensor, w: Tensor, c: ResNetConfig, stride: int = 1) -> Tensor:
-    """A convolution with the kernel standardised and the picture padded by hand."""
+    """A convolution with the kernel standardised and the image padded by hand."""
     side = w.shape[-1]
     mean = w.flatten(1).mean(dim=1).reshape(-1, 1, 1, 1)
     variance = ((w - mean) ** 2).flatten(1).mean(dim=1).reshape(-1, 1, 1, 1)

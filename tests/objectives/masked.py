@@ -54,7 +54,7 @@ def stirred(objective: nn.Module, *, seed: int = 3) -> nn.Module:
 
 
 def batch_of(pixels: Tensor, *, first: int = 0, valid: Tensor | None = None) -> Batch:
-    """Pictures as samples from `first` on, in an epoch of their own."""
+    """Images as samples from `first` on, in an epoch of their own."""
     count = len(pixels)
     return Batch(
         step=STEP,
@@ -67,19 +67,19 @@ def batch_of(pixels: Tensor, *, first: int = 0, valid: Tensor | None = None) -> 
 
 
 def noise(count: int, *, seed: int = 1) -> Tensor:
-    """Random bytes as pictures [count, 3, H, W]."""
+    """Random bytes as images [count, 3, H, W]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 256, (count, 3, *VIT.image), generator=generator).byte()
 
 
 def digits(count: int, size: int = 16) -> Tensor:
-    """Handwritten digits as pictures [count, 3, size, size]."""
+    """Handwritten digits as images [count, 3, size, size]."""
     ink = torch.from_numpy(scans()[0][:count]).repeat_interleave(size // 8, 1).repeat_interleave(size // 8, 2)
     return ink[:, None].expand(-1, 3, -1, -1).contiguous()
 
 
 def place(patch: int) -> tuple[slice, slice]:
-    """Where a patch of the small network lies in the picture."""
+    """Where a patch of the small network lies in the image."""
     row, column = divmod(patch, VIT.grid[1])
     (tall, wide) = VIT.patch
     return slice(row * tall, (row + 1) * tall), slice(column * wide, (column + 1) * wide)

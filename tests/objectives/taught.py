@@ -59,7 +59,7 @@ def apart(objective: Any) -> Any:
 
 
 def batch(count: int = 8, *, small: int = 0, seed: int = 1, absent: tuple[int, ...] = (2,)) -> Batch:
-    """Two views and `small` smaller ones of so many pictures, of which some are absent."""
+    """Two views and `small` smaller ones of so many images, of which some are absent."""
     generator = torch.Generator().manual_seed(seed)
     sizes = [(8, 12)] * 2 + [(4, 6)] * small
     views = [torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=generator) for size in sizes]

@@ -22,7 +22,7 @@ from vitrail.objectives.objective import Outcome
 
 
 def slow(objective: Distil, views: list[Tensor], valid: Tensor, temperature: float) -> tuple[Tensor, float, Tensor]:
-    """The summed loss and entropy by loops over pictures and pairs of views, and the teacher's answers."""
+    """The summed loss and entropy by loops over images and pairs of views, and the teacher's answers."""
     network: Any = objective.network
     images = [objective.normalised(view) for view in views]
     assert objective.at is not None
@@ -175,7 +175,7 @@ def test_sharpness_warms_up_and_reaches_every_sample() -> None:
 
 
 def test_signs_of_a_collapse() -> None:
-    """A teacher that tells the same of all pictures: once the centre knows, it tells nothing at all."""
+    """A teacher that tells the same of all images: once the centre knows, it tells nothing at all."""
     objective = distil(config=replace(DINO_, centre_momentum=0.0))
     with torch.no_grad():
         for parameter in objective.teacher.network.norm.parameters():

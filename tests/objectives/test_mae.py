@@ -57,7 +57,7 @@ def inputs_of(objective: Reconstruct, pixels: Tensor, **changes: Any) -> tuple[T
 
 
 def opposed(pixels: Tensor, patch: int) -> Tensor:
-    """The first picture with the negative of one patch."""
+    """The first image with the negative of one patch."""
     rows, columns = place(patch)
     changed = pixels.clone()
     changed[0, :, rows, columns] = 255 - changed[0, :, rows, columns]
@@ -130,7 +130,7 @@ def test_no_gradient_reaches_hidden_pixels_through_the_encoder() -> None:
 
 @torch.no_grad()
 def slow_loss(objective: Reconstruct, inputs: tuple[Tensor, ...]) -> float:
-    """Picture by picture in float64; every token is laid in its own place, every patch compared by itself."""
+    """Image by image in float64; every token is laid in its own place, every patch compared by itself."""
     pixels, visible, masked, _, _ = inputs
     vit, decoder, prefix = cast(ViT, objective.network), objective.decoder, VIT.prefix
     total = 0.0

@@ -125,7 +125,7 @@ def test_draws_do_not_depend_on_what_comes_with_a_sample() -> None:
 
 @torch.no_grad()
 def slow_loss(objective: PredictPatches, inputs: tuple[Tensor, ...]) -> tuple[float, float]:
-    """Loss and hits of some pictures, one at a time and in float64, with embeddings that are corrupted one by one."""
+    """Loss and hits of some images, one at a time and in float64, with embeddings that are corrupted one by one."""
     pixels, source, corrupted, _ = inputs
     vit, target, head = objective.network, objective.config.target, objective.head
     assert isinstance(vit, ViT)

@@ -36,7 +36,7 @@ def test_info_nce_is_the_slow_one() -> None:
 
 
 def slow(objective: Contrast, views: tuple[Tensor, ...], valid: Tensor) -> tuple[Tensor, float, float]:
-    """The whole loss by loops over the pictures that are there, with torch's own batch norms."""
+    """The whole loss by loops over the images that are there, with torch's own batch norms."""
 
     def head(mlp: Any, x: Tensor) -> Tensor:
         for at, (layer, norm) in enumerate(zip(mlp.layers, mlp.norms, strict=True)):

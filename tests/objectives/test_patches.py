@@ -1,4 +1,4 @@
-"""Cutting pictures into patches and putting them together, and what is refused."""
+"""Cutting images into patches and putting them together, and what is refused."""
 
 import pytest
 import torch

@@ -34,7 +34,7 @@ def trainable(module: nn.Module) -> set[str]:
 
 
 class Around(nn.Module):
-    """An objective's shape: a network, a decoder and a token beside it."""
+    """An objective's shape: a network, a decoder and a token next to it."""
 
     def __init__(self, network: nn.Module):
         super().__init__()

@@ -13,9 +13,9 @@ from vitrail.recipes.registry import recipe, recipes
 from vitrail.recipes.run_overrides import grid, on_data
 from vitrail.train.config import Run
 
-JFT, I21K, IMAGENET = 303_000_000, 14_197_122, 1_281_167  # pictures
+JFT, I21K, IMAGENET = 303_000_000, 14_197_122, 1_281_167  # images
 
-# recipe, network, pictures, epochs, base learning rate, decay, weight decay, dropout, thousands of steps at batch 4096
+# recipe, network, images, epochs, base learning rate, decay, weight decay, dropout, thousands of steps at batch 4096
 TABLE3 = [
     ("vit-b16-jft", "ViT-B/16", JFT, 7, 8e-4, "linear", 0.1, 0.0, 518),
     ("vit-b32-jft", "ViT-B/32", JFT, 7, 8e-4, "linear", 0.1, 0.0, 518),

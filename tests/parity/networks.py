@@ -1,4 +1,4 @@
-"""What every comparison with another library needs: weights that hide nothing, pictures, and the places to look at."""
+"""What every comparison with another library needs: weights that hide nothing, images, and the places to look at."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def randomise(network: nn.Module, seed: int = 0) -> Any:
 
 
 def pictures(size: Pair, channels: int = 3, seed: int = 0) -> Tensor:
-    """Two pictures with slopes, waves and grain, different in every channel and from side to side."""
+    """Two images with slopes, waves and grain, different in every channel and from side to side."""
     generator = torch.Generator().manual_seed(seed)
     y, x = torch.meshgrid(torch.linspace(-1, 1, size[0]), torch.linspace(-1, 1, size[1]), indexing="ij")
     turn = torch.rand(2, channels, 3, 1, 1, generator=generator) * 6

@@ -1,4 +1,4 @@
-"""Trained weights and real pictures: DeiT-Ti through every format, with the accuracy that it should have."""
+"""Trained weights and real images: DeiT-Ti through every format, with the accuracy that it should have."""
 
 import io
 import json
@@ -23,7 +23,7 @@ DATA = Path(__file__).parents[2].parent / "shared" / "data"
 WEIGHTS = DATA / "deit_tiny_patch16_224.safetensors"
 PICTURES = DATA / "imagenet_val_1000.tar"
 pytestmark = pytest.mark.skipif(
-    not WEIGHTS.is_file(), reason=f"no trained weights: {WEIGHTS.name} is not beside the checkout"
+    not WEIGHTS.is_file(), reason=f"no trained weights: {WEIGHTS.name} is not next to the checkout"
 )
 
 
@@ -64,7 +64,7 @@ def test_it_goes_through_every_format_and_comes_back_as_it_was(tmp_path: Path) -
 
 
 def samples() -> Iterator[tuple[str, Image.Image, int]]:
-    """Name, picture and class of every sample; a sample's members follow each other."""
+    """Name, image and class of every sample; a sample's members follow each other."""
     with tarfile.open(PICTURES) as archive:
         found: dict[str, bytes] = {}
         for member in archive:
@@ -78,7 +78,7 @@ def samples() -> Iterator[tuple[str, Image.Image, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PICTURES.is_file(), reason=f"no pictures: {PICTURES.name} is not beside the checkout")
+@pytest.mark.skipif(not PICTURES.is_file(), reason=f"no images: {PICTURES.name} is not next to the checkout")
 def test_accuracy_on_a_thousand_pictures() -> None:
     model = load(WEIGHTS)
     real = json.loads((DATA / "real.json").read_text("utf-8"))

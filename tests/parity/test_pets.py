@@ -1,4 +1,4 @@
-"""Trained weights on real pictures that they were not trained on: frozen features tell breeds of pets apart."""
+"""Trained weights on real images that they were not trained on: frozen features tell breeds of pets apart."""
 
 from pathlib import Path
 
@@ -23,9 +23,9 @@ CLASSES, SHOTS, TESTED = 37, 5, 6
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not WEIGHTS.is_file(), reason=f"no trained weights: {WEIGHTS.name} is not beside the checkout")
+@pytest.mark.skipif(not WEIGHTS.is_file(), reason=f"no trained weights: {WEIGHTS.name} is not next to the checkout")
 def test_five_pictures_a_breed_are_enough_for_three_in_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On all 3,669 test pictures this draw gives 78.6 % in closed form; here are 222 of them."""
+    """On all 3,669 test images this draw gives 78.6 % in closed form; here are 222 of them."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))  # an index of a folder that is not ours to write to
     network = load(WEIGHTS)
     prepare = network.card.preprocessing  # type: ignore[union-attr]

@@ -113,7 +113,7 @@ def test_the_whole_of_the_others_up_to_base(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mlp_width"), [("vit_giant_patch14_224", 6144), ("vit_gigantic_patch14_224", 8192)])
 def test_one_layer_of_the_giants(name: str, mlp_width: int, tmp_path: Path) -> None:
-    """Their MLP is no whole multiple of the width, and timm rounds the product down."""
+    """Their MLP is not a whole multiple of the width, and timm rounds the product down."""
     network = made(name, depth=1, img_size=56)
     model = there_and_back(network, tmp_path, (56, 56))
     assert (model.config.mlp_width, model.config.heads) == (mlp_width, 16)
@@ -144,7 +144,7 @@ def test_the_whole_of_r50_b16(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("blocks", "factor", "size"),
     [((1, 2, 3, 1), 1, (64, 64)), ((1, 1, 2), 1, (75, 90)), ((1, 1, 1), 2, (32, 64))],
-    ids=["R101x1", "pictures of odd size", "R152x2 and R50x2"],
+    ids=["R101x1", "images of odd size", "R152x2 and R50x2"],
 )
 def test_bit_of_few_units(blocks: tuple[int, ...], factor: int, size: tuple[int, int], tmp_path: Path) -> None:
     model = there_and_back(bit(blocks, factor), tmp_path, size)
@@ -172,7 +172,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"class_token": False, "global_pool": "avg", "fc_norm": False},
         {"class_token": False, "pool": "mean", "norm_after_pool": False},
     ),
-    "mean beside a class token": (
+    "mean next to a class token": (
         {"global_pool": "avg"},
         {"class_token": True, "pool": "mean", "norm_after_pool": True, "position_prefix": True},
     ),
@@ -188,7 +188,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no bias on q, k, v": ({"qkv_bias": False}, {"qkv_bias": False}),
     "one channel": ({"in_chans": 1}, {"channels": 1}),
     "no head": ({"num_classes": 0}, {"classes": 0, "head": "none"}),
-    "a larger picture": ({"img_size": 384}, {"image": (384, 384)}),
+    "a larger image": ({"img_size": 384}, {"image": (384, 384)}),
     "patches that are not square": (
         {"patch_size": (16, 8), "img_size": (112, 56)},
         {"patch": (16, 8), "image": (112, 56)},

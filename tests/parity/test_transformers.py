@@ -132,7 +132,7 @@ def test_the_whole_of_bit_r50x1(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("blocks", "factor", "side"),
     [((1, 1, 1), 2, 32), ((1, 1, 2), 1, 75), ((1, 2, 3, 1), 1, 64)],
-    ids=["R50x2 and R152x2", "pictures of odd size", "R101x1"],
+    ids=["R50x2 and R152x2", "images of odd size", "R101x1"],
 )
 def test_bit_of_few_units(blocks: tuple[int, ...], factor: int, side: int, tmp_path: Path) -> None:
     assert there_and_back(bit(blocks, factor), tmp_path, side).config.factor == factor
@@ -189,7 +189,7 @@ def test_the_pooler_of_a_bare_vit(tmp_path: Path) -> None:
 
 
 def test_a_bare_vit_without_pooler_is_held_against_the_class_token(tmp_path: Path) -> None:
-    """A pooler that transformers would draw anew is no judge: the certificate's last row is y, Eq. 4."""
+    """A pooler that transformers would draw again is not a judge: the certificate's last row is y, Eq. 4."""
     network = made("Ti/16", side=64, kind="ViTModel")
     network.pooler = None
     network.save_pretrained(tmp_path / "in")

@@ -1,4 +1,4 @@
-"""Weights with names for their classes, and pictures for them."""
+"""Weights with names for their classes, and images for them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def weights(folder: Path, config: ModelConfig = VIT, name: str = "w.safetensors"
 
 
 def drawn(count: int, seed: int = 0) -> list[Image.Image]:
-    """Pictures of several sizes."""
+    """Images of several sizes."""
     draw = np.random.default_rng(seed)
     return [
         Image.fromarray(draw.integers(0, 256, (20 + 3 * at % 17, 40 - 5 * at % 19, 3), dtype=np.uint8))

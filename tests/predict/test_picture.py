@@ -1,4 +1,4 @@
-"""What is a picture, what is several, and what is refused with which reason."""
+"""What is an image, what is several, and what is refused with which reason."""
 
 from pathlib import Path
 
@@ -48,17 +48,17 @@ def test_one_or_several(given: object, one: bool) -> None:
         (np.zeros((4, 5), np.uint16), "uint16 could have any range"),
         (np.zeros((4, 5), np.bool_), "bool could have any range"),
         (torch.zeros(4, 5, 3), r"is \[3, H, W\].*its channels are last: permute\(2, 0, 1\)"),
-        (torch.zeros(7, 4, 5), r"a tensor of a picture is \[3, H, W\], \[1, H, W\] or \[H, W\]$"),
+        (torch.zeros(7, 4, 5), r"a tensor of an image is \[3, H, W\], \[1, H, W\] or \[H, W\]$"),
         (np.zeros((3, 4, 5), np.uint8), r"its channels are first: transpose\(1, 2, 0\)"),
-        (np.zeros((4, 5, 2), np.uint8), r"array \[4, 5, 2\]: an array of uint8 \[4, 5, 2\]; a picture is"),
-        (np.zeros((0, 5, 3), np.uint8), "a picture is uint8"),
-        (np.zeros((0, 5, 3)), "a picture is uint8"),
-        (torch.zeros(5), "a picture is uint8"),
+        (np.zeros((4, 5, 2), np.uint8), r"array \[4, 5, 2\]: an array of uint8 \[4, 5, 2\]; an image is"),
+        (np.zeros((0, 5, 3), np.uint8), "an image is uint8"),
+        (np.zeros((0, 5, 3)), "an image is uint8"),
+        (torch.zeros(5), "an image is uint8"),
         (b"", "0 bytes: empty file"),
-        (b"hello", "5 bytes: not a picture: starts with 'hello'"),
-        (7, "a int is no picture; give a file's name"),
-        (None, "a NoneType is no picture"),
-        ({"a": 1}, "a dict is no picture"),
+        (b"hello", "5 bytes: not an image: starts with 'hello'"),
+        (7, "a int is not an image; give a file's name"),
+        (None, "a NoneType is not an image"),
+        ({"a": 1}, "a dict is not an image"),
         ("https://example.org/cat.jpg", r"is an address, and none is fetched unless asked for: .*urls=True"),
         ("file:///etc/passwd", "is an address, and none is fetched"),
         ("a\0b.jpg", "embedded null byte"),
@@ -73,7 +73,7 @@ def test_files_that_are_no_pictures(tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("hello")
     (tmp_path / "broken.jpg").symlink_to(tmp_path / "nowhere")
     for name, reason in {
-        "text.jpg": "text.jpg: not a picture: starts with 'hello'",
+        "text.jpg": "text.jpg: not an image: starts with 'hello'",
         "broken.jpg": "broken.jpg: No such file or directory",
         ".": "is a folder; give its files",
     }.items():

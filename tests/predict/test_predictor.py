@@ -90,7 +90,7 @@ def test_what_comes_out_can_be_trained_on(tmp_path: Path) -> None:
 def test_every_way_to_give_a_picture_gives_one_answer(tmp_path: Path) -> None:
     asker = Predictor(network(VIT), device="cpu")
     picture = drawn(1)[0]
-    path = tmp_path / "a picture.png"
+    path = tmp_path / "an image.png"
     picture.save(path)
     array = np.asarray(picture).copy()
     tensor = torch.from_numpy(array).permute(2, 0, 1)
@@ -241,7 +241,7 @@ def test_what_is_no_prepared_batch_is_refused() -> None:
     pixels = asker.prepare(drawn(1)[0])
     assert pixels.dtype == torch.uint8
     for wrong in (pixels, pixels[None].float(), pixels[None, :, :-1]):
-        with pytest.raises(ConfigError, match=r"prepared pictures are torch.uint8 \[N, 3, 6, 12\]: stack"):
+        with pytest.raises(ConfigError, match=r"prepared images are torch.uint8 \[N, 3, 6, 12\]: stack"):
             asker.probabilities(wrong)
 
 
@@ -249,12 +249,12 @@ def test_a_bad_picture_in_a_list_is_named(tmp_path: Path) -> None:
     asker = Predictor(network(VIT), device="cpu", batch=2)
     names = folder_of(tmp_path, 5)
     Path(names[3]).write_text("<html>")
-    with pytest.raises(BadPicture, match=r"03\.png: not a picture: starts with '<html>'"):
+    with pytest.raises(BadPicture, match=r"03\.png: not an image: starts with '<html>'"):
         asker(names)
 
 
 def test_networks_and_settings_that_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="takes 1 channels; pictures are prepared in 3"):
+    with pytest.raises(ConfigError, match="takes 1 channels; images are prepared in 3"):
         Predictor(network(replace(VIT, channels=1)), device="cpu")
     with pytest.raises(ConfigError, match="batch=0 must be at least 1"):
         vitrail.predictor(weights(tmp_path), batch=0)

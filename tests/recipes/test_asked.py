@@ -1,4 +1,4 @@
-"""From what a person typed to a run: choices follow from the pictures that there are to train on."""
+"""From what a person typed to a run: choices follow from the images that there are to train on."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The choices for somebody's folder of pictures: from tens to millions, and what is said of them."""
+"""The choices for somebody's folder of images: from tens to millions, and what is said of them."""
 
 from dataclasses import replace
 from typing import Any
@@ -119,7 +119,7 @@ def test_it_is_said() -> None:
 def test_mistakes() -> None:
     with pytest.raises(ImageSizeError, match="use 224 or 240"):
         chosen(100, image_size=230)
-    with pytest.raises(ConfigError, match="1 pictures of 37 classes"):
+    with pytest.raises(ConfigError, match="1 images of 37 classes"):
         chosen(1)
-    with pytest.raises(ConfigError, match="100 pictures of 1 classes"):
+    with pytest.raises(ConfigError, match="100 images of 1 classes"):
         chosen(100, classes=1)

@@ -104,7 +104,7 @@ def test_the_list_needs_no_torch() -> None:
     ],
 )
 def test_small_recipes_can_live_on_the_device(name: str) -> None:
-    """Their augmentation has a batched form, and pictures are mixed in whole pairs."""
+    """Their augmentation has a batched form, and images are mixed in whole pairs."""
     run = recipe(name)
     for view in run.objective.views(run.augmentation):
         assert BatchedAugmentation(view).size == view.size

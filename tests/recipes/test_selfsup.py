@@ -64,7 +64,7 @@ def test_masked_patches_as_stated_in_b12() -> None:
     ],
 )
 def test_rates_are_by_their_papers_rule(name: str, lr: float, batch: int, warm: int) -> None:
-    """A base rate for 256 pictures, and a warm-up of so many epochs."""
+    """A base rate for 256 images, and a warm-up of so many epochs."""
     run = recipe(name)
     assert run.batch == batch
     assert run.optim.lr == pytest.approx(lr * batch / 256)

@@ -1,4 +1,4 @@
-"""Text on a picture: every sign that is drawn is a letter, never a box."""
+"""Text on an image: every sign that is drawn is a letter, never a box."""
 
 import pytest
 

@@ -2,7 +2,7 @@
 
     python -m tests.serve.fuzzing --uploads 1000 --seed 0
 
-Damaged pictures, damaged forms and JSON, bombs, lying lengths, bodies of 100 MB, slow senders, a thousand parts, long
+Damaged images, damaged forms and JSON, bombs, lying lengths, bodies of 100 MB, slow senders, a thousand parts, long
 heads, path tricks and wrong types. Each should be answered with 200 where what came is still sound, or a 4xx with a
 reason; a 5xx, no answer where one is due, a server that does not answer /health within a second, growing memory or a
 file on disk ends the run with status 1. The server runs under RLIMIT_FSIZE 0: whatever it wrote to a file would fail.
@@ -64,7 +64,7 @@ class Report:
 
 
 def uploads(count: int, seed: int) -> Iterator[Case]:
-    """Damaged pictures of every format, in a form or in JSON."""
+    """Damaged images of every format, in a form or in JSON."""
     known = samples()
     names = sorted(known)
     rng = random.Random(seed)
@@ -80,7 +80,7 @@ def uploads(count: int, seed: int) -> Iterator[Case]:
 
 
 def structures(count: int, seed: int) -> Iterator[Case]:
-    """Sound pictures in forms and JSON whose structure is damaged."""
+    """Sound images in forms and JSON whose structure is damaged."""
     rng = random.Random(seed)
     data = samples()["png one bit"]
     for number in range(count):
@@ -129,7 +129,7 @@ def bad_pictures() -> Iterator[Case]:
         for data in bombs().values():
             yield Case("bomb", post(path, *form([("a.png", data)])), right if len(data) < LIMIT else frozenset([413]))
         for data, _ in no_pictures().values():
-            yield Case("no picture", post(path, *form([("a.png", data)])), right)
+            yield Case("no image", post(path, *form([("a.png", data)])), right)
 
 
 def wrong_turns() -> Iterator[Case]:
@@ -295,7 +295,7 @@ async def torn(port: int, report: Report, count: int, seed: int) -> None:
 
 async def onslaught(running_: Running, args: argparse.Namespace) -> tuple[Report, dict[str, Any]]:
     port, report, memory = running_.port, Report(), list[int]()
-    # Warm: every decoder and every refusal was used once, and the largest picture there may be.
+    # Warm: every decoder and every refusal was used once, and the largest image there may be.
     await all_of(port, uploads(200, args.seed + 1), Report())
     await all_of(port, bad_pictures(), Report())
     await large(port, Report(), args.large)

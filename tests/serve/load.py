@@ -55,7 +55,7 @@ def stocked(folder: Path, config: ViTConfig) -> Stock:
     for number, raw in enumerate(
         (
             post("/predict", *form([("a.jpg", sound[: len(sound) // 2])])),
-            post("/predict", *form([("a.jpg", b"no picture")])),
+            post("/predict", *form([("a.jpg", b"no image")])),
             post("/predict", b"text/plain", sound),
             post("/predict", b"application/json", b'{"images": ["%%%"]}'),
             post("/predict?topk=none", *form([("a.jpg", sound)])),
@@ -70,7 +70,7 @@ def stocked(folder: Path, config: ViTConfig) -> Stock:
 
 
 def photograph(number: int) -> bytes:
-    """A smooth picture of some size, as JPEG or PNG."""
+    """A smooth image of some size, as JPEG or PNG."""
     rng = np.random.default_rng(number)
     coarse = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
     image = coarse.resize((40 + 3 * number, 32 + 2 * number), Image.Resampling.BICUBIC)

@@ -178,7 +178,7 @@ def test_more_than_all_classes_are_all_classes(here: Inside) -> None:
     [
         (b"", "empty file"),
         (b"\0" * 50, "all of its 50 bytes are zero"),
-        (b"<html>hello</html>", "not a picture: starts with '<html>"),
+        (b"<html>hello</html>", "not an image: starts with '<html>"),
         (picture()[:200], "a.png: "),
         (picture(kind="JPEG", size=(400, 300)), "more than the limit of 100,000"),
     ],

@@ -1,4 +1,4 @@
-"""The page in a real Chromium, against a real server: pictures in, classes and attention out, by mouse and by keys."""
+"""The page in a real Chromium, against a real server: images in, classes and attention out, by mouse and by keys."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -240,7 +240,7 @@ def test_all_of_it_goes_by_keys_alone(opened: Open, weights: Path) -> None:
 
 def test_what_is_no_picture_is_refused_in_the_servers_words(opened: Open) -> None:
     browsed = opened()
-    browsed.give(upload("notes.txt", b"no picture at all", "text/plain"))
+    browsed.give(upload("notes.txt", b"no image at all", "text/plain"))
     browsed.until("!document.getElementById('failed').hidden")
     assert "notes.txt" in browsed.text("#reason")
     assert browsed.page.is_hidden("#look")

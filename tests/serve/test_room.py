@@ -1,4 +1,4 @@
-"""Pictures that are decoded share one budget of memory."""
+"""Images that are decoded share one budget of memory."""
 
 import threading
 

@@ -84,7 +84,7 @@ def test_forms_that_are_not_sound() -> None:
     assert "cannot be taken apart" in refused(KIND, SOUND.replace(b"Content-Type", many))
     assert "Content-Disposition" in refused(KIND, SOUND.replace(b"Content-Disposition", b"Content-Position"))
     assert "cannot be taken apart" in refused(f"{FORM}; boundary={'b' * 500}", SOUND)
-    assert "no picture" in refused(KIND, b"--vitrail-boundary--\r\n")
+    assert "no image" in refused(KIND, b"--vitrail-boundary--\r\n")
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_forms_that_are_not_sound() -> None:
         (b"[]", "an object with one key"),
         (b'{"images": [], "more": 1}', "an object with one key"),
         (b'{"images": "aGVsbG8="}', "a list of base64"),
-        (b'{"images": []}', "no picture"),
-        (b'{"images": [1]}', "is no string"),
+        (b'{"images": []}', "no image"),
+        (b'{"images": [1]}', "is not a string"),
         (b'{"images": ["%%%"]}', "images.0."),
         (b'{"images": ["aGVsbG8"]}', "base64"),
         (b'{"images": ["\\u00e9"]}', "base64"),

@@ -40,7 +40,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of them, of a few pictures each."""
+    """All of them, of a few images each."""
     root = tmp_path_factory.mktemp("few")
     for name, write in writers.HOMES.items():
         write(root / name)
@@ -49,7 +49,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """VTAB-10: eight and two pictures in the place of 800 and 200."""
+    """VTAB-10: eight and two images in the place of 800 and 200."""
     defaults = vtab.open_vtab.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "first", (8, 2))

@@ -1,4 +1,4 @@
-"""D.6: axial networks beside their plain kin, in accuracy, compute and speed."""
+"""D.6: axial networks next to their plain kin, in accuracy, compute and speed."""
 
 from collections.abc import Mapping
 

@@ -80,13 +80,13 @@ def test_the_papers_grid_has_both_series() -> None:
 
 def test_what_the_paper_found_agrees() -> None:
     found = check_findings(STUDY, "small", values)
-    assert "With 3 % of the pictures ViT 192x6 is 8.0 ± " in found.sentence
+    assert "With 3 % of the images ViT 192x6 is 8.0 ± " in found.sentence
     assert "points behind ResNet 14 x0.5 in test accuracy" in found.sentence
-    assert "with all of the pictures 7.0 ± " in found.sentence
+    assert "with all of the images 7.0 ± " in found.sentence
     assert "agrees, the ViT is behind with the least data" in found.beside
     assert "agrees, the ViT gains on the ResNet with more data (+15.0 ± " in found.beside
     assert "it makes 1.1 times the errors of the ResNet with the least and 0.8 with all" in found.beside
-    assert "it is ahead from 30 % of the pictures on" in found.beside
+    assert "it is ahead from 30 % of the images on" in found.beside
     assert "disagrees" not in found.beside
 
 

@@ -106,7 +106,7 @@ def test_a_changed_cell_is_refused_by_its_fields_and_trained_anew_by_force(tmp_p
     with pytest.raises(ConfigError, match=r"first-0 holds .* \(optim\.lr: 0\.003 -> 0\.5\); add --force .* --out"):
         play(changed)
     named = replace(only[0], run=replace(only[0].run, name="other", log=3))
-    play(replace(plan, cells=(named, only[1])))  # what changes nothing of the outcome is no change
+    play(replace(plan, cells=(named, only[1])))  # what changes nothing of the outcome is not a change
     assert trained(out, "first-0") == 1
     report, recorder = play(replace(changed, force=True))
     assert set(report.states.values()) == {"done"}
@@ -132,7 +132,7 @@ def test_a_failing_cell_is_told_of_and_the_others_finish(tmp_path: Path) -> None
     assert faults["third-0"] == "not run: first-0, from whose weights it starts, failed"
     assert not report.stopped
     assert read_json(out / "study.json")["cells"]["first-0"]["fault"] == faults["first-0"]
-    again, recorder = play(plan_of(out))  # mended: what failed is tried again, the rest stays
+    again, recorder = play(plan_of(out))  # fixed: what failed is tried again, the rest stays
     assert set(again.states.values()) == {"done"}
     assert "start second-0" not in recorder.lines
     assert trained(out, "second-0") == 1
@@ -230,7 +230,7 @@ def wait_for_checkpoint(folder: Path) -> None:
 
 
 def test_a_study_that_is_killed_repeats_no_finished_cell(tmp_path: Path) -> None:
-    """SIGKILL to the whole process group while the second cell trains; that one goes on from its checkpoint."""
+    """SIGKILL to the whole process group while the second cell trains; that one resumes from its checkpoint."""
     out = tmp_path / "study"
     child = started(out, 80)
     wait_for_checkpoint(kept.folder_of(out, "second-0"))
@@ -245,7 +245,7 @@ def test_a_study_that_is_killed_repeats_no_finished_cell(tmp_path: Path) -> None
     assert all(path.exists() for path in outcomes.values())
     assert outcomes["first-0"].stat().st_mtime_ns == written
     assert [trained(out, name) for name in outcomes] == [1, 2, 1]
-    assert "goes on from step" in (kept.folder_of(out, "second-0") / "log.txt").read_text()
+    assert "resumes from step" in (kept.folder_of(out, "second-0") / "log.txt").read_text()
 
 
 def test_where_the_processes_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "report.html").read_text()
     said = STUDY.conclude(outcomes(STUDY, "tiny", values)).sentence
-    for text in ("Position embeddings (D.4, Table 8)", "16 of 16 cells are done", said, "Beside the paper"):
+    for text in ("Position embeddings (D.4, Table 8)", "16 of 16 cells are done", said, "Next to the paper"):
         assert text in page
     assert "vitrail study positions --scale tiny" in page
     assert "<script" not in page

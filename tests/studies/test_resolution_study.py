@@ -1,4 +1,4 @@
-"""3.2: higher resolutions, with positions resized or drawn anew."""
+"""3.2: higher resolutions, with positions resized or drawn again."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ WIDE = ViTConfig(width=16, depth=1, mlp_width=32, heads=2, patch=(4, 4), image=(
 
 
 def values(at: Mapping[str, Place], *, up: float = 0.02, lost: float = 0.03) -> dict[str, float]:
-    """Each size above the lowest brings `up`; positions drawn anew lose `lost`; each scatters by seed on its own."""
+    """Each size above the lowest brings `up`; positions drawn again lose `lost`; each scatters by seed on its own."""
     higher, drawn = int(at["size"]) > int(at["from"]), at["positions"] == "drawn"
     value = 0.7 + up * higher - lost * drawn
     for _ in range(1 + higher + drawn):
@@ -52,9 +52,9 @@ def test_every_fine_tuning_comes_after_a_pretraining_at_the_lowest_size(scale):
 def test_a_gain_agrees():
     found = check_findings(STUDY, "small", values)
     assert "+2.0 ± 0.2 points at 24 px" in found.sentence
-    assert "resized positions over ones drawn anew: +3.0 ± 0.2 points at 24 px" in found.sentence
+    assert "resized positions over ones drawn again: +3.0 ± 0.2 points at 24 px" in found.sentence
     assert "a higher resolution helps, as there, at 24 px, 32 px and 48 px" in found.beside
-    assert "resizing instead of drawing anew helps, as there, at 24 px, 32 px and 48 px" in found.beside
+    assert "resizing instead of drawing again helps, as there, at 24 px, 32 px and 48 px" in found.beside
 
 
 def test_what_seeds_differ_by_does_not_hide_what_their_fine_tunings_do():
@@ -63,13 +63,13 @@ def test_what_seeds_differ_by_does_not_hide_what_their_fine_tunings_do():
         outcomes(STUDY, "small", lambda at: {"accuracy": values(at)["accuracy"] + 0.05 * int(at["seed"])})
     )
     assert "+3.0 ± 0.2 points at 24 px" in found.sentence
-    assert "drawing anew helps, as there, at 24 px, 32 px and 48 px" in found.beside
+    assert "drawing again helps, as there, at 24 px, 32 px and 48 px" in found.beside
 
 
 def test_a_loss_does_not():
     found = STUDY.conclude(outcomes(STUDY, "small", lambda at: values(at, up=-0.02, lost=0.0)))
     assert "a higher resolution harms, unlike there, at 24 px, 32 px and 48 px" in found.beside
-    assert "drawing anew makes no difference beyond the spread over seeds at 24 px, 32 px and 48 px" in found.beside
+    assert "drawing again makes no difference beyond the spread over seeds at 24 px, 32 px and 48 px" in found.beside
 
 
 def test_one_seed_decides_nothing():
@@ -80,7 +80,7 @@ def test_one_seed_decides_nothing():
 def test_without_the_lowest_size_nothing_is_said_of_higher_ones():
     found = STUDY.conclude(outcomes(STUDY, "small", values, failed=["tuned-16px"]))
     assert "Fine-tuning above" not in found.sentence
-    assert found.sentence.startswith("Resized positions over ones drawn anew")
+    assert found.sentence.startswith("Resized positions over ones drawn again")
     assert "Not decided" in found.beside
 
 

@@ -45,7 +45,7 @@ def test_the_grid_has_three_families_of_growing_compute(scale: str) -> None:
 
 
 def test_families_share_a_range_of_compute() -> None:
-    """By what the trainings cost, and by what a picture does, for the same number of steps."""
+    """By what the trainings cost, and by what an image does, for the same number of steps."""
     costs: dict[str, list[int]] = {}
     networks: dict[str, list[int]] = {}
     for cell in grid(STUDY, "small"):

@@ -1,4 +1,4 @@
-"""4.6: every method beside training from scratch, by the share of labels."""
+"""4.6: every method next to training from scratch, by the share of labels."""
 
 from collections.abc import Mapping
 
@@ -125,7 +125,7 @@ def test_a_method_that_failed_is_left_aside():
 
 def test_without_scratch_nothing_is_compared_with_it():
     found = STUDY.conclude(outcomes(STUDY, "small", values, failed=["scratch"]))
-    assert found.sentence.startswith("No method has finished beside training from scratch")
+    assert found.sentence.startswith("No method has finished next to training from scratch")
     assert "points against scratch (" not in found.beside
     assert "points against supervised (" in found.beside
 

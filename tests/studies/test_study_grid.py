@@ -31,7 +31,7 @@ def cell(name: str, seed: int | None = None, after: str = "", **at: Any) -> Cell
         ([cell("a/b")], "letters, digits"),
         ([cell("..")], "letters, digits"),
         ([cell("a"), cell("a")], "two cells are called a"),
-        ([cell("a", after="b")], "after b, which is no cell"),
+        ([cell("a", after="b")], "after b, which is not a cell"),
         ([cell("a", after="b"), cell("b", after="a")], "in turn"),
     ],
 )
@@ -88,7 +88,7 @@ def test_sizes_are_those_that_were_published_part_and_dev_taken_off() -> None:
     assert (found.pictures, found.steps) == (4000, 80)
     lost = replace(run, data=Data(source="/nowhere/at/all"))
     assert costs.prices([Cell(name="a", at={}, run=lost)], PACE)["a"].hours is None
-    counted = replace(lost, epochs=0.0, steps=7)  # steps need no pictures to be counted
+    counted = replace(lost, epochs=0.0, steps=7)  # steps need no images to be counted
     assert costs.prices([Cell(name="a", at={}, run=counted)], PACE)["a"].steps == 7
 
 

@@ -90,7 +90,7 @@ def test_a_missing_set_is_passed_over_and_named(weights: str, sets: Path, tmp_pa
     paper = TABLE_9["ViT-H/14, JFT"]
     assert shown[-1][5] == f"{(paper['cifar100'] + paper['dsprites-location']) / 2:.1f}"  # over the same tasks
     assert "images.tar.gz" in html(study, outcome, "tiny")
-    writers.pets(tmp_path / "more" / "pets")  # too small a copy is no thousand, and no reason to stop
+    writers.pets(tmp_path / "more" / "pets")  # too small a copy is not a thousand, and no reason to stop
     other = study_of(weights, tmp_path / "other", tmp_path / "more", "pets")
     assert "VTAB-1k takes 800" in go(other, world=HERE).reasons["pets"]
 
@@ -102,7 +102,7 @@ def test_a_repeated_call_trains_nothing(
     first = go(study, world=HERE)
     assert not (tmp_path / "out" / "cifar100" / "checkpoints").exists()
     monkeypatch.setattr(loop.Training, "update", lambda *_: pytest.fail("trained again"))
-    gone = study_of(weights, tmp_path / "out", tmp_path / "nowhere", "cifar100")  # nor are pictures needed
+    gone = study_of(weights, tmp_path / "out", tmp_path / "nowhere", "cifar100")  # nor are images needed
     for again in (study, gone):
         assert go(again, world=HERE).scores == first.scores
     more = go(study_of(weights, tmp_path / "out", tmp_path / "nowhere", "pets"), world=HERE)
@@ -183,7 +183,7 @@ def test_a_study_that_is_killed_resumes_to_the_same_scores(
     logs = [(tmp_path / "out" / task / "log.txt").read_text() for task in tasks]
     if arm is kill_in_step:
         assert [log.count("run folder") for log in logs] == [1, 2]
-        assert "goes on from step 4" in logs[1]
+        assert "resumes from step 4" in logs[1]
 
 
 @pytest.mark.slow

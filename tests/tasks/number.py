@@ -72,7 +72,7 @@ class NumberTask(Task):
 
     def output_names(self, collection: Collection) -> tuple[str, ...]:
         if not all(name.isdecimal() for name in collection.classes):
-            raise BadLabels(f"{collection.name} has classes that are no numbers")
+            raise BadLabels(f"{collection.name} has classes that are not numbers")
         return ("number",)
 
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> NumberMetric:

@@ -1,4 +1,4 @@
-"""A task whose score is no share, and better the smaller it is: the reading of a gauge."""
+"""A task whose score is not a share, and better the smaller it is: the reading of a gauge."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn

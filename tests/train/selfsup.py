@@ -23,7 +23,7 @@ UNLABELLED: dict[str, ObjectiveConfig] = {
 
 
 def selfsup_run(kind: str, **changes: Any) -> Run:
-    """8 steps of 16 digits, of 16 patches each, from their pictures alone."""
+    """8 steps of 16 digits, of 16 patches each, from their images alone."""
     run = tiny_run(
         name=f"tiny-{kind}",
         model=replace(MODEL, patch=(2, 2), classes=0, head="none"),

@@ -1,4 +1,4 @@
-"""The closed form beside a fine-tuning: what it says is right, it costs no bit of the training, a resume keeps it, and
+"""The closed form next to a fine-tuning: what it says is right, it costs no bit of the training, a resume keeps it, and
 a run may start from it."""
 
 import json

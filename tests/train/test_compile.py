@@ -112,7 +112,7 @@ def test_graphs_are_fed_by_loader_processes(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @GPU
 def test_a_run_of_graphs_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """A resume records anew; what it learns from there is what it would have learnt."""
+    """A resume records again; what it learns from there is what it would have learnt."""
     model, keep = replace(MODEL, width=32, heads=2), Keep(steps=20)
     run = tiny_run(model=model, steps=40, micro=16, precision="float32", compile="graphs", keep=keep)
     with joined() as world:

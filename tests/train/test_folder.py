@@ -121,7 +121,7 @@ class TestConfig:
         assert (tmp_path / "config.json").read_bytes() == before
         with opened(tmp_path, config=other, force=True) as folder:
             assert folder.warnings[0] == "config changed by --force: optim.lr: 0.001 -> 0.003"
-            assert (tmp_path / "config.json").read_bytes() == before  # until it is known that it can be gone on with
+            assert (tmp_path / "config.json").read_bytes() == before  # until it is known that it can be resumed
             folder.taken_up()
         assert load(tmp_path / "config.json") == other
 
@@ -472,7 +472,7 @@ class TestStory:
         assert (
             "  checkpoints: the newest is of step 100 (2 in all); the save of step 150 was cut off, which does no harm"
         ) in rest
-        assert "  unreadable pictures: 1, listed in unreadable.jsonl" in rest
+        assert "  unreadable images: 1, listed in unreadable.jsonl" in rest
         assert rest[-1] == "  go on with: vitrail pretrain --resume runs/tiny"
 
     def test_killed_before_it_began(self, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_curves_are_there_for_what_was_measured_and_for_nothing_else() -> None:
     rows = [train_row(teacher_entropy=3.0, kl=0.5), look(10), look(20), look(20, "test")]
     found = indicator_charts(rows, None, CONFIG)
     assert found is not None
-    titles = ["Feature rank", "Similarity between pictures", "Teacher entropy", "KL"]
+    titles = ["Feature rank", "Similarity between images", "Teacher entropy", "KL"]
     assert [chart.title for chart in found.charts] == titles
     assert found.charts[0].series[0].x.tolist() == [10, 20]
     assert (found.charts[0].unit, found.charts[2].unit) == ("of 64", "nats, 6.91 at most")
@@ -85,5 +85,5 @@ def test_a_report_without_labels_has_no_accuracy_but_that_of_neighbours() -> Non
         parts = [part for part in sections(rows, 0, facts) if isinstance(part, Charts)]
         return [chart.title for part in parts for chart in part.charts]
 
-    assert titles([train_row(hits=0.5), look()]) == ["Loss", "Hits", "Feature rank", "Similarity between pictures"]
+    assert titles([train_row(hits=0.5), look()]) == ["Loss", "Hits", "Feature rank", "Similarity between images"]
     assert titles([train_row(), look(measure="k-NN", accuracy=0.5)])[:2] == ["Loss", "k-NN accuracy"]

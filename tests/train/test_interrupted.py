@@ -105,7 +105,7 @@ def test_a_folder_that_is_removed_ends_the_run_which_claims_nothing(tmp_path: Pa
         await_save(out, 8)
         shutil.rmtree(out)
         if another:
-            out.mkdir()  # as by a run that is started anew beside this one
+            out.mkdir()  # as by a run that is started again next to this one
 
     with pytest.raises(TrainingError) as caught:
         go(tiny_run(), out, Watching("train", 10, remove))

@@ -188,7 +188,7 @@ def weights(out: Path) -> dict[str, Tensor]:
 
 
 def test_accumulation_is_exact(tmp_path: Path) -> None:
-    for micro in (16, 8, 5, 1):  # with 5 the last micro-batch holds one picture
+    for micro in (16, 8, 5, 1):  # with 5 the last micro-batch holds one image
         go(tiny_run(**PLAIN, micro=micro), tmp_path / str(micro))
     whole = weights(tmp_path / "16")
     for micro in ("8", "5", "1"):
@@ -232,7 +232,7 @@ POISON = 5
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, run: Run) -> str:
-    """Makes one training picture give a loss that is no number; its name."""
+    """Makes one training image give a loss that is not a number; its name."""
     source = find_pictures(run.data).train
     pixels = torch.from_numpy(np.array(source.picture(POISON).rgb())).permute(2, 0, 1)
     honest = Classify.forward
@@ -295,8 +295,8 @@ def test_out_of_memory_at_the_start_halves_the_micro_batch(tmp_path: Path, monke
     watching = Watching()
     assert go(tiny_run(steps=8, micro=16), tmp_path / "run", watching).state == "done"
     assert [note for note in watching.notes if "out of memory" in note] == [
-        "out of memory with 16 pictures at once: going on with 8, and 2 micro-batches a step",
-        "out of memory with 8 pictures at once: going on with 4, and 4 micro-batches a step",
+        "out of memory with 16 images at once: going on with 8, and 2 micro-batches a step",
+        "out of memory with 8 images at once: going on with 4, and 4 micro-batches a step",
     ]
 
 
@@ -313,8 +313,8 @@ def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch:
     watching = Watching()
     assert go(tiny_run(steps=8, batch=13, micro=13, mix=Mix()), tmp_path / "run", watching).state == "done"
     assert [note for note in watching.notes if "out of memory" in note] == [
-        "out of memory with 13 pictures at once: going on with 5, and 3 micro-batches a step",
-        "out of memory with 5 pictures at once: going on with 2, and 7 micro-batches a step",
+        "out of memory with 13 images at once: going on with 5, and 3 micro-batches a step",
+        "out of memory with 5 images at once: going on with 2, and 7 micro-batches a step",
     ]
     assert seen == {2}
 
@@ -322,9 +322,9 @@ def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("run", "from_step", "said"),
     [
-        (tiny_run(steps=12, micro=16), 10, "at step 10 with 16 pictures at once; go on with .* --set micro=8"),
-        (tiny_run(steps=12, micro=1), 0, "at step 0 with 1 picture at once; not even one fits"),
-        (selfsup_run("moco"), 0, "at step 0 with 16 pictures at once; its pictures are compared with each other"),
+        (tiny_run(steps=12, micro=16), 10, "at step 10 with 16 images at once; go on with .* --set micro=8"),
+        (tiny_run(steps=12, micro=1), 0, "at step 0 with 1 image at once; not even one fits"),
+        (selfsup_run("moco"), 0, "at step 0 with 16 images at once; its images are compared with each other"),
     ],
     ids=["late", "one", "compared"],
 )
@@ -475,14 +475,14 @@ def test_an_objective_that_compares_samples_refuses_accumulation(
 
 
 def broken_folder(path: Path) -> Path:
-    """Pictures of two classes, one of which cannot be read."""
+    """Images of two classes, one of which cannot be read."""
     drawn = np.random.default_rng(0)
     for label in ("cat", "dog"):
         (path / label).mkdir(parents=True)
         for number in range(30):
             pixels = drawn.integers(0, 256, (8, 8, 3), np.uint8)
             Image.fromarray(pixels).save(path / label / f"{number}.png")
-    (path / "cat/7.png").write_bytes(b"no picture")
+    (path / "cat/7.png").write_bytes(b"no image")
     return path
 
 
@@ -493,7 +493,7 @@ def test_an_unreadable_picture_is_left_out_and_named(tmp_path: Path) -> None:
     assert [note for note in watching.notes if "unreadable" in note and "cat/7.png" in note]
     assert "cat/7.png" in (tmp_path / "run/unreadable.jsonl").read_text()
     counts = [row["images"] for row in rows(tmp_path / "run") if row["kind"] == "train"]
-    assert counts[-1] == 128  # places of batches; the loss leaves out the one without a picture
+    assert counts[-1] == 128  # places of batches; the loss leaves out the one without an image
 
 
 def test_with_strict_data_the_run_fails_but_keeps_what_it_had(tmp_path: Path) -> None:

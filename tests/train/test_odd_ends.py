@@ -109,7 +109,7 @@ def test_a_run_killed_when_it_had_just_stopped_early_ends_the_same(
 
 
 def test_a_network_that_answers_nan_still_leaves_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its score is no number; that is kept in words, and none of its answers counts as right."""
+    """Its score is not a number; that is kept in words, and none of its answers counts as right."""
 
     run = tiny_run(steps=4, schedule=Schedule(warmup=0), evaluation=Evaluation(every=2), average=0.0)
     forward = loop.Training.evaluate

@@ -1,4 +1,4 @@
-"""Which pictures a run sees: a share of the training split, with or without labels."""
+"""Which images a run sees: a share of the training split, with or without labels."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from vitrail.train.data_splits import cut, find_pictures
 
 
 def collection(count: int, classes: int) -> Collection:
-    """Tiny pictures; without classes they have no labels."""
+    """Tiny images; without classes they have no labels."""
     pixels = np.zeros((count, 2, 2, 3), np.uint8)
     labels = Labels(np.arange(count) % classes) if classes else None
     train = Arrays(pixels, labels, tuple(f"class {k}" for k in range(classes)))
@@ -57,7 +57,7 @@ def test_one_percent_and_ten_of_a_set() -> None:
 
 
 def test_a_share_that_leaves_a_class_empty_is_refused() -> None:
-    with pytest.raises(DataError, match=r"data.part=0.001 of 1,437 training pictures: .* use 0.0036 or more"):
+    with pytest.raises(DataError, match=r"data.part=0.001 of 1,437 training images: .* use 0.0036 or more"):
         find_pictures(Data(source="digits", part=0.001))
 
 
@@ -137,7 +137,7 @@ def test_a_selection_of_other_pictures_is_refused(tmp_path: Path) -> None:
 def test_a_selection_that_drops_everything_is_refused(tmp_path: Path) -> None:
     whole = collection(4, 2)
     path = dropping(tmp_path / "drop.json", whole.split("train"), 0, 1, 2, 3)
-    with pytest.raises(DataError, match=r"data.without=.*drop.json leaves none of 4 pictures to train on"):
+    with pytest.raises(DataError, match=r"data.without=.*drop.json leaves none of 4 images to train on"):
         cut(whole, Data(source="made", without=path, test="none"))
 
 
@@ -145,5 +145,5 @@ def test_a_selection_that_takes_some_is_no_list_of_what_to_leave_out(tmp_path: P
     whole = collection(4, 2)
     taken = Selection(source=whole.split("train").fingerprint, rule={"name": "dev"}, indices=np.array([0, 1]))
     taken.save(tmp_path / "dev.json")
-    with pytest.raises(DataError, match=r"data.without=.*dev.json says which pictures to take"):
+    with pytest.raises(DataError, match=r"data.without=.*dev.json says which images to take"):
         cut(whole, Data(source="made", without=str(tmp_path / "dev.json"), test="none"))

@@ -47,7 +47,7 @@ def test_any_micro_batch_up_to_the_batch_will_do(micro: int) -> None:
 @pytest.mark.parametrize(("size", "local"), [(1, 16), (2, 8)])
 def test_one_that_is_more_than_a_process_has_is_refused(size: int, local: int) -> None:
     world, run = World(device=torch.device("cpu"), size=size, local_size=size), tiny_run(micro=local + 1)
-    with pytest.raises(ConfigError, match=f"micro={local + 1} is more than the {local} pictures .* use {local} or"):
+    with pytest.raises(ConfigError, match=f"micro={local + 1} is more than the {local} images .* use {local} or"):
         resolve(run, find_pictures(run.data), world)
 
 
@@ -88,4 +88,4 @@ def test_a_dry_run_says_it_too() -> None:
     run = tiny_run(micro=6, mix=Mix())
     figures = preflight(run, find_pictures(run.data), ALONE).figures
     assert figures["network"].startswith("ViT of 2 layers, width 16, patch 4: ")
-    assert figures["batch"] == "16: 1 process x 3 micro-batches x at most 6 pictures"
+    assert figures["batch"] == "16: 1 process x 3 micro-batches x at most 6 images"

@@ -1,4 +1,4 @@
-"""The one loop with objectives that need no labels: killed, gone on with, shared out, and their weights used."""
+"""The one loop with objectives that need no labels: killed, resumed, shared out, and their weights used."""
 
 import json
 import os
@@ -102,7 +102,7 @@ def test_killed_in_a_save_and_gone_on_with_it_ends_with_the_same_bits(tmp_path: 
 
 @pytest.mark.parametrize("kind", ["masked", "mae"])
 def test_two_processes_end_where_one_does(tmp_path: Path, kind: str) -> None:
-    """And a checkpoint of two is gone on with by one."""
+    """And a checkpoint of two is resumed by one."""
     go(plain_run(kind), tmp_path / "one")
     assert together(work, plain_run(kind, "ddp"), str(tmp_path / "two")) == ["done", "done"]
     close(tmp_path / "two", tmp_path / "one")
@@ -222,8 +222,7 @@ def test_pictures_without_labels_are_learnt_from_and_nothing_is_chosen(tmp_path:
     pictures = find_pictures(data, None)
     assert (len(pictures.train), pictures.classes, pictures.chooses) == (30, (), False)
     assert (
-        "30 pictures, no labels, 10 watched (dev)"
-        in summary(resolve(run, pictures, ALONE), pictures, ALONE, tmp_path)[2]
+        "30 images, no labels, 10 watched (dev)" in summary(resolve(run, pictures, ALONE), pictures, ALONE, tmp_path)[2]
     )
     result = go(run, tmp_path / "run")
     assert (result.state, result.best.step) == ("done", -1)

@@ -165,7 +165,7 @@ def test_two_processes_have_the_row_of_one(
 
 
 def unlabelled(watched: bool) -> Pictures:
-    """Pictures of digits, and nothing known of them."""
+    """Images of digits, and nothing known of them."""
     known = find_pictures(run_of("mae").data)
     parts = [Subset(known.train, range(60)), Subset(known.train, range(60, 90))]
     train_, watch = (Arrays(np.stack([part.picture(at).rgb() for at in range(len(part))])) for part in parts)
@@ -187,7 +187,7 @@ def test_without_labels_there_is_no_accuracy_and_nothing_is_chosen(tmp_path: Pat
     assert result.watch["count"] == 30
     assert (result.best.step, (tmp_path / "best.safetensors").exists()) == (-1, False)
     text = (tmp_path / "report.html").read_text()
-    for said in ("Reconstructions on val", "Nearest neighbours of val", "Collapse indicators", "60 pictures<"):
+    for said in ("Reconstructions on val", "Nearest neighbours of val", "Collapse indicators", "60 images<"):
         assert said in text
     for absent in ("ccuracy", "the same", "green frame", "Confusion"):
         assert absent not in text

@@ -1,6 +1,6 @@
 """A network as data, on its way in or out: config and tensors, and the card that travels with them.
 
-What a foreign format cannot hold: a JSON file beside the weights, tied to them by checksum.
+What a foreign format cannot hold: a JSON file next to the weights, tied to them by checksum.
 
 What the classes of a network are called: its own names, ImageNet's where weights have none, or new ones.
 
@@ -30,7 +30,7 @@ CLASSIFICATION: Final = "classification"  # the task of a network that says noth
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """What a network cannot say itself: how pictures are prepared, what classes are called, where it is from."""
+    """What a network cannot say itself: how images are prepared, what classes are called, where it is from."""
 
     preprocessing: Preprocessing
     labels: tuple[str, ...] | None = None
@@ -191,7 +191,7 @@ def renaming(old: Sequence[str] | None, new: Sequence[str]) -> dict[str, Any]:
 
 
 def other_names(card: Card) -> list[tuple[str, ...]]:
-    """What data sets may call the classes beside the card's own names: WordNet ids, or the names before a renaming."""
+    """What data sets may call the classes next to the card's own names: WordNet ids, or the names before a renaming."""
     if card.labels is None:
         return []
     found = [imagenet_ids()] if has_imagenet_names(card) else []

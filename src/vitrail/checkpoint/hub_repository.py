@@ -98,7 +98,7 @@ def push_to_hub(
 
 def repository(repo: str, revision: str | None) -> Bundle:
     """A repository's weights. One that the registry knows comes as its tag would, with the numerics it was trained in;
-    of any other the weights and what lies beside them are fetched by huggingface_hub."""
+    of any other the weights and what lies next to them are fetched by huggingface_hub."""
     known = next((entry for entry in registry.PUBLIC if entry.repo == repo), None)
     if known is not None and revision is None:
         return public(known.model, known.tag)

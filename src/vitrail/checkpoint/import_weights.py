@@ -76,7 +76,7 @@ def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | No
 
 
 def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, folder: Path | None) -> Card:
-    """What a folder says of pictures and classes, or the format's own habit."""
+    """What a folder says of images and classes, or the format's own habit."""
     card = Card(preprocessing=known.preprocessing(config.image))
     if settings is None or folder is None:
         return card

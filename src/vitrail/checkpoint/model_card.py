@@ -1,4 +1,4 @@
-"""The page that goes with weights that are handed on: what they are, what pictures they take, where they come from.
+"""The page that goes with weights that are handed on: what they are, what images they take, where they come from.
 
 Everything that the file knows of itself is filled in. What only a person can say is asked for at the end, and a blank
 card (docs/model-card.md) has the same questions.
@@ -21,9 +21,9 @@ Row: TypeAlias = tuple[str, str]
 TEMPLATE: Final = "model-card.md.jinja"
 NAMED: Final = 100  # classes that are named on the page; the file has them all
 QUESTIONS: Final = (
-    "Licence of the weights, and of the pictures they were trained on:",
+    "Licence of the weights, and of the images they were trained on:",
     "What it is meant for, and what it must not be used for:",
-    "Where it was seen to fail, and on which groups of pictures it was scored by themselves:",
+    "Where it was seen to fail, and on which groups of images it was scored by themselves:",
     "Whom to write to:",
 )
 ASKED: Final = "*to be filled in*"
@@ -40,7 +40,7 @@ def model_card(bundle: Bundle, *, name: str | None = None) -> str:
         blank=False,
         task=hub_task(config),
         title=plain(name or title),
-        summary=f"{title} {about}, {config.parameters:,} parameters, for pictures of {times(config.image)} pixels.",
+        summary=f"{title} {about}, {config.parameters:,} parameters, for images of {times(config.image)} pixels.",
         place=json.dumps(name or "."),
         file=json.dumps("model.safetensors"),
         network=network_rows(config),
@@ -60,14 +60,14 @@ def hub_task(config: ModelConfig) -> str:
 
 def blank_card() -> str:
     """The same page with nothing filled in."""
-    network = ("network", "parameters", "multiply-accumulates a picture", "patches", "layers", "heads", "width")
+    network = ("network", "parameters", "multiply-accumulates an image", "patches", "layers", "heads", "width")
     pictures = ("size", "resized to", "interpolation", "mean", "standard deviation")
     origin = ("recipe", "data", "score", "cost", "seed", "command", "from")
     return rendered(
         blank=True,
         task="image-classification",
         title="Name of the model",
-        summary="Which network it is, how many classes it knows, how large it is, for what size of pictures.",
+        summary="Which network it is, how many classes it knows, how large it is, for what size of images.",
         place=json.dumps("owner/name"),
         file=json.dumps("model.safetensors"),
         network=[(name, "") for name in network],
@@ -90,7 +90,7 @@ def network_rows(config: ModelConfig) -> list[Row]:
     return [
         ("network", network_name(config)),
         ("parameters", f"{config.parameters:,}"),
-        ("multiply-accumulates a picture", f"{config.macs / 1e9:.3g} G"),
+        ("multiply-accumulates an image", f"{config.macs / 1e9:.3g} G"),
         *config.table,
     ]
 

@@ -113,7 +113,7 @@ def huggingface_peer(config: ModelConfig, target: Path) -> Peer:
 
     transformers.utils.logging.disable_progress_bar()
     name = "AutoModelForImageClassification" if config.classes else "AutoModel"
-    # A pooler that is not in the folder would be drawn anew; without one there is nothing behind the last norm.
+    # A pooler that is not in the folder would be drawn again; without one there is nothing behind the last norm.
     without = {"add_pooling_layer": False} if getattr(config, "head", "") == "none" else {}
     network = getattr(transformers, name).from_pretrained(str(target), dtype=torch.float32, **without).eval()
     inner = getattr(network, "bit", None) or getattr(network, "vit", network)

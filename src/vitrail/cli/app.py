@@ -55,17 +55,17 @@ class CommandModule(Protocol):
 
 COMMANDS = {
     "demo": Command("Start here", "train a small ViT on digits, then at a higher resolution", "vitrail.cli.demo"),
-    "doctor": Command("Start here", "say what is here, what is missing, and what to mend", "vitrail.cli.doctor"),
-    "predict": Command("Use a model", "say what is on pictures, and show where it looked", "vitrail.cli.predict"),
-    "fit": Command("Use a model", "make a classifier of your pictures in seconds, no training", "vitrail.cli.fit"),
+    "doctor": Command("Start here", "say what is here, what is missing, and what to fix", "vitrail.cli.doctor"),
+    "predict": Command("Use a model", "say what is on images, and show where it looked", "vitrail.cli.predict"),
+    "fit": Command("Use a model", "make a classifier of your images in seconds, no training", "vitrail.cli.fit"),
     "embed": Command("Use a model", "write the features of a whole collection to a file", "vitrail.cli.embed"),
     "inspect": Command("Use a model", "show where a network looks and what it has learned", "vitrail.cli.inspect"),
-    "finetune": Command("Train", "fine-tune weights on your pictures", "vitrail.cli.finetune"),
+    "finetune": Command("Train", "fine-tune weights on your images", "vitrail.cli.finetune"),
     "pretrain": Command("Train", "train a network from scratch after a recipe", "vitrail.cli.pretrain"),
     "recipes": Command("Train", "list the recipes, or show every setting of one", "vitrail.cli.recipes"),
     "report": Command("Train", "tell what became of a run", "vitrail.cli.report"),
-    "replay": Command("Train", "run one step of a training again and show its pictures", "vitrail.cli.replay"),
-    "evaluate": Command("Evaluate", "score weights on labelled pictures", "vitrail.cli.evaluate"),
+    "replay": Command("Train", "run one step of a training again and show its images", "vitrail.cli.replay"),
+    "evaluate": Command("Evaluate", "score weights on labelled images", "vitrail.cli.evaluate"),
     "fewshot": Command("Evaluate", "closed-form accuracy of frozen features from a few shots", "vitrail.cli.fewshot"),
     "probe": Command("Evaluate", "logistic regression on frozen features", "vitrail.cli.probe"),
     "knn": Command("Evaluate", "nearest neighbours among frozen features", "vitrail.cli.knn"),
@@ -75,9 +75,9 @@ COMMANDS = {
     "models": Command("Look at networks", "list the networks by name, size and cost", "vitrail.cli.models"),
     "trace": Command("Look at networks", "follow one image through a network, shape by shape", "vitrail.cli.trace"),
     "cost": Command("Look at networks", "say what a network costs, and how fast it is here", "vitrail.cli.cost"),
-    "data": Command("Look at data", "say what is in a set of pictures, and draw a contact sheet", "vitrail.cli.data"),
+    "data": Command("Look at data", "say what is in a set of images, and draw a contact sheet", "vitrail.cli.data"),
     "data pack": Command("Look at data", "write a set as tar shards", "vitrail.cli.data_pack"),
-    "data dedup": Command("Look at data", "find pictures of test sets in a training set", "vitrail.cli.data_dedup"),
+    "data dedup": Command("Look at data", "find images of test sets in a training set", "vitrail.cli.data_dedup"),
     "serve": Command("Ship it", "serve a model over HTTP, with a page to try it", "vitrail.cli.serve"),
     "export": Command("Ship it", "write a network for other runtimes and libraries, checked", "vitrail.cli.export"),
     "convert": Command("Ship it", "rewrite a weight file in another library's format", "vitrail.cli.convert"),
@@ -189,7 +189,7 @@ def trouble(error: Exception) -> str:
     if isinstance(error, VitrailError):
         return " ".join(str(error).split())
     if isinstance(error, MemoryError):
-        return "out of memory; ask for less at once: fewer pictures, a smaller network or image"
+        return "out of memory; ask for less at once: fewer images, a smaller network or image"
     if isinstance(error, OSError):
         named = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
         place = f"{named}: " if len(named) < 256 else f"{named[:60]}...: "

@@ -37,7 +37,7 @@ WANTED: Final = {
     "DIR": "file",
     "device": "device",
 }
-FILES: Final = ("weights", "set", "file")  # beside their names, a path will do
+FILES: Final = ("weights", "set", "file")  # next to their names, a path will do
 
 
 def run(options: CompletionOptions) -> int:
@@ -72,7 +72,7 @@ def option_of(command: str, action: argparse.Action, words: dict[str, tuple[str,
 
 
 def plain(text: str) -> str:
-    """One line, short enough for a list beside the flags."""
+    """One line, short enough for a list next to the flags."""
     text = " ".join(text.replace("%%", "%").split())
     return text if len(text) <= 80 else text[:79].rstrip(" ,;:") + "…"
 

@@ -23,7 +23,7 @@ def run(options: ConvertOptions) -> int:
         print(done.inferred)
     if done.sidecar is not None:
         print(
-            f"{done.format} cannot hold {', '.join(done.unheld)}: written to {done.sidecar}, keep it beside the weights"
+            f"{done.format} cannot hold {', '.join(done.unheld)}: written to {done.sidecar}, keep it with the weights"
         )
     print(f"read back: {seal.identical} of {seal.tensors} tensors identical")
     if seal.peer is None:

@@ -36,7 +36,7 @@ class Asked(NamedTuple):
 
 
 class Training(NamedTuple):
-    """Pictures, epochs and classes to train for, under a name."""
+    """Images, epochs and classes to train for, under a name."""
 
     name: str
     images: int
@@ -104,10 +104,10 @@ def asked(text: str) -> Asked:
 def trainings_of(one: Asked, options: CostOptions) -> list[Training]:
     """What was asked for; the paper's own where nothing was."""
     if options.images and options.data:
-        raise ConfigError("--images or --data: one of them says how many pictures there are")
+        raise ConfigError("--images or --data: one of them says how many images there are")
     if options.images:
         if not options.epochs:
-            raise ConfigError(f"how often is each of the {options.images:,} pictures seen? give --epochs E")
+            raise ConfigError(f"how often is each of the {options.images:,} images seen? give --epochs E")
         return [Training("yours", options.images, options.epochs, None)]
     if options.epochs and not options.data:
         raise ConfigError(f"--epochs {options.epochs:g} of what? give --data NAME or --images N")
@@ -175,7 +175,7 @@ def show_training(networks: list[Asked], trainings: list[list[Training]], option
             rows.append([one.name, times(trained_at(one, options)), training.name, *cells])
     heads = ("network", "image", "data", "pictures", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3 core-days")
     print_table(heads, rows, left=3, title="Training")
-    print("exaFLOPs are 6 x MACs x pictures x epochs, as in the paper; core-days at the pace of its ViT-L/16.")
+    print("exaFLOPs are 6 x MACs x images x epochs, as in the paper; core-days at the pace of its ViT-L/16.")
     if any(one.config.padding_macs for one in networks):
         print("As in the paper, what a convolution multiplies of its padding does not count here; in GMACs it does.")
 
@@ -215,8 +215,8 @@ def show_memory(networks: list[Asked], options: CostOptions) -> None:
             fits = [max(int(left * memory.USED) // each, 0) for left in room]
             cells = [f"{state / 1e9:,.2f} GB", f"{each / 1e6:,.1f} MB", *(f"{count:,}" for count in fits)]
             rows.append([one.name, times(config.image), "recomputed" if recompute else "kept", *cells])
-    heads = ("network", "image", "activations", "weights, moments", "a picture", *(f"in {card} GB" for card in CARDS))
-    title = "Memory of training, and how many pictures fit at once (reckoned: AdamW, bfloat16 with float32 masters)"
+    heads = ("network", "image", "activations", "weights, moments", "an image", *(f"in {card} GB" for card in CARDS))
+    title = "Memory of training, and how many images fit at once (reckoned: AdamW, bfloat16 with float32 masters)"
     print_table(heads, rows, left=3, title=title)
 
 

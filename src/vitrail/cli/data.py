@@ -170,7 +170,7 @@ def write_sheet(collection: "Collection", target: Path) -> str:
         raise DataError(f"--sheet {target}: a contact sheet is a PNG; let the name end in .png")
     replaced = target.exists()
     if replaced and not is_sheet(target):
-        raise DataError(f"{target} is there and is no contact sheet; remove it, or name another file with --sheet")
+        raise DataError(f"{target} is there and is not a contact sheet; remove it, or name another file with --sheet")
     info = PngInfo()
     info.add_text("Software", SOFTWARE)
     image = sheet_of(collection, next(iter(collection.splits)))

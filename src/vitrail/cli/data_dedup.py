@@ -56,7 +56,7 @@ def run(options: DedupOptions) -> int:
     if rank == 0:
         write_page(job, outcome, job.out / "pairs.html")
         print_table(COLUMNS, outcome.record.rows(), left=2)
-        said = f"{outcome.record.dropped:,} of {outcome.record.pictures:,} pictures of {called} are to be left out"
+        said = f"{outcome.record.dropped:,} of {outcome.record.pictures:,} images of {called} are to be left out"
         print(f"{said}: {job.out / 'drop.json'}; the pairs: {job.out / 'pairs.html'}")
         if outcome.record.dropped:
             print(f"To train without them: --set data.without={job.out / 'drop.json'}")
@@ -76,7 +76,7 @@ def identity(weights: str) -> str:
 
 
 def embedder(weights: str) -> "Embed":
-    """From pictures to what a network makes of them before its classifier, on an accelerator where there is one."""
+    """From images to what a network makes of them before its classifier, on an accelerator where there is one."""
     import torch
 
     from vitrail.checkpoint.import_weights import read_bundle

@@ -27,13 +27,13 @@ from vitrail.train.scoring import Result
 
 BAR: Final = 0.95
 SCORES: Final = 5  # of a run that are shown; its report has them all
-SHOWN: Final = 3  # which of the held-out digits is written as a picture to ask with
+SHOWN: Final = 3  # which of the held-out digits is written as an image to ask with
 
 
 def run(options: DemoOptions) -> int:
     out = options.out
     if is_done(out / "finetune"):
-        print(f"The demo has been run in {out}; another --out runs it anew.")
+        print(f"The demo has been run in {out}; another --out runs it again.")
         follow(out / "finetune", digit(out))
         return 0
     begun = time.monotonic()
@@ -55,7 +55,7 @@ def run(options: DemoOptions) -> int:
             return stopped(out)
     print()
     print(f"held-out digits, 16 px: {low.test['accuracy']:.2%}    32 px: {high.test['accuracy']:.2%}", end="")
-    print(f"    ({high.test['count']} pictures, {duration(time.monotonic() - begun)} in all)")
+    print(f"    ({high.test['count']} images, {duration(time.monotonic() - begun)} in all)")
     print()
     follow(high.folder, digit(out))
     return 0 if high.test["accuracy"] > BAR else 1
@@ -89,7 +89,7 @@ class Brief:
 
 
 def step(asked: Asked, out: Path, device: str, watching: Observer) -> Result:
-    """One run of the two; what was begun before is gone on with."""
+    """One run of the two; what was begun before is resumed."""
     with joined(device) as world:
         if world.size > 1:
             raise ConfigError("the demo is for one process; start it without torchrun")
@@ -98,7 +98,7 @@ def step(asked: Asked, out: Path, device: str, watching: Observer) -> Result:
 
 
 def digit(out: Path) -> Path:
-    """A held-out digit as a picture, large enough to look at."""
+    """A held-out digit as an image, large enough to look at."""
     from PIL import Image
 
     from vitrail.data.collection import open_collection
@@ -117,7 +117,7 @@ def follow(run: Path, picture: Path) -> None:
     print(f"Look at its report:  {(run / 'report.html').absolute().as_uri()}")
     print(f"Try it in a browser: {vitrail} serve {weights}")
     print(f"Ask it:              {vitrail} predict {weights} {shlex.quote(str(picture))}")
-    print(f"Use your pictures:   {vitrail} fit vitrail-cifar10 FOLDER --out mine.safetensors   (a folder a class)")
+    print(f"Use your images:   {vitrail} fit vitrail-cifar10 FOLDER --out mine.safetensors   (one subfolder per class)")
 
 
 def command() -> str:

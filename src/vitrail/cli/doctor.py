@@ -75,7 +75,7 @@ def show(facts: Facts, found: list[Finding]) -> None:
     if facts["environment"]:
         lines("Environment", facts["environment"])
     if found:
-        print("To mend")
+        print("To fix")
         for finding in found:
             print(f"  {'fault' if finding.fault else 'note'}: {finding.what}\n    {finding.remedy}")
         print()

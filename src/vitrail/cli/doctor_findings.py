@@ -12,7 +12,7 @@ Facts = dict[str, Any]
 LITTLE_DISK: Final = 2_000_000_000
 LITTLE_SHARED: Final = 256_000_000
 PYTHON: Final = ("3.11", "3.14")  # from, and up to but without
-AGAIN: Final = "install vitrail again, or clone it anew"
+AGAIN: Final = "install vitrail again, or clone it again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +136,7 @@ def narrow_places(facts: Facts) -> Iterator[Finding]:
         what = f"{made['folder']} has {made['free'] / 1e9:.1f} GB left, where runs go by default"
         yield Finding(what=what, remedy="make room, or give --out on another disk")
     if shared is not None and shared < LITTLE_SHARED:
-        what = f"/dev/shm has {shared / 1e6:.0f} MB left, which loader processes pass pictures through"
+        what = f"/dev/shm has {shared / 1e6:.0f} MB left, which loader processes pass images through"
         yield Finding(what=what, remedy="give a container more (docker run --shm-size 1g), or the commands --workers 0")
 
 

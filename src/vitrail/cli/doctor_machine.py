@@ -118,7 +118,7 @@ def runs() -> Facts:
 
 
 def shared_memory() -> int | None:
-    """Free bytes of the memory that loader processes pass pictures through; a container often has little."""
+    """Free bytes of the memory that loader processes pass images through; a container often has little."""
     return free_space(Path("/dev/shm")) if Path("/dev/shm").is_dir() else None
 
 

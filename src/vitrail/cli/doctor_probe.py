@@ -31,7 +31,7 @@ def imported(name: str) -> Callable[[], Facts]:
 
 
 def pillow() -> Facts:
-    """With the pictures it can read: a Pillow that was built without JPEG is of little use."""
+    """With the images it can read: a Pillow that was built without JPEG is of little use."""
     from PIL import features
 
     kinds = {"JPEG": "jpg", "PNG": "zlib", "WebP": "webp"}
@@ -131,7 +131,7 @@ STAGES: Final[dict[str, Callable[[], Facts]]] = {
 
 
 def main() -> int:
-    # What libraries print of themselves is no answer: answers have a descriptor that nothing else writes to.
+    # What libraries print of themselves is not an answer: answers have a descriptor that nothing else writes to.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for name, look in STAGES.items():

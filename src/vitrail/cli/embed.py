@@ -18,7 +18,7 @@ from vitrail.evaluation.frozen.embed import Embedded, embed
 from vitrail.evaluation.frozen.embedding_file import FORMATS
 from vitrail.evaluation.subject import default_workers
 
-NAMED = 3  # unreadable pictures that are named
+NAMED = 3  # unreadable images that are named
 PATIENCE_S = 3600.0  # a process may be that much longer at its last part than the others
 
 
@@ -48,7 +48,7 @@ def run(options: EmbedOptions) -> int:
             image = times(about.preprocessing.image)
             count = sum(map(len, splits.values()))
             print(headline(options.weights, about.facts, f"{image} px", options.precision))
-            print(f"{collection.title}: {count:,} pictures of {', '.join(splits)}", flush=True)
+            print(f"{collection.title}: {count:,} images of {', '.join(splits)}", flush=True)
         kept = on_interrupt("the parts that are done are kept; the same command resumes")
         with bars() as bar, kept if world.first else contextlib.nullcontext():
             if world.first:
@@ -87,7 +87,7 @@ def wanted(collection: Collection, split: str | None) -> dict[str, Source]:
 
 def tell_of(done: Embedded, kind: str) -> None:
     if done.found == done.parts:
-        print("all of it was there already, of the same weights, pictures and settings")
+        print("all of it was there already, of the same weights, images and settings")
     elif done.found:
         print(f"went on: {done.found:,} of {done.parts:,} parts were there from an earlier start")
     if done.unreadable:

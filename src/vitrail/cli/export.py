@@ -23,7 +23,7 @@ ENDINGS = {
     "npz": ".npz",
     "torchvision": "-torchvision.pth",
 }
-NAMED = 3  # unreadable pictures that are named
+NAMED = 3  # unreadable images that are named
 
 
 def run(options: ExportOptions) -> int:
@@ -117,7 +117,7 @@ def pictures(
     matched, notes = task.match_targets(collection, split, bundle, by_number=options.by_number)
     for note in notes:
         print(f"note: {note}")
-    print(f"{collection.name}@{split}: {len(source):,} pictures")
+    print(f"{collection.name}@{split}: {len(source):,} images")
     return Pictures(
         source=source if matched is None else matched,
         has_targets=matched is not None,
@@ -135,16 +135,16 @@ def show(done: "Written") -> None:
     print(f"{done.target}: {size}{'; took the place of the one before' if done.replaced else ''}")
     heads = ["image", "batch", "largest difference", "relative", "same answer"]
     title = f"in {done.report.against}" if done.plain is None else f"int8 in {done.report.against}"
-    print_table(heads, done.report.rows(), title=f"{title}, beside the network")
+    print_table(heads, done.report.rows(), title=f"{title}, next to the network")
     if done.plain is not None:
         print(f"the float32 file that it was made from: {done.plain.worst:.1e} off at most")
         if done.scores is None:
-            print("these pictures are made up; --data FOLDER says what int8 costs on real ones")
+            print("these images are made up; --data FOLDER says what int8 costs on real ones")
     if done.scores is not None:
         show_scores(done)
     if done.pace is not None:
         rates = ", ".join(f"{name} {rate:,.1f}" for name, rate in done.pace.images_per_s.items())
-        print(f"pictures a second at batch {done.pace.batch}, in turn: {rates}")
+        print(f"images a second at batch {done.pace.batch}, in turn: {rates}")
     for note in done.notes:
         print(f"note: {note}")
     print(f"load it: {done.use}")
@@ -155,7 +155,7 @@ def show_scores(done: "Written") -> None:
     assert scores is not None
     if scores.agree is not None and scores.agreement is not None:
         whole = scores.agree == int(scores.agree)
-        count = f"{scores.agree:,.0f} of {scores.count:,} pictures" if whole else f"{scores.count:,} pictures, in part"
+        count = f"{scores.agree:,.0f} of {scores.count:,} images" if whole else f"{scores.count:,} images, in part"
         print(f"same answer to {count} ({scores.agreement:.2%})")
     if scores.labelled:
         title, mine, theirs = scores.criterion.title or scores.criterion.name, scores.network, scores.export

@@ -47,18 +47,18 @@ def check(options: FewshotOptions) -> None:
 
 
 def wanted(asked: Sequence[int] | None, tasks: Sequence[Task]) -> tuple[list[int], list[str]]:
-    """The numbers of shots that every class of every set has pictures for. One that was asked for and cannot be had is
+    """The numbers of shots that every class of every set has images for. One that was asked for and cannot be had is
     refused; of the usual ones it is left out, with a note."""
     shots, notes = list(dict.fromkeys(asked or SHOTS)), list[str]()
     for task in tasks:
         counts = labelled(task.learnt_from().labels, len(task.classes))
         least = int(counts.argmin())
         fewest = int(counts[least])
-        few = f"{task.title}: class {task.classes[least]!r} has {fewest} pictures with one label in {task.train}"
+        few = f"{task.title}: class {task.classes[least]!r} has {fewest} images with one label in {task.train}"
         over = [n for n in shots if fewest < n < ALL]
         fitting = [n for n in shots if n not in over]
         if over and (asked or not fitting):
-            remedy = f"ask for --shots {' '.join(map(called, fitting)) or fewest}" if fewest else "give it pictures"
+            remedy = f"ask for --shots {' '.join(map(called, fitting)) or fewest}" if fewest else "give it images"
             raise BadLabels(f"{few}, {over[0]} shots need {over[0]} of every class; {remedy}")
         if over:
             notes.append(f"{few}, too few for {' and '.join(map(str, over))} shots")
@@ -126,14 +126,12 @@ def swept(
         results.append(frozen.result("fewshot", options, about, task, part, measures, config=config, details=details))
     heads = ["shots", "accuracy", "95% interval", "penalty", *(["at its own best"] if len(both) > 1 else [])]
     table(heads, rows, len(both))
-    print(
-        "The penalty is chosen on the pictures that are scored, as the reference did; so the numbers flatter a little."
-    )
+    print("The penalty is chosen on the images that are scored, as the reference did; so the numbers flatter a little.")
     return results
 
 
 def accuracies(part: Frozen, classes: int, number: int, seeds: Sequence[int], penalty: float) -> list[float]:
-    """Of each draw; of all pictures there is only one."""
+    """Of each draw; of all images there is only one."""
     if number == ALL:
         return [ridge(part.train, part.train_labels, classes, penalty).accuracy(part.test, part.test_labels)]
     return fewshot(part.train, part.train_labels, part.test, part.test_labels, classes, number, seeds, penalty)
@@ -149,7 +147,7 @@ def measured(number: int) -> str:
 
 
 def scored(part: Frozen) -> int:
-    """How many of the pictures have a label to be scored by."""
+    """How many of the images have a label to be scored by."""
     rows = part.test_labels if part.test_labels.ndim == 2 else part.test_labels[:, None]
     return int((rows >= 0).any(1).sum())
 

@@ -57,7 +57,7 @@ def run(options: FitOptions) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         bundle = bundle_of(made.model)
         write_bundle(bundle if names is None else with_names(bundle, names), out)
-    how = "kept from before" if made.found else "extracted and kept" if made.kept else "extracted anew"
+    how = "kept from before" if made.found else "extracted and kept" if made.kept else "extracted again"
     width = made.head.weight.shape[1]
     print(f"learnt from {made.pictures:,} images of {made.split}, {width:,} features each, {how}")
     if made.several is None:
@@ -90,7 +90,7 @@ def check(options: FitOptions) -> None:
 
 
 def pictures(options: FitOptions, about: Subject, source: Source, advance: Advance) -> Iterator[Batch]:
-    """The pictures of a source; how far they are is told on stderr."""
+    """The images of a source; how far they are is told on stderr."""
     advance("features", 0, len(source))
     found = batches(options, source, about.preprocessing, about.device)
     return counted(found, lambda done: advance("features", min(done, len(source)), len(source)))
@@ -129,7 +129,7 @@ def show_several(found: Several) -> None:
 
 def result(made: Instant) -> None:
     if made.scored is None:
-        print("no test images: a subfolder test or val beside train would be scored, or name some with --test DATA")
+        print("no test images: a subfolder test or val next to train would be scored, or name some with --test DATA")
         return
     top1 = made.scored.top1
     print(

@@ -28,7 +28,7 @@ from vitrail.evaluation.metrics.accuracy import single
 from vitrail.evaluation.result import Measure, Result
 from vitrail.evaluation.subject import Subject, chosen, data_of
 
-NAMED: Final = 3  # unreadable pictures that are named
+NAMED: Final = 3  # unreadable images that are named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +123,7 @@ def task(options: FrozenOptions, text: str, test: str | None) -> Task:
     if options.held_out is not None:
         held = stratified(source.labels, options.held_out)
         if not len(held):
-            raise ConfigError(f"--held-out {options.held_out} of {len(source):,} pictures leaves none to score")
+            raise ConfigError(f"--held-out {options.held_out} of {len(source):,} images leaves none to score")
         return Task(collection=collection, train=train, test=train, held=held)
     if test is not None:
         other = open_data(test, download=options.download)
@@ -136,11 +136,11 @@ def task(options: FrozenOptions, text: str, test: str | None) -> Task:
     name = next((split for split in ("test", "val") if split in collection.splits and split != train), None)
     if name is None:
         raise DataError(
-            f"{text} has only {', '.join(collection.splits)}: pictures to learn from and others to score are needed; "
+            f"{text} has only {', '.join(collection.splits)}: images to learn from and others to score are needed; "
             f"name those to score with --test DATA, or hold some out: --held-out 0.5"
         )
     if not collection.splits[name].classes:
-        raise BadLabels(f"{text}: {name} has no labels to score by; name other pictures with --test DATA")
+        raise BadLabels(f"{text}: {name} has no labels to score by; name other images with --test DATA")
     return Task(collection=collection, train=train, test=name)
 
 
@@ -193,9 +193,7 @@ def frozen(options: FrozenOptions, about: Subject, task: Task) -> Frozen:
         notes.append(f"{several:,} of {task.train} have no label or several, and are not learnt from")
     learnt &= labels >= 0
     if not learnt.any():
-        raise BadLabels(
-            f"{task.title}@{task.train}: no picture has one label and can be read, so nothing can be learnt"
-        )
+        raise BadLabels(f"{task.title}@{task.train}: no image has one label and can be read, so nothing can be learnt")
     return Frozen(
         train=train.features[learnt],
         train_labels=labels[learnt],
@@ -248,7 +246,7 @@ def introduce(options: FrozenOptions, about: Subject, task: Task, features: Froz
         image = "x".join(map(str, about.preprocessing.image))
         print(headline(options.weights, about.facts, f"{image} px", options.precision))
     scored = "held out of it" if task.held is not None else f"of {task.test}"
-    how = "kept from before" if features.found else "extracted and kept" if features.kept else "extracted anew"
+    how = "kept from before" if features.found else "extracted and kept" if features.kept else "extracted again"
     print(
         f"{task.title}: {len(task.classes):,} classes; learnt from {len(features.train):,} of {task.train}, scored on "
         f"{len(features.test):,} {scored}; {features.train.shape[1]:,} features each, {how}"
@@ -268,7 +266,7 @@ def result(
     config: Mapping[str, Any],
     details: Mapping[str, Any],
 ) -> Result:
-    """With its provenance: the data are those that were scored, and beside them those that were learnt from."""
+    """With its provenance: the data are those that were scored, and next to them those that were learnt from."""
     train, test = task.learnt_from(), features.source
     data = data_of(about, task.collection, task.test, options.deduplicated_by)
     data |= {"pictures": len(test), "fingerprint": test.fingerprint, "seen": features.scope.facts()}

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from vitrail.inspection.page import Part
     from vitrail.report.sections import Tile
 
-SHOWN = 4  # pictures of a set that are shown where none are named
-NAMED = 3  # unreadable pictures that are named
+SHOWN = 4  # images of a set that are shown where none are named
+NAMED = 3  # unreadable images that are named
 PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
 
 
@@ -116,7 +116,7 @@ class Looked:
 
 
 def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Looked:
-    """The pictures by name, or some of the set, and the set for what takes many."""
+    """The images by name, or some of the set, and the set for what takes many."""
     import torch
 
     from vitrail.evaluation.result import data_facts
@@ -158,8 +158,8 @@ def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Lo
 
 
 def crowd(options: InspectOptions, data: str) -> "tuple[str, Source, tuple[str, ...]]":
-    """Pictures of the set, evenly spread over it, and the names of those among them that cannot be read. These are
-    found before anything is measured: every number says of how many pictures it is."""
+    """Images of the set, evenly spread over it, and the names of those among them that cannot be read. These are
+    found before anything is measured: every number says of how many images it is."""
     import numpy as np
 
     from vitrail.cli.opening import open_data
@@ -168,21 +168,21 @@ def crowd(options: InspectOptions, data: str) -> "tuple[str, Source, tuple[str, 
     from vitrail.evaluation.subject import chosen
 
     if options.count < 1:
-        raise ConfigError(f"--count {options.count}: one picture at least")
+        raise ConfigError(f"--count {options.count}: one image at least")
     collection = open_data(data, download=options.download)
     split, source = chosen(collection, "val", "test", "train")
     places = np.unique(np.linspace(0, len(source) - 1, min(options.count, len(source))).astype(np.int64))
     sound = np.array([readable(source, int(at)) for at in places], dtype=np.bool_)
     if not sound.any():
         raise DataError(
-            f"none of the {len(places):,} pictures of {collection.title}@{split} can be read; give other data"
+            f"none of the {len(places):,} images of {collection.title}@{split} can be read; give other data"
         )
     gone = tuple(source.name(int(at)) for at in places[~sound])
     return f"{collection.title}@{split}", Subset(source, places[sound]), gone
 
 
 def many(options: InspectOptions, about: "Subject", source: "Source") -> "Iterator[torch.Tensor]":
-    """Prepared pictures of the set, those that can be read. Attention of all heads is large, so batches are small."""
+    """Prepared images of the set, those that can be read. Attention of all heads is large, so batches are small."""
     from vitrail.cli.subject import batches
     from vitrail.inspection.context import portion
 
@@ -208,7 +208,7 @@ def opened_picture(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]
 
 
 def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor, Pixels]]":
-    """A few pictures of the set to show, evenly spread over it; for one that cannot be read the next that can."""
+    """A few images of the set to show, evenly spread over it; for one that cannot be read the next that can."""
     from vitrail.inspection.page import prepare
 
     found = dict[int, "tuple[torch.Tensor, Pixels]"]()
@@ -379,7 +379,7 @@ def write(options: InspectOptions, looked: Looked, parts: "list[Part]", left_out
 
 def lead(looked: Looked) -> str:
     given = looked.given
-    shown = f"{len(given.names)} picture{'s' if len(given.names) != 1 else ''}" if given.names else "its weights alone"
+    shown = f"{len(given.names)} image{'s' if len(given.names) != 1 else ''}" if given.names else "its weights alone"
     more = "" if given.count <= len(given.names) else f", and over {given.count} of {looked.data.get('name')} together"
     return f"What this network looks at and what it has learned, from {shown}{more}."
 

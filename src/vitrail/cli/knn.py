@@ -24,7 +24,7 @@ def run(options: KnnOptions) -> int:
         frozen.introduce(options, about, task, part)
         numbers = list(dict.fromkeys(options.neighbours or [k for k in NEIGHBOURS if k <= len(part.train)]))
         if max(numbers) > len(part.train):
-            raise ConfigError(f"-k {max(numbers)}: there are {len(part.train):,} pictures to be neighbours")
+            raise ConfigError(f"-k {max(numbers)}: there are {len(part.train):,} images to be neighbours")
         near = find_nearest(part.train, part.test, max(numbers), device=about.device)
     rows, measures = list[list[str]](), list[Measure]()
     for k in numbers:

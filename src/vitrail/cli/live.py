@@ -46,7 +46,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def tallies(row: dict[str, Any]) -> dict[str, str]:
-    """What an objective counts beside its loss, by the names that people know."""
+    """What an objective counts next to its loss, by the names that people know."""
     return {
         title_of(known): f"{row[name]:.1%}" if known.share else f"{row[name]:.3f}"
         for name, known in known_measures().items()

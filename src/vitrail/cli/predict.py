@@ -51,9 +51,9 @@ def run(options: PredictOptions) -> int:
         with on_interrupt("the answers so far are complete; start again with the images that are missing"):
             through(done, found, options.workers)
     if not done.seen:
-        raise DataError("no names of pictures came from stdin")
+        raise DataError("no names of images came from stdin")
     if done.failed:
-        tell(f"{done.failed:,} of {done.seen:,} pictures could not be read")
+        tell(f"{done.failed:,} of {done.seen:,} images could not be read")
     return 1 if done.failed or found.closed else 0
 
 
@@ -166,7 +166,7 @@ class Session:
         )
 
     def answer(self, batch: "Sequence[tuple[Found, PreparedImage | BadPicture]]") -> None:
-        """One call of the network, and a word on every picture in its place."""
+        """One call of the network, and a word on every image in its place."""
         import torch
 
         views = [thing.view for _, thing in batch if not isinstance(thing, BadPicture)]
@@ -193,7 +193,7 @@ class Session:
 
 
 def through(done: Session, found: "Listing", workers: int) -> None:
-    """All pictures, some at a time; what is known of them is written before more are looked at."""
+    """All images, some at a time; what is known of them is written before more are looked at."""
     from vitrail.predict.prefetch import default_threads, grouped, prepared
 
     threads = 0 if found.total == 1 else workers if workers >= 0 else default_threads()

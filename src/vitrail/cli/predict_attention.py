@@ -1,4 +1,4 @@
-"""Pictures lit by where a network looked (Figure 6), each in a file of its own."""
+"""Images lit by where a network looked (Figure 6), each in a file of its own."""
 
 import io
 import os
@@ -26,7 +26,7 @@ LONGEST: Final = 200  # bytes of a name; file systems take 255
 
 
 def seen(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
-    """The part of a picture that the network sees, in the picture's own aspect, in a size that one can look at."""
+    """The part of an image that the network sees, in the image's own aspect, in a size that one can look at."""
     box = (0.0, 0.0, float(image.width), float(image.height))
     if preprocessing.resize is not None:
         left, top, right, bottom = preprocessing.centre(image)
@@ -59,7 +59,7 @@ class Drawn:
         return in_portions(network, self.asker.normalise(batch), lambda images: rollout(network, images)).cpu()
 
     def draw(self, inside: str, view: Image.Image, map: Tensor) -> str:
-        """Writes a picture; its path."""
+        """Writes an image; its path."""
         file = io.BytesIO()
         Image.fromarray(overlay(np.asarray(view), map)).save(file, "PNG")
         path = self.folder / self.named(inside)
@@ -75,7 +75,7 @@ class Drawn:
 
     def named(self, inside: str) -> str:
         """animals/cat.jpg -> animals--cat.jpg.png, and the second one of that name animals--cat.jpg.2.png. The
-        suffix is always added: a folder that is drawn into itself keeps its pictures."""
+        suffix is always added: a folder that is drawn into itself keeps its images."""
         name = printable(inside).replace(os.sep, "--").replace("/", "--") or "picture"
         if len(os.fsencode(name)) > LONGEST:
             short = os.fsdecode(os.fsencode(name)[: LONGEST - 20])

@@ -34,7 +34,7 @@ class PredictionFiles:
 
     def __init__(self, folder: Path, task: Task, images: Iterable[Found]) -> None:
         if not task.has_files:
-            raise ConfigError(f"--out {folder}: predictions of {task.name} are no files; --json writes them as text")
+            raise ConfigError(f"--out {folder}: predictions of {task.name} are not files; --json writes them as text")
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--out {folder} is a file; name a folder")
         check_writable(folder / f"image{OVERLAY}")

@@ -18,14 +18,14 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class Output(Protocol):
-    """Takes one picture at a time; `made` are the files that were written for it, by what they are."""
+    """Takes one image at a time; `made` are the files that were written for it, by what they are."""
 
     def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None: ...
     def failed(self, path: str, reason: str) -> None: ...
 
 
 class Lines:
-    """JSON Lines: an object for every picture, in ASCII, so that any name can be written."""
+    """JSON Lines: an object for every image, in ASCII, so that any name can be written."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
@@ -41,7 +41,7 @@ class Lines:
 
 
 class Table:
-    """CSV: a row for every answer, and for a picture that could not be read one with the reason."""
+    """CSV: a row for every answer, and for an image that could not be read one with the reason."""
 
     def __init__(self, file: TextIO, task: "Task", *, multi_label: bool = False) -> None:
         self.table, self.task = csv.writer(file, lineterminator="\n"), task
@@ -56,7 +56,7 @@ class Table:
 
 
 class Plain:
-    """A line for every picture."""
+    """A line for every image."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
@@ -70,7 +70,7 @@ class Plain:
 
 
 class Terminal:
-    """A block for every picture, with bars where the task has some."""
+    """A block for every image, with bars where the task has some."""
 
     def __init__(self, file: TextIO, task: "Task") -> None:
         self.console, self.task = make_console(file=file, highlight=False), task

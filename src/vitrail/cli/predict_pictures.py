@@ -1,4 +1,4 @@
-"""Which words of `vitrail predict` are weights and which are pictures, and what pictures there are in folders."""
+"""Which words of `vitrail predict` are weights and which are images, and what images there are in folders."""
 
 import os
 import select
@@ -25,14 +25,14 @@ CHUNK: Final = 1 << 16
 
 
 class Found(NamedTuple):
-    """A picture to look at, and what it is called below the folder that it was found in."""
+    """An image to look at, and what it is called below the folder that it was found in."""
 
     path: str
     inside: str
 
 
 def parted(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Weights and pictures. The first word is weights unless it is a picture, a folder without weights in it, or -;
+    """Weights and images. The first word is weights unless it is an image, a folder without weights in it, or -;
     then the weights are those that come with the package."""
     first, rest = words[0], list(words[1:])
     late = next((word for word in rest if word.lower().endswith(WEIGHTS)), None)
@@ -41,7 +41,7 @@ def parted(words: Sequence[str]) -> tuple[str, list[str]]:
     if not is_weights(first):
         return DEFAULT, list(words)
     if not rest:
-        raise ConfigError(f"{first} is weights, and there are no pictures behind it; name files or folders, or -")
+        raise ConfigError(f"{first} is weights, and there are no images behind it; name files or folders, or -")
     return first, rest
 
 
@@ -66,7 +66,7 @@ def is_weights(word: str) -> bool:
 
 
 def has_picture(path: str) -> bool:
-    """Whether a file begins as a picture does, whatever it is called."""
+    """Whether a file begins as an image does, whatever it is called."""
     try:
         with open(path, "rb") as file:
             format_of(file.read(CHUNK))
@@ -77,11 +77,11 @@ def has_picture(path: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
-    """The pictures that words stand for, by name: a hundred thousand of them take some megabytes."""
+    """The images that words stand for, by name: a hundred thousand of them take some megabytes."""
 
     words: tuple[str, ...]
     paths: Strings
-    starts: tuple[int, ...]  # where each word's pictures begin in `paths`, and the end
+    starts: tuple[int, ...]  # where each word's images begin in `paths`, and the end
     notes: tuple[str, ...]  # on files that were passed over
     closed: tuple[str, ...]  # folders that could not be read, and why
 
@@ -91,11 +91,11 @@ class Listing:
         return None if STDIN in self.words else len(self.paths)
 
     def known(self) -> Iterator[Found]:
-        """All pictures but those that stdin will name."""
+        """All images but those that stdin will name."""
         return (found for at, word in enumerate(self.words) if word != STDIN for found in self.of(at))
 
     def bursts(self) -> Iterator[Iterable[Found]]:
-        """All pictures in order, in runs that come without a pause: those of stdin may be slow to come."""
+        """All images in order, in runs that come without a pause: those of stdin may be slow to come."""
         for at, word in enumerate(self.words):
             if word == STDIN:
                 yield from Lines().bursts()
@@ -104,7 +104,7 @@ class Listing:
                 yield (found for i in range(at, until) for found in self.of(i))
 
     def of(self, at: int) -> Iterator[Found]:
-        """The pictures of one word."""
+        """The images of one word."""
         word = self.words[at]
         for index in range(self.starts[at], self.starts[at + 1]):
             path = self.paths[index]
@@ -127,7 +127,7 @@ def listing(words: Sequence[str], *written: Path | None) -> Listing:
                 notes.append(f"{word}: passed over {unread_files(unread)}")
             if others:
                 files = "1 file that is" if others == 1 else f"{others:,} files that are"
-                notes.append(f"{word}: passed over {files} not called a picture")
+                notes.append(f"{word}: passed over {files} not called an image")
         elif word != STDIN:
             paths.append(word)
         starts.append(len(paths))
@@ -135,14 +135,14 @@ def listing(words: Sequence[str], *written: Path | None) -> Listing:
         why = f"; {closed[0]}" if closed else f"; names end in {', '.join(suffixes()[:6])}, ..."
         if left and not closed:
             why = f" but {unread_files(left)}"
-        raise DataError(f"{', '.join(words)}: no pictures there{why}")
+        raise DataError(f"{', '.join(words)}: no images there{why}")
     return Listing(
         words=tuple(words), paths=Strings(paths), starts=tuple(starts), notes=tuple(notes), closed=tuple(closed)
     )
 
 
 def walked(root: str, *written: Path | None) -> tuple[list[str], int, list[str], list[str]]:
-    """The pictures below a folder at any depth, how many other files there are, image files of formats that are not
+    """The images below a folder at any depth, how many other files there are, image files of formats that are not
     read, and a line for each folder that could not be read. A folder that links lead to more than once, a loop above
     all, is entered once."""
     pictures, unread, closed, others = list[str](), list[str](), list[str](), 0

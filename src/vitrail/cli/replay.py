@@ -35,7 +35,7 @@ def show(found: Replay) -> None:
     state = "finite" if found.finite else "NOT finite"
     print(f"Step {found.step:,} with {weights}: loss {found.loss:.4g}, gradient norm {found.norm:.4g}, {state}")
     bad = sum(not math.isfinite(one.loss) for one in found.seen)
-    print(f"{len(found.seen):,} pictures, {bad:,} of them with a loss that is not finite by itself. Worst first:")
+    print(f"{len(found.seen):,} images, {bad:,} of them with a loss that is not finite by itself. Worst first:")
     if any(one.label for one in found.seen):
         rows = [(one.name, one.label, f"{one.loss:.4g}") for one in found.seen[:SHOWN]]
         print_table(("picture", "label", "loss"), rows, left=2)
@@ -48,5 +48,5 @@ def sheet(found: Replay) -> Image.Image:
         f"Step {found.step:,}",
         f"loss {found.loss:.4g}, gradient norm {found.norm:.4g}; worst first",
         [one.pixels for one in found.seen[:SHEET]],
-        footer=f"{min(len(found.seen), SHEET)} of {len(found.seen)} pictures, augmented and mixed",
+        footer=f"{min(len(found.seen), SHEET)} of {len(found.seen)} images, augmented and mixed",
     )

@@ -144,7 +144,7 @@ def announce(served: "Served", listener: "socket.socket") -> None:
         f"{times(served.predictor.preprocessing.image)} px, {about['outputs']}, on {place}"
     )
     print(
-        f"limits: {limits['max_bytes'] / 2**20:g} MiB and {limits['max_images']} pictures a request, "
+        f"limits: {limits['max_bytes'] / 2**20:g} MiB and {limits['max_images']} images a request, "
         f"{limits['max_pixels'] / 1e6:g} million pixels each, {limits['queue']} waiting, {limits['batch']} a batch, "
         f"{limits['timeout_s']:g} s; {'token asked for' if served.settings.token else 'no token'}",
         flush=True,

@@ -159,4 +159,4 @@ def say_failed(report: "Report") -> None:
     for fault, cells in reasons.items():
         print(f"failed: {', '.join(cells)}: {fault}")
     if reasons:
-        print("The same command again tries these anew.")
+        print("The same command again tries these again.")

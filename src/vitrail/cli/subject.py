@@ -1,4 +1,4 @@
-"""What the commands that look at weights have in common: WEIGHTS, DATA, the device, and how pictures reach it."""
+"""What the commands that look at weights have in common: WEIGHTS, DATA, the device, and how images reach it."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ def subject(weights: str, device: torch.device, *, image_size: int | None) -> Su
 def batches(
     options: LoadingOptions, source: Source, preprocessing: Preprocessing | Views, device: torch.device
 ) -> Iterator[Batch]:
-    """Every picture once, prepared, as the options say."""
+    """Every image once, prepared, as the options say."""
     check_batch(options)
     return read_all(source, preprocessing, device, batch=options.batch, workers=options.workers)
 

@@ -1,4 +1,4 @@
-"""What `pretrain` and `finetune` have in common: their options, and how a run is started and gone on with."""
+"""What `pretrain` and `finetune` have in common: their options, and how a run is started and resumed."""
 
 import csv
 import io
@@ -82,7 +82,7 @@ def run(options: TrainingOptions, asked: Asked | None) -> int:
         assert out is not None
         asked = asked_of(command_in(out))
     elif options.resume is not None and out is not None:
-        command_in(out)  # a folder that is no run is said so here
+        command_in(out)  # a folder that is not a run is said so here
     if options.jobs != 1 and asked.sweep is None:
         raise ConfigError(f"--jobs {options.jobs} is for the points of a sweep; add --sweep, or leave it out")
     try:
@@ -141,7 +141,7 @@ def fetch(source: str) -> None:
 
 
 def forecast(plan: Planned, asked: Asked, world: World) -> int:
-    """What to expect of the run and, where one is asked for, of the sweep, which ends with a run on all pictures."""
+    """What to expect of the run and, where one is asked for, of the sweep, which ends with a run on all images."""
     grid = None if asked.sweep is None else grid_of(asked, plan)
     runs = 1.0 if grid is None else runs_worth(plan.run, grid, world, with_changes)
     run = plan.run if grid is None else on_everything(plan.run)

@@ -105,11 +105,11 @@ def fetch(study: Study) -> None:
 
 
 def show(study: Study, outcome: Outcome) -> None:
-    print_table(HEADS, rows(outcome), left=2, title="VTAB-1k: accuracy in per cent, beside the paper's Table 9")
+    print_table(HEADS, rows(outcome), left=2, title="VTAB-1k: accuracy in per cent, next to the paper's Table 9")
     say_missing(outcome, whole=False)
     if other := changed(study):
         print(f"not the paper's recipe: {'; '.join(other)}")
-    print("The thousand pictures are drawn as VTAB draws them, but are not the very same (docs/data-sets.md).")
+    print("The thousand images are drawn as VTAB draws them, but are not the very same (docs/data-sets.md).")
     print(f"result: {study.out / 'result.json'}   page: {study.out / 'report.html'}")
 
 
@@ -167,9 +167,9 @@ def forecast(study: Study, world: World) -> int:
     each = run.model.macs
     flops = training_flops(each, left * run.steps * run.batch) + 2 * each * test
     print(
-        f"{left} task{'s' * (left != 1)} to train for {run.steps:,} steps of {run.batch} pictures of "
+        f"{left} task{'s' * (left != 1)} to train for {run.steps:,} steps of {run.batch} images of "
         f"{times(run.augmentation.size)}, and "
-        f"{test:,} pictures to score: {flops / 1e18:.3g} exaFLOPs, {tpuv3_core_days(flops):.3g} TPUv3-core-days"
+        f"{test:,} images to score: {flops / 1e18:.3g} exaFLOPs, {tpuv3_core_days(flops):.3g} TPUv3-core-days"
     )
     seconds = flops / measured_flops(world.device) / world.size
     print(f"time: {duration(seconds)} at the very least, at the rate of a large matrix product here")

@@ -225,7 +225,7 @@ def with_settings(config: T, settings: Iterable[str], makers: Mapping[str, Maker
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"{setting!r} is no setting; write NAME=VALUE, as in optim.lr=3e-4")
+            raise ConfigError(f"{setting!r} is not a setting; write NAME=VALUE, as in optim.lr=3e-4")
         at = root
         for part in name.strip().split("."):
             at = at.inside.setdefault(part, Change())
@@ -247,7 +247,7 @@ class Where:
 
 
 def rebuilt(old: T, change: Change, where: Where, kind: "type[T] | None" = None) -> T:
-    """The fields inside first, then the value itself: anew, or as another class where `kind` is one."""
+    """The fields inside first, then the value itself: again, or as another class where `kind` is one."""
     kind = kind or type(old)
     kinds = hints(kind)
     for name in change.inside:

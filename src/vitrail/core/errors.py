@@ -4,9 +4,9 @@ VitrailError
 ├── ConfigError            a field has a value that its rule forbids
 │   ├── UnknownName        no such model, weights, format or field; the nearest ones are named
 │   └── ImageSizeError     the image does not fit the patch grid
-├── DataError              a collection of pictures cannot be used as asked; names the file or the sample
+├── DataError              a collection of images cannot be used as asked; names the file or the sample
 │   ├── SourceNotFound     neither a path nor a known name, or its files are missing; says which file goes where
-│   ├── BadPicture         one file that is no picture we read: the reason, and the name where it is known
+│   ├── BadPicture         one file that is not an image we read: the reason, and the name where it is known
 │   ├── BadLabels          an empty class, a class that train lacks, a label outside the range
 │   └── WorkerDied         a loader process ended; names the sample it was reading
 ├── TrainingError          a run cannot go on; its folder says how far it came
@@ -46,7 +46,7 @@ class ImageSizeError(ConfigError):
 
 
 class DataError(VitrailError):
-    """A collection of pictures that cannot be used as asked."""
+    """A collection of images that cannot be used as asked."""
 
 
 class SourceNotFound(DataError):
@@ -54,7 +54,7 @@ class SourceNotFound(DataError):
 
 
 class BadPicture(DataError):
-    """A file that is not a picture, or not one that is safe or sensible to decode."""
+    """A file that is not an image, or not one that is safe or sensible to decode."""
 
 
 class BadLabels(DataError):

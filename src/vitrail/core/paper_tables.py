@@ -1,4 +1,4 @@
-"""The paper's tables as data, as printed: what our own results stand beside. Shares are in per cent, but for Table 8.
+"""The paper's tables as data, as printed: what our own results stand next to. Shares are in per cent, but for Table 8.
 
 Networks have the names of the zoo, tasks those of the data sets; "real" is ImageNet with the labels of ReaL.
 """

@@ -1,1 +1,1 @@
-"""Pictures to tensors. Knows no model."""
+"""Images to tensors. Knows no model."""

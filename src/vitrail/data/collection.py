@@ -2,7 +2,7 @@
 
     SOURCE[@SPLIT]
 
-    photos/                     a folder: of train, val and test, of classes, of pictures, of tar or Parquet files
+    photos/                     a folder: of train, val and test, of classes, of images, of tar or Parquet files
     list.csv  shards.tar        a file: .csv .tsv .jsonl .tar .parquet .npz .npy
     list.csv:label=breed        a list or a Parquet file, with its columns chosen: image, label, split
     set/train-{000..146}.tar    several tar files
@@ -38,9 +38,9 @@ Progress = Callable[[str, int, int | None], None]  # a file, bytes done, bytes i
 
 ORDER: Final = ("train", "val", "test")
 
-# How labels are given, by the kind of the source; a folder a class for the rest.
+# How labels are given, by the kind of the source; one subfolder per class for the rest.
 LABELLING: Final = {
-    "tar shards": 'in a tar file a picture KEY.jpg has its class number in KEY.cls, or as "label" in KEY.json; folders '
+    "tar shards": 'in a tar file an image KEY.jpg has its class number in KEY.cls, or as "label" in KEY.json; folders '
     "inside it are no classes. Unpack it and give the folder, or pack that folder with `vitrail data pack`",
     "manifest": 'give the list a column "label", or say which column it is: LIST.csv:label=COLUMN',
     "Parquet": 'give the table a column "label"',
@@ -77,7 +77,7 @@ class Collection:
     def need_labels(self) -> None:
         """Refuses a set that has none, with the way to give it some."""
         if not self.classes:
-            folders = "put the pictures of each class into a folder of its own, named after it"
+            folders = "put the images of each class into a folder of its own, named after it"
             if self.path is not None and (lists := sorted(self.path.glob("*.csv"))):
                 folders += f", or give a list of labels: {lists[0]}"
             kind = "images and masks" if self.pixel_classes else self.kind.partition(" (")[0]
@@ -261,7 +261,7 @@ def agree(where: str, splits: dict[str, Source]) -> tuple[dict[str, Source], lis
         missing = np.flatnonzero(out[split].labels.counts(len(classes)) == 0)
         if missing.size:
             some = ", ".join(classes[i] for i in missing[:5]) + (", ..." if missing.size > 5 else "")
-            notes.append(f"{split} has no pictures of {missing.size} of {len(classes)} classes ({some})")
+            notes.append(f"{split} has no images of {missing.size} of {len(classes)} classes ({some})")
     return out, notes
 
 

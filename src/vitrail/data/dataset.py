@@ -1,4 +1,4 @@
-"""One split of a collection: random access to pictures, their labels and their names. All else is built on it.
+"""One split of a collection: random access to images, their labels and their names. All else is built on it.
 
 Millions of names in two arrays.
 
@@ -230,7 +230,7 @@ class Concat(Source):
 
 
 class Relabelled(Source):
-    """The same pictures with other labels: ReaL's, another task of a set, a class merged."""
+    """The same images with other labels: ReaL's, another task of a set, a class merged."""
 
     def __init__(self, source: Source, labels: Labels, classes: Sequence[str]) -> None:
         if len(labels) != len(source):
@@ -260,7 +260,7 @@ class Relabelled(Source):
 
 
 class Arrays(Source):
-    """Pictures that are in memory already: uint8 [N, H, W, 3] or [N, H, W], an array or anything indexed like one."""
+    """Images that are in memory already: uint8 [N, H, W, 3] or [N, H, W], an array or anything indexed like one."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class Arrays(Source):
         self.pictures, self.called, self.classes = pictures, called, tuple(classes)
         self.labels = Labels.none(len(pictures)) if labels is None else labels
         if len(self.labels) != len(pictures):
-            raise DataError(f"{called}: {len(self.labels)} labels for {len(pictures)} pictures")
+            raise DataError(f"{called}: {len(self.labels)} labels for {len(pictures)} images")
 
     def read(self, index: int) -> Encoded:
         return np.asarray(self.pictures[index])
@@ -283,7 +283,7 @@ class Arrays(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the pixels themselves; of some thousand evenly spaced pictures where all would take long."""
+        """Of the pixels themselves; of some thousand evenly spaced images where all would take long."""
         size = np.asarray(self.pictures[0]).nbytes if len(self) else 1
         some = np.linspace(0, len(self) - 1, min(len(self), max(4096, HASHED // size))).astype(np.int64)
         pixels = (np.ascontiguousarray(self.pictures[int(index)]).data for index in some)

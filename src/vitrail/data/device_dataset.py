@@ -4,8 +4,8 @@
     for batch in resident.stream(augmentation, batch=1024, seed=0): ...
 
 The order and the draws are those of `loader.stream`: the same samples at the same step, cropped and turned alike.
-Several steps are drawn and augmented at once where their pictures are small, for it is launches that take time then; a
-picture comes out the same whatever comes with it, on a GPU to its rounding. The next ones are drawn in a thread while
+Several steps are drawn and augmented at once where their images are small, for it is launches that take time then; a
+image comes out the same whatever comes with it, on a GPU to its rounding. The next ones are drawn in a thread while
 the device works on these.
 """
 
@@ -34,10 +34,10 @@ from vitrail.data.unreadable_log import Ledger
 
 LOAD_BATCH: Final = 256
 MOVING: Final = "targets that follow crops and flips have no batched form, masks excepted"
-ODD: Final = "is of another size than the first picture"
-LOOKED_AT: Final = 64  # pictures whose sizes are compared before a set is loaded
+ODD: Final = "is of another size than the first image"
+LOOKED_AT: Final = 64  # images whose sizes are compared before a set is loaded
 DRAWN: Final = 8192  # places of the stream that are looked up at once; a few take almost as long
-GROUPED: Final = 4096  # pictures that are augmented at once, where steps have fewer
+GROUPED: Final = 4096  # images that are augmented at once, where steps have fewer
 # What they may take as float32; all that is at work on them takes some times that. A CPU is quick in its cache alone.
 GROUPED_BYTES: Final = {"cpu": 6 << 20}
 GROUPED_BYTES_ELSEWHERE: Final = 64 << 20
@@ -45,7 +45,7 @@ GROUPED_BYTES_ELSEWHERE: Final = 64 << 20
 
 def fits(source: Source, limit: int, targets: Targets = CLASS_LABELS) -> tuple[bool, str]:
     """Whether a source can live on a device that has `limit` bytes for it, and why or why not. Only some headers are
-    read: pictures of another size among the rest are found when the source is loaded."""
+    read: images of another size among the rest are found when the source is loaded."""
     if targets.moves and targets.fill is None:
         return False, MOVING
     size, seen = None, np.unique(np.linspace(0, len(source) - 1, LOOKED_AT).astype(np.int64)) if len(source) else []
@@ -53,24 +53,24 @@ def fits(source: Source, limit: int, targets: Targets = CLASS_LABELS) -> tuple[b
         try:
             picture = source.picture(int(index))
         except BadPicture:
-            continue  # not valid on the device either, which is no reason against it
+            continue  # not valid on the device either, which is not a reason against it
         if size is not None and picture.size != size:
-            return False, f"pictures are of several sizes, {times(size)} and {times(picture.size)}"
+            return False, f"images are of several sizes, {times(size)} and {times(picture.size)}"
         size = picture.size
     if size is None:
-        return False, "there is no picture that can be read"
+        return False, "there is no image that can be read"
     need = room(source, size, targets)
-    told = f"{len(source):,} pictures of {times(size)} take {need / 1e9:.2f} GB"
+    told = f"{len(source):,} images of {times(size)} take {need / 1e9:.2f} GB"
     return need <= limit, f"{told}, {limit / 1e9:.2f} GB are allowed"
 
 
 def room(source: Source, size: Pair, targets: Targets) -> int:
-    """The bytes that all pictures take at one size, with their masks where they have them."""
+    """The bytes that all images take at one size, with their masks where they have them."""
     return len(source) * (4 if targets.moves else 3) * size[0] * size[1]
 
 
 def first_size(source: Source) -> Pair:
-    """The size of the first picture that can be read."""
+    """The size of the first image that can be read."""
     for index in range(len(source) - 1):
         with suppress(BadPicture):
             return source.picture(index).size
@@ -78,7 +78,7 @@ def first_size(source: Source) -> Pair:
 
 
 class AsIs:
-    """The view that changes nothing; all pictures must have one size."""
+    """The view that changes nothing; all images must have one size."""
 
     def __init__(self, size: Pair) -> None:
         self.sizes = (size,)
@@ -94,7 +94,7 @@ class AsIs:
 
 
 class Resident:
-    """All pictures of a source as one tensor on a device, uint8 [N, 3, H, W], brought to `size` where one is given."""
+    """All images of a source as one tensor on a device, uint8 [N, 3, H, W], brought to `size` where one is given."""
 
     def __init__(
         self,
@@ -107,9 +107,9 @@ class Resident:
         ledger: Ledger | None = None,
         targets: Targets = CLASS_LABELS,
     ) -> None:
-        """`limit` is the number of bytes that the pictures may take."""
+        """`limit` is the number of bytes that the images may take."""
         if not len(source):
-            raise DataError("a source without pictures cannot be loaded")
+            raise DataError("a source without images cannot be loaded")
         if targets.moves and targets.fill is None:
             raise ConfigError(f"{MOVING}; read them through the loader")
         self.source, self.device, self.targets = source, torch.device(device), targets
@@ -119,7 +119,7 @@ class Resident:
         need = room(source, (height, width), targets)
         if limit is not None and need > limit:
             raise ConfigError(
-                f"{len(source)} pictures of {height} x {width} take {need / 1e9:.1f} GB, "
+                f"{len(source)} images of {height} x {width} take {need / 1e9:.1f} GB, "
                 f"{limit / 1e9:.1f} GB are allowed; read them through the loader, or make them smaller"
             )
         self.pixels = torch.empty(shape, dtype=torch.uint8, device=self.device)
@@ -147,7 +147,7 @@ class Resident:
 
     @property
     def size(self) -> Pair:
-        """Of the pictures as they lie on the device."""
+        """Of the images as they lie on the device."""
         return (self.pixels.shape[-2], self.pixels.shape[-1])
 
     def stream(
@@ -182,7 +182,7 @@ class Resident:
         return self.batches(views, drawn, -(-ahead // group))
 
     def grouped(self, local: int, sizes: Sequence[Pair]) -> int:
-        """How many steps of `local` pictures to augment at once into views of these sizes."""
+        """How many steps of `local` images to augment at once into views of these sizes."""
         room = GROUPED_BYTES.get(self.device.type, GROUPED_BYTES_ELSEWHERE)
         largest = max(height * width for height, width in (self.size, *sizes))
         return max(1, min(GROUPED, room // (4 * 3 * largest)) // local)
@@ -218,7 +218,7 @@ class Resident:
         return self.batch(group.steps.start, tuple(seen), targets, taken, epoch)
 
     def sweep(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Every sample once, as it is; as in `loader.sweep` the last batch has places without a picture."""
+        """Every sample once, as it is; as in `loader.sweep` the last batch has places without an image."""
         share = Share(batch=batch, rank=rank, world=world)
         for step in range(-(-len(self) // batch)):
             places = share.places(step)
@@ -279,7 +279,7 @@ def prepared(
     *,
     moving: bool = False,
 ) -> Iterator[Prepared]:
-    """The host's part of each group of steps. Needs no device, and reads no pictures."""
+    """The host's part of each group of steps. Needs no device, and reads no images."""
     for block in blocks:
         first = block[0][0]
         at = order.stream(np.concatenate([share.places(step) for steps in block for step in steps]), repeats)

@@ -38,7 +38,7 @@ PATIENCE_S = 600.0  # a batch that takes longer means a store that hangs
 
 
 class Views(Protocol):
-    """From a picture to one or more views of it, uint8 [3, H, W] each; what is random in them comes from the draws. The
+    """From an image to one or more views of it, uint8 [3, H, W] each; what is random in them comes from the draws. The
     geometries say where the pixels come from in an upright image of size `whole`, for targets that follow them."""
 
     @property
@@ -49,7 +49,7 @@ class Views(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Augmented:
-    """The views of training. The picture is decoded once for all of them."""
+    """The views of training. The image is decoded once for all of them."""
 
     augmentations: tuple[Augmentation, ...]
 
@@ -83,7 +83,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """B places of a step. Where `valid` is false there is no picture: unreadable, or past the end of a sweep."""
+    """B places of a step. Where `valid` is false there is no image: unreadable, or past the end of a sweep."""
 
     step: int
     views: tuple[Tensor, ...]  # uint8 [B, 3, H, W] each
@@ -239,7 +239,7 @@ class Endless(Steps):
 
 
 class Once(Steps):
-    """Evaluation: every sample once, in its own order. The last batch has places without a picture, so that all batches
+    """Evaluation: every sample once, in its own order. The last batch has places without an image, so that all batches
     have one shape and all processes the same number of them."""
 
     def at(self, step: int) -> tuple[Positions, NDArray[np.bool_]]:
@@ -265,9 +265,9 @@ def stream(
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
     """The training batches from step `start` on, without end or up to `stop`. With `repeats` every sample comes so many
-    times in a row, each time drawn anew (repeated augmentation); with several views each batch has them all."""
+    times in a row, each time drawn again (repeated augmentation); with several views each batch has them all."""
     if not len(source):
-        raise DataError("a source without pictures cannot be trained on")
+        raise DataError("a source without images cannot be trained on")
     if repeats < 1:
         raise ConfigError(f"repeats={repeats} must be at least 1")
     if isinstance(augmentations, Augmentation):
@@ -366,5 +366,5 @@ def died(error: RuntimeError, steps: Steps) -> Exception:
     rows = [(int(pid), int(sample)) for pid, sample in steps.reading.tolist()]
     mine = [sample for pid, sample in rows if pid in pids] or [sample for _, sample in rows]
     reading = ", ".join(steps.source.name(sample) for sample in mine if sample >= 0)
-    when = f"while reading {reading}" if reading else "while it read no picture"
+    when = f"while reading {reading}" if reading else "while it read no image"
     return WorkerDied(f"a loader process ended or hung {when} ({' '.join(told.split())})")

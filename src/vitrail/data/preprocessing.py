@@ -1,4 +1,4 @@
-"""The preprocessing that travels with the weights: from a picture to the pixels a network was trained on.
+"""The preprocessing that travels with the weights: from an image to the pixels a network was trained on.
 
 `tf.image.resize` as Google's pipelines call it, in its own arithmetic: half-pixel centres, without antialiasing.
 
@@ -68,16 +68,16 @@ HALF: Triple = (0.5, 0.5, 0.5)  # pixels to [-1, 1]: all of Google's weights
 IMAGENET_MEAN: Triple = (0.485, 0.456, 0.406)
 IMAGENET_STD: Triple = (0.229, 0.224, 0.225)
 
-ALLOWED: Final = 1024  # pixels a side that any network's pictures may have; beyond them ...
+ALLOWED: Final = 1024  # pixels a side that any network's images may have; beyond them ...
 STRETCH: Final = 8  # ... at most this many times the network's own side, and before a crop this many times the crop's
 EXTREME: Final = 1e6  # means and deviations lie within this and, for deviations, its inverse
-LARGEST: Final = 1 << 26  # pixels that a resized picture may have before the crop; a strip of 1 x 5000 has more
+LARGEST: Final = 1 << 26  # pixels that a resized image may have before the crop; a strip of 1 x 5000 has more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preprocessing:
     """Resize, crop, normalise. With `resize` the shorter side goes there and the centre is cut out; without it the
-    picture goes straight to `image`, whatever its aspect, as the reference evaluates. With `antialias` a picture is
+    image goes straight to `image`, whatever its aspect, as the reference evaluates. With `antialias` an image is
     shrunk as Pillow does it, every pixel counted; without, as TensorFlow does, which the reference was trained in: the
     nearest pixels only, from half-pixel centres. The interpolation "area" is big_vision's evaluation, whole: the mean
     over what becomes one pixel, levels cut off to bytes, and a window that is rounded its way."""
@@ -112,24 +112,24 @@ class Preprocessing:
             )
 
     def check_fit(self, image: Pair) -> None:
-        """ConfigError where pictures would come out absurdly large for a network made for `image`."""
+        """ConfigError where images would come out absurdly large for a network made for `image`."""
         for ours, theirs in zip(self.image, image, strict=True):
             if ours > max(ALLOWED, STRETCH * theirs):
                 raise ConfigError(
-                    f"preprocessing makes pictures of {times(self.image)} for a network of {times(image)}; at most "
+                    f"preprocessing makes images of {times(self.image)} for a network of {times(image)}; at most "
                     f"{STRETCH} times its side, or {ALLOWED}, is allowed"
                 )
 
     def __call__(self, picture: "Image") -> "Tensor":
-        """One picture to normalised pixels [3, H, W]."""
+        """One image to normalised pixels [3, H, W]."""
         return self.normalise(self.pixels(picture))
 
     def pixels(self, picture: "Image") -> "Tensor":
-        """One picture, of whatever mode and turned however, resized and cropped: uint8 [3, H, W]."""
-        from torchvision.transforms.v2 import functional as F  # heavy: loaded when a picture is there
+        """One image, of whatever mode and turned however, resized and cropped: uint8 [3, H, W]."""
+        from torchvision.transforms.v2 import functional as F  # heavy: loaded when an image is there
 
         mode = F.InterpolationMode.BICUBIC if self.interpolation == "bicubic" else F.InterpolationMode.BILINEAR
-        resize: Any = F.resize  # takes pictures too, whatever its annotation says
+        resize: Any = F.resize  # takes images too, whatever its annotation says
         size = list(self.image) if self.resize is None else [self.resize]
         upright = upright_rgb(picture)
         whole = (upright.height, upright.width)
@@ -167,18 +167,18 @@ class Preprocessing:
         )
 
     def _window(self, resized: int, wanted: int) -> "Window":
-        """What the crop leaves of one side of the resized picture, and what it adds where that is too short."""
+        """What the crop leaves of one side of the resized image, and what it adds where that is too short."""
         if wanted > resized:
             return Window(0, resized, (wanted - resized) // 2, (wanted - resized + 1) // 2)
         first = (resized - wanted) // 2 if self.interpolation == "area" else round((resized - wanted) / 2)
         return Window(first, wanted, 0, 0)
 
     def _is_strip(self, whole: Pair) -> bool:
-        """Whether the resized picture would be too large to make."""
+        """Whether the resized image would be too large to make."""
         return self.resize is not None and self.resize**2 * max(whole) > LARGEST * min(whole)
 
     def _resized(self, whole: Pair) -> Pair:
-        """What the whole picture is resized to: torchvision's rule, which cuts the longer side off to pixels; or
+        """What the whole image is resized to: torchvision's rule, which cuts the longer side off to pixels; or
         big_vision's, which rounds it."""
         if self.resize is None:
             return self.image
@@ -198,7 +198,7 @@ class Preprocessing:
         return done[:, top : top + height, left : left + width]
 
     def centre(self, picture: "Image") -> tuple[float, float, float, float]:
-        """The box of a picture that resizing and cropping would leave, without making the rest: for one so long that
+        """The box of an image that resizing and cropping would leave, without making the rest: for one so long that
         the rest would fill the memory."""
         return self._centre((picture.height, picture.width))
 

@@ -7,7 +7,7 @@ are the reference's: a numpy generator a seed, classes in order.
 Which samples of a source take part: a small file with a rule, the source's fingerprint and a hash of its own.
 
 Dev splits, k-shot draws, VTAB-1k and the outcome of de-duplication are all kept this way, so that a result can say
-exactly which pictures it saw.
+exactly which images it saw.
 """
 
 import json
@@ -39,7 +39,7 @@ class Selection:
 
     @property
     def hash(self) -> str:
-        """Of everything that matters: two equal hashes mean the same pictures in the same order."""
+        """Of everything that matters: two equal hashes mean the same images in the same order."""
         head = json.dumps([KIND, self.source, self.rule, self.drop], sort_keys=True)
         return sha256(head.encode() + np.ascontiguousarray(self.indices, "<i8").tobytes()).hexdigest()
 
@@ -48,7 +48,7 @@ class Selection:
         if source.fingerprint != self.source:
             raise DataError(
                 f"the selection {self.rule.get('name', '')!r} is of a source with fingerprint {self.source[:12]}, but "
-                f"this one has {source.fingerprint[:12]}: the data have changed since; make the selection anew"
+                f"this one has {source.fingerprint[:12]}: the data have changed since; make the selection again"
             )
         kept = np.setdiff1d(np.arange(len(source)), self.indices) if self.drop else self.indices
         return Subset(source, kept)

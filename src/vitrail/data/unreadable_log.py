@@ -1,6 +1,6 @@
 """What could not be read: every file once, by name and reason, counted and kept in a list.
 
-A picture that cannot be read is never replaced by another. Its place in the batch stays, filled with zeros and marked
+An image that cannot be read is never replaced by another. Its place in the batch stays, filled with zeros and marked
 as not valid, so that a step has the same samples whatever happens and the loss leaves the place out.
 """
 
@@ -75,5 +75,5 @@ def earlier(path: Path) -> list[Unreadable]:
         except (ValueError, TypeError):
             if at == len(lines) - 1 and not line.endswith(b"\n"):
                 break
-            raise DataError(f"{path}: line {at + 1} is no entry of such a list; move the file away") from None
+            raise DataError(f"{path}: line {at + 1} is not an entry of such a list; move the file away") from None
     return entries

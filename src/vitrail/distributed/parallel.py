@@ -199,7 +199,7 @@ class Held(nn.Module):
 
 
 class Whole(nn.Module):
-    """An objective in its precision. With `cast_weights` it runs on bfloat16 copies of its float32 weights, made anew
+    """An objective in its precision. With `cast_weights` it runs on bfloat16 copies of its float32 weights, made again
     in each call as part of the graph, so that gradients arrive in float32; losses are the objective's own affair."""
 
     def __init__(self, objective: nn.Module, device: torch.device, precision: Precision, *, cast_weights: bool):

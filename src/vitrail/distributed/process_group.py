@@ -236,7 +236,7 @@ def _place(environment: Mapping[str, str]) -> dict[str, int]:
         return {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
     absent = [name for name in VARIABLES if name not in environment]
     if absent:
-        raise ConfigError(f"{', '.join(absent)} not set beside RANK or WORLD_SIZE; start the processes with torchrun")
+        raise ConfigError(f"{', '.join(absent)} not set next to RANK or WORLD_SIZE; start the processes with torchrun")
     place: dict[str, int] = {}
     for name in VARIABLES:
         if name == "MASTER_ADDR":

@@ -19,8 +19,8 @@ from vitrail.evaluation.scoring import Evaluated
 from vitrail.report.page import Notes, Section, page
 from vitrail.report.sections import Facts, Strips, Tile, Tiles
 
-# What is no difference of method: what belongs to the weights (their shape, normalisation, number of features), what
-# has columns of its own (shots, neighbours), and what is no choice (a seed of the bootstrap, how classes were found).
+# What is not a difference of method: what belongs to the weights (their shape, normalisation, number of features), what
+# has columns of its own (shots, neighbours), and what is not a choice (a seed of the bootstrap, how classes match).
 ASIDE: Final = {
     *("preprocessing.mean", "preprocessing.std", "preprocessing.image", "features", "weights", "name"),
     *("shots", "k", "seed", "classes"),
@@ -185,7 +185,7 @@ def row_of(name: str, some: Sequence[Found], columns: Sequence[Column], notes: l
             if column in cells:
                 older = cells[column][1]
                 same = one.result.data.get("fingerprint") == older.result.data.get("fingerprint")
-                other = "" if same else "; it is of other pictures"
+                other = "" if same else "; it is of other images"
                 where = f"{name}, {column.data or column.kind}"
                 notes.append(f"{where}: {one.path} is newer than {older.path} and counts{other}")
             cells[column] = (measure, one)
@@ -200,7 +200,7 @@ def data_of(result: Result) -> str:
 
 
 def known(result: Result) -> str:
-    """Whether copies of the pictures were left out of training; empty where nobody knows."""
+    """Whether copies of the images were left out of training; empty where nobody knows."""
     told = result.data.get("deduplicated")
     return "" if not isinstance(told, bool) else "yes" if told else "no"
 
@@ -287,7 +287,7 @@ def doubts(group: tuple[str, str, str], rows: Sequence[Row]) -> list[str]:
                 units.add(measure.unit)
     where = group[2] or group[0]
     facts = {
-        "the pictures themselves differ": {name: pictures_of(one.data) for name, one in some.items()},
+        "the images themselves differ": {name: pictures_of(one.data) for name, one in some.items()},
         "what was learnt from differs": {name: pictures_of(one.data.get("train")) for name, one in some.items()},
         "copies were left out of some trainings only": {name: known(one) or "not known" for name, one in some.items()},
     }

@@ -1,4 +1,4 @@
-"""A result as a file: what was measured, of which weights, on which pictures, how, on what, and when.
+"""A result as a file: what was measured, of which weights, on which images, how, on what, and when.
 
     result = Result(kind="evaluate", weights=weights_facts("w.safetensors", model), data=..., measures=(...,))
     result.write(Path("result.json"))
@@ -53,7 +53,7 @@ class Measure:
         if self.unit not in get_args(Unit):
             raise unknown("unit", self.unit, get_args(Unit))
         if not all(math.isfinite(number) for number in (self.value, self.low or 0.0, self.high or 0.0)):
-            raise DataError(f"{self.name} is {self.value} ({self.low} to {self.high}), which is no number to report")
+            raise DataError(f"{self.name} is {self.value} ({self.low} to {self.high}), which is not a number to report")
 
 
 def share(name: str, right: int, count: int) -> Measure:
@@ -96,10 +96,10 @@ class Result:
             found = cls(measures=measures, **body)
             for name in ("weights", "data", "config", "details", "environment"):
                 if not isinstance(getattr(found, name), dict):
-                    raise ValueError(f"its {name} is no table")
+                    raise ValueError(f"its {name} is not a table")
             for name in ("kind", "made"):
                 if not isinstance(getattr(found, name), str):
-                    raise ValueError(f"its {name} is no text")
+                    raise ValueError(f"its {name} is not a text")
             return found
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
@@ -137,7 +137,7 @@ def weights_facts(name: str, network: "Backbone") -> dict[str, Any]:
 def data_facts(
     name: str, split: str, source: "Source", *, deduplicated: bool | None, selection: "Selection | None" = None
 ) -> dict[str, Any]:
-    """Of the pictures. `deduplicated` is whether copies of them were taken out of what the network was trained on:
+    """Of the images. `deduplicated` is whether copies of them were taken out of what the network was trained on:
     none where nobody knows. `selection` is what took them out."""
     return {
         "name": name,
@@ -150,7 +150,7 @@ def data_facts(
 
 
 def deduplicated(source: "Source", selection: "Selection | None", provenance: Mapping[str, Any]) -> bool | None:
-    """Whether copies of these pictures were left out of training (4.1): by a selection of `vitrail data dedup` that was
+    """Whether copies of these images were left out of training (4.1): by a selection of `vitrail data dedup` that was
     made against them, else as the weights themselves say, else none: nobody knows."""
     if selection is None:
         return told_by(provenance, source.fingerprint)
@@ -163,7 +163,7 @@ def deduplicated(source: "Source", selection: "Selection | None", provenance: Ma
     if source.fingerprint not in known.values():
         raise DataError(
             f"that selection was made against {', '.join(known) or 'nothing but the training set itself'}, and not "
-            f"against these pictures (fingerprint {source.fingerprint[:12]}); run `vitrail data dedup` against them"
+            f"against these images (fingerprint {source.fingerprint[:12]}); run `vitrail data dedup` against them"
         )
     recorded = left_out(provenance)
     if recorded and selection.hash not in recorded:
@@ -184,7 +184,7 @@ def left_out(provenance: Mapping[str, Any]) -> set[str]:
 
 
 def told_by(provenance: Mapping[str, Any], fingerprint: str) -> bool | None:
-    """What weights say: copies of the pictures of this fingerprint were left out of their training, and of that of the
+    """What weights say: copies of the images of this fingerprint were left out of their training, and of that of the
     weights they started from."""
     told = provenance.get("deduplicated")
     if not isinstance(told, dict):

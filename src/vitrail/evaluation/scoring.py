@@ -128,7 +128,7 @@ def no_sections() -> Sequence[Section]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluated:
-    """What a task found: the measures, and what is printed, written and shown beside them."""
+    """What a task found: the measures, and what is printed, written and shown next to them."""
 
     outputs: str  # what the network answers, printed behind the number of images: "10 classes, matched by name"
     lead: str  # what was scored, above the page: "360 images, 10 classes"

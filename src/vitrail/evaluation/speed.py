@@ -196,7 +196,7 @@ def tried(bench: Bench, points: list[Point], stopped: str, largest: int, limits:
 
 @dataclass(kw_only=True, slots=True)
 class Passes:
-    """A network on its device, and random pictures for it. bfloat16 weights where the precision says so."""
+    """A network on its device, and random images for it. bfloat16 weights where the precision says so."""
 
     network: nn.Module
     device: torch.device
@@ -225,7 +225,7 @@ class Passes:
         return time.perf_counter() - start
 
     def memory(self, batch: int) -> int | None:
-        """Weights, pictures and the most that is held beside them."""
+        """Weights, images and the most that is held next to them."""
         images = self.images(batch)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -290,7 +290,7 @@ def training_flops(macs_an_image: float, images: float) -> float:
 
 
 def tpuv3_core_days(flops: float) -> float:
-    """How long a TPUv3 core takes at the pace of the paper's ViT-L/16, to set a run beside Table 2."""
+    """How long a TPUv3 core takes at the pace of the paper's ViT-L/16, to set a run next to Table 2."""
     return flops / TPUV3_CORE_FLOPS / 86400
 
 

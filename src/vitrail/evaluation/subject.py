@@ -26,7 +26,7 @@ from vitrail.models.build import Model
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A network at rest on its device, and how its pictures are prepared."""
+    """A network at rest on its device, and how its images are prepared."""
 
     name: str
     network: Model
@@ -81,7 +81,7 @@ def chosen(collection: Collection, *names: str) -> tuple[str, Source]:
 
 
 def data_of(about: Subject, collection: Collection, split: str, path: Path | None) -> dict[str, Any]:
-    """What a result says of its pictures, the `path` of --deduplicated-by included."""
+    """What a result says of its images, the `path` of --deduplicated-by included."""
     source = collection.splits[split]
     selection = None if path is None else Selection.load(path)
     try:
@@ -103,7 +103,7 @@ def read_all(
     ledger: Ledger | None = None,
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
-    """Every picture once, prepared. A process's batch has one size, however many processes there are: a product over
+    """Every image once, prepared. A process's batch has one size, however many processes there are: a product over
     other rows may round otherwise, and the numbers are to be the same. A `batch` of 0 is chosen by the device, a
     negative number of `workers` by the cores."""
     if batch < 0:

@@ -2,13 +2,13 @@
 
 Products of a Transformer are quantised as they come: weights once, with a scale for each output; activations at every
 call, with a scale for the batch. Of the MLP's second product it is the weights alone: of the kinds of layers, sparing
-this one's activations helped most. On 1,000 ImageNet pictures DeiT-Ti's logits are 8.2 % off this way and 10.9 % with
+this one's activations helped most. On 1,000 ImageNet images DeiT-Ti's logits are 8.2 % off this way and 10.9 % with
 that product quantised whole (root mean square; 3.6 % with all weights and no activations). Convolutions get the ranges
-that pictures show; the first one, and the one that cuts the patches, stay.
+that images show; the first one, and the one that cuts the patches, stay.
 
 Weights of integer products have seven bits: with eight, the runtime's products can overflow on x86 without VNNI.
 
-Pictures that an export is given: to score both sides on, and to calibrate int8 with.
+Images that an export is given: to score both sides on, and to calibrate int8 with.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.unreadable_log import Ledger
 from vitrail.models.family import ModelConfig
 
-CALIBRATION: Final = 128  # pictures
+CALIBRATION: Final = 128  # images
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Pictures:
     """`source` is scored on; `has_targets` where the network's task finds its targets there, numbered as the outputs
-    are. `calibration` is where int8 finds its ranges, the same pictures unless there are others."""
+    are. `calibration` is where int8 finds its ranges, the same images unless there are others."""
 
     source: Source
     has_targets: bool = False
@@ -48,7 +48,7 @@ class Pictures:
     ledger: Ledger = field(default_factory=Ledger)
 
     def batches(self, preprocessing: Preprocessing, targets: Targets = CLASS_LABELS) -> Iterator[Batch]:
-        """Every picture once."""
+        """Every image once."""
         size = min(self.batch, max(len(self.source), 1))
         every = sweep(self.source, preprocessing, batch=size, workers=self.workers, ledger=self.ledger, targets=targets)
         for done, batch in enumerate(every, start=1):
@@ -56,14 +56,14 @@ class Pictures:
             self.progress("pictures", min(done * size, len(self.source)), len(self.source))
 
     def for_calibration(self, preprocessing: Preprocessing, count: int = CALIBRATION) -> Iterator[Tensor]:
-        """Bytes [B, 3, H, W] of pictures that lie evenly over the set."""
+        """Bytes [B, 3, H, W] of images that lie evenly over the set."""
         import numpy as np
 
         from vitrail.data.dataset import Subset
 
         source = self.source if self.calibration is None else self.calibration
         if not len(source):
-            raise DataError("there are no pictures to calibrate int8 with")
+            raise DataError("there are no images to calibrate int8 with")
         places = np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).astype(np.int64))
         for batch in sweep(Subset(source, places), preprocessing, batch=min(8, len(places)), ledger=self.ledger):
             if bool(batch.valid.any()):
@@ -84,7 +84,7 @@ class Quantised:
 
 
 def convolutional(config: ModelConfig) -> bool:
-    """Whether there are convolutions that need pictures."""
+    """Whether there are convolutions that need images."""
     return config.has_convolutions
 
 
@@ -125,7 +125,7 @@ def said(integer: int, convolutions: int, alone: int) -> tuple[str, ...]:
     """What became of the layers, in words."""
     notes = [f"{integer} matrix products in int8"] if integer else []
     notes += (
-        [f"{convolutions} convolutions in int8, by the ranges of up to {CALIBRATION} pictures"] if convolutions else []
+        [f"{convolutions} convolutions in int8, by the ranges of up to {CALIBRATION} images"] if convolutions else []
     )
     if alone:
         notes.append(f"{alone} products behind GELU with int8 weights and float activations, which they need")

@@ -69,13 +69,13 @@ class Session:
 
 SUFFIX: Final = (".onnx",)
 OPSETS: Final = (18, 23)  # that torch writes and the runtimes of the day read
-LARGEST: Final = 2**31 - 2**26  # bytes that one file of this format can have; weights beyond go beside it
+LARGEST: Final = 2**31 - 2**26  # bytes that one file of this format can have; weights beyond go next to it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnnxOptions:
     """`fixed_size` keeps the image at the network's own size where it could be left open; `preprocessing` puts the
-    normalisation of bytes into the graph; `int8` quantises; `least_agreement` is the share of given pictures to which
+    normalisation of bytes into the graph; `int8` quantises; `least_agreement` is the share of given images to which
     the int8 file must say what the network says."""
 
     fixed_size: bool = False
@@ -99,7 +99,7 @@ def to_onnx(
     image_size: int | Pair | None = None,
     pictures: Pictures | None = None,
 ) -> Written:
-    """Writes the network as ONNX and runs it in ONNX Runtime beside the network before the file gets its name. With
+    """Writes the network as ONNX and runs it in ONNX Runtime next to the network before the file gets its name. With
     `pictures` both are scored on them, and convolutions can be quantised."""
     need_libraries()
     options, target = options or OnnxOptions(), Path(target)
@@ -126,9 +126,9 @@ def check_options(bundle: Bundle, options: OnnxOptions, pictures: Pictures | Non
     if options.int8 and held(bundle) > LARGEST:
         raise ConfigError("weights beyond 2 GB are not quantised; leave --int8 out")
     if options.preprocessing and config.channels != 3:
-        raise ConfigError(f"the preprocessing of pictures has 3 channels, this network {config.channels}; leave it out")
+        raise ConfigError(f"the preprocessing of images has 3 channels, this network {config.channels}; leave it out")
     if pictures is not None and config.channels != 3:
-        raise ConfigError(f"pictures have 3 channels, this network {config.channels}; leave DATA out")
+        raise ConfigError(f"images have 3 channels, this network {config.channels}; leave DATA out")
     if options.int8 and pictures is None and int8.convolutional(config):
         raise ConfigError(
             "the convolutions of this network are quantised by what they are seen to give: give images as DATA"
@@ -230,7 +230,7 @@ def examined(
     pictures: Pictures | None,
     name: str,
 ) -> Written:
-    """The float file, run beside the network."""
+    """The float file, run next to the network."""
     session, config = Session(path), bundle.config
     report = check(
         references(bundle, open_sizes, pixels=options.preprocessing),
@@ -254,7 +254,7 @@ def examined(
 
 
 def scored(bundle: Bundle, candidate: Forward, options: OnnxOptions, pictures: Pictures | None) -> Scores | None:
-    """Both on the given pictures; features give no answers."""
+    """Both on the given images; features give no answers."""
     if pictures is None or not bundle.config.classes:
         return None
     own = reference(bundle, bundle.config.image, pixels=options.preprocessing)
@@ -278,7 +278,7 @@ def quantised(
     done: Written,
     name: str,
 ) -> Written:
-    """The int8 file from the float one, run, scored and timed beside it."""
+    """The int8 file from the float one, run, scored and timed next to it."""
     made: Quantised = int8.quantise(plain, path, bundle, pictures, pixels=options.preprocessing)
     session, config = Session(path), bundle.config
     own = reference(bundle, config.image, pixels=options.preprocessing)
@@ -296,7 +296,7 @@ def quantised(
     agreement = None if scores is None else scores.agreement
     if scores is not None and agreement is not None and not agreement >= options.least_agreement:
         raise ExportFailed(
-            f"{name}: int8 says what the network says to {agreement:.2%} of {scores.count:,} pictures, where "
+            f"{name}: int8 says what the network says to {agreement:.2%} of {scores.count:,} images, where "
             f"{options.least_agreement:.0%} is asked for; nothing was written: leave --int8 out, or take it as it is "
             f"with --agreement {int(agreement * 100) / 100:g}"
         )

@@ -1,4 +1,4 @@
-"""Other libraries' formats, loaded in that library where it is installed and run beside the network.
+"""Other libraries' formats, loaded in that library where it is installed and run next to the network.
 
     to_library("mine.safetensors", "mine-hf", "hf")
     transformers.AutoModelForImageClassification.from_pretrained("mine-hf")
@@ -99,7 +99,7 @@ def to_library(weights: Weights, target: str | Path, to: Library, *, image_size:
 
 
 def run(bundle: Bundle, draft: Path, done: Conversion, call: tuple[str, dict[str, Any]] | None, name: str) -> Report:
-    """What was written beside the network: in its library, or read back here where there is none."""
+    """What was written next to the network: in its library, or read back here where there is none."""
     against, candidate = loaded(bundle.config, draft, done, call)
     try:
         return check(

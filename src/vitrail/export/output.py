@@ -19,8 +19,8 @@ from vitrail.export.verify import Pace, Report, Scores
 
 @contextlib.contextmanager
 def drafted(target: Path) -> Generator[Path]:
-    """A path beside the target, in a hidden folder, to write a file or a folder at. Behind the block it and whatever
-    lies beside it get their names; where the block raised, nothing is left."""
+    """A path next to the target, in a hidden folder, to write a file or a folder at. Behind the block it and whatever
+    lies next to it get their names; where the block raised, nothing is left."""
     try:
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=".vitrail-export-"))
@@ -36,7 +36,7 @@ def drafted(target: Path) -> Generator[Path]:
 
 
 def put_in_place(scratch: Path, target: Path) -> None:
-    """Every file of the scratch folder under its name beside the target, on disk before it is renamed."""
+    """Every file of the scratch folder under its name next to the target, on disk before it is renamed."""
     files = sorted(path for path in scratch.rglob("*") if path.is_file())
     for file in files:
         with file.open("rb") as opened:
@@ -101,7 +101,7 @@ class Written:
 
 
 def files_of(target: Path) -> tuple[Path, ...]:
-    """A file with what lies beside it under its name, or what is in a folder."""
+    """A file with what lies next to it under its name, or what is in a folder."""
     if target.is_dir():
         return tuple(sorted(path for path in target.iterdir() if path.is_file()))
     beside = (target.with_name(target.name + end) for end in (".data", ".vitrail.json"))

@@ -71,7 +71,7 @@ def to_torch_export(
     weights: Weights, target: str | Path, *, fixed_size: bool = False, image_size: int | Pair | None = None
 ) -> Written:
     """Writes an ExportedProgram with an open batch and, where the network allows it, open image sizes; loads it again
-    and runs it beside the network before the file gets its name."""
+    and runs it next to the network before the file gets its name."""
     target = Path(target)
     check_target(target, suffixes=SUFFIX, source=path_of(weights))
     bundle = taken(weights, image_size, exact=True)

@@ -1,14 +1,14 @@
-"""Every export is run before it is called done: the written file beside the network, on the same pictures.
+"""Every export is run before it is called done: the written file next to the network, on the same images.
 
     report = check(references, candidate, subject="model.onnx", against="onnxruntime 1.31.1")
     report.worst, report.agreement
 
-Pictures are seeded noise with slopes and waves in it, at several batches and image sizes. The largest difference is
+Images are seeded noise with slopes and waves in it, at several batches and image sizes. The largest difference is
 taken over the largest value, as in the certificate of a conversion.
 
-What an export says to given pictures, beside what the network says.
+What an export says to given images, next to what the network says.
 
-How quick exported files are beside each other: batch by batch in turn, so that whatever else runs falls on both.
+How quick exported files are next to each other: batch by batch in turn, so that whatever else runs falls on both.
 """
 
 import time
@@ -87,7 +87,7 @@ class Report:
 
 
 def pictures(batch: int, channels: int, image: Pair, *, seed: int = 0) -> Tensor:
-    """Slopes, waves and grain, other ones in every picture and channel: [B, C, H, W] of about unit scale."""
+    """Slopes, waves and grain, other ones in every image and channel: [B, C, H, W] of about unit scale."""
     generator = torch.Generator().manual_seed(seed)
     y, x = torch.meshgrid(torch.linspace(-1, 1, image[0]), torch.linspace(-1, 1, image[1]), indexing="ij")
     turn = torch.rand(batch, channels, 2, 1, 1, generator=generator) * 6
@@ -96,7 +96,7 @@ def pictures(batch: int, channels: int, image: Pair, *, seed: int = 0) -> Tensor
 
 
 def as_bytes(images: Tensor) -> Tensor:
-    """The same pictures as pixels of 0 to 255."""
+    """The same images as pixels of 0 to 255."""
     return (images * 64 + 128).clamp(0, 255).to(torch.uint8)
 
 
@@ -113,7 +113,7 @@ def check(
     batches: tuple[int, ...] = BATCHES,
     tolerance: float | None = TOLERANCE,
 ) -> Report:
-    """Both on the same pictures, at every size that there is a reference for. Beyond the tolerance it raises
+    """Both on the same images, at every size that there is a reference for. Beyond the tolerance it raises
     ExportFailed; without one (int8) the answers need only be finite. With `pixels` both get bytes."""
     cases: list[Case] = []
     for image, reference in references.items():
@@ -150,7 +150,7 @@ def measured(image: Pair, mine: Tensor, theirs: Tensor, classes: int) -> Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scores:
-    """Of `count` readable pictures: to how many of them both gave one answer, or none where answers are never quite the
+    """Of `count` readable images: to how many of them both gave one answer, or none where answers are never quite the
     same; of `labelled` ones, the number by which their task judges each; which could not be read."""
 
     count: int
@@ -182,7 +182,7 @@ def score(
     outputs: int,
     pixels: bool = False,
 ) -> Scores:
-    """Both on every picture once, in the words of a task. With `pixels` both get bytes, else normalised pictures."""
+    """Both on every image once, in the words of a task. With `pixels` both get bytes, else normalised images."""
     count, shares = 0, list[float]()
     device = torch.device("cpu")
     mine, theirs = (task.metric(outputs, device) for _ in range(2))
@@ -199,7 +199,7 @@ def score(
             mine.update(own, batch)
             theirs.update(other, batch)
     if not count:
-        raise DataError("none of the pictures could be read")
+        raise DataError("none of the images could be read")
     criterion = task.criteria[0]
     scored = read_scores(mine, theirs) if pictures.has_targets else ()
     values = [float(one.row()[criterion.name]) for one in scored]
@@ -215,7 +215,7 @@ def score(
 
 
 def read_scores(*metrics: Metric[TaskScore]) -> tuple[TaskScore, ...]:
-    """Of the network and the export; none where no picture had a target."""
+    """Of the network and the export; none where no image had a target."""
     try:
         return tuple(metric.result() for metric in metrics)
     except DataError:
@@ -229,7 +229,7 @@ SECONDS: Final = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """Pictures a second of each, at one batch size."""
+    """Images a second of each, at one batch size."""
 
     batch: int
     images_per_s: Mapping[str, float]

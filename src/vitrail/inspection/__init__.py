@@ -1,11 +1,11 @@
-"""What a network looks at (4.5, D.7, D.8): filters, positions, attention, and maps on the pictures.
+"""What a network looks at (4.5, D.7, D.8): filters, positions, attention, and maps on the images.
 
     from vitrail import inspection, load
 
     model = load("ViT-B_16.npz")
     maps = inspection.rollout(model, images)  # [B, rows, columns]
 
-Images are prepared pictures [B, C, H, W], as `model.card.preprocessing` makes them. Models stay as they are: in their
+Images are prepared images [B, C, H, W], as `model.card.preprocessing` makes them. Models stay as they are: in their
 mode, without gradients, with their fused attention.
 """
 

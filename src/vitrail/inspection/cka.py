@@ -1,7 +1,7 @@
 """What changes at each layer: linear centred kernel alignment (CKA) of every two layers.
 
 After Kornblith et al., with the unbiased estimator of HSIC of Song et al. summed over minibatches as Nguyen, Raghu and
-Kornblith do it, so that no picture need meet all others. A Gram matrix K that is centred by
+Kornblith do it, so that no image need meet all others. A Gram matrix K that is centred by
 
     K̃_ij = K_ij - Σ_j K_ij / (n-2) - Σ_i K_ij / (n-2) + Σ_ij K_ij / ((n-1)(n-2))    and    K̃_ii = 0
 
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from vitrail.core.errors import DataError
 from vitrail.inspection.layer_taps import precise, states, tokens_of, transformer
 
-LEAST = 4  # pictures that the estimator needs
+LEAST = 4  # images that the estimator needs
 
 
 def layer_cka(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
     """CKA of the mean over the patches as it enters the first layer and behind each: batches of [B, C, H, W] prepared
-    -> [L+1, L+1]. (The class token enters as the same for all pictures, so it would say nothing of the first.)"""
+    -> [L+1, L+1]. (The class token enters as the same for all images, so it would say nothing of the first.)"""
     network = transformer(model)
     return cka(_represented(network, images) for images in batches).to(next(network.parameters()).device)
 
 
 def cka(batches: Iterable[Tensor]) -> Tensor:
-    """Of several representations of the same pictures, a minibatch at a time: [X, B, D] each -> [X, X]. Minibatches of
+    """Of several representations of the same images, a minibatch at a time: [X, B, D] each -> [X, X]. Minibatches of
     fewer than four join the one before."""
     total: Tensor | None = None
     for rows in _joined(batches):
@@ -36,7 +36,7 @@ def cka(batches: Iterable[Tensor]) -> Tensor:
         product = centred @ centred.T / (count * (count - 3)) * count
         total = product if total is None else total + product
     if total is None:
-        raise DataError(f"CKA compares pictures with each other: give {LEAST} or more")
+        raise DataError(f"CKA compares images with each other: give {LEAST} or more")
     scale = total.diagonal().clamp(min=0).sqrt()
     scale = torch.where(scale > 1e-12 * scale.amax(), scale, torch.inf)  # one that does not vary is like none
     found = total / (scale[:, None] * scale[None])

@@ -1,4 +1,4 @@
-"""What is looked at: a network, pictures, and how both are called."""
+"""What is looked at: a network, images, and how both are called."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ Pixels = NDArray[np.uint8]
 
 ACROSS: Final = 12  # layers or heads side by side
 WEIGHTS: Final = 1 << 27  # of attention that are held at once, 4 bytes each
-DOWN: Final = 4  # pictures one below the other
+DOWN: Final = 4  # images one below the other
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Given:
     """What is looked at. `images` [B, C, H, W] are prepared, on the model's device; `pixels` show the same, perhaps
-    larger; `crowd` gives batches of prepared pictures for what is measured over many, `count` of them. Outputs that do
+    larger; `crowd` gives batches of prepared images for what is measured over many, `count` of them. Outputs that do
     not stand for classes are numbers by themselves, without probabilities."""
 
     model: nn.Module
@@ -79,13 +79,13 @@ class Given:
         return "class" if self.has_classes else "output"
 
     def said(self, at: int, most: int = 3) -> list[tuple[str, float]]:
-        """The likeliest classes of a picture."""
+        """The likeliest classes of an image."""
         found = self.probabilities[at].topk(min(most, self.probabilities.shape[1]))
         pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
         return [(self.named(number), share) for number, share in pairs]
 
     def explained(self, place: int = 0) -> Tensor:
-        """The class to explain for each picture [B]: the one that was asked for, or the network's first, second ...;
+        """The class to explain for each image [B]: the one that was asked for, or the network's first, second ...;
         without classes the output of that place."""
         if self.asked is not None and place == 0:
             return torch.full((len(self.images),), self.asked)
@@ -95,7 +95,7 @@ class Given:
 
     @property
     def over(self) -> str:
-        return f"{self.count} picture{'s' if self.count != 1 else ''}"
+        return f"{self.count} image{'s' if self.count != 1 else ''}"
 
 
 def numpy(values: Tensor) -> NDArray[np.float32]:
@@ -119,12 +119,12 @@ def prefix_names(given: Given) -> list[str]:
 
 
 def portion(model: nn.Module) -> int:
-    """Pictures at once, of which one layer's attention takes half a gigabyte at most."""
+    """Images at once, of which one layer's attention takes half a gigabyte at most."""
     config: Any = model.config
     tokens = tokens_of(model)
     return max(WEIGHTS // (config.heads * (tokens.prefix + tokens.patches) ** 2), 1)
 
 
 def in_portions(model: nn.Module, images: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a function makes of pictures [B, C, H, W], a few of them at a time."""
+    """What a function makes of images [B, C, H, W], a few of them at a time."""
     return torch.cat([work(some) for some in images.split(portion(model))])

@@ -20,7 +20,7 @@ def distance_matrix(grid: Pair, patch: Pair) -> Tensor:
 
 
 def attention_distance(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
-    """Mean over pictures and queries of Σ_j A_ij d_ij, in pixels: batches of [B, C, H, W] prepared -> [L, k].
+    """Mean over images and queries of Σ_j A_ij d_ij, in pixels: batches of [B, C, H, W] prepared -> [L, k].
 
     The author's recipe: between patches alone, and what the class token takes is not given to the others, so a head
     that looks at the class token looks near."""
@@ -35,7 +35,7 @@ def attention_distance(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
 
 
 def attention_entropy(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
-    """Mean over pictures and all queries of -Σ_j A_ij log2 A_ij, in bits: 0 for a look at one token, log2 T for a look
+    """Mean over images and all queries of -Σ_j A_ij log2 A_ij, in bits: 0 for a look at one token, log2 T for a look
     at all alike. Batches of [B, C, H, W] prepared -> [L, k]."""
 
     def measured(attention: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def attention_entropy(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
 
 
 def mean_over(model: nn.Module, batches: Iterable[Tensor], measured: Callable[[Tensor], Tensor]) -> Tensor:
-    """The mean over all pictures of a number [B, k] of each layer."""
+    """The mean over all images of a number [B, k] of each layer."""
     total: Tensor | None = None
     count = 0
     for images in batches:
@@ -57,5 +57,5 @@ def mean_over(model: nn.Module, batches: Iterable[Tensor], measured: Callable[[T
         total = summed if total is None else total + summed
         count += images.shape[0]
     if total is None or not count:
-        raise DataError("there are no pictures to look at; give at least one")
+        raise DataError("there are no images to look at; give at least one")
     return (total / count).float().to(next(model.parameters()).device)

@@ -1,6 +1,6 @@
-"""The attention explorer: one picks a patch of a picture, a layer and a head, and sees where it looks.
+"""The attention explorer: one picks a patch of an image, a layer and a head, and sees where it looks.
 
-All weights of a picture travel inside the page, a byte each. A row of attention sums to one, so that its scale need not
+All weights of an image travel inside the page, a byte each. A row of attention sums to one, so that its scale need not
 be kept: what is stored is the root of each weight over the largest of its row, in 255 steps, and whoever reads it
 squares the bytes and divides by their sum. The root gives small weights finer steps than large ones.
 
@@ -21,7 +21,7 @@ from vitrail.core.text import Pair, times
 Floats = NDArray[np.floating[Any]]
 
 MOST_PATCHES: Final = 400  # a side of 20; finer grids are taken together
-MOST_BYTES: Final = 6_000_000  # of one picture; a third more as text
+MOST_BYTES: Final = 6_000_000  # of one image; a third more as text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """Bytes of one picture."""
+        """Bytes of one image."""
         return (len(self.kept) * self.heads + self.layers - len(self.kept)) * self.tokens**2
 
     @property
@@ -65,7 +65,7 @@ class Plan:
 
 
 def plan(layers: int, heads: int, grid: Pair, prefix: int, most: int = MOST_BYTES) -> Plan:
-    """As much as `most` bytes a picture hold: the first and last layers before those between."""
+    """As much as `most` bytes an image hold: the first and last layers before those between."""
     block = 1
     while -(-grid[0] // block) * -(-grid[1] // block) > MOST_PATCHES:
         block += 1
@@ -77,7 +77,7 @@ def plan(layers: int, heads: int, grid: Pair, prefix: int, most: int = MOST_BYTE
 
 
 def packed(plan: Plan, attention: Iterable[Floats]) -> bytes:
-    """The weights of one picture, given layer by layer as [k, T, T]: one block of T x T bytes for each head, or for
+    """The weights of one image, given layer by layer as [k, T, T]: one block of T x T bytes for each head, or for
     their mean."""
     out: list[bytes] = []
     for layer, weights in enumerate(attention):
@@ -111,7 +111,7 @@ def restored(stored: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explored:
-    """A picture as a data URI, its name, and its weights as `packed` made them."""
+    """An image as a data URI, its name, and its weights as `packed` made them."""
 
     name: str
     picture: str

@@ -1,7 +1,7 @@
 """How faithful a map is: what becomes of the class when the places it marks are taken away, or alone are left.
 
 Deletion and insertion after Petsiuk et al. (RISE). The cells of a map are ranked; in equal steps the first of them are
-covered (deletion: the sooner the probability falls, the better the map) or uncovered on a covered picture (insertion:
+covered (deletion: the sooner the probability falls, the better the map) or uncovered on a covered image (insertion:
 the sooner it rises, the better). A map that says nothing does as well as a random one, which is the control.
 """
 
@@ -49,7 +49,7 @@ def curves(
     fill: Fill = "mean",
 ) -> Curves:
     """Both curves of any maps [B, rows, columns] of prepared images [B, C, H, W], for the given classes or those that
-    the network says of the whole pictures. What covers is each picture's mean colour, or the picture blurred."""
+    the network says of the whole images. What covers is each image's mean colour, or the image blurred."""
     if fill not in get_args(Fill):
         raise unknown("fill", str(fill), get_args(Fill))
     check_maps(maps, images)
@@ -90,7 +90,7 @@ def _cover(images: Tensor, fill: Fill) -> Tensor:
     from torchvision.transforms.v2 import functional as vision
 
     spread = max(max(images.shape[2:]) * BLUR, 0.5)
-    # The border is mirrored, which takes a kernel that is smaller than the picture.
+    # The border is mirrored, which takes a kernel that is smaller than the image.
     reach = min(math.ceil(3 * spread), min(images.shape[2:]) - 1)
     blurred: Any = vision.gaussian_blur(images, [2 * reach + 1] * 2, [spread] * 2)
     return blurred

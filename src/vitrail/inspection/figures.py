@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def shown(axes: "Axes", picture: Pixels, title: str = "") -> None:
-    """A picture without axes."""
+    """An image without axes."""
     axes.imshow(picture, interpolation="nearest" if max(picture.shape[:2]) <= 64 else "antialiased")
     axes.set_xticks([])
     axes.set_yticks([])
@@ -27,13 +27,13 @@ def shown(axes: "Axes", picture: Pixels, title: str = "") -> None:
         axes.set_title(title, fontsize=8, pad=3)
 
 
-# Pictures.
+# Images.
 
-GAP: Final = 0.05  # inches between pictures
+GAP: Final = 0.05  # inches between images
 
 
 def pairs(pictures: Sequence[Pixels], overlays: Sequence[Pixels], captions: Sequence[str], theme: Theme) -> "Figure":
-    """Figure 6: each picture beside its attention, two of them in a row."""
+    """Figure 6: each image next to its attention, two of them in a row."""
     across = 1 if len(pictures) == 1 else 2
     tiles, named = list[list[Pixels | None]](), list[list[str]]()
     for at in range(0, len(pictures), across):
@@ -54,8 +54,8 @@ def sheet(
     colours: str = "magma",
     gaps: int = 0,
 ) -> "Figure":
-    """Pictures in rows, named at the left and above, or each by itself with `captions`. `bar` is a colour bar: its ends
-    and what it measures. With `gaps` every so many pictures have more room between them."""
+    """Images in rows, named at the left and above, or each by itself with `captions`. `bar` is a colour bar: its ends
+    and what it measures. With `gaps` every so many images have more room between them."""
     across = max(len(row) for row in tiles)
     shape = next(picture for row in tiles for picture in row if picture is not None).shape
     left, wide = (0.62 if rows else 0.0), 0.14 if gaps else 0.0
@@ -229,7 +229,7 @@ def matrix(values: Floats, theme: Theme) -> "Figure":
 
 
 def faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme) -> "Figure":
-    """Deletion and insertion [B, steps + 1] for each kind of map: the mean over pictures, with its standard error."""
+    """Deletion and insertion [B, steps + 1] for each kind of map: the mean over images, with its standard error."""
     with styled(theme):
         figure = blank(3.9)
         panels: Any = figure.subplots(1, 2, sharey=True)
@@ -255,7 +255,7 @@ def faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme) -> "
 
 
 def mean_area(values: Floats) -> float:
-    """Under curves [B, steps + 1] over the unit interval, by trapezia: the mean over pictures."""
+    """Under curves [B, steps + 1] over the unit interval, by trapezia: the mean over images."""
     return float(((values[:, 1:] + values[:, :-1]) / 2).mean())
 
 

@@ -3,7 +3,7 @@
 A fused kernel never holds the weights A. They are computed next to it, a layer at a time, and go before the next layer
 comes: [B, k, T, T] once, whatever the depth.
 
-Where the tokens of a network lie on its picture, and what every function here takes for granted of both.
+Where the tokens of a network lie on its image, and what every function here takes for granted of both.
 """
 
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ def output_row(z: Tensor, model: nn.Module) -> Tensor:
 
 
 def placed(images: Tensor, model: nn.Module) -> Tensor:
-    """Prepared pictures, on the model's device and in its type."""
+    """Prepared images, on the model's device and in its type."""
     if not images.is_floating_point() or images.ndim != 4:
         raise ConfigError(
             f"images are {images.dtype} {list(images.shape)}; prepared floats [B, C, H, W] are wanted: "
@@ -103,14 +103,14 @@ def class_logits(outputs: Tensor) -> Tensor:
 
 
 def chosen(logits: Tensor, classes: Tensor | None) -> Tensor:
-    """The class to explain for each picture [B]: the given one, or the one that the network says."""
+    """The class to explain for each image [B]: the given one, or the one that the network says."""
     count = logits.shape[-1]
     if classes is None:
         return logits.argmax(dim=-1)
     if classes.shape != logits.shape[:1] or classes.is_floating_point():
         raise ConfigError(
             f"classes are {classes.dtype} {list(classes.shape)}; one whole number for each of the "
-            f"{logits.shape[0]} pictures is wanted"
+            f"{logits.shape[0]} images is wanted"
         )
     if classes.numel() and not 0 <= int(classes.min()) <= int(classes.max()) < count:
         raise ConfigError(
@@ -120,11 +120,11 @@ def chosen(logits: Tensor, classes: Tensor | None) -> Tensor:
 
 
 def check_maps(maps: Tensor, images: Tensor) -> None:
-    """One map for each picture, no finer than its pixels."""
+    """One map for each image, no finer than its pixels."""
     fits = maps.ndim == 3 and maps.shape[0] == images.shape[0]
     if not fits or maps.shape[1] > images.shape[2] or maps.shape[2] > images.shape[3]:
         raise ConfigError(
-            f"maps of {list(maps.shape)} do not fit {images.shape[0]} pictures of "
+            f"maps of {list(maps.shape)} do not fit {images.shape[0]} images of "
             f"{times((images.shape[2], images.shape[3]))}; [B, rows, columns] is wanted"
         )
 

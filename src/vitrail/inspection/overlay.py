@@ -1,4 +1,4 @@
-"""A map over its picture as in Figure 6: what the map does not mark goes dark."""
+"""A map over its image as in Figure 6: what the map does not mark goes dark."""
 
 import math
 from typing import Any, Final, TypeAlias
@@ -20,7 +20,7 @@ Map: TypeAlias = Tensor | NDArray[np.floating[Any]]
 def overlay(pixels: NDArray[np.uint8], map: Map) -> NDArray[np.uint8]:
     """Pixels [H, W, 3] lit by a map [rows, columns] -> [H, W, 3], after the author's recipe: the map over its largest
     value, in 8 bits, enlarged by Lanczos, blurred with the patch's side for radius, stretched to [0, 1], and multiplied
-    with the picture. A map that is the same everywhere leaves the picture as it is. A dark picture is brightened first:
+    with the image. A map that is the same everywhere leaves the image as it is. A dark image is brightened first:
     else nothing of it could be seen, lit or not."""
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise ConfigError(f"pixels are {pixels.dtype} {list(pixels.shape)}; bytes of [H, W, 3] are wanted")

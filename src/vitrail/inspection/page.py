@@ -55,7 +55,7 @@ def view(image: Image.Image, pixels: Tensor, preprocessing: Preprocessing) -> ND
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawing:
     """A figure, drawn when asked for: the name of its files, what it shows, and a line below it. Lines are kept as
-    lines in the page, pictures as pictures."""
+    lines in the page, images as images."""
 
     name: str
     text: str
@@ -67,7 +67,7 @@ class Drawing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """A picture, where the network looks on it, and what it says: classes with their probabilities."""
+    """An image, where the network looks on it, and what it says: classes with their probabilities."""
 
     name: str
     picture: NDArray[np.uint8]  # [H, W, 3]
@@ -85,7 +85,7 @@ class Part:
     drawings: Sequence[Drawing]
     looks: Sequence[Look] = ()
     numbers: dict[str, float] = field(default_factory=dict[str, float])
-    count: int | None = None  # pictures that the numbers are of; none where they are of the weights alone
+    count: int | None = None  # images that the numbers are of; none where they are of the weights alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +122,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Looked:
-    """Pictures beside what the network looks at, side by side where there is room."""
+    """Images next to what the network looks at, side by side where there is room."""
 
     anchor: str
     title: str

@@ -1,4 +1,4 @@
-"""What an inspection can show, kind by kind: from a network and pictures to the parts of a page.
+"""What an inspection can show, kind by kind: from a network and images to the parts of a page.
 
 given = Given(model=model, images=images, pixels=pixels, names=names, crowd=batches)
 parts = [KINDS[name].make(given) for name in KINDS if KINDS[name].obstacle(given) is None]
@@ -30,7 +30,7 @@ from vitrail.inspection.sections_learned import (
 )
 
 TOKENLESS: Final = "a ResNet has no tokens and no attention between them"
-COMPARED: Final = 16  # pictures below which CKA is noise
+COMPARED: Final = 16  # images below which CKA is noise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class Kind:
         if self.make is positions_part and config.position in ("none", "relative"):
             return f"a network with position={config.position!r} has no embedding for each place"
         if self.make is cka_part and given.count < COMPARED:
-            return f"it compares pictures with each other and says little below {COMPARED}; name a data set, too"
+            return f"it compares images with each other and says little below {COMPARED}; name a data set, too"
         if self.make is filters_part and config.channels not in (1, 3):
             return f"filters over {config.channels} channels have no colours"
         return None

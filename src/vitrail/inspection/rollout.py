@@ -121,7 +121,7 @@ def _inputs(network: ViT, images: Tensor) -> tuple[list[Tensor], Tensor]:
 
 
 def _speaks(network: ViT, last: Tensor, classes: Tensor | None) -> Tensor:
-    """∂y/∂z_L of each picture's class: [B, T, D]."""
+    """∂y/∂z_L of each image's class: [B, T, D]."""
     with torch.enable_grad():
         z = last.detach().requires_grad_()
         logits = _logits(network, z)

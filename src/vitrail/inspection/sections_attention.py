@@ -34,13 +34,13 @@ def rollout_part(given: Given) -> Part:
     reading = (
         "Attention rollout (Figure 6): how much of each patch reaches the output through all layers. Weights are "
         "averaged over the heads, mixed with the identity for the residual connection and multiplied layer by layer. "
-        "The picture stays bright where the network looks and goes dark elsewhere."
+        "The image stays bright where the network looks and goes dark elsewhere."
     )
     if given.classes and given.has_classes:
         reading += " Below each are the classes that the network finds likeliest."
     return Part(
         kind="rollout", title="Where it looks", reading=reading, looks=looks,
-        drawings=[Drawing(name="rollout", text="pictures beside their attention rollout", draw=draw)],
+        drawings=[Drawing(name="rollout", text="images next to their attention rollout", draw=draw)],
     )  # fmt: skip
 
 
@@ -111,14 +111,14 @@ def gradient_reading(given: Given, maps: int) -> str:
     first = "Gradient-weighted rollout: attention counts only where more of it would raise "
     if not given.has_classes:
         which = "an output. The map is for one output" if maps == 1 else "an output. The maps are for the first two"
-        return f"{first}{which}, beside plain rollout, which knows of none."
+        return f"{first}{which}, next to plain rollout, which knows of none."
     which = (
         "The map is for the class that was asked for"
         if given.asked is not None
         else ("The maps are for the two likeliest classes")
     )
     return (
-        f"{first}the logit of a class. {which}, beside plain rollout, which knows of no class. Where a picture holds "
+        f"{first}the logit of a class. {which}, next to plain rollout, which knows of no class. Where an image holds "
         "two things, each class should light its own."
     )
 
@@ -129,7 +129,7 @@ def distance_part(given: Given) -> Part:
     return Part(
         kind="distance", title="Attention distance",
         reading=f"How far each head looks on average, in pixels, over {given.over} (Figure 7, right; the paper takes "
-        "128). A low dot is a head that stays near, as a convolution does; a high one takes in the whole picture, "
+        "128). A low dot is a head that stays near, as a convolution does; a high one takes in the whole image, "
         "already in the first layers. The dashed line is even attention to all patches. What goes to the class token "
         "counts as no way at all.",
         drawings=[
@@ -168,7 +168,7 @@ def entropy_part(given: Given) -> Part:
     )  # fmt: skip
 
 
-SCORED: Final = 32  # pictures that the faithfulness of maps is measured on
+SCORED: Final = 32  # images that the faithfulness of maps is measured on
 
 
 def gradcam_part(given: Given) -> Part:
@@ -183,12 +183,12 @@ def gradcam_part(given: Given) -> Part:
         kind="gradcam", title="Grad-CAM",
         reading="Which places of the last feature map speak for the class: its channels, weighted by the class's mean "
         "gradient, without what is negative. The map is as coarse as the last stage, so its edges say little.",
-        looks=looks, drawings=[Drawing(name="gradcam", text="pictures beside Grad-CAM", draw=draw)],
+        looks=looks, drawings=[Drawing(name="gradcam", text="images next to Grad-CAM", draw=draw)],
     )  # fmt: skip
 
 
 def scored(given: Given) -> Tensor:
-    """Pictures to score maps on: the crowd's first ones where it is larger than what is shown."""
+    """Images to score maps on: the crowd's first ones where it is larger than what is shown."""
     if given.count <= len(given.images):
         return given.images
     found, held = 0, list[Tensor]()
@@ -229,8 +229,8 @@ def faithfulness_part(given: Given) -> Part:
     scores = {name: (numpy(one.deletion), numpy(one.insertion)) for name, one in found.items()}
     return Part(
         kind="faithfulness", title="Which map to believe",
-        reading=f"Deletion and insertion over {len(images)} picture{'s' if len(images) != 1 else ''}: patches are "
-        "covered with the picture's mean colour, or uncovered, beginning with those that a map marks most, and the "
+        reading=f"Deletion and insertion over {len(images)} image{'s' if len(images) != 1 else ''}: patches are "
+        "covered with the image's mean colour, or uncovered, beginning with those that a map marks most, and the "
         "network is asked for the class each time. A faithful map makes the probability fall early (left) and rise "
         "early (right). In brackets: the area under the curve. A map that does no better "
         "than the random one explains nothing.",

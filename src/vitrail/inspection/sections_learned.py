@@ -1,6 +1,6 @@
 """What a network has learned of pixels and places (Figure 7, left and centre), and what it makes of patches.
 
-The attention explorer of some pictures.
+The attention explorer of some images.
 """
 
 from collections.abc import Iterator
@@ -90,16 +90,16 @@ def norms_part(given: Given) -> Part:
     return Part(
         kind="norms", title="Token norms",
         reading="How long the tokens are behind each layer. In many networks a few patches of the background grow much "
-        "longer than the rest: artefacts, in which the network keeps something about the whole picture. They show as a "
+        "longer than the rest: artefacts, in which the network keeps something about the whole image. They show as a "
         "red line that leaves the band, and as bright dots in the tiles. Here the longest patch behind the last layer "
-        f"is {ratio:.1f} times the median of its picture.",
+        f"is {ratio:.1f} times the median of its image.",
         drawings=[
             Drawing(
                 name="norms", text="length of tokens behind each layer", lines=True,
                 draw=lambda theme: figures.norms(values, prefix, theme),
             ),
             Drawing(
-                name="norm-maps", text="length of the patches on their pictures",
+                name="norm-maps", text="length of the patches on their images",
                 draw=lambda theme: figures.sheet(tiles, theme, columns=columns),
                 note="Each column goes from black, length nought, to its longest patch.",
             ),
@@ -119,7 +119,7 @@ def features_part(given: Given) -> Part:
     return Part(
         kind="features", title="Patch features as colours",
         reading="The first three principal components of the patches behind a layer, as red, green and blue, taken "
-        "over all pictures together: patches that the network takes for alike have like colours, within a picture and "
+        "over all images together: patches that the network takes for alike have like colours, within an image and "
         "across them. Early colours follow position and texture; later ones part things from what is around them.",
         drawings=[
             Drawing(
@@ -164,7 +164,7 @@ def cka_part(given: Given) -> Part:
     return Part(
         kind="cka", title="What changes at each layer",
         reading=f"Centred kernel alignment between every two layers, over {given.over}: 1 where two layers tell "
-        "pictures apart in the same way, whatever the turn of their axes. Bright blocks are stretches of layers that "
+        "images apart in the same way, whatever the turn of their axes. Bright blocks are stretches of layers that "
         "change little; a dark border between them is where the network does something new.",
         drawings=[Drawing(name="cka", text="CKA between layers", narrow=True, lines=True,
                           draw=partial(figures.matrix, values))],
@@ -181,7 +181,7 @@ def extremes(map: NDArray[np.float32]) -> list[tuple[int, int]]:
 
 
 def marked(pixels: Pixels, grid: tuple[int, int], place: tuple[int, int]) -> Pixels:
-    """The picture with a frame around one patch."""
+    """The image with a frame around one patch."""
     high, wide = pixels.shape[0] / grid[0], pixels.shape[1] / grid[1]
     top, left = round(place[0] * high), round(place[1] * wide)
     bottom, right = round((place[0] + 1) * high), round((place[1] + 1) * wide)
@@ -194,11 +194,11 @@ def marked(pixels: Pixels, grid: tuple[int, int], place: tuple[int, int]) -> Pix
     return out
 
 
-EXPLORED: Final = 4_500_000  # bytes of attention in a page, where one picture does not take more by itself
+EXPLORED: Final = 4_500_000  # bytes of attention in a page, where one image does not take more by itself
 
 
 def explorer_of(given: Given) -> Explorer:
-    """The explorer for the first pictures, as many as keep the page small."""
+    """The explorer for the first images, as many as keep the page small."""
     config: Any = given.model.config
     asked = plan(given.depth, config.heads, given.tokens.grid, given.tokens.prefix)
     pictures = [

@@ -15,7 +15,7 @@ from vitrail.models.backbone import backbone
 
 
 def filters(model: nn.Module, count: int = 28) -> Tensor:
-    """The leading principal components of the filters that see the picture, largest first: [n, P, P, 3] in [0, 1].
+    """The leading principal components of the filters that see the image, largest first: [n, P, P, 3] in [0, 1].
 
     The D filters are samples in the space of a patch's pixels. Of a ViT they are its patch embedding's, of a hybrid or
     a ResNet the root convolution's, as standardised. Each component is stretched to [0, 1] by itself; the entry that is
@@ -141,8 +141,8 @@ def patch_features(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
 
 
 def colours(features: Tensor) -> Tensor:
-    """The first three principal components of all pictures' patches together, as red, green and blue:
-    [B, rows, columns, D] -> [B, rows, columns, 3] in [0, 1]. Like patches have like colours, in one picture and across
+    """The first three principal components of all images' patches together, as red, green and blue:
+    [B, rows, columns, D] -> [B, rows, columns, 3] in [0, 1]. Like patches have like colours, in one image and across
     them; each component's sign is such that its entry farthest from 0 is positive."""
     flat = features.detach().cpu().double().flatten(0, 2)  # [n, D]
     if not flat.numel():
@@ -154,13 +154,13 @@ def colours(features: Tensor) -> Tensor:
     ordered = shades.sort(dim=0).values
     cut = int(TAIL * (len(ordered) - 1))
     low, high = ordered[cut], ordered[-1 - cut]
-    spread = (high - low).clamp(min=1e-9 * float(flat.norm() + 1))  # noise alone is no colour
+    spread = (high - low).clamp(min=1e-9 * float(flat.norm() + 1))  # noise alone is not a colour
     shown = torch.where(high - low >= spread, (shades - low) / spread, 0.5).clamp(0, 1)
     return shown.float().unflatten(0, features.shape[:3]).to(features.device)
 
 
 def patch_similarity(features: Tensor, row: int, column: int) -> Tensor:
-    """Cosine of one patch of each picture with all others of it: [B, rows, columns, D] -> [B, rows, columns]."""
+    """Cosine of one patch of each image with all others of it: [B, rows, columns, D] -> [B, rows, columns]."""
     rows, columns = features.shape[1:3]
     if not (0 <= row < rows and 0 <= column < columns):
         raise ConfigError(f"patch ({row}, {column}) lies outside the grid of {rows}x{columns}")

@@ -45,7 +45,7 @@ def resize_grid(grid: Tensor, size: Pair, numerics: Numerics = "reference") -> T
 
 def _bicubic(lines: Tensor, size: int) -> Tensor:
     """Antialiased bicubic along the last of three axes. In 2-D torch errs where a grid becomes one vector wide, so each
-    axis goes by itself, with a second, equal line beside it."""
+    axis goes by itself, with a second, equal line next to it."""
     doubled = lines.flatten(0, 1)[None, :, None].expand(-1, -1, 2, -1)
     out = F.interpolate(doubled, (2, size), mode="bicubic", align_corners=False, antialias=True)
     return out[0, :, 0].unflatten(0, lines.shape[:2])

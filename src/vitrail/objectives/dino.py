@@ -1,7 +1,7 @@
-"""DINO (Caron et al. 2021): self-distillation without labels. The learner sees two wide views of a picture and several
+"""DINO (Caron et al. 2021): self-distillation without labels. The learner sees two wide views of an image and several
 small ones, and tells of each what its teacher tells of the others; the teacher sees the wide ones alone.
 
-Nothing but centring and sharpening of what the teacher tells keeps it from telling the same of all pictures.
+Nothing but centring and sharpening of what the teacher tells keeps it from telling the same of all images.
 """
 
 from dataclasses import dataclass, replace
@@ -26,12 +26,12 @@ from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Se
 from vitrail.objectives.patch_ops import as_weights, learner
 from vitrail.objectives.projection_heads import PrototypeHead, Teacher, held, mlp_macs, momentum_at
 
-WIDE = 2  # views of most of the picture, which the teacher sees
+WIDE = 2  # views of most of the image, which the teacher sees
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DINO(ObjectiveConfig):
-    """`outputs` directions in a `bottleneck`, behind layers of `hidden`. Views are crops of a share of the picture
+    """`outputs` directions in a `bottleneck`, behind layers of `hidden`. Views are crops of a share of the image
     between the two of `global_scale` or `local_scale`; flips and colours are the run's augmentation. The teacher's
     temperature goes from `teacher_start` to `teacher_temperature` in the first `warmup` of the run, its momentum from
     `momentum` to 1 in all of it; the last layer stays as it was drawn for the first `freeze_last` of it."""
@@ -70,9 +70,7 @@ class DINO(ObjectiveConfig):
         for name in ("local_scale", "global_scale"):
             low, high = getattr(self, name)
             if not 0 < low <= high <= 1:
-                raise ConfigError(
-                    f"objective.{name}={(low, high)} must be two shares of the picture, the smaller first"
-                )
+                raise ConfigError(f"objective.{name}={(low, high)} must be two shares of the image, the smaller first")
 
     def local(self, image: Pair, patch: Pair = (1, 1)) -> Pair:
         """The size of the small views."""
@@ -94,13 +92,13 @@ class DINO(ObjectiveConfig):
         size = self.local(model.image, model.patch)
         if any(side % part for side, part in zip(size, model.patch, strict=True)):
             raise ImageSizeError(
-                f"objective.local_size={self.local_size} is no whole number of {times(model.patch)} patches; use a "
+                f"objective.local_size={self.local_size} is not a whole number of {times(model.patch)} patches; use a "
                 "multiple of the patch, or 0 for half the image"
             )
         return model if size == model.image else resizable(model, "dino")
 
     def work(self, model: ModelConfig) -> float:
-        """MACs of a picture: all views through the learner, the wide ones through the teacher without gradient."""
+        """MACs of an image: all views through the learner, the wide ones through the teacher without gradient."""
         config = replace(self.suited(model), head="none", classes=0)
         head = mlp_macs(config.width, self.hidden, self.hidden, self.bottleneck, self.outputs)
         wide = WIDE * (config.macs + head)
@@ -114,7 +112,7 @@ class DINO(ObjectiveConfig):
 
 
 class Distil(Objective):
-    """The loss of a picture is the cross-entropy of the learner's answer to the teacher's, the mean over all pairs of a
+    """The loss of an image is the cross-entropy of the learner's answer to the teacher's, the mean over all pairs of a
     wide view and another view. Teachers' answers are centred by what they were in the steps before."""
 
     config: DINO
@@ -150,7 +148,7 @@ class Distil(Objective):
         return self.config.views(augmentation, self.model.patch)
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
-        """All views as bytes [B, 3, H, W], which pictures count [B], and the teacher's temperature [B]."""
+        """All views as bytes [B, 3, H, W], which images count [B], and the teacher's temperature [B]."""
         self.seen.zero_()  # a step that broke off for want of memory comes again
         sharpness = self.config.sharpness(step, self.steps)
         return *batch.views, batch.valid, torch.full(batch.valid.shape, sharpness, device=batch.valid.device)
@@ -204,7 +202,7 @@ class Distil(Objective):
 
 
 def distillation(told: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each picture the cross-entropy between the learner's logits [views, B, K] and the teacher's log-probabilities
+    """Of each image the cross-entropy between the learner's logits [views, B, K] and the teacher's log-probabilities
     [wide views, B, K], the mean over all pairs of different views; and the teacher's mean entropy. [B] each.
 
     With logits s and probabilities p the cross-entropy is log Σ exp s - p·s, and a sum over views can be taken before

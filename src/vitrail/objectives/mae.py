@@ -41,7 +41,7 @@ EPS = 1e-6  # on the variance of a patch, as published
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MAE(ObjectiveConfig):
-    """round(mask·N) patches of each picture are hidden. The decoder's MLP is four times as wide as the decoder. With
+    """round(mask·N) patches of each image are hidden. The decoder's MLP is four times as wide as the decoder. With
     `normalise` each hidden patch is told as it is after its own mean and deviation are taken out."""
 
     def make(self, network: Backbone, setting: Setting) -> Objective:
@@ -84,7 +84,7 @@ class MAE(ObjectiveConfig):
         return config
 
     def hides(self, model: ViTConfig) -> int:
-        """How many patches of a picture are hidden."""
+        """How many patches of an image are hidden."""
         return hidden(model, self.mask, "mask", most=model.patches - 1)
 
     def decoder(self, model: ViTConfig) -> ViTConfig:
@@ -105,7 +105,7 @@ class MAE(ObjectiveConfig):
         )
 
     def work(self, model: ModelConfig) -> float:
-        """MACs of a picture: the embedding of all patches, the encoder's layers on the visible ones, the decoder's on
+        """MACs of an image: the embedding of all patches, the encoder's layers on the visible ones, the decoder's on
         all, the last layer on the hidden ones."""
         config = self.suited(model)
         decoder, count = self.decoder(config), self.hides(config)
@@ -158,7 +158,7 @@ class Decoder(nn.Module):
 
 
 class Reconstruct(Objective):
-    """The loss of a picture is the mean squared error over the pixels of its hidden patches. A class token learns by
+    """The loss of an image is the mean squared error over the pixels of its hidden patches. A class token learns by
     what the others take from it alone, as published."""
 
     config: MAE
@@ -178,7 +178,7 @@ class Reconstruct(Objective):
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """Pixels as bytes [B, 3, H, W], the visible patches [B, N - M], the hidden ones [B, M], where each patch is
-        found in the two together [B, N], and which pictures count [B]."""
+        found in the two together [B, N], and which images count [B]."""
         return batch.pixels, *self.drawn(seed=seed, step=step, epoch=batch.epoch, sample=batch.sample), batch.valid
 
     def drawn(self, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,7 +211,7 @@ class Reconstruct(Objective):
 
     @torch.no_grad()
     def pictures(self, pixels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """For the eye, uint8 [B, 3, H, W] each: the pictures, what the encoder sees of them (hidden patches grey), and
+        """For the eye, uint8 [B, 3, H, W] each: the images, what the encoder sees of them (hidden patches grey), and
         them with what the decoder draws in the hidden places, with each patch's own mean and deviation put back."""
         sample = torch.arange(len(pixels), device=pixels.device)
         visible, masked, restore = self.drawn(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)

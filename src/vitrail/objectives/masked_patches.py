@@ -1,6 +1,6 @@
 """Masked patch prediction (4.6, B.1.2), which the paper describes and its authors never released.
 
-Half of a picture's patch embeddings are corrupted: of those 80 % become a learnable mask embedding, 10 % the embedding
+Half of an image's patch embeddings are corrupted: of those 80 % become a learnable mask embedding, 10 % the embedding
 of another patch, 10 % stay. From its own output token each corrupted patch tells what it was.
 
 Colours at 3 bits a channel (B.1.2): 512 classes, to and fro.
@@ -76,13 +76,13 @@ def middles(classes: Tensor) -> Tensor:
 
 Target: TypeAlias = Literal["mean-colour", "small-patch", "pixels"]
 
-SIDES: dict[Target, int] = {"mean-colour": 1, "small-patch": 4}  # of the little picture whose colours are classified
+SIDES: dict[Target, int] = {"mean-colour": 1, "small-patch": 4}  # of the little image whose colours are classified
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedPatches(ObjectiveConfig):
     """What a corrupted patch must tell: its mean colour at 3 bits a channel, the colours of the patch downsized to 4x4,
-    or its pixels (L2). round(rate·N) patches of each picture are corrupted, chosen anew in each epoch. Each of them is
+    or its pixels (L2). round(rate·N) patches of each image are corrupted, chosen again in each epoch. Each of them is
     masked with probability `mask`, swapped with `swap`, and else stays as it is, independently of the others."""
 
     def make(self, network: Backbone, setting: Setting) -> Objective:
@@ -119,7 +119,7 @@ class MaskedPatches(ObjectiveConfig):
         return config
 
     def hides(self, model: ViTConfig) -> int:
-        """How many patches of a picture are corrupted."""
+        """How many patches of an image are corrupted."""
         return hidden(model, self.rate, "rate", most=model.patches)
 
     def outputs(self, model: ViTConfig) -> int:
@@ -129,7 +129,7 @@ class MaskedPatches(ObjectiveConfig):
         return SIDES[self.target] ** 2 * COLOURS
 
     def work(self, model: ModelConfig) -> float:
-        """MACs of a picture: the network on all tokens, the head on the corrupted ones."""
+        """MACs of an image: the network on all tokens, the head on the corrupted ones."""
         config = self.suited(model)
         head = self.hides(config) * config.width * self.outputs(config)
         return replace(config, head="none", classes=0).macs + head
@@ -154,7 +154,7 @@ class PatchHead(nn.Module):
 
 
 class PredictPatches(Objective):
-    """The loss of a picture is the mean over its corrupted patches, and over all that each of them must tell."""
+    """The loss of an image is the mean over its corrupted patches, and over all that each of them must tell."""
 
     config: MaskedPatches
 
@@ -173,7 +173,7 @@ class PredictPatches(Objective):
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         """Pixels as bytes [B, 3, H, W], which patch's embedding stands at each place, N for the mask [B, N], the
-        corrupted places [B, M], and which pictures count [B]."""
+        corrupted places [B, M], and which images count [B]."""
         source, corrupted = self.drawn(seed=seed, step=step, epoch=batch.epoch, sample=batch.sample)
         return batch.pixels, source, corrupted, batch.valid
 
@@ -218,14 +218,14 @@ class PredictPatches(Objective):
         return self.head(network.norm(picked(z, corrupted + self.model.prefix))).float()
 
     def swapped(self, pixels: Tensor, source: Tensor) -> Tensor:
-        """The pictures with other patches where those stand; masked ones are still there."""
+        """The images with other patches where those stand; masked ones are still there."""
         itself = torch.arange(self.model.patches, device=source.device)
         places = torch.where(source == self.model.patches, itself, source)
         return joined(picked(cut(pixels, self.model.patch), places), self.model.patch, self.model.grid)
 
     @torch.no_grad()
     def pictures(self, pixels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """For the eye, uint8 [B, 3, H, W] each: the pictures, what the network sees of them (masked patches grey), and
+        """For the eye, uint8 [B, 3, H, W] each: the images, what the network sees of them (masked patches grey), and
         them with what it tells in place of all that it does not see."""
         sample = torch.arange(len(pixels), device=pixels.device)
         source, corrupted = self.drawn(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)

@@ -1,8 +1,8 @@
-"""MoCo v3 (Chen et al. 2021): of all pictures of a batch, find the one that another view shows; contrast, which the
+"""MoCo v3 (Chen et al. 2021): of all images of a batch, find the one that another view shows; contrast, which the
 paper names as the next step (Section 5).
 
 A query (network, projector, predictor) of each view is held against the keys (teacher) of the other view of every
-picture of all processes; the patch projection stays as it was drawn, which keeps training stable.
+image of all processes; the patch projection stays as it was drawn, which keeps training stable.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ from vitrail.objectives.projection_heads import NormedMLP, Rows, Teacher, mlp_ma
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoCo(ObjectiveConfig):
     """`momentum` is the teacher's at the start; it goes to 1. `hidden` and `width` are those of the heads. The crop and
-    the colours are the run's augmentation, which for two views of small pictures is best a strong one."""
+    the colours are the run's augmentation, which for two views of small images is best a strong one."""
 
     couples: ClassVar[bool] = True
 
@@ -57,7 +57,7 @@ class MoCo(ObjectiveConfig):
         return vit_config(model, "objective moco")
 
     def work(self, model: ModelConfig) -> float:
-        """MACs of a picture: two views through the learner, and through the teacher, whose gradient is not taken."""
+        """MACs of an image: two views through the learner, and through the teacher, whose gradient is not taken."""
         config = replace(self.suited(model), head="none", classes=0)
         project = mlp_macs(config.width, self.hidden, self.hidden, self.width)
         predict = mlp_macs(self.width, self.hidden, self.width)
@@ -69,7 +69,7 @@ class MoCo(ObjectiveConfig):
 
 
 class Contrast(Objective):
-    """The loss of a picture is the sum of its two views' InfoNCE, times twice the temperature, as published. The heads'
+    """The loss of an image is the sum of its two views' InfoNCE, times twice the temperature, as published. The heads'
     batch norms are over all processes, too: any number of them learns what one would."""
 
     config: MoCo
@@ -91,7 +91,7 @@ class Contrast(Objective):
         return cast(ViT, self.network)
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
-        """Two views as bytes [B, 3, H, W], and which pictures count [B]."""
+        """Two views as bytes [B, 3, H, W], and which images count [B]."""
         first, second = batch.views
         return first, second, batch.valid
 

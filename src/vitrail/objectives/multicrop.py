@@ -1,6 +1,6 @@
 """Views of several sizes: how they are drawn, and one network that sees them all.
 
-A small view is no small picture: the patch stays, the grid has fewer rows and columns, and positions are resampled as
+A small view is not a small image: the patch stays, the grid has fewer rows and columns, and positions are resampled as
 for fine-tuning at another resolution (3.2).
 """
 
@@ -32,7 +32,7 @@ def two_views(augmentation: Augmentation) -> tuple[Augmentation, Augmentation]:
 
 
 def cropped(augmentation: Augmentation, size: Pair, area: Range) -> Augmentation:
-    """The same with a crop of another size and share of the picture."""
+    """The same with a crop of another size and share of the image."""
     crop = augmentation.crop
     aspect = crop.aspect if isinstance(crop, InceptionCrop) else (3 / 4, 4 / 3)
     sampler = crop.sampler if isinstance(crop, InceptionCrop) else "torchvision"
@@ -41,7 +41,7 @@ def cropped(augmentation: Augmentation, size: Pair, area: Range) -> Augmentation
 
 
 def resizable(model: ModelConfig, objective: str) -> ViTConfig:
-    """The model, where it can see pictures of other sizes than its own."""
+    """The model, where it can see images of other sizes than its own."""
     model = vit_config(model, f"objective {objective}")
     for bad, what in (
         (model.backbone is not None, "the backbone of a hybrid"),
@@ -58,7 +58,7 @@ def resizable(model: ModelConfig, objective: str) -> ViTConfig:
 
 
 class PositionsAt(nn.Module):
-    """What positions add to the tokens of a picture of another size: [1, T, D]. Fixed tables are made for the grid;
+    """What positions add to the tokens of an image of another size: [1, T, D]. Fixed tables are made for the grid;
     learned ones are resampled, differentiably: resampling is linear, so its rule is a matrix, made once."""
 
     table: Tensor
@@ -89,9 +89,9 @@ class PositionsAt(nn.Module):
 
 
 def represent_at(network: ViT, images: Tensor, at: PositionsAt) -> Tensor:
-    """y (Eq. 4) of pictures of another size, those that `at` was made for: [B, C, H, W] -> [B, D]."""
+    """y (Eq. 4) of images of another size, those that `at` was made for: [B, C, H, W] -> [B, D]."""
     size = (images.shape[2], images.shape[3])
     if size == network.config.image:
         return network.represent(images)
-    assert size == at.size, f"{times(size)} pictures, positions for {times(at.size)}"
+    assert size == at.size, f"{times(size)} images, positions for {times(at.size)}"
     return network.represent(images, at(network))

@@ -1,10 +1,10 @@
-"""Pictures as patches and back, and what objectives on patches ask of a network.
+"""Images as patches and back, and what objectives on patches ask of a network.
 
-Which patches of a picture are hidden: drawn where the batch lies, as a pure function of (seed, step, epoch, sample).
+Which patches of an image are hidden: drawn where the batch lies, as a pure function of (seed, step, epoch, sample).
 
 The numbers are made like those of data/randomness.py, by torch, so that the host never waits for the device to say
-which samples a batch holds. A sample draws the same whatever is with it: micro-batches and processes change nothing. Everything that
-a step draws comes from one call, for on an accelerator each of these operations is a launch.
+which samples a batch holds. A sample draws the same whatever is with it: micro-batches and processes change nothing.
+Everything that a step draws comes from one call, for on an accelerator each of these operations is a launch.
 """
 
 from collections.abc import Generator
@@ -32,7 +32,7 @@ def cut(pictures: Tensor, patch: Pair) -> Tensor:
 
 
 def joined(patches: Tensor, patch: Pair, grid: Pair) -> Tensor:
-    """The pictures that patches were cut from: [B, N, P·P·C] -> [B, C, H, W]."""
+    """The images that patches were cut from: [B, N, P·P·C] -> [B, C, H, W]."""
     split = patches.unflatten(2, (*patch, -1)).unflatten(1, grid)  # [B, H/P, W/P, P, P, C]
     return split.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
@@ -53,11 +53,11 @@ def as_weights(images: Tensor, network: ViT) -> Tensor:
 
 
 def patched(model: ModelConfig, objective: str) -> ViTConfig:
-    """The model, where its tokens are patches of the picture."""
+    """The model, where its tokens are patches of the image."""
     model = vit_config(model, f"objective {objective}, which hides patches,")
     if model.backbone is not None:
         raise ConfigError(
-            f"objective {objective} hides patches of the picture, and a hybrid's tokens come from its feature map; "
+            f"objective {objective} hides patches of the image, and a hybrid's tokens come from its feature map; "
             "use a ViT without a backbone"
         )
     if model.channels != 3:
@@ -77,7 +77,7 @@ def learner(network: nn.Module, objective: str) -> ViT:
 
 
 def hidden(model: ViTConfig, rate: float, field: str, *, most: int) -> int:
-    """How many patches of a picture are hidden: the nearest whole number to rate·N, at least 1 and no more than `most`
+    """How many patches of an image are hidden: the nearest whole number to rate·N, at least 1 and no more than `most`
     of them."""
     count = round(rate * model.patches)
     if not 1 <= count <= most:

@@ -23,7 +23,7 @@ from vitrail.models.vit import ViT
 
 
 class Rows(NamedTuple):
-    """Which rows of a batch hold a picture [B], and how many do in all processes (1 where none does)."""
+    """Which rows of a batch hold an image [B], and how many do in all processes (1 where none does)."""
 
     valid: Tensor
     number: Tensor
@@ -34,13 +34,13 @@ class Rows(NamedTuple):
         return cls(valid, summed(valid.float().sum(), world).clamp(min=1.0), world)
 
     def mean(self, x: Tensor) -> Tensor:
-        """Over the rows of all processes that hold a picture: [..., B, D] -> [..., 1, D]."""
+        """Over the rows of all processes that hold an image: [..., B, D] -> [..., 1, D]."""
         own = torch.where(self.valid[:, None], x, 0.0).sum(-2, keepdim=True)
         return summed(own, self.world) / self.number
 
 
 class BatchNorm(nn.Module):
-    """Each feature by its mean and variance over the rows of all processes that hold a picture: [..., B, D], whatever
+    """Each feature by its mean and variance over the rows of all processes that hold an image: [..., B, D], whatever
     stands in front of the rows by itself. Nothing is remembered for evaluation, where a head like this has no place."""
 
     def __init__(self, width: int, *, affine: bool, eps: float = 1e-5) -> None:

@@ -57,7 +57,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def parts(tensors: Sequence[Tensor], limit: int = 1 << 26) -> Iterator[slice]:
-    """Stretches of about `limit` elements, so that what is allocated along the way stays small beside the network."""
+    """Stretches of about `limit` elements, so that what is allocated along the way stays small next to the network."""
     start = size = 0
     for at, tensor in enumerate(tensors, start=1):
         size += tensor.numel()

@@ -1,1 +1,1 @@
-"""Network, preprocessing and class names as one: pictures in, answers out."""
+"""Network, preprocessing and class names as one: images in, answers out."""

@@ -1,4 +1,4 @@
-"""A picture from whatever a person holds: a file, bytes, a Pillow image, an array, a tensor.
+"""An image from whatever a person holds: a file, bytes, a Pillow image, an array, a tensor.
 
 | given | read as |
 |---|---|
@@ -11,7 +11,7 @@
 What could mean two things is refused: floats beyond 0 to 1 may be bytes or normalised already, other whole numbers may
 have any range. Files and bytes go through the checks of `vitrail.data.decode`.
 
-A picture behind an address, for whoever asks for it: http and https alone, and never more than was agreed to.
+An image behind an address, for whoever asks for it: http and https alone, and never more than was agreed to.
 """
 
 import http.client
@@ -107,7 +107,7 @@ Given: TypeAlias = "str | Path | bytes | bytearray | memoryview | Image.Image | 
 
 
 def is_one(given: object) -> bool:
-    """Whether this is one picture and not several: arrays and tensors of four axes are several."""
+    """Whether this is one image and not several: arrays and tensors of four axes are several."""
     if isinstance(given, Tensor | np.ndarray):
         return cast("NDArray[Any]", given).ndim < 4
     return isinstance(given, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | Mapping) or not hasattr(
@@ -116,7 +116,7 @@ def is_one(given: object) -> bool:
 
 
 def image_from(given: object, fetch: Callable[[str], bytes] | None = None) -> Image.Image:
-    """The picture as Pillow has it, its pixels perhaps not decoded yet. `fetch` gets the bytes behind an address; where
+    """The image as Pillow has it, its pixels perhaps not decoded yet. `fetch` gets the bytes behind an address; where
     there is none, addresses are refused. BadPicture names what was given."""
     if isinstance(given, Image.Image):
         return given
@@ -132,7 +132,7 @@ def image_from(given: object, fetch: Callable[[str], bytes] | None = None) -> Im
     except BadPicture as error:
         raise BadPicture(f"{named(given)}: {error}") from None
     raise BadPicture(
-        f"{named(given)} is no picture; give a file's name, bytes, a Pillow image, an array, a tensor, or a list"
+        f"{named(given)} is not an image; give a file's name, bytes, a Pillow image, an array, a tensor, or a list"
     )
 
 
@@ -166,7 +166,7 @@ def _channels_last(tensor: Tensor) -> "NDArray[Any]":
     """[C, H, W] -> [H, W, C], on the host."""
     if tensor.ndim == 3 and tensor.shape[0] not in (1, 3):
         where = "; its channels are last: permute(2, 0, 1)" if tensor.shape[2] in (1, 3, 4) else ""
-        raise BadPicture(f"a tensor of a picture is [3, H, W], [1, H, W] or [H, W]{where}")
+        raise BadPicture(f"a tensor of an image is [3, H, W], [1, H, W] or [H, W]{where}")
     host = tensor.detach().cpu()
     host = host.float() if host.is_floating_point() else host  # numpy knows no bfloat16
     return (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
@@ -188,5 +188,5 @@ def _bytes(pixels: "NDArray[Any]") -> "NDArray[np.uint8]":
 
 def _checked(pixels: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
     if pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4) and pixels.shape[0] in (1, 3):
-        raise BadPicture("an array of a picture is [H, W, 3]; its channels are first: transpose(1, 2, 0)")
+        raise BadPicture("an array of an image is [H, W, 3]; its channels are first: transpose(1, 2, 0)")
     return pixels

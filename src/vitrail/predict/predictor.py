@@ -1,10 +1,10 @@
-"""`Predictor`: weights in, and something that says what is on a picture.
+"""`Predictor`: weights in, and something that says what is on an image.
 
     predictor = vitrail.Predictor("model.safetensors")
     predictor("cat.jpg").label                    # "cat"
     predictor(["a.jpg", "b.jpg"], topk=3)         # a Prediction for each
-    predictor.features(pictures)                  # [N, D]: what the last layer reads
-    predictor.tokens(pictures)                    # [N, rows, columns, D]: a vector for each patch
+    predictor.features(images)                  # [N, D]: what the last layer reads
+    predictor.tokens(images)                    # [N, rows, columns, D]: a vector for each patch
 
 What a prediction is depends on the task that the weights were trained for. A predictor holds nothing that changes, so
 threads may share one.
@@ -114,7 +114,7 @@ class Predictor(Generic[PredictionT]):
         config, known = network.config, card_of(network)
         self.task: Task = registered_task(known.task, weights)
         if config.channels != 3:
-            raise ConfigError(f"this network takes {config.channels} channels; pictures are prepared in 3")
+            raise ConfigError(f"this network takes {config.channels} channels; images are prepared in 3")
         if batch < 1:
             raise ConfigError(f"batch={batch} must be at least 1")
         if not 0 <= threshold <= 1:
@@ -144,20 +144,20 @@ class Predictor(Generic[PredictionT]):
             threshold=self.threshold,
         )
 
-    # Pictures in, answers out.
+    # Images in, answers out.
 
     @overload
     def __call__(self, pictures: "Given", topk: int | None = None) -> PredictionT: ...
     @overload
     def __call__(self, pictures: "Iterable[Given]", topk: int | None = None) -> list[PredictionT]: ...
     def __call__(self, pictures: "Given | Iterable[Given]", topk: int | None = None) -> PredictionT | list[PredictionT]:
-        """What the network says of one picture; of several, a list. Of a classifier these are the `topk` (5) likeliest
-        classes. What is no picture raises BadPicture."""
+        """What the network says of one image; of several, a list. Of a classifier these are the `topk` (5) likeliest
+        classes. What is not an image raises BadPicture."""
         answers = list(self.stream(pictures, topk))
         return answers[0] if is_one(pictures) else answers
 
     def stream(self, pictures: "Given | Iterable[Given]", topk: int | None = None) -> Iterator[PredictionT]:
-        """Predictions one by one, for more pictures than fit into memory: two batches of them are held at
+        """Predictions one by one, for more images than fit into memory: two batches of them are held at
         once, read ahead of what is asked for."""
         self._options(topk)
         for views in self._batches(pictures):
@@ -177,11 +177,11 @@ class Predictor(Generic[PredictionT]):
     # The steps, for whoever batches by himself: prepare in threads, stack, one call of the network for many.
 
     def prepare(self, picture: "Given") -> Tensor:
-        """One picture, resized and cropped as the weights want it: uint8 [3, H, W]."""
+        """One image, resized and cropped as the weights want it: uint8 [3, H, W]."""
         return self.view(picture).pixels
 
     def view(self, picture: "Given") -> View:
-        """One picture, resized and cropped as the weights want it, and what was done to it."""
+        """One image, resized and cropped as the weights want it, and what was done to it."""
         image = image_from(picture, fetch if self.urls else None)
         try:
             upright = upright_rgb(image)
@@ -191,17 +191,17 @@ class Predictor(Generic[PredictionT]):
         return View(pixels, self.preprocessing.geometry((upright.height, upright.width)))
 
     def normalise(self, batch: Tensor) -> Tensor:
-        """Prepared pictures, uint8 [N, 3, H, W], to what the network takes, on its device and in its type."""
+        """Prepared images, uint8 [N, 3, H, W], to what the network takes, on its device and in its type."""
         if batch.dtype != torch.uint8 or batch.ndim != 4 or tuple(batch.shape[1:]) != (3, *self.preprocessing.image):
             raise ConfigError(
-                f"a batch of {batch.dtype} {list(batch.shape)}; prepared pictures are torch.uint8 [N, 3, "
+                f"a batch of {batch.dtype} {list(batch.shape)}; prepared images are torch.uint8 [N, 3, "
                 f"{times(self.preprocessing.image).replace('x', ', ')}]: stack what `prepare` gives"
             )
         pixels = batch.to(self.device, non_blocking=True)
         return ((pixels.float() / 255 - self._mean) / self._std).to(self._type)
 
     def logits(self, batch: Tensor) -> Tensor:
-        """Prepared pictures to what the network puts out: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU, and
+        """Prepared images to what the network puts out: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU, and
         [N, K, H, W] where the task is about pixels."""
         if not self.labels:
             raise ConfigError(
@@ -213,23 +213,23 @@ class Predictor(Generic[PredictionT]):
     def interpret(
         self, outputs: Tensor, views: Sequence[Geometry], topk: int | None = None, threshold: float | None = None
     ) -> Sequence[PredictionT]:
-        """What the outputs [N, K, ...] of `logits` say of N pictures, of which the network was shown these views."""
+        """What the outputs [N, K, ...] of `logits` say of N images, of which the network was shown these views."""
         found = self.task.predict(outputs, views, self._options(topk, threshold))
         return cast("Sequence[PredictionT]", found)
 
     def probabilities(self, batch: Tensor) -> Tensor:
-        """Prepared pictures to the probability of each class: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU. Rows sum
+        """Prepared images to the probability of each class: uint8 [N, 3, H, W] -> float32 [N, K] on the CPU. Rows sum
         to 1 (softmax), unless the weights are multi-label: then each class is by itself (sigmoid)."""
         self._check_classifies("probabilities")
         logits = self.logits(batch)
         return logits.sigmoid() if self.multi_label else logits.softmax(-1)
 
     def embedded(self, batch: Tensor) -> Tensor:
-        """Prepared pictures to features: uint8 [N, 3, H, W] -> float32 [N, D] on the CPU."""
+        """Prepared images to features: uint8 [N, 3, H, W] -> float32 [N, D] on the CPU."""
         return self._read(batch, self.network.features)
 
     def mapped(self, batch: Tensor) -> Tensor:
-        """Prepared pictures to patch tokens: uint8 [N, 3, H, W] -> float32 [N, rows, columns, D] on the CPU."""
+        """Prepared images to patch tokens: uint8 [N, 3, H, W] -> float32 [N, rows, columns, D] on the CPU."""
         return self._read(batch, lambda x: self.network.patch_map(x).permute(0, 2, 3, 1))
 
     def ranked(

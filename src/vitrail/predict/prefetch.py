@@ -1,7 +1,7 @@
-"""Pictures prepared by threads, ahead of the network, in the order they were given.
+"""Images prepared by threads, ahead of the network, in the order they were given.
 
 Decoding and resizing let go of Python's lock, so threads are enough: nothing has to be started or sent to another
-process, and one picture is as quick as it can be. No more than `ahead` pictures are ever held.
+process, and one image is as quick as it can be. No more than `ahead` images are ever held.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""BiT's HyperRule (Kolesnikov et al. 2020) on the paper's sets: for ResNets the paper runs it beside Table 4 and keeps
+"""BiT's HyperRule (Kolesnikov et al. 2020) on the paper's sets: for ResNets the paper runs it next to Table 4 and keeps
 the better of the two (B.1.1).
 
 SGD with momentum 0.9 and a learning rate of 0.003, batch 512, no weight decay and no clipping; the rate is divided by
-ten three times. Size, steps and MixUp follow from the pictures and their number alone. No number of the paper's is of
+ten three times. Size, steps and MixUp follow from the images and their number alone. No number of the paper's is of
 this rule alone; BiT-L (R152x4) has 87.54 on ImageNet, 99.37 on CIFAR-10, 93.51 on CIFAR-100, 96.62 on Pets and 99.63 on
 Flowers (Table 2).
 """
@@ -18,7 +18,7 @@ from vitrail.train.config import Data, RunRequest
 
 
 def by_rule(name: str, source: str, *, side: int, samples: int) -> RunRequest:
-    """What the rule says for pictures of a typical side and a training set of so many."""
+    """What the rule says for images of a typical side and a training set of so many."""
     rule = hyper_rule(side, side, samples)
     return RunRequest(
         name=name,

@@ -1,6 +1,6 @@
 """A time budget for a run: how many steps fit, and what is cut where the whole recipe does not.
 
-    budget = choose_budget(run, pictures, minutes=5, image_s=0.06)
+    budget = choose_budget(run, images, minutes=5, image_s=0.06)
     run = with_changes(run, budget.settings)
 
 The pace is measured once, before the first start. What follows from it is kept in the run's folder as settings, so a

@@ -19,9 +19,9 @@ from vitrail.recipes.run_overrides import started_from
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Run, RunRequest
 
-LARGE: Final = 20_000  # pictures: BiT's border between small sets and medium ones
+LARGE: Final = 20_000  # images: BiT's border between small sets and medium ones
 HUGE: Final = 500_000  # and between medium and large
-SEEN: Final = 10_000 * BATCH  # pictures that a medium set is trained for at most, 10,000 steps of the paper's
+SEEN: Final = 10_000 * BATCH  # images that a medium set is trained for at most, 10,000 steps of the paper's
 DEV: Final = 0.1
 FEW: Final = 20
 MILD: Final = (0.25, 1.0)  # area of the crop on small sets
@@ -53,22 +53,22 @@ def for_data(
     """The run for weights of a config and preprocessing, and a training split of so many samples and classes; of
     a task that chooses none (`has_classes`), of so many outputs.
 
-    - Image size: the weights' own, unless one is given. `picture` is the typical size of the pictures, for a remark.
-    - Held out: 10 % of train where there is no val split; this part chooses the best weights. Fewer than 20 pictures
+    - Image size: the weights' own, unless one is given. `picture` is the typical size of the images, for a remark.
+    - Held out: 10 % of train where there is no val split; this part chooses the best weights. Fewer than 20 images
       are too few for that, and the last weights count.
-    - Batch: the paper's 512 for 8,192 pictures or more, below that the power of two that leaves 16 steps or
-      more to an epoch, at least 16 and never more than there are pictures. What memory cannot hold is accumulated.
-    - Length: 30 epochs, but no more pictures than the paper's 10,000 steps see (20,000 for sets of 500,000 or more),
-      and at least 200 steps. So a few hundred pictures take minutes, and no set takes days.
+    - Batch: the paper's 512 for 8,192 images or more, below that the power of two that leaves 16 steps or
+      more to an epoch, at least 16 and never more than there are images. What memory cannot hold is accumulated.
+    - Length: 30 epochs, but no more images than the paper's 10,000 steps see (20,000 for sets of 500,000 or more),
+      and at least 200 steps. So a few hundred images take minutes, and no set takes days.
     - Optimiser: the paper's SGD with momentum 0.9, clipping at norm 1, cosine decay and no weight decay, at 0.01, the
       learning rate that is in every grid of Table 4. A tenth of the run is warm-up, at most 500 steps.
-    - Augmentation: Inception crop and flip; on fewer than 20,000 pictures at least a quarter of each is seen, since
-      5 % of a picture seldom shows what it is of and small sets do not average that out.
-    - Loss: softmax, or, where pictures may have several labels, sigmoid: each class is a question of its own.
+    - Augmentation: Inception crop and flip; on fewer than 20,000 images at least a quarter of each is seen, since
+      5 % of an image seldom shows what it is of and small sets do not average that out.
+    - Loss: softmax, or, where images may have several labels, sigmoid: each class is a question of its own.
     - Pixels: normalised and scored as the weights were, but antialiased, as the training crops are."""
     least = 2 if has_classes else 1  # a number has nothing to be told from
     if samples < 2 or classes < least:
-        raise ConfigError(f"{samples} pictures of {classes} classes: there must be two of each at least to train on")
+        raise ConfigError(f"{samples} images of {classes} classes: there must be two of each at least to train on")
     image = config.image if image_size is None else pair(image_size)
     adapted(config, classes=classes, image_size=image)  # a size that leaves pixels over is refused here
     dev = 0.0 if has_val or samples < FEW else DEV
@@ -95,7 +95,7 @@ def for_data(
 
 
 def batch_for(count: int) -> int:
-    """512, or fewer for fewer than 8,192 pictures; a power of two that is not above `count`."""
+    """512, or fewer for fewer than 8,192 images; a power of two that is not above `count`."""
     wanted = min(max(count // 16, 16), BATCH, count)
     return 1 << (wanted.bit_length() - 1)
 
@@ -134,7 +134,7 @@ def reasons(
         "--epochs or --steps",
         rule,
         f"{cut}{flip}",
-        *(["several labels a picture: each class is scored by itself (sigmoid)"] if is_sigmoid(run) else []),
+        *(["several labels an image: each class is scored by itself (sigmoid)"] if is_sigmoid(run) else []),
     )
 
 

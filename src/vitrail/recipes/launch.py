@@ -18,7 +18,7 @@ from vitrail.train.resume import elsewhere, run_in
 
 RUNS: Final = Path("runs")
 SHORT: Final = {"epochs": "epochs", "steps": "steps", "batch": "batch", "lr": "optim.lr"}  # words that are settings
-LENGTHS: Final = {"epochs": ("steps",), "steps": ("epochs",)}  # and what they cannot stand beside
+LENGTHS: Final = {"epochs": ("steps",), "steps": ("epochs",)}  # and what they cannot stand next to
 
 
 def short_settings(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitrail.train.config import RunRequest
 
 MODULES: Final = {
-    "vitrail.recipes.small_images": "Small pictures, from scratch",
+    "vitrail.recipes.small_images": "Small images, from scratch",
     "vitrail.recipes.digits": "The demo",
     "vitrail.recipes.shapes": "Segmentation",
     "vitrail.recipes.imagenet": "ImageNet-1k, as the authors did it later",

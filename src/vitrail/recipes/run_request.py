@@ -19,7 +19,7 @@ from vitrail.tasks.registry import find_task, recognise_task, task_of
 from vitrail.train.config import Run, RunRequest, configure
 from vitrail.train.data_splits import available, only_or
 
-LOOKED_AT = 32  # pictures whose headers tell the usual size
+LOOKED_AT = 32  # images whose headers tell the usual size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +157,7 @@ def check_classes(run: Run, settings: Iterable[str]) -> None:
 
 
 def usual_size(source: Source) -> Pair | None:
-    """The median height and width of some pictures; none where they cannot be read."""
+    """The median height and width of some images; none where they cannot be read."""
     sizes: list[Pair] = []
     for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).astype(int).tolist():
         try:

@@ -1,9 +1,9 @@
-"""Pre-training from pictures alone (4.6, B.1.2): masked patches, MAE, MoCo v3, DINO; no labels are asked for.
+"""Pre-training from images alone (4.6, B.1.2): masked patches, MAE, MoCo v3, DINO; no labels are asked for.
 
     vitrail pretrain selfsup/mae-cifar10 cifar10
     vitrail finetune runs/selfsup-mae-cifar10/last.safetensors cifar10
 
-What comes out are weights without a head, for `finetune`, `fewshot`, `knn`, `probe` and `inspect`. Where the pictures
+What comes out are weights without a head, for `finetune`, `fewshot`, `knn`, `probe` and `inspect`. Where the images
 have labels, the features are scored along the way by their nearest neighbours; nothing is learnt from the labels, and
 no weights are chosen by the test split.
 
@@ -60,8 +60,8 @@ def mae_b16_imagenet() -> Run:
     """MAE of ViT-B/16 on ImageNet, 800 epochs (He et al. 2022, arXiv 2111.06377, Table 8).
 
     Three quarters of the patches are hidden; a decoder of 8 layers and width 512 draws them, each after its own mean
-    and deviation are taken out. Adam with β = (0.9, 0.95) at 1.5e-4 for 256 pictures, hence 2.4e-3; 40 epochs of
-    warm-up; crops of a fifth of the picture or more."""
+    and deviation are taken out. Adam with β = (0.9, 0.95) at 1.5e-4 for 256 images, hence 2.4e-3; 40 epochs of
+    warm-up; crops of a fifth of the image or more."""
     crop = InceptionCrop(size=(224, 224), area=(0.2, 1.0), interpolation="bicubic")
     return Run(
         name="selfsup/mae-b16-imagenet",
@@ -85,8 +85,8 @@ def moco_b16_imagenet() -> Run:
     """MoCo v3 of ViT-B/16 on ImageNet, 300 epochs (Chen et al. 2021, arXiv 2104.02057).
 
     Two views, a patch projection that stays as it was drawn, sine-cosine positions, temperature 0.2, a teacher whose
-    momentum goes from 0.99 to 1. Adam at 1.5e-4 for 256 pictures, hence 2.4e-3; weight decay 0.1; 40 epochs of warm-up.
-    All pictures of a batch are compared, so 4096 of them take as many devices as hold them at once."""
+    momentum goes from 0.99 to 1. Adam at 1.5e-4 for 256 images, hence 2.4e-3; weight decay 0.1; 40 epochs of warm-up.
+    All images of a batch are compared, so 4096 of them take as many devices as hold them at once."""
     crop = InceptionCrop(size=(224, 224), area=(0.08, 1.0), interpolation="bicubic")
     return Run(
         name="selfsup/moco-b16-imagenet",
@@ -106,7 +106,7 @@ def dino_s16_imagenet() -> Run:
     """DINO of ViT-S/16 on ImageNet, 800 epochs (Caron et al. 2021, arXiv 2104.14294).
 
     Two views of 224 px and eight of 96, 65,536 outputs, a teacher of temperature 0.04 to 0.07 and momentum 0.996 to 1.
-    Adam at 5e-4 for 256 pictures, hence 2e-3, down to 1e-6; 10 epochs of warm-up. Theirs has a weight decay that grows
+    Adam at 5e-4 for 256 images, hence 2e-3, down to 1e-6; 10 epochs of warm-up. Theirs has a weight decay that grows
     from 0.04 to 0.4, ours stays at 0.1; they write weights of the teacher, and so do we."""
     crop = InceptionCrop(size=(224, 224), area=(0.4, 1.0), interpolation="bicubic")
     return Run(
@@ -163,7 +163,7 @@ def mae_cifar10() -> Run:
 
 
 def moco_cifar10() -> Run:
-    """MoCo v3 on CIFAR-10 without its labels, 200 epochs: ViT-Mini/4, two distorted views, 512 pictures compared."""
+    """MoCo v3 on CIFAR-10 without its labels, 200 epochs: ViT-Mini/4, two distorted views, 512 images compared."""
     return replace(
         masked_cifar10(),
         name="selfsup/moco-cifar10",
@@ -176,7 +176,7 @@ def moco_cifar10() -> Run:
 def dino_cifar10() -> Run:
     """DINO on CIFAR-10 without its labels, 100 epochs: ViT-Mini/4 with a class token; two views of 32 px, four of 16.
 
-    Adam at 5e-4 for 256 pictures."""
+    Adam at 5e-4 for 256 images."""
     base = masked_cifar10()
     return replace(
         base,
@@ -192,7 +192,7 @@ def dino_cifar10() -> Run:
 
 
 def _small_views() -> Augmentation:
-    """For pictures of 32 px: crops of a fifth or more, distorted colours, and no blur, which would leave little. Hues
+    """For images of 32 px: crops of a fifth or more, distorted colours, and no blur, which would leave little. Hues
     stay, so that all of it can be done to whole batches on the device."""
     policy = Distort(jitter=(0.4, 0.4, 0.2, 0.0), blur=0.0)
     return Augmentation(crop=InceptionCrop(size=(32, 32), area=(0.2, 1.0)), policy=policy)
@@ -201,7 +201,7 @@ def _small_views() -> Augmentation:
 def masked_fashion_mnist() -> Run:
     """Masked patches on Fashion-MNIST without its labels, 100 epochs: as on CIFAR-10, with 49 patches of 4 px.
 
-    The pictures are grey, so a mean colour is one of 8 shades."""
+    The images are grey, so a mean colour is one of 8 shades."""
     return _on_fashion_mnist(masked_cifar10(), "selfsup/masked-fashion-mnist")
 
 

@@ -1,6 +1,6 @@
-"""ViTs from scratch on pictures of 28 to 64 px: minutes on one GPU. Those called quick are for two cores of a laptop.
+"""ViTs from scratch on images of 28 to 64 px: minutes on one GPU. Those called quick are for two cores of a laptop.
 
-What a plain ViT lacks on 50,000 pictures is made up for by augmentation: a padded crop, RandAugment, MixUp and CutMix,
+What a plain ViT lacks on 50,000 images is made up for by augmentation: a padded crop, RandAugment, MixUp and CutMix,
 erasing, label smoothing, stochastic depth. Patches are 4 px or fewer (with 8 a ViT fails on 32 px). Positions are fixed
 sines and cosines, there from the first step; learned ones start near nothing and do worse in these few steps. Tokens
 are averaged at the end, and so are the weights. The curve along the way is that of the test split; no weights are
@@ -21,7 +21,7 @@ from vitrail.train.config import Data, Run
 
 
 def _network(shape: str, *, image: int, patch: int, classes: int, depth: int | None = None) -> ModelConfig:
-    """A shape of the zoo on small pictures, with fixed positions and mean pooling."""
+    """A shape of the zoo on small images, with fixed positions and mean pooling."""
     assert shape in SHAPES | SMALL_SHAPES
     config = replace(vit("Mini", 4), image=pair(image), patch=pair(patch), classes=classes)
     width, whole, mlp_width, heads = (SHAPES | SMALL_SHAPES)[shape]
@@ -68,7 +68,7 @@ def cifar100() -> Run:
 
 
 def tiny() -> Run:
-    """Pictures of 64 px from scratch (Tiny ImageNet and its like), 100 epochs: a ViT-S of 12 layers at patch 8.
+    """Images of 64 px from scratch (Tiny ImageNet and its like), 100 epochs: a ViT-S of 12 layers at patch 8.
 
     Public plain ViTs stand at 45 to 57 on Tiny ImageNet. The source is given with the run."""
     return replace(
@@ -83,7 +83,7 @@ def tiny() -> Run:
 
 
 def svhn() -> Run:
-    """SVHN (cropped digits of 32 px) from scratch, 60 epochs: as CIFAR-10, without flips or mixed pictures.
+    """SVHN (cropped digits of 32 px) from scratch, 60 epochs: as CIFAR-10, without flips or mixed images.
 
     A public plain ViT of 6 layers has 96.2."""
     run = cifar10()
@@ -120,7 +120,7 @@ def fashion_mnist() -> Run:
 
 
 def mnist() -> Run:
-    """MNIST from scratch, 30 epochs: as Fashion-MNIST, without flips or mixed pictures.
+    """MNIST from scratch, 30 epochs: as Fashion-MNIST, without flips or mixed images.
 
     Public plain ViTs have 99.4 to 99.5."""
     run = fashion_mnist()
@@ -137,7 +137,7 @@ def mnist() -> Run:
 def quick_cifar10() -> Run:
     """CIFAR-10 on two cores: ViT-Nano/4, 5 epochs, flip alone.
 
-    In so few epochs a network sees hardly a picture too often, so what keeps it from learning them by heart is left
+    In so few epochs a network sees hardly an image too often, so what keeps it from learning them by heart is left
     out."""
     return Run(
         name="quick-cifar10",

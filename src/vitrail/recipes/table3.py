@@ -6,7 +6,7 @@ decoupled, times the current rate, on kernels alone (the paper does not say whic
 
 Not in the paper, from code that the authors released: ImageNet-21k has the sigmoid loss with a head that starts at a
 bias of -10, and a rate that ends at 1e-5; scoring cuts 224 px out of the middle of 256. Unverified: the same loss and
-bias on JFT (its pictures have several labels, and the later code for JFT-3B starts at -10), a rate that ends at 0
+bias on JFT (its images have several labels, and the later code for JFT-3B starts at -10), a rate that ends at 0
 there, and softmax without label smoothing on ImageNet. Clipping is stated for ImageNet alone.
 
 The accuracies are Tables 5 and 6: after fine-tuning at 384 px. ExaFLOPs are Table 6's; core-days are Table 2's, of

@@ -88,7 +88,7 @@ def finetune_flowers() -> RunRequest:
 def finetune_vtab() -> RunRequest:
     """Fine-tuning on a task of VTAB-1k at 384 px, 2,500 steps at 0.01: 77.63, 76.28, 72.72 over all 19.
 
-    One setting for all tasks, trained on the thousand pictures and scored on the whole of test; DATA, vtab/TASK, says
+    One setting for all tasks, trained on the thousand images and scored on the whole of test; DATA, vtab/TASK, says
     which, and goes without a crop or a flip where it would change the answer. The warm-up is unverified."""
     return replace(
         finetune_cifar10(), name="finetune-vtab", data=Data(source="", train="trainval1000", watch="none"), steps=2_500

@@ -168,7 +168,7 @@ def share(value: float) -> str:
 
 def thinned(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
     """At most about so many points: of each stretch the lowest and the highest, so that no spike is lost, and the very
-    first and last. A stretch of what is no number stays a gap."""
+    first and last. A stretch of what is not a number stays a gap."""
     if len(x) <= most:
         return x, y
     edges = np.linspace(0, len(x), max(1, (most - 2) // 2) + 1).astype(np.int64)

@@ -193,7 +193,7 @@ class Charts:
 
 
 def path(x: Floats, y: Floats, *, closed: bool = False) -> str:
-    """What an SVG path takes, in whole units; a gap where a value is no number. A lone point is a short stroke."""
+    """What an SVG path takes, in whole units; a gap where a value is not a number. A lone point is a short stroke."""
     points = [
         None if left != left or top != top else (round(UNITS * left), round(UNITS * top))  # NaN is not itself
         for left, top in zip(x.tolist(), y.tolist(), strict=True)

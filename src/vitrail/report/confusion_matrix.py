@@ -1,4 +1,4 @@
-"""A confusion matrix to look at: right answers in blue along the diagonal, wrong ones in red beside it.
+"""A confusion matrix to look at: right answers in blue along the diagonal, wrong ones in red next to it.
 
 What is taken for what: classes by how often they are recognised, and the most frequent mistakes.
 """

@@ -34,7 +34,7 @@ GLASS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Group:
-    """A class: its name, what is said beside it, how large it is, and some of its pictures. A picture is pixels uint8
+    """A class: its name, what is said next to it, how large it is, and some of its images. An image is pixels uint8
     [H, W, 3], or None where it cannot be read."""
 
     name: str
@@ -60,7 +60,7 @@ class Layout:
 
 
 def layout(groups: int, pictures: int) -> Layout:
-    """Few classes get a line each, many stand in columns, and so do classes of few pictures; the sheet stays about as
+    """Few classes get a line each, many stand in columns, and so do classes of few images; the sheet stays about as
     wide."""
     columns = 1 if groups <= 12 else 2 if groups <= 26 else 3 if groups <= 48 else 4
     while ACROSS // columns > pictures and columns < min(ACROSS, groups):
@@ -89,9 +89,9 @@ def contact_sheet(title: str, subtitle: str, groups: Sequence[Group], *, footer:
 
 
 def mosaic(title: str, subtitle: str, pictures: Sequence[NDArray[np.uint8] | None], *, footer: str = "") -> Image.Image:
-    """Pictures without classes, side by side."""
+    """Images without classes, side by side."""
     if not pictures:
-        raise ConfigError("a contact sheet needs at least one picture")
+        raise ConfigError("a contact sheet needs at least one image")
     form, deep = Layout(columns=1, tiles=ACROSS), -(-len(pictures) // ACROSS)
     top = MARGIN + 96
     sheet = blank(form.width, top + deep * (TILE + GAP) - GAP + (48 if footer else 0) + MARGIN)
@@ -123,7 +123,7 @@ def head(sheet: Image.Image, title: str, subtitle: str, weights: Sequence[float]
 
 
 def caption(sheet: Image.Image, group: Group, colour: Colour, left: int, top: int, width: int) -> None:
-    """A mark of the class's colour, its name, and what is said beside it in grey."""
+    """A mark of the class's colour, its name, and what is said next to it in grey."""
     draw, base = ImageDraw.Draw(sheet), top + CAPTION - 10
     draw.rectangle((left, base - 9, left + 3, base), colour)
     said = font(13).getlength(group.said)
@@ -145,7 +145,7 @@ def placed(pixels: NDArray[np.uint8] | None, left: int, top: int) -> tuple[Image
 
 
 def tile(pixels: NDArray[np.uint8]) -> Image.Image:
-    """The middle square of a picture, at the size of a tile. The pixels of a small one stay squares."""
+    """The middle square of an image, at the size of a tile. The pixels of a small one stay squares."""
     side = min(pixels.shape[:2])
     top, left = (pixels.shape[0] - side) // 2, (pixels.shape[1] - side) // 2
     square = Image.fromarray(np.ascontiguousarray(pixels[top : top + side, left : left + side])).convert("RGB")
@@ -159,7 +159,7 @@ def tile(pixels: NDArray[np.uint8]) -> Image.Image:
 
 
 def edged(square: Image.Image) -> Image.Image:
-    """With a line at the edge, a little darker than the picture, so that a white one does not melt into the paper."""
+    """With a line at the edge, a little darker than the image, so that a white one does not melt into the paper."""
     dark = square.point([value * 9 // 10 for value in range(256)] * 3)
     inner = Image.new("L", (TILE, TILE), 255)
     ImageDraw.Draw(inner).rounded_rectangle((1, 1, TILE - 2, TILE - 2), CORNER - 1, 0)
@@ -169,7 +169,7 @@ def edged(square: Image.Image) -> Image.Image:
 
 @lru_cache(maxsize=1)
 def broken() -> Image.Image:
-    """Stands where a picture cannot be read: a pane with a crack."""
+    """Stands where an image cannot be read: a pane with a crack."""
     large = Image.new("RGB", (4 * TILE, 4 * TILE), BROKEN)
     draw = ImageDraw.Draw(large)
     for start, end in (((0.30, 0.0), (0.46, 0.40)), ((0.46, 0.40), (0.38, 0.58)), ((0.38, 0.58), (0.62, 1.0))):

@@ -1,4 +1,4 @@
-"""Text on a picture. Pillow's own letters, so that a sheet looks the same everywhere; they are the plain Latin ones, so
+"""Text on an image. Pillow's own letters, so that a sheet looks the same everywhere; they are the plain Latin ones, so
 a text with others is set in a font of the system that has them, and without one in the nearest plain letters.
 
 Which colour of text can be read on which ground, in the light and the dark look of a page (WCAG 2, 1.4.3).

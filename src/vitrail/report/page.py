@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: no other host, pictures inside, light and dark, paper and phone.
+"""One HTML file that needs nothing else: no other host, images inside, light and dark, paper and phone.
 
     text = page("Duplicates", [Table(columns=..., rows=...), Pairs(title=..., pairs=...)], lead="What this shows.")
     save_page(path, text)
@@ -53,7 +53,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plate:
-    """A picture with its name; `picture` is a data URI, or empty where there is none to show."""
+    """An image with its name; `picture` is a data URI, or empty where there is none to show."""
 
     name: str
     picture: str
@@ -61,7 +61,7 @@ class Plate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two pictures side by side, with a word for what they are to each other and a note."""
+    """Two images side by side, with a word for what they are to each other and a note."""
 
     one: Plate
     other: Plate
@@ -75,7 +75,7 @@ class Pairs:
 
     title: str
     pairs: Sequence[Pair]
-    sides: tuple[str, str] = ("", "")  # what the two columns of pictures are
+    sides: tuple[str, str] = ("", "")  # what the two columns of images are
     more: str = ""
     template: str = field(default="pairs.html", init=False)
 
@@ -136,12 +136,12 @@ def digest(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that UTF-8 can hold: a byte of a file name that is no text is shown as such, as is a control character."""
+    """Text that UTF-8 can hold: a byte of a file name that is not text is escaped, as is a control character."""
     return clean_line(text)
 
 
 def data_uri(picture: Image.Image, side: int = THUMBNAIL) -> str:
-    """A small JPEG of a picture, as the text that an <img> takes. Tiny pictures grow in whole steps, so that their
+    """A small JPEG of an image, as the text that an <img> takes. Tiny images grow in whole steps, so that their
     pixels can be seen."""
     small = picture.convert("RGB")
     if max(small.size) > side:

@@ -1,6 +1,6 @@
-"""Parts of a page that are no charts: big numbers, how a run stands, pictures with captions, what is folded away.
+"""Parts of a page that are no charts: big numbers, how a run stands, images with captions, what is folded away.
 
-Strips of pictures: a picture beside others that belong to it, as panes in one lead.
+Strips of images: an image next to others that belong to it, as panes in one lead.
 
 Strips(title="Reconstructions", sides=("as it is", "as seen", "rebuilt"), strips=[strip([one, seen, rebuilt])])
 """
@@ -59,7 +59,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shot:
-    """A picture as a data URI, or empty where there is none to show; what is below it, a quieter line, and whether what
+    """An image as a data URI, or empty where there is none to show; what is below it, a quieter line, and whether what
     was said of it is right."""
 
     picture: str
@@ -70,7 +70,7 @@ class Shot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gallery:
-    """Small pictures with captions."""
+    """Small images with captions."""
 
     title: str
     shots: Sequence[Shot]
@@ -113,7 +113,7 @@ class Folded:
 
 
 def shot(picture: Picture | None, caption: str, *, mood: Mood = "", side: int = 128) -> Shot:
-    """A picture made small. A second line of the caption is the quieter one."""
+    """An image made small. A second line of the caption is the quieter one."""
     if isinstance(picture, np.ndarray):
         picture = Image.fromarray(np.ascontiguousarray(picture))
     text, _, note = caption.partition("\n")
@@ -125,7 +125,7 @@ SIDE = 96  # pixels of a pane
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pane:
-    """A picture as a data URI, or empty where there is none to show, with a word below it where it has one."""
+    """An image as a data URI, or empty where there is none to show, with a word below it where it has one."""
 
     picture: str
     name: str  # for those who do not see it
@@ -135,7 +135,7 @@ class Pane:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strip:
-    """Panes that belong together, left to right; `note` is set quietly beside the caption."""
+    """Panes that belong together, left to right; `note` is set quietly next to the caption."""
 
     panes: Sequence[Pane]
     caption: str = ""
@@ -145,7 +145,7 @@ class Strip:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strips:
     """Strips side by side where there is room. `sides` names the panes of every strip; with `apart` the first one
-    stands by itself, what the others are beside."""
+    stands by itself, what the others are next to."""
 
     title: str
     strips: Sequence[Strip]
@@ -156,7 +156,7 @@ class Strips:
 
 
 def pane(picture: Picture | None, name: str, *, caption: str = "", mood: Mood = "") -> Pane:
-    """A picture made small."""
+    """An image made small."""
     if isinstance(picture, np.ndarray):
         picture = Image.fromarray(np.ascontiguousarray(picture))
     return Pane(picture="" if picture is None else data_uri(picture, SIDE), name=name, caption=caption, mood=mood)

@@ -158,10 +158,10 @@ class Routes:
         service, about = self.service, self.served.about()
         gauges = {
             "vitrail_ready": ("Whether requests are served.", float(not service.why_not_ready)),
-            "vitrail_queue_pictures": ("Pictures that wait or are prepared.", float(len(service.line))),
+            "vitrail_queue_pictures": ("Images that wait or are prepared.", float(len(service.line))),
             "vitrail_queue_limit": ("Places in the queue.", float(service.line.room)),
             "vitrail_body_bytes": ("Bytes of bodies in memory.", float(service.budget.held)),
-            "vitrail_decode_bytes": ("Bytes set aside for pictures being decoded.", float(service.served.room.held)),
+            "vitrail_decode_bytes": ("Bytes set aside for images being decoded.", float(service.served.room.held)),
             "vitrail_worker_restarts_total": ("Times that the network's thread was replaced.", service.watch.restarts),
         }
         model = {"name": about["name"], "network": about["network"], "device": about["device"]}
@@ -187,7 +187,7 @@ def whole(query: QueryParams, name: str, default: int) -> int:
     try:
         return int(text) if len(text) < 10 else int("")
     except ValueError:
-        raise Refused(400, "bad parameter", f"{name}={text[:40]!r} is no whole number") from None
+        raise Refused(400, "bad parameter", f"{name}={text[:40]!r} is not a whole number") from None
 
 
 def share(query: QueryParams, default: float) -> float:

@@ -1,9 +1,9 @@
-"""Pictures on their way to the network: a bounded line between many requests and one worker.
+"""Images on their way to the network: a bounded line between many requests and one worker.
 
-A picture has a place in the line from when it is let in until the worker takes it, so that what is being decoded counts
-too. Requests join and leave on the event loop, decoding threads bring pictures, the worker takes them: one lock.
+An image has a place in the line from when it is let in until the worker takes it, so that what is being decoded counts
+too. Requests join and leave on the event loop, decoding threads bring images, the worker takes them: one lock.
 
-Memory for decoding, shared by all threads that decode: each reserves what its picture will take before it begins.
+Memory for decoding, shared by all threads that decode: each reserves what its image will take before it begins.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ from torch import Tensor
 from vitrail.serve.http_errors import busy, unavailable
 
 Kind = Literal["predict", "embed", "attention"]
-ALONE: Final = ("attention",)  # is not batched: every picture has its own memory for the weights of a layer
+ALONE: Final = ("attention",)  # is not batched: every image has its own memory for the weights of a layer
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One picture of a request. `answer` is the event loop's; the rest belongs to whoever has the picture."""
+    """One image of a request. `answer` is the event loop's; the rest belongs to whoever has the image."""
 
     kind: Kind
     answer: "asyncio.Future[Any]"
@@ -39,7 +39,7 @@ class Ticket:
 
 
 class Line:
-    """At most `room` pictures that wait or are prepared."""
+    """At most `room` images that wait or are prepared."""
 
     def __init__(self, *, room: int, batch: int, wait_s: float) -> None:
         self.room, self.batch, self.wait_s = room, batch, wait_s
@@ -49,13 +49,13 @@ class Line:
         self.closed = False
 
     def __len__(self) -> int:
-        """Pictures that have a place."""
+        """Images that have a place."""
         return self._placed
 
     # For the event loop.
 
     def check(self) -> None:
-        """Refuses where a picture would find no place, before its body is read."""
+        """Refuses where an image would find no place, before its body is read."""
         if self._placed >= self.room:
             raise self._full()
 
@@ -92,7 +92,7 @@ class Line:
     # For threads.
 
     def put(self, ticket: Ticket, pixels: Tensor, facts: Any) -> None:
-        """A picture is prepared; thrown away where its request has left."""
+        """An image is prepared; thrown away where its request has left."""
         with self._changed:
             if ticket.state == "coming":
                 ticket.pixels, ticket.facts, ticket.state = pixels, facts, "waiting"
@@ -100,7 +100,7 @@ class Line:
                 self._changed.notify_all()
 
     def take(self, current: Callable[[], bool]) -> list[Ticket]:
-        """The next batch, of one kind, the longest waiting first. Waits a little for pictures that are being prepared,
+        """The next batch, of one kind, the longest waiting first. Waits a little for images that are being prepared,
         never for ones that nobody has sent. Empty when the line is closed or the worker is not `current` any more."""
         with self._changed:
             while not self._waiting:
@@ -128,7 +128,7 @@ class Line:
         return picked
 
     def _full(self) -> Exception:
-        return busy(f"{self._placed} of {self.room} places are taken by pictures that wait; try again in a moment")
+        return busy(f"{self._placed} of {self.room} places are taken by images that wait; try again in a moment")
 
 
 class Room:
@@ -144,7 +144,7 @@ class Room:
         until = time.monotonic() + self.wait_s
         with self._changed:
             if not self._changed.wait_for(lambda: self.held + size <= self.most, max(until - time.monotonic(), 0)):
-                raise unavailable("no memory to decode", "other pictures take all that is set aside; try again")
+                raise unavailable("no memory to decode", "other images take all that is set aside; try again")
             self.held += size
 
     def give(self, size: int) -> None:
@@ -154,7 +154,7 @@ class Room:
 
 
 class Reservation(AbstractContextManager["Reservation"]):
-    """What one picture holds of a room, until it is prepared. A picture larger than all of the room has it alone."""
+    """What one image holds of a room, until it is prepared. An image larger than all of the room has it alone."""
 
     def __init__(self, room: Room) -> None:
         self.room, self.size = room, 0

@@ -65,11 +65,11 @@ class Metrics:
         lines += head("vitrail_request_seconds", "histogram", "Time from a request's head to its answer.")
         for route, seconds in sorted(self.seconds.items()):
             lines += seconds.lines("vitrail_request_seconds", {"route": route})
-        lines += head("vitrail_batch_pictures", "histogram", "Pictures in one call of the network.")
+        lines += head("vitrail_batch_pictures", "histogram", "Images in one call of the network.")
         lines += self.batches.lines("vitrail_batch_pictures", {})
         lines += head("vitrail_model_seconds", "histogram", "Time of one call of the network.")
         lines += self.model_seconds.lines("vitrail_model_seconds", {})
-        lines += head("vitrail_pictures_total", "counter", "Pictures that the network has seen.")
+        lines += head("vitrail_pictures_total", "counter", "Images that the network has seen.")
         lines += [sample("vitrail_pictures_total", {"for": kind}, count) for kind, count in self.pictures.items()]
         lines += head("vitrail_gone_total", "counter", "Requests whose client left before the answer.")
         lines.append(sample("vitrail_gone_total", {}, self.gone))

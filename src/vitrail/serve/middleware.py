@@ -117,7 +117,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-OTHER: Final = "other"  # what is no route is counted under one name, however many are tried
+OTHER: Final = "other"  # what is not a route is counted under one name, however many are tried
 WATCHED: Final = ("/health", "/ready", "/metrics")  # are asked for while the server stops, too
 
 

@@ -1,6 +1,6 @@
 """The one thread that runs the network, and whoever watches over it.
 
-A batch that fails is tried again in halves, so that a picture which cannot be computed fails alone. A thread that died,
+A batch that fails is tried again in halves, so that an image which cannot be computed fails alone. A thread that died,
 or that does not come back, is replaced: what it held is answered with 503, what waits is served by the next one.
 """
 
@@ -52,7 +52,7 @@ class Worker:
         self.warm()
         self.warmed = True
         while True:
-            # An empty batch is one whose pictures all left while it waited.
+            # An empty batch is one whose images all left while it waited.
             batch = self.line.take(lambda: not self.retired)
             if not batch:
                 if self.retired or self.line.closed:
@@ -72,9 +72,9 @@ class Worker:
             if len(batch) > 1:
                 half = len(batch) // 2
                 return [*self._computed(batch[:half]), *self._computed(batch[half:])]
-            logger.exception("the network failed on a picture")
+            logger.exception("the network failed on an image")
             return [
-                Refused(500, "the network failed", f"on this picture, with {type(error).__name__}; the server goes on")
+                Refused(500, "the network failed", f"on this image, with {type(error).__name__}; the server goes on")
             ]
 
 

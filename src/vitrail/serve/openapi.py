@@ -17,7 +17,7 @@ PROBLEMS: Final = {
     "403": "a page of a foreign origin asks",
     "408": "the body came too slowly",
     "413": "the body is too large",
-    "415": "the content type is not read, or a picture is none",
+    "415": "the content type is not read, or an image is none",
     "429": "the queue is full; Retry-After says when to ask again",
     "503": "no answer in time, or the server stops or is not ready; Retry-After says when to ask again",
 }
@@ -36,7 +36,7 @@ def document(served: Served) -> dict[str, Any]:
         "info": {
             "title": "vitrail",
             "version": __version__,
-            "description": f"{served.name}: what is on a picture, and where the network looks.",
+            "description": f"{served.name}: what is on an image, and where the network looks.",
         },
         "paths": {
             "/predict": asked(
@@ -45,8 +45,8 @@ def document(served: Served) -> dict[str, Any]:
                 limits,
                 parameters=[*(OPTIONS[name] for name in served.options), SHOW],
             ),
-            "/attention": asked("Where the network looks, for one picture", "Attention", limits, parameters=[LAYER]),
-            "/embed": asked("Features of each picture", "Features", limits),
+            "/attention": asked("Where the network looks, for one image", "Attention", limits, parameters=[LAYER]),
+            "/embed": asked("Features of each image", "Features", limits),
             "/model": told("What is served, and its limits"),
             "/health": told("Whether the process answers; needs no token"),
             "/ready": told("Whether requests are served", problems=("503",)),
@@ -64,7 +64,7 @@ def document(served: Served) -> dict[str, Any]:
 
 
 def asked(summary: str, schema: str, limits: dict[str, Any], parameters: list[Any] | None = None) -> dict[str, Any]:
-    """A POST of pictures."""
+    """A POST of images."""
     body = {
         FORM: {
             "schema": {
@@ -76,7 +76,7 @@ def asked(summary: str, schema: str, limits: dict[str, Any], parameters: list[An
         JSON: {"schema": {"$ref": "#/components/schemas/Images"}},
     }
     said = (
-        f"At most {limits['max_images']} pictures, {limits['max_bytes']:,} bytes together and {limits['max_pixels']:,} "
+        f"At most {limits['max_images']} images, {limits['max_bytes']:,} bytes together and {limits['max_pixels']:,} "
         "pixels each: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF, or HEIC where its extra is installed."
     )
     return {
@@ -84,7 +84,7 @@ def asked(summary: str, schema: str, limits: dict[str, Any], parameters: list[An
             "summary": summary,
             "description": said
             if schema != "Attention"
-            else said.replace(f"At most {limits['max_images']} pictures", "One picture"),
+            else said.replace(f"At most {limits['max_images']} images", "One image"),
             "parameters": parameters or [],
             "requestBody": {"required": True, "content": body},
             "responses": {
@@ -140,7 +140,7 @@ OPTIONS: Final = {"topk": TOPK, "threshold": THRESHOLD}
 SHOW: Final = {
     "name": "show",
     "in": "query",
-    "description": "1 adds, for one picture, what a page shows: text, bars and a drawing",
+    "description": "1 adds, for one image, what a page shows: text, bars and a drawing",
     "schema": {"type": "integer", "enum": [0, 1], "default": 0},
 }
 LAYER: Final = {
@@ -155,7 +155,7 @@ SHOWN: Final = {
     **record(
         text=TEXT,
         bars=listed(record(label=TEXT, share=NUMBER, chosen={"type": "boolean"}, colour=TEXT)),
-        png={**BYTES, "description": "the prediction drawn over the picture, where there is something to draw"},
+        png={**BYTES, "description": "the prediction drawn over the image, where there is something to draw"},
     ),
     "description": "with show=1",
 }
@@ -169,8 +169,8 @@ SCHEMAS: Final = {
         layers=WHOLE,
         heads=WHOLE,
         class_token={"type": "boolean"},
-        crop={**listed(NUMBER), "description": "left, top, width, height of what the network saw of the picture"},
-        size={**listed(WHOLE), "description": "width and height of the upright picture"},
+        crop={**listed(NUMBER), "description": "left, top, width, height of what the network saw of the image"},
+        size={**listed(WHOLE), "description": "width and height of the upright image"},
         rollout={**listed(NUMBER), "description": "a number for each patch, row by row; the largest is 1"},
         layer={"type": ["integer", "null"]},
         maps={

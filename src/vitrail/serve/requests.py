@@ -2,7 +2,7 @@
 
 multipart/form-data, in memory: parts are pieces of the body that is there already, and no file is ever made.
 
-The pictures of a request, as bytes: a form's files, or base64 in JSON. No address is fetched, no path is opened.
+The images of a request, as bytes: a form's files, or base64 in JSON. No address is fetched, no path is opened.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ def too_long(settings: Settings) -> Refused:
     return Refused(
         413,
         "body too large",
-        f"a request's body may have {settings.max_bytes:,} bytes; send a smaller picture, or fewer at once",
+        f"a request's body may have {settings.max_bytes:,} bytes; send a smaller image, or fewer at once",
     )
 
 
@@ -182,14 +182,14 @@ JSON: Final = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """One picture, not decoded, and what its sender calls it."""
+    """One image, not decoded, and what its sender calls it."""
 
     name: str
     data: bytes
 
 
 def uploads(content_type: str, body: bytes, most: int) -> list[Upload]:
-    """At least one and at most `most` pictures. Refused says what is wrong with the body."""
+    """At least one and at most `most` images. Refused says what is wrong with the body."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == FORM:
         found = of_form(content_type, body, most)
@@ -199,13 +199,11 @@ def uploads(content_type: str, body: bytes, most: int) -> list[Upload]:
         raise Refused(
             415,
             "content type not read",
-            f"{kind[:60] or 'no Content-Type'!r}: send {FORM} with pictures in the field {FIELD!r}, or {JSON} with "
+            f"{kind[:60] or 'no Content-Type'!r}: send {FORM} with images in the field {FIELD!r}, or {JSON} with "
             '{"images": [base64, ...]}',
         )
     if not found:
-        raise Refused(
-            400, "no picture", f"send at least one, in the form's field {FIELD!r} or the JSON's list 'images'"
-        )
+        raise Refused(400, "no image", f"send at least one, in the form's field {FIELD!r} or the JSON's list 'images'")
     return found
 
 
@@ -213,7 +211,7 @@ def of_form(content_type: str, body: bytes, most: int) -> list[Upload]:
     found = list[Upload]()
     for form_field, name, data in parse_form(content_type, body, most):
         if form_field != FIELD:
-            raise Refused(400, "unknown field", f"the form has a field {form_field!r}; pictures go into {FIELD!r}")
+            raise Refused(400, "unknown field", f"the form has a field {form_field!r}; images go into {FIELD!r}")
         found.append(Upload(name or f"image {len(found) + 1}", data))
     return found
 
@@ -234,18 +232,18 @@ def of_json(body: bytes, most: int) -> list[Upload]:
         raise Refused(400, "unknown JSON", "'images' has to be a list of base64 strings")
     several = cast("list[Any]", images)
     if len(several) > most:
-        raise Refused(400, "too many pictures", f"{len(several)} are in 'images'; at most {most} go in one request")
+        raise Refused(400, "too many images", f"{len(several)} are in 'images'; at most {most} go in one request")
     return [Upload(f"image {at + 1}", decoded(text, at)) for at, text in enumerate(several)]
 
 
 def decoded(text: Any, at: int) -> bytes:
     if not isinstance(text, str):
-        raise Refused(400, "unknown JSON", f"images[{at}] is no string; each picture is one, in base64")
-    if text.startswith("data:"):  # what a browser's FileReader gives: the picture is in there
+        raise Refused(400, "unknown JSON", f"images[{at}] is not a string; each image is one, in base64")
+    if text.startswith("data:"):  # what a browser's FileReader gives: the image is in there
         text = text.partition(",")[2]
     elif "://" in text[:12]:
         raise Refused(
-            400, "not base64", f"images[{at}] is an address; none is fetched: send the picture itself, in base64"
+            400, "not base64", f"images[{at}] is an address; none is fetched: send the image itself, in base64"
         )
     try:
         return base64.b64decode(text, validate=True)

@@ -1,6 +1,6 @@
 """What is served: a predictor, its name, and the three things it is asked for.
 
-Where the network looks, for one picture: rollout over all layers, and every head of one layer, a byte a weight.
+Where the network looks, for one image: rollout over all layers, and every head of one layer, a byte a weight.
 """
 
 import base64
@@ -58,7 +58,7 @@ def check(network: nn.Module, layer: int | None, most: int) -> None:
 
 @torch.inference_mode()
 def attend(network: nn.Module, images: Tensor, layer: int | None) -> dict[str, Any]:
-    """Of one prepared picture [1, C, H, W]. Rollout is scaled so that its largest patch is 1."""
+    """Of one prepared image [1, C, H, W]. Rollout is scaled so that its largest patch is 1."""
     tokens = tokens_of(network)
     through: Tensor | None = None
     maps: Tensor | None = None
@@ -99,7 +99,7 @@ SHOWN: Final = 1400  # pixels of the longer side of a drawing, at most
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The upright picture that came, and the part of it that the network is shown, in its pixels."""
+    """The upright image that came, and the part of it that the network is shown, in its pixels."""
 
     size: tuple[int, int]  # (width, height)
     crop: tuple[float, float, float, float]  # left, top, width, height
@@ -115,8 +115,8 @@ class Served:
 
     def prepare(self, data: bytes) -> tuple[Tensor, Seen]:
         """Bytes to prepared pixels; BadPicture where they are none, or too many by what their header says. Refused
-        where the pictures of others take the memory for decoding for too long."""
-        # Without antialiasing the whole picture becomes floats, 12 bytes a pixel, before it is resized.
+        where the images of others take the memory for decoding for too long."""
+        # Without antialiasing the whole image becomes floats, 12 bytes a pixel, before it is resized.
         times = 1 if self.predictor.preprocessing.antialias else 2
         with Reservation(self.room) as reservation:
             image = Picture(

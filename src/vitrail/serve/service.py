@@ -54,7 +54,7 @@ class Service:
     def why_not_ready(self) -> str:
         if self.draining:
             return "the server is stopping"
-        return "" if self.watch.ready else "the network is being loaded, or loaded anew"
+        return "" if self.watch.ready else "the network is being loaded, or loaded again"
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator["Service"]:
@@ -64,7 +64,7 @@ class Service:
         while not self.watch.worker.warmed and self.watch.worker.thread.is_alive():
             await asyncio.sleep(0.005)
         if not self.watch.worker.warmed:
-            raise ConfigError(f"{self.served.name}: the network failed on its first picture; it cannot be served")
+            raise ConfigError(f"{self.served.name}: the network failed on its first image; it cannot be served")
         ticking = asyncio.create_task(self._tick())
         try:
             yield self
@@ -95,7 +95,7 @@ class Service:
         options: Mapping[str, Any] | None = None,
         show: bool = False,
     ) -> tuple[list[Upload], list[Ticket], list[Any]]:
-        """The pictures of a request, and what the network says of each. Refused or Gone where it comes to nothing."""
+        """The images of a request, and what the network says of each. Refused or Gone where it comes to nothing."""
         if self.draining:
             raise unavailable("stopping", "the server takes no more work; ask another one, or later", after=5)
         arrived = self.loop.time()
@@ -117,7 +117,7 @@ class Service:
         return found, tickets, answers
 
     async def draw(self, make: Callable[[], Made]) -> Made:
-        """What takes a while is not made on the event loop, nor behind pictures that wait to be decoded."""
+        """What takes a while is not made on the event loop, nor behind images that wait to be decoded."""
         return await self.loop.run_in_executor(self.drawers, make)
 
     async def _pictures(self, content_type: str, body: bytes, most: int) -> list[Upload]:
@@ -126,13 +126,13 @@ class Service:
         return await self.loop.run_in_executor(self.pool, uploads, content_type, body, most)
 
     def _prepare(self, ticket: Ticket, upload: Upload) -> None:
-        """In a thread: decodes one picture and puts it into the line."""
+        """In a thread: decodes one image and puts it into the line."""
         if ticket.state == "gone":
             return
         try:
             self.line.put(ticket, *self.served.prepare(upload.data))
         except BadPicture as error:
-            self._fail(ticket, Refused(415, "not a picture that is read", f"{upload.name}: {error}"))
+            self._fail(ticket, Refused(415, "not an image that is read", f"{upload.name}: {error}"))
         except Exception as error:
             self._fail(ticket, error)
 
@@ -151,7 +151,7 @@ class Service:
             settle(ticket, answer)
 
     async def _answers(self, tickets: Sequence[Ticket], receive: Receive, until: float) -> list[Any]:
-        """Waits for all pictures, the deadline, or the client to leave: whichever comes first."""
+        """Waits for all images, the deadline, or the client to leave: whichever comes first."""
         gone = asyncio.create_task(left(receive))
         pending: set[asyncio.Future[Any]] = {ticket.answer for ticket in tickets}
         try:
@@ -173,7 +173,7 @@ class Service:
             gone.cancel()
             for ticket in tickets:
                 if not ticket.answer.cancel() and not ticket.answer.cancelled():
-                    ticket.answer.exception()  # seen, so that asyncio does not complain of a second bad picture
+                    ticket.answer.exception()  # seen, so that asyncio does not complain of a second bad image
 
 
 def settle(ticket: Ticket, answer: Any) -> None:

@@ -15,21 +15,21 @@ POSITIVE: Final = ("queue", "batch", "max_bytes", "max_pixels", "max_images", "d
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Limits hold before work is done: bytes before they are read, pixels before they are decoded, pictures before they
+    """Limits hold before work is done: bytes before they are read, pixels before they are decoded, images before they
     wait. Times are in seconds."""
 
     token: str | None = None  # who has none is answered by /health and / alone
     origins: tuple[str, ...] = ()  # pages of other sites that may ask: https://demo.example
     hosts: tuple[str, ...] = ()  # what a request may call this server; empty: anything
-    queue: int = 256  # pictures that are prepared or wait for the network; further ones are turned away with 429
-    batch: int = 16  # pictures in one call of the network
-    wait_ms: float = 2.0  # how long a batch that is not full waits for pictures that are on their way
+    queue: int = 256  # images that are prepared or wait for the network; further ones are turned away with 429
+    batch: int = 16  # images in one call of the network
+    wait_ms: float = 2.0  # how long a batch that is not full waits for images that are on their way
     timeout_s: float = 30.0  # how long a request waits for its answer
     max_bytes: int = 20 * 2**20  # of a request's body
-    max_pixels: int = 40_000_000  # of one picture
+    max_pixels: int = 40_000_000  # of one image
     max_images: int = 64  # in one request
     attention_bytes: int = 32 * 2**20  # of the maps in one answer
-    decoders: int = 2  # threads that read pictures
+    decoders: int = 2  # threads that read images
     read_s: float = 20.0  # for a whole body
     head_s: float = 10.0  # for a request's head
     write_s: float = 20.0  # that a reader may let an answer wait
@@ -65,12 +65,12 @@ class Settings:
 
     @property
     def decode_bytes(self) -> int:
-        """Bytes that all pictures together may take while they are decoded: as many as the largest that is let in."""
+        """Bytes that all images together may take while they are decoded: as many as the largest that is let in."""
         return HEAVIEST * self.max_pixels + 2 * self.max_bytes
 
     @property
     def most_images(self) -> int:
-        """Pictures in one request: never more than could all wait."""
+        """Images in one request: never more than could all wait."""
         return min(self.max_images, self.queue)
 
 

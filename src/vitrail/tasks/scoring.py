@@ -80,7 +80,7 @@ def describe_unreadable(unreadable: Sequence[str]) -> list[str]:
     if not unreadable:
         return []
     some = "; ".join(unreadable[:NAMED]) + ("; ..." if len(unreadable) > NAMED else "")
-    are = "picture is unreadable and counts" if len(unreadable) == 1 else "pictures are unreadable and count"
+    are = "image is unreadable and counts" if len(unreadable) == 1 else "images are unreadable and count"
     return [f"{len(unreadable):,} {are} for nothing: {some}"]
 
 

@@ -17,9 +17,9 @@ from vitrail.data.unreadable_log import Ledger
 from vitrail.distributed.process_group import World
 from vitrail.train.config import Data
 
-SHARE = 0.25  # of a GPU's free memory that pictures may take
+SHARE = 0.25  # of a GPU's free memory that images may take
 HOST_BYTES = 1 << 30  # what they may take of the host's
-KEPT_BYTES = 1 << 28  # pictures of evaluation that stay on the device between two scorings
+KEPT_BYTES = 1 << 28  # images of evaluation that stay on the device between two scorings
 MOST_WORKERS = 16
 
 

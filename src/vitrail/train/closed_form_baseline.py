@@ -1,6 +1,6 @@
 """The number that a fine-tuning has to beat: the closed-form classifier (4.1) on the frozen features it starts from.
 
-It is computed once, before the first step, by the first process: from the pictures that are trained on, or some of
+It is computed once, before the first step, by the first process: from the images that are trained on, or some of
 them, with its penalty chosen on a tenth of those, and scored on the splits that the run is scored on. It draws nothing
 from torch's generators, so a run with it and one without end with the same bits. `RUN/baseline.safetensors` keeps it; a
 resume takes the scores from the metrics. With start=closed-form it is also the head that the run starts with.
@@ -43,7 +43,7 @@ from vitrail.train.runtime.observer import Advance, advance_of, count_batches, i
 
 FILE: Final = "baseline.safetensors"
 KIND: Final = "vitrail baseline 1"
-LEARNT: Final = 10_000  # pictures that it is made from, at most
+LEARNT: Final = 10_000  # images that it is made from, at most
 SCORED: Final = 5_000  # of a split, at most
 
 Row = dict[str, Any]
@@ -147,7 +147,7 @@ def made(run: ResolvedRun, pictures: Pictures, world: World, folder: Path, obser
         kept = read_weights(folder / FILE)
         if kept.description is not None and kept.description.get("facts") == facts:
             return taken(run, kept.tensors, kept.description["rows"])
-    except WeightsError:  # none yet, or a damaged one: made anew
+    except WeightsError:  # none yet, or a damaged one: made again
         pass
     learnt = some_of(pictures.train, LEARNT)
     splits = {name: some_of(source, SCORED) for name, source in scored_splits(pictures).items()}
@@ -162,7 +162,7 @@ def made(run: ResolvedRun, pictures: Pictures, world: World, folder: Path, obser
     labels = single(labels)
     usable = labels >= 0
     if not usable.any():
-        raise DataError(f"none of {len(labels):,} training pictures has one label")
+        raise DataError(f"none of {len(labels):,} training images has one label")
     head = fit_head(features[usable], labels[usable], len(pictures.classes))
     rows = [row_of(name, head, int(usable.sum()), *taking.features(source)) for name, source in splits.items()]
     tensors = {"weight": head.weight, "bias": head.bias}

@@ -4,7 +4,7 @@
 - `Run` is configured: it has a network. What depends on the data and the machine may still be "auto". Recipes return
   one of these two, and the command line changes fields of them.
 - `ResolvedRun` has every choice made: nothing in it is None or "auto". `resolve` in `train/resolve.py` makes one of a
-  run, its pictures and the processes; all that trains, scores or reports takes it.
+  run, its images and the processes; all that trains, scores or reports takes it.
 
 All three have the same fields in the same order, and are stored alike. In a later stage `field()` says that a field has
 no default any more.
@@ -39,7 +39,7 @@ Positions: TypeAlias = Literal["resized", "drawn"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """Which pictures. `without` is a file of `vitrail data dedup` with those of the training split to leave out (4.1).
+    """Which images. `without` is a file of `vitrail data dedup` with those of the training split to leave out (4.1).
     `part` is the share of the rest that there is to learn from, by class: a smaller one lies in every larger one of the
     same `part_seed` (4.3). `dev` is the part of that which is held out for choosing, by class; `watch` is the split
     that is scored along the way and that chooses the best weights (auto: dev where there is one, else val; any: else
@@ -57,7 +57,7 @@ class Data:
     resident: Switch = "auto"  # the whole set on the device, augmented there
     workers: int = -1  # loader processes; -1 for as many as make sense
     repeats: int = 1  # repeated augmentation
-    strict: bool = False  # an unreadable picture is an error
+    strict: bool = False  # an unreadable image is an error
 
     def __post_init__(self) -> None:
         if not 0 < self.part <= 1:
@@ -117,7 +117,7 @@ class RunRequest:
     model: ModelConfig | None = None
     weights: str = ""
     start: Start = "zero"  # of the new head (3.2); closed-form: least squares on the frozen features
-    positions: Positions = "resized"  # of weights at another size (3.2); drawn: anew, as if there were none
+    positions: Positions = "resized"  # of weights at another size (3.2); drawn: again, as if there were none
     objective: ObjectiveConfig = field(default_factory=Classification)
     data: Data = field(default_factory=Data)
     mix: Mix = field(default_factory=Mix)
@@ -132,7 +132,7 @@ class RunRequest:
     seed: int = 0
     precision: Precision = "auto"  # float32 on a CPU, bfloat16 with float32 masters on a GPU
     compile: Compile = "auto"  # graphs: a whole step compiled and recorded as a CUDA graph; recorded: that alone
-    recompute: bool = False  # activations anew in the backward pass instead of kept
+    recompute: bool = False  # activations again in the backward pass instead of kept
     sharding: Sharding = "auto"
     evaluation: Evaluation = field(default_factory=Evaluation)
     keep: Keep = field(default_factory=Keep)
@@ -172,7 +172,7 @@ class Run(RunRequest):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedData(Data):
-    """Which pictures, with the splits that are scored by their names ("none" for none), and whether they lie on the
+    """Which images, with the splits that are scored by their names ("none" for none), and whether they lie on the
     device. How many loader processes there are is up to the machine at every start, and may stay open."""
 
     watch: str = field()
@@ -189,7 +189,7 @@ class ResolvedData(Data):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedRun(Run):
-    """One training, with every choice made for its pictures and its machine. Its length is in `steps` alone."""
+    """One training, with every choice made for its images and its machine. Its length is in `steps` alone."""
 
     data: ResolvedData = field()
     preprocessing: Preprocessing = field()

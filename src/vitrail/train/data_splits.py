@@ -1,4 +1,4 @@
-"""Which pictures a run sees: the training split, the one that is watched, the one for the end.
+"""Which images a run sees: the training split, the one that is watched, the one for the end.
 
 What the weights of a run will say of the images they were trained on.
 """
@@ -68,7 +68,7 @@ class Pictures:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What weights tell of these pictures: against which sets, by name and fingerprint, copies were left out; and
+        """What weights tell of these images: against which sets, by name and fingerprint, copies were left out; and
         the names of the classes in the data, if they are others."""
         if self.without is None or self.without.rule.get("name") != "dedup":
             return self.renamed
@@ -95,7 +95,7 @@ def cut(collection: Collection, data: Data, task: Task | None = CLASSIFICATION) 
     if data.dev:
         rest, held = dev_split(train, data.dev)
         if not len(held.indices):
-            raise DataError(f"data.dev={data.dev} of {len(train)} pictures leaves none to choose by; hold out more")
+            raise DataError(f"data.dev={data.dev} of {len(train)} images leaves none to choose by; hold out more")
         train, dev = rest.apply(train), held.apply(train)
     parts = {**collection.splits, **({} if dev is None else {"dev": dev})}
     usual = ("dev", "val") if dev else ("val",)
@@ -143,13 +143,13 @@ def left_of(train: Source, file: str) -> tuple[Source, Selection]:
     except DataError as error:  # which names the file
         raise DataError(f"data.without={error}") from None
     if not without.drop:
-        raise DataError(f"data.without={file} says which pictures to take, and none to leave out")
+        raise DataError(f"data.without={file} says which images to take, and none to leave out")
     try:
         left = without.apply(train)
     except DataError as error:
         raise DataError(f"data.without={file}: {error}") from None
     if not len(left):
-        raise DataError(f"data.without={file} leaves none of {len(train):,} pictures to train on")
+        raise DataError(f"data.without={file} leaves none of {len(train):,} images to train on")
     return left, without
 
 
@@ -157,7 +157,7 @@ def part_of(train: Source, data: Data) -> Source:
     try:
         return share_split(train, data.part, seed=data.part_seed).apply(train)
     except BadLabels as error:
-        raise DataError(f"data.part={data.part} of {len(train):,} training pictures: {error}") from None
+        raise DataError(f"data.part={data.part} of {len(train):,} training images: {error}") from None
 
 
 def only_or(collection: Collection, name: str) -> Source:
@@ -174,7 +174,7 @@ def chosen(asked: str, parts: dict[str, Source], usual: tuple[str, ...], field: 
         return ""
     if asked not in parts:
         raise ConfigError(
-            f"{field}={asked} is no split here; use {', '.join(parts)}, none or auto (--set {field}=auto)"
+            f"{field}={asked} is not a split here; use {', '.join(parts)}, none or auto (--set {field}=auto)"
         )
     return asked
 

@@ -36,7 +36,7 @@ from vitrail.train.runtime import cost as memory
 
 WARM_UP = 2
 TIMED_S = 8.0
-LOOKED_AT = 64  # pictures that are decoded to see whether they can be
+LOOKED_AT = 64  # images that are decoded to see whether they can be
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,13 +77,13 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
     figures["batch"] = (
         f"{run.batch}: {world.size} process{'es' if world.size > 1 else ''} x "
         f"{memory.parts(local, run.micro)} micro-batch{'es' if local > run.micro else ''} x "
-        f"{at_once(local, run.micro)} pictures"
+        f"{at_once(local, run.micro)} images"
     )
     figures["steps"] = f"{run.steps:,}, which is {run.steps * run.batch / samples:,.1f} epochs"
     state, each = needed(run, world)
     need, free = state + each * run.micro, memory.free_bytes(world.device)
     figures["memory"] = (
-        f"about {size(need)} ({size(state)} for the network, {size(each * run.micro)} for {run.micro} pictures) of "
+        f"about {size(need)} ({size(state)} for the network, {size(each * run.micro)} for {run.micro} images) of "
         f"{size(free)} free"
     )
     if need > free:
@@ -92,7 +92,7 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
             "sharding=fsdp on several devices"
         )
     figures["compute"] = f"{training_flops(work, run.batch) / 1e12:,.3g} TFLOP a step"
-    if not run.weights:  # to set beside Table 6
+    if not run.weights:  # to set next to Table 6
         figures["compute"] += f", {training_flops(work, run.batch * run.steps) / 1e18:,.3g} exaFLOPs in all"
     figures["numbers"] = f"{run.precision}{COMPILED[run.compile]}, sharding {run.sharding}"
 
@@ -137,7 +137,7 @@ def settle(world: World) -> None:
 
 
 def data_warnings(run: ResolvedRun, pictures: Pictures) -> list[str]:
-    """Decodes some pictures, with what lies on them; compares their size with what the network takes."""
+    """Decodes some images, with what lies on them; compares their size with what the network takes."""
     found: list[str] = []
     task = task_of(run.objective)
     chosen = np.linspace(0, len(pictures.train) - 1, min(LOOKED_AT, len(pictures.train))).astype(int)
@@ -153,14 +153,14 @@ def data_warnings(run: ResolvedRun, pictures: Pictures) -> list[str]:
         except DataError as error:
             bad.append(str(error))
     if bad:
-        found.append(f"{len(bad)} of {len(chosen)} pictures looked at cannot be read, first {bad[0]}")
+        found.append(f"{len(bad)} of {len(chosen)} images looked at cannot be read, first {bad[0]}")
     size = min(run.augmentation.size)
     if sides and np.median(sides) * 4 <= size:
-        found.append(f"the pictures are {int(np.median(sides))} px on their shorter side and are blown up to {size} px")
+        found.append(f"the images are {int(np.median(sides))} px on their shorter side and are blown up to {size} px")
     if task is not None:
         found += task.check_targets(run.objective, pictures.train, pictures.classes)
     if run.batch > len(pictures.train):
-        found.append(f"batch={run.batch} is more than the {len(pictures.train):,} training pictures")
+        found.append(f"batch={run.batch} is more than the {len(pictures.train):,} training images")
     return found
 
 
@@ -223,7 +223,7 @@ def length_warnings(run: ResolvedRun, pictures: Pictures) -> list[str]:
             f"weights in the average; {1 - 5 / run.steps:.4g} or less would fit"
         )
     if run.steps * run.batch < len(pictures.train):
-        found.append("the run ends before it has seen every picture once")
+        found.append("the run ends before it has seen every image once")
     if (
         rate(run.schedule, run.optim.lr, run.steps - 1, run.steps) > 0.5 * run.optim.lr
         and run.schedule.decay != "constant"

@@ -155,7 +155,7 @@ class Training:
         self.folder.rewind(saved.step)
         scores = [row for row in read_metrics(self.folder.path / METRICS)[0] if row["kind"] in ("watch", "fewshot")]
         self.rows = self.world.agree({row["kind"]: row for row in scores})
-        self.folder.note(f"goes on from step {saved.step:,} of {self.run.steps:,}")
+        self.folder.note(f"resumes from step {saved.step:,} of {self.run.steps:,}")
 
     def go(self) -> Result:
         """The story: step after step, with a look at the metrics, a score and a checkpoint now and then."""
@@ -432,7 +432,7 @@ class Training:
         raise Exploded(message)
 
     def samples(self, step: int) -> list[str]:
-        """The names of the pictures of a global step."""
+        """The names of the images of a global step."""
         places = np.arange(step * self.run.batch, (step + 1) * self.run.batch, dtype=np.int64)
         at = Order(len(self.pictures.train), self.run.seed).stream(places, self.run.data.repeats)
         return [self.pictures.train.name(int(sample)) for sample in at.sample]

@@ -1,4 +1,4 @@
-"""One step of a run again, from (seed, step): which pictures it had, and what each of them did."""
+"""One step of a run again, from (seed, step): which images it had, and what each of them did."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ from vitrail.train.step import divided, seed_generators
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """A picture of the batch, as the network saw it (of several views the first), and its loss by itself; where the
-    pictures of a batch are compared with each other there is no such thing, and it is that of the batch."""
+    """An image of the batch, as the network saw it (of several views the first), and its loss by itself; where the
+    images of a batch are compared with each other there is no such thing, and it is that of the batch."""
 
     name: str
     label: str  # empty where targets are no classes of whole images

@@ -1,6 +1,6 @@
 """What the report of a run shows, gathered from its parts.
 
-What the report of a run without labels shows of its pictures: what they are rebuilt to, and which of them are near
+What the report of a run without labels shows of its images: what they are rebuilt to, and which of them are near
 each other to the network.
 """
 
@@ -41,7 +41,7 @@ def reconstructions(seen: Seen, split: str) -> Strips:
     names = ("picture", "as seen", "rebuilt")
     return Strips(
         title=f"Reconstructions on {split}",
-        lead="Each picture, what the network saw of it, and what it made of that; what it saw is left as it is.",
+        lead="Each image, what the network saw of it, and what it made of that; what it saw is left as it is.",
         strips=[
             Strip(panes=[pane(picture, name) for picture, name in zip(three, names, strict=True)])
             for three in seen.rebuilt
@@ -51,12 +51,12 @@ def reconstructions(seen: Seen, split: str) -> Strips:
 
 
 def neighbours(seen: Seen, split: str, classes: Sequence[str]) -> Strips:
-    """Each picture beside the training pictures that are nearest to it, framed by whether the label is the same."""
+    """Each image next to the training images that are nearest to it, framed by whether the label is the same."""
     strips: list[Strip] = []
     framed = False
     for query in seen.company:
         name = label(seen.source, query.sample, classes)
-        panes = [pane(picture(seen.source, query.sample), name or "a picture")]
+        panes = [pane(picture(seen.source, query.sample), name or "an image")]
         right = [one.same for one in query.neighbours if one.same is not None]
         for one in query.neighbours:
             mood: Mood = "" if one.same is None else "right" if one.same else "wrong"
@@ -68,7 +68,7 @@ def neighbours(seen: Seen, split: str, classes: Sequence[str]) -> Strips:
     frames = " A green frame is the same label, a red one another." if framed else ""
     return Strips(
         title=f"Nearest neighbours of {split}",
-        lead=f"Pictures beside the training pictures whose features are nearest, with their cosine.{frames}",
+        lead=f"Images next to the training images whose features are nearest, with their cosine.{frames}",
         strips=strips,
         apart=True,
     )
@@ -148,7 +148,7 @@ def lead_of(run: ResolvedRun, pictures: Pictures) -> str:
         learnt = f" of {classes:,} classes, labels unseen" if classes else ""
     else:
         learnt = f"{' of' if task is CLASSIFICATION else ','} {task.describe_outputs(pictures.classes)}"
-    return f"{run.name} on {pictures.title}: {len(pictures.train):,} pictures{learnt}"
+    return f"{run.name} on {pictures.title}: {len(pictures.train):,} images{learnt}"
 
 
 def environment(folder: RunFolder) -> dict[str, Any]:

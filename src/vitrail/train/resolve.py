@@ -24,7 +24,7 @@ from vitrail.train.config import RECORDED, Compilation, ResolvedData, ResolvedRu
 from vitrail.train.data_splits import Pictures
 from vitrail.train.runtime import cost as memory
 
-MOST_ON_HOST = 128  # images at once on a CPU: more is no faster
+MOST_ON_HOST = 128  # images at once on a CPU: more is not a faster
 MOST_ON_DEVICE = 1024
 COMPILED = {"on": ", compiled", "graphs": ", compiled and recorded", "recorded": ", recorded", "off": ""}
 EVALUATIONS = 20  # a run, where nothing else is said
@@ -81,7 +81,7 @@ def fitted(run: Run, classes: int) -> ModelConfig:
     """The network with the head that the objective wants: one for the classes of the data, or none."""
     model = run.model
     if model.channels != 3:
-        raise ConfigError(f"the network takes pictures of {model.channels} channels; they are read as RGB, with 3")
+        raise ConfigError(f"the network takes images of {model.channels} channels; they are read as RGB, with 3")
     task, kind = task_of(run.objective), type(run.objective).__name__
     if task is None and not model.tokens:
         raise ConfigError(f"objective={kind} is for a ViT, and the model is {network_name(model)}")
@@ -108,18 +108,18 @@ def compiled(run: Run, world: World) -> Compilation:
 
 
 def check_mixing(run: Run, world: World) -> None:
-    """Every process must hold whole pairs of partners, and no picture may be its own."""
+    """Every process must hold whole pairs of partners, and no image may be its own."""
     mix, repeats, local = run.mix, run.data.repeats, run.batch // world.size
     if not mix.probability or not (mix.mixup or mix.cutmix):
         return
     if mix.stride % repeats:
         raise ConfigError(
-            f"data.repeats={repeats} sets views of a picture side by side, which mix.stride={mix.stride} would mix "
+            f"data.repeats={repeats} sets views of an image side by side, which mix.stride={mix.stride} would mix "
             f"with each other; use mix.stride={repeats}"
         )
     if local % (2 * mix.stride):
         raise ConfigError(
-            f"mixing with mix.stride={mix.stride} takes pairs, and a process has {local} pictures of each batch; "
+            f"mixing with mix.stride={mix.stride} takes pairs, and a process has {local} images of each batch; "
             f"use a batch that is a multiple of {2 * mix.stride * world.size}"
         )
 
@@ -136,7 +136,7 @@ def summary(run: ResolvedRun, pictures: Pictures, world: World, out: Path) -> tu
         f"run folder {out}; report {out / 'report.html'}",
         f"{network_name(run.model)}: {run.model.parameters:,} parameters, {times(run.model.image)} px, from "
         f"{run.weights or 'scratch'}",
-        f"{pictures.title}: {len(pictures.train):,} pictures{dropped}, {describe_targets(run, pictures)}{watched}",
+        f"{pictures.title}: {len(pictures.train):,} images{dropped}, {describe_targets(run, pictures)}{watched}",
         f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(pictures.train):,.1f} epochs; "
         f"{optim.kind} at {optim.lr:g}, {run.schedule.decay}; {run.precision}"
         f"{COMPILED[run.compile]}, {world.size} x {device}",
@@ -164,7 +164,7 @@ def resident(run: Run, pictures: Pictures, device: torch.device) -> bool:
         raise ConfigError(f"data.resident=on is not possible: {reason}")
     if run.data.resident == "on" or device.type == "cuda" or not can:
         return can
-    if device.type == "mps":  # whose kernels nobody has tried pictures on
+    if device.type == "mps":  # whose kernels nobody has tried images on
         return False
     height, width = first_size(pictures.train)
     return len(pictures.train) * 3 * height * width <= SMALL_PICTURES
@@ -181,7 +181,7 @@ def micro_batch(run: Run, world: World) -> int:
     if run.micro:
         if run.micro > local:
             raise ConfigError(
-                f"micro={run.micro} is more than the {local} pictures a process has of each batch; "
+                f"micro={run.micro} is more than the {local} images a process has of each batch; "
                 f"use {local} or fewer, or 0 for as many as fit"
             )
         return run.micro
@@ -194,7 +194,7 @@ def micro_batch(run: Run, world: World) -> int:
 
 
 def needed(run: Run, world: World) -> tuple[int, int]:
-    """Bytes of memory for the state of a run in one process, and for each picture of a micro-batch."""
+    """Bytes of memory for the state of a run in one process, and for each image of a micro-batch."""
     low, average, model = run.precision != "float32", run.average > 0, run.model
     state = memory.state_bytes(model, run.optim, low=low, average=average, shards=shards(run, world))
     each = memory.image_bytes(model, low=low, recompute=run.recompute)

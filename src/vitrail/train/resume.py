@@ -49,7 +49,7 @@ def run_in(folder: Path) -> Run:
 
 def elsewhere(run: Run, typed: Iterable[str], processes: int) -> Run:
     """The run of a folder, to go on with on another machine or with other processes: what was chosen for those it had,
-    and nobody typed, is chosen anew, and a micro-batch is no more than a process has. A checkpoint keeps its own all
+    and nobody typed, is chosen again, and a micro-batch is no more than a process has. A checkpoint keeps its own all
     the same."""
     named = {text.partition("=")[0].strip() for text in typed}
     fits = {"micro": 0, "sharding": "auto", "compile": "auto"}
@@ -58,7 +58,7 @@ def elsewhere(run: Run, typed: Iterable[str], processes: int) -> Run:
 
 
 def config_of(run: ResolvedRun, pictures: Pictures) -> dict[str, Any]:
-    """The run as plain data, with the fingerprints of its pictures and a digest of what they contain: other pictures,
+    """The run as plain data, with the fingerprints of its images and a digest of what they contain: other images,
     another run."""
     config = plain(run)
     data = {**config["data"], FINGERPRINT: pictures.fingerprint, CONTENT: pictures.content}
@@ -66,7 +66,7 @@ def config_of(run: ResolvedRun, pictures: Pictures) -> dict[str, Any]:
 
 
 def free_in(folder: Path) -> frozenset[str]:
-    """What may differ from the run in a folder. One of 0.1.0 does not know the content of its pictures."""
+    """What may differ from the run in a folder. One of 0.1.0 does not know the content of its images."""
     try:
         known = CONTENT in read_json(folder / CONFIG).get("data", {})
     except ConfigError:  # none is there yet, or `compare` will say what is wrong with it

@@ -47,7 +47,7 @@ from vitrail.train.run_folder.run import RunFolder
 from vitrail.train.runtime.observer import Advance, count_batches, ignore
 from vitrail.train.selfsup_scoring import Look, Seen
 
-EXTREMES = 12  # best and worst pictures for the report
+EXTREMES = 12  # best and worst images for the report
 EVALUATION_BATCH = 256
 
 
@@ -148,7 +148,7 @@ class Scorer:
         return Together(network, self.parts.parallel) if self.run.sharding in ("fsdp", "hsdp") else network
 
     def split(self, part: str) -> tuple[str, Source]:
-        """Its name and its pictures, of "watch" or "test"."""
+        """Its name and its images, of "watch" or "test"."""
         watch, test = (self.pictures.watched, self.pictures.watch), (self.pictures.tested, self.pictures.test)
         name, source = watch if part == "watch" else test
         assert source is not None
@@ -209,7 +209,7 @@ class Scorer:
         return {name: row[name] for name in names if name in row}
 
     def look(self, step: int) -> dict[str, Any]:
-        """A row on the features of training pictures, for a run without labels that has no split to watch."""
+        """A row on the features of training images, for a run without labels that has no split to watch."""
         with self.averaged():
             row, seen = self.looking.train()
         self.latest = Scored(split=row["split"], step=step, found=seen)
@@ -255,13 +255,13 @@ def fewshot_source(text: str) -> tuple[Collection, str]:
 
 
 def check_fewshot(evaluation: Evaluation) -> None:
-    """Refuses a source that is not there, or that has fewer pictures of a class than are to be drawn."""
+    """Refuses a source that is not there, or that has fewer images of a class than are to be drawn."""
     collection, _ = fewshot_source(evaluation.fewshot)
     counts = collection.split("train").labels.counts(len(collection.classes))
     if counts.min() < max(evaluation.shots):
         raise DataError(
             f"evaluation.fewshot={evaluation.fewshot}: class {collection.classes[counts.argmin()]} has {counts.min()} "
-            f"training pictures, {max(evaluation.shots)} shots were asked for; use fewer (evaluation.shots)"
+            f"training images, {max(evaluation.shots)} shots were asked for; use fewer (evaluation.shots)"
         )
 
 

@@ -2,10 +2,10 @@
 
     {"split": "dev", "measure": "k-NN", "accuracy": 0.83, "count": 360, "rank": 21.4, "width": 64, ..., "loss": 0.2}
 
-Features are those of the last read layer, without augmentation, of the split and of some training pictures beside. The
+Features are those of the last read layer, without augmentation, of the split and of some training images next to. The
 accuracy is that of a vote of neighbours, and is absent where there are no labels. The loss is the objective's own with
 the views of training, drawn alike in every scoring: where it rises while that of training falls, the run overfits.
-Every process reads a part of the pictures, and all have the same row.
+Every process reads a part of the images, and all have the same row.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,23 +35,23 @@ from vitrail.train.config import ResolvedRun
 from vitrail.train.data_splits import Pictures
 from vitrail.train.runtime.observer import Advance, count_batches, ignore
 
-MOST: Final = 5_000  # training pictures that are neighbours; pictures of a split whose loss is taken
+MOST: Final = 5_000  # training images that are neighbours; images of a split whose loss is taken
 BATCH: Final = 256  # of all processes together, so that their number changes no draw
 SEED: Final = 0
-REBUILT, ASKED = 12, 8  # pictures in the report: reconstructions, and those whose neighbours are shown
+REBUILT, ASKED = 12, 8  # images in the report: reconstructions, and those whose neighbours are shown
 
 
 @runtime_checkable
 class Rebuilds(Protocol):
-    """An objective that can show what it makes of a picture: [B, 3, H, W] as bytes, as it is, as seen, as rebuilt."""
+    """An objective that can show what it makes of an image: [B, 3, H, W] as bytes, as it is, as seen, as rebuilt."""
 
     def pictures(self, pixels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Seen:
-    """What a report shows of a split: pictures as they are, as the network saw them and as it rebuilt them, uint8
-    [H, W, 3] each; and pictures of `source` with their neighbours in `beside`."""
+    """What a report shows of a split: images as they are, as the network saw them and as it rebuilt them, uint8
+    [H, W, 3] each; and images of `source` with their neighbours in `next to`."""
 
     rebuilt: tuple[tuple[NDArray[np.uint8], ...], ...]
     company: tuple[Company, ...]
@@ -74,7 +74,7 @@ class Look:
 
     @property
     def beside(self) -> Source:
-        """The training pictures that are neighbours, chosen when they are first asked for."""
+        """The training images that are neighbours, chosen when they are first asked for."""
         if self.some is None:
             self.some = some_of(self.pictures.train, MOST)
         return self.some
@@ -91,7 +91,7 @@ class Look:
         return row, self.seen(source, mine, beside)
 
     def train(self) -> tuple[dict[str, Any], Seen]:
-        """The same of training pictures, where no split is watched: no accuracy, and the loss is known already."""
+        """The same of training images, where no split is watched: no accuracy, and the loss is known already."""
         beside = self.frozen("beside", self.beside)
         row = {"split": self.run.data.train, "count": len(beside.samples), **self.collapse(beside)}
         return row, self.seen(self.beside, beside, beside)
@@ -126,7 +126,7 @@ class Look:
         table = self.world.sum_(table).cpu()
         samples = table[:, -1].nonzero()[:, 0]
         if len(samples) < 2:
-            raise DataError(f"features need two pictures that can be read; {len(samples)} of {len(source)} can")
+            raise DataError(f"features need two images that can be read; {len(samples)} of {len(source)} can")
         labels = torch.from_numpy(source.labels.rows(samples.numpy()))
         return Frozen(features=table[samples, :-1], samples=samples, labels=labels)
 
@@ -137,7 +137,7 @@ class Look:
         return last_read(self.objective.learnt, images)
 
     def loss(self, split: str, source: Source) -> float:
-        """The objective's own, of at most 5,000 pictures, in the precision of training."""
+        """The objective's own, of at most 5,000 images, in the precision of training."""
         views = Augmented(self.objective.views(self.run.augmentation))
         sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         whole = self.run.batch if self.objective.config.couples else BATCH

@@ -73,7 +73,7 @@ class Recording:
         return self.done
 
     def aside(self) -> Done:
-        """The update itself, beside the default stream, as it will be recorded."""
+        """The update itself, next to the default stream, as it will be recorded."""
         current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
         side.wait_stream(current)
         with torch.cuda.stream(side):

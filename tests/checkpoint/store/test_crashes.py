@@ -243,7 +243,7 @@ class TestFullDisk:
                 for name in ("saving: before make", "checkpoint: after rename", "checkpoint: after folder sync")
             )
             assert the_newest(folder).step == (1 if begun <= number < named else 2), point
-            assert store.failing == (begun <= number <= safe), point  # a name that may not be on disk is no success
+            assert store.failing == (begun <= number <= safe), point  # a name that may not be on disk is not a success
             if store.failing:
                 assert "checkpoint of step 2 was not saved" in said[0]
                 assert "the last good one, step 1, is intact" in said[0]

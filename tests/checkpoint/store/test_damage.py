@@ -168,7 +168,7 @@ def read_raw(folder: Path) -> list[object]:
 
 
 def rewritten(run: Path, tensors: dict[str, Tensor], pieces: dict[str, object]) -> None:
-    """The second shard made anew, with the checksums of everything made right again."""
+    """The second shard made again, with the checksums of everything made right again."""
     write_sealed(shard(run), tensors, {"step": 300, "rank": 1, "world": 2, "pieces": pieces})
     facts = read_manifest(newest(run) / MANIFEST).facts
     write_manifest(

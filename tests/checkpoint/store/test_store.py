@@ -1,4 +1,4 @@
-"""Saving: a snapshot of the moment, written beside the run, by one process or several, and read by any number."""
+"""Saving: a snapshot of the moment, written next to the run, by one process or several, and read by any number."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Damaged pictures by the thousand, read in forked children under a memory limit and a watchdog.
+"""Damaged images by the thousand, read in forked children under a memory limit and a watchdog.
 
     python -m tests.data.decode.fuzzing --files 100 --seed 0
 

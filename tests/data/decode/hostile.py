@@ -17,7 +17,7 @@ Values = Sequence[int]
 
 
 def photo(height: int = 24, width: int = 32) -> NDArray[np.uint8]:
-    """Smooth colours with an edge, different in every corner: a turned or mirrored picture is another one."""
+    """Smooth colours with an edge, different in every corner: a turned or mirrored image is another one."""
     y, x = np.mgrid[0:height, 0:width]
     red, green = 255 * x // max(1, width - 1), 255 * y // max(1, height - 1)
     blue = np.where(x + y > (height + width) // 2, 200, 30)
@@ -139,7 +139,7 @@ def webp_canvas(width: int, height: int, flags: int = 0) -> tuple[bytes, bytes]:
 
 
 def lossless_webp(width: int, height: int) -> bytes:
-    """A whole picture of one colour, whatever its size, in 40 bytes or so."""
+    """A whole image of one colour, whatever its size, in 40 bytes or so."""
     content = bytearray(saved(Image.new("RGB", (5, 5)), "WEBP", lossless=True))
     bits = int.from_bytes(content[21:25], "little") & ~0xFFFFFFF
     content[21:25] = (bits | (width - 1) | (height - 1) << 14).to_bytes(4, "little")
@@ -161,7 +161,7 @@ def many_scans(count: int) -> bytes:
 
 
 def animated(kind: str, frames: int = 3, **options: Any) -> bytes:
-    """The photograph, then other pictures."""
+    """The photograph, then other images."""
     images = [Image.fromarray(np.roll(photo(), 5 * i, axis=1)) for i in range(frames)]
     images = [image.quantize(64) for image in images] if kind == "GIF" else images
     return saved(images[0], kind, save_all=True, append_images=images[1:], duration=50, **options)
@@ -210,12 +210,12 @@ def bombs() -> dict[str, bytes]:
 
 @cache
 def no_pictures() -> dict[str, tuple[bytes, str]]:
-    """What lies in image folders under a picture's name, and what a person should read about it."""
+    """What lies in image folders under an image's name, and what a person should read about it."""
     return {
         "empty": (b"", "empty file"),
         "zeros": (b"\0" * 5000, "all of its 5,000 bytes are zero"),
         "html": (b"<!DOCTYPE html>\n<html><body>404</body></html>", "starts with '<!DOCTYPE html>'"),
-        "text": (b"this is not a picture", "starts with 'this is not a picture'"),
+        "text": (b"this is not an image", "starts with 'this is not an image'"),
         "noise": (bytes(range(200, 256)), "starts with the bytes c8 c9 ca"),
         "eps": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "PostScript, which is not read"),
         "dos eps": (b"\xc5\xd0\xd3\xc6" + b"\0" * 60, "EPS, which is not read"),

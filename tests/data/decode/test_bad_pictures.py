@@ -1,4 +1,4 @@
-"""What is no picture, or a harmful one, is refused from its header with a reason that a person understands."""
+"""What is not an image, or a harmful one, is refused from its header with a reason that a person understands."""
 
 import os
 import struct
@@ -85,7 +85,7 @@ def claims_itself_twice() -> bytes:
         (hostile.many_scans(500), "scans, made to take for ever"),
         (saved(PHOTO, "JPEG")[:200], "truncated JPEG"),
         (saved(PHOTO, "PNG")[:-40], "truncated PNG"),
-        (b"GIF89a\1\0\1\0\0\0\0;", "GIF without a picture"),
+        (b"GIF89a\1\0\1\0\0\0\0;", "GIF without an image"),
         (b"RIFF\x20\0\0\0WEBPXXXX" + b"\0" * 30, "damaged WEBP"),
         (b"BMW builds cars", "unreadable BMP"),
         (b"II*\0\x08\0\0\0\0\0\0\0\0\0", "unreadable TIFF"),
@@ -145,7 +145,7 @@ import resource, sys, warnings
 warnings.simplefilter("error")
 from pathlib import Path
 from vitrail.core.errors import BadPicture
-from vitrail.data.decode.image import Picture
+from vitrail.data.decode.image import Image
 files = sorted(Path(sys.argv[1]).iterdir())
 Picture(files[0].read_bytes()).rgb()
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -65,7 +65,7 @@ import sys
 from pathlib import Path
 from PIL import Image
 from vitrail.data.decode.image import decoding_bytes
-from vitrail.data.decode.image import Picture
+from vitrail.data.decode.image import Image
 
 def most():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024

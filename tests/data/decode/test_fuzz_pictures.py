@@ -1,4 +1,4 @@
-"""Damaged pictures are read or refused, never more: no crash, no hang, no blow-up, no other exception, no warning."""
+"""Damaged images are read or refused, never more: no crash, no hang, no blow-up, no other exception, no warning."""
 
 import os
 import subprocess

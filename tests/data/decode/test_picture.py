@@ -278,7 +278,7 @@ def test_arrays(shape: tuple[int, ...]) -> None:
     ],
 )
 def test_arrays_that_are_no_picture(values: NDArray[Any]) -> None:
-    with pytest.raises(BadPicture, match="a picture is uint8"):
+    with pytest.raises(BadPicture, match="an image is uint8"):
         Picture(values)
 
 

@@ -38,7 +38,7 @@ class Files(Source):
 
 
 def tar_files(path: Path) -> Files:
-    """The pictures of a tar file."""
+    """The images of a tar file."""
     files: dict[str, bytes] = {}
     with tarfile.open(path) as tar:
         for member in tar:
@@ -86,7 +86,7 @@ COPIES: Final[dict[str, Copy]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """TRAIN as it was, TEST with a copy of each kind of some of its pictures and with strangers."""
+    """TRAIN as it was, TEST with a copy of each kind of some of its images and with strangers."""
 
     train: Source
     test: Files
@@ -94,7 +94,7 @@ class Planted:
 
 
 def plant(train: Source, strangers: Source, *, every: int = 1, seed: int = 0) -> Planted:
-    """Copies every so-manyth picture of TRAIN in each way."""
+    """Copies every so-manyth image of TRAIN in each way."""
     rng = np.random.default_rng(seed)
     files, names, truth = [], [], {}
     for index in range(0, len(train), every):
@@ -133,7 +133,7 @@ def score(planted: Planted, found: set[tuple[int, int]]) -> Score:
 
 
 def scene(rng: np.random.Generator, side: int = 96) -> Image.Image:
-    """A picture with the spectrum of a photograph, and with colours."""
+    """An image with the spectrum of a photograph, and with colours."""
     down, across = np.meshgrid(np.fft.fftfreq(side), np.fft.rfftfreq(side), indexing="ij")
     fall = 1 / np.maximum(np.hypot(down, across), 1 / side) ** 1.2
     noise = rng.normal(size=(4, side, side // 2 + 1)) + 1j * rng.normal(size=(4, side, side // 2 + 1))

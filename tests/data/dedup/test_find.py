@@ -299,7 +299,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         run(tmp_path, train)
     with pytest.raises(ConfigError, match="rank=2"):
         run(tmp_path, train, within=True, rank=2, world=2)
-    with pytest.raises(DataError, match="no pictures"):
+    with pytest.raises(DataError, match="no images"):
         run(tmp_path, Files([], []), within=True)
     with pytest.raises(ConfigError, match="bits=40"):
         Method(bits=40)

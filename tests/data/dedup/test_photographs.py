@@ -15,12 +15,12 @@ LEAST = {"exact": 0.99, "jpeg 50": 0.95, "half size": 0.95, "double size": 0.95}
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (PHOTOGRAPHS.is_file() and PETS.is_file()),
-    reason=f"no photographs: {PHOTOGRAPHS.name} and {PETS.name} are not beside the checkout",
+    reason=f"no photographs: {PHOTOGRAPHS.name} and {PETS.name} are not next to the checkout",
 )
 def test_copies_of_real_photographs(tmp_path: Path) -> None:
-    """Pictures of Pets stand for strangers: of all Pets against these thousand, the 24 nearest pairs were looked at and
+    """Images of Pets stand for strangers: of all Pets against these thousand, the 24 nearest pairs were looked at and
     show different things, the nearest at a distance of 0.29. (Pets has near-duplicates of its own, so it is not TRAIN
-    here.) The defaults were chosen with these very photographs at hand, so this guards them and is no estimate."""
+    here.) The defaults were chosen with these very photographs at hand, so this guards them and is not an estimate."""
     train = tar_files(PHOTOGRAPHS)
     pets = tar_files(PETS)
     planted = plant(train, Files(pets.files[:1000], pets.names[:1000]), every=5)

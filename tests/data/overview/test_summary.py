@@ -1,4 +1,4 @@
-"""What is said of a collection, against pictures whose every property is known; and which of them a sheet shows."""
+"""What is said of a collection, against images whose every property is known; and which of them a sheet shows."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from vitrail.data.tools import overview as survey
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes, three formats, five files that are no pictures in different ways."""
+    """Two classes, three formats, five files that are not images in different ways."""
     for name, size, mode in (
         ("a/1.jpg", (30, 20), "RGB"),
         ("a/2.jpg", (50, 40), "L"),
@@ -27,7 +27,7 @@ def photos(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.effect_noise(size, 60).convert(mode).save(tmp_path / name)
     (tmp_path / "b/empty.jpg").touch()
-    (tmp_path / "b/text.jpg").write_text("no picture at all")
+    (tmp_path / "b/text.jpg").write_text("no image at all")
     Image.effect_noise((20, 30), 60).convert("RGB").save(tmp_path / "b/cut.jpg", quality=95)
     whole = (tmp_path / "b/cut.jpg").read_bytes()
     (tmp_path / "b/cut.jpg").write_bytes(whole[: len(whole) * 3 // 4])
@@ -140,7 +140,7 @@ def test_summary_as_plain_values(photos: Path) -> None:
 
 
 def coloured(values: list[int], classes: int, several: bool = False) -> Arrays:
-    """Each picture is as bright as its class number, times ten."""
+    """Each image is as bright as its class number, times ten."""
     pixels = np.broadcast_to((np.array(values) * 10 + 5)[:, None, None, None], (len(values), 4, 4, 3)).astype(np.uint8)
     labels = Labels.several([v] for v in values) if several else Labels(np.array(values))
     return Arrays(pixels, labels, tuple(f"class {k}" for k in range(classes)))

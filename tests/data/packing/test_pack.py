@@ -119,7 +119,7 @@ def test_other_tools_read_it(tmp_path: Path) -> None:
 def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "WAITING", 1)
     source = photos()
-    source.items[3], source.items[25] = b"no picture", "missing"
+    source.items[3], source.items[25] = b"no image", "missing"
     for workers in (1, 3):
         pack({"train": source}, tmp_path / str(workers), shard_size=SHARD, max_side=100, workers=workers)
     assert contents(tmp_path / "1") == contents(tmp_path / "3")
@@ -232,7 +232,7 @@ def test_strict_stops_at_the_first(tmp_path: Path, workers: int) -> None:
 
 
 def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no picture of the split val can be read; .*cat/0\.jpg"):
+    with pytest.raises(DataError, match=r"no image of the split val can be read; .*cat/0\.jpg"):
         pack({"val": Listed([b"x", b"y"])}, tmp_path / "out", workers=1)
 
 
@@ -276,7 +276,7 @@ def finished(tmp_path: Path, source: Source) -> PackReport:
 @pytest.mark.parametrize("after", [0, 1, 3, 7])
 def test_a_stopped_pack_goes_on(tmp_path: Path, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     source = photos()
-    source.items[9] = b"no picture"
+    source.items[9] = b"no image"
     whole = pack({"train": source, "val": photos(12)}, tmp_path / "whole", shard_size=SHARD, workers=1)
     assert whole.shards > 7
     stopped(tmp_path, source, after, monkeypatch)
@@ -433,7 +433,7 @@ def test_keys_say_what_a_person_knows(name: str, want: str) -> None:
     assert len(key(7, "é" * 200).encode()) <= 70
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the real shards are not beside the checkout")
+@pytest.mark.skipif(not DATA.is_dir(), reason="the real shards are not next to the checkout")
 def test_real_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     source = shards.read(DATA / "imagenet_val_1000.tar")["val"]

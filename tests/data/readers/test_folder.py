@@ -1,4 +1,4 @@
-"""Folders of pictures: what is found, what is passed over, what is refused."""
+"""Folders of images: what is found, what is passed over, what is refused."""
 
 import os
 import pickle
@@ -85,13 +85,13 @@ def test_other_files_are_counted_and_hidden_ones_are_not_there(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["1.png", "cats/1.png"], ["1 folder (cats)", "1 picture (1.png)", "classes:", "flat:"]),
+        (["1.png", "cats/1.png"], ["1 folder (cats)", "1 image (1.png)", "classes:", "flat:"]),
         (["cats/1.png", "x.tar"], ["1 tar file (x.tar)", "shards:"]),
         (["1.png", "x.parquet"], ["1 Parquet file", "parquet:"]),
         (["train/a/1.png", "cats/1.png"], ["1 split (train)", "1 other folder (cats)", "classes:"]),
         (["val/a/1.png", "valid/a/1.png"], ["val, valid", "two names for one split"]),
         (["data/train/a/1.png"], ["one folder, data", "1 folder (train)", "one level down"]),
-        (["train/1.png", "train/a/1.png"], ["train holds 1 folder (a) and 1 picture (1.png)"]),
+        (["train/1.png", "train/a/1.png"], ["train holds 1 folder (a) and 1 image (1.png)"]),
         (["notes.txt"], ["no images here", "1 other file (notes.txt)"]),
         ([], ["no images here"]),
     ],
@@ -118,7 +118,7 @@ def test_list_beside_folders_is_refused_and_another_table_is_not(tmp_path: Path)
 def test_empty_class_folder_is_named(tmp_path: Path) -> None:
     tree(tmp_path, "a/1.png", "b/1.png")
     (tmp_path / "c" / "deep").mkdir(parents=True)
-    with pytest.raises(BadLabels, match=r"no pictures in the class folder c \(of 3\)"):
+    with pytest.raises(BadLabels, match=r"no images in the class folder c \(of 3\)"):
         recognise.read_folder(tmp_path)[1]
 
 

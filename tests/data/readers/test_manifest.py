@@ -1,4 +1,4 @@
-"""Lists of pictures: CSV and JSON lines."""
+"""Lists of images: CSV and JSON lines."""
 
 import json
 from pathlib import Path

@@ -65,7 +65,7 @@ LAYOUTS = {
     ],
     "marked": [("train/images/{}.jpg", "train/masks/{}_mask.png"), ("val/images/{}.jpg", "val/masks/{}.mask.png")],
     "beside": [("train/{}.jpg", "train/{}.png"), ("val/{}.jpg", "val/{}.png")],
-    "beside and marked": [("train/{}.png", "train/{}_mask.png"), ("val/{}.jpg", "val/{}.mask.png")],
+    "next to and marked": [("train/{}.png", "train/{}_mask.png"), ("val/{}.jpg", "val/{}.mask.png")],
 }
 FLAT_LAYOUTS = {
     "folders": [("images/{}.jpg", "masks/{}.png")],
@@ -156,7 +156,7 @@ def test_split_without_masks(tmp_path: Path) -> None:
 
 
 def test_splits_of_different_layouts(tmp_path: Path) -> None:
-    found = open_collection(write_set(tmp_path, LAYOUTS["in splits"][0], LAYOUTS["beside and marked"][1]))
+    found = open_collection(write_set(tmp_path, LAYOUTS["in splits"][0], LAYOUTS["next to and marked"][1]))
     assert {split: (len(source), len(source.pixel_classes)) for split, source in found.splits.items()} == {
         "train": (3, 3),
         "val": (3, 3),
@@ -226,7 +226,7 @@ def test_damaged_masks_are_left_to_whoever_reads_them(tmp_path: Path) -> None:
 
 
 def test_black_and_white_masks(tmp_path: Path) -> None:
-    """255 is no class: refused where nothing says how many classes there are, else noted."""
+    """255 is not a class: refused where nothing says how many classes there are, else noted."""
     for i in range(2):
         write_image(tmp_path / f"images/{i}.jpg")
         (tmp_path / "masks").mkdir(exist_ok=True)

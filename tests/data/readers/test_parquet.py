@@ -104,7 +104,7 @@ def test_columns_that_are_not_plain(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no column 'breed'; it has image, label, target"):
         parquet.read(path, label="breed")
     pq.write_table(pa.table({"width": [1]}), path)
-    with pytest.raises(DataError, match="no column of pictures"):
+    with pytest.raises(DataError, match="no column of images"):
         parquet.read(path)
     pq.write_table(pa.table({"image": [b""], "width": [1]}), path)
     assert parquet.read(path)["train"].labels[0] == ()
@@ -122,7 +122,7 @@ def test_rows_without_a_picture_are_named(tmp_path: Path) -> None:
     cells = [{"bytes": None, "path": "/etc/passwd"}, None, {"bytes": b"x", "path": None}]
     pq.write_table(pa.table({"image": cells}), tmp_path / "x.parquet")
     source = parquet.read(tmp_path / "x.parquet")["train"]
-    for i, words in enumerate((r"x\.parquet:0: .*path '/etc/passwd' and not the bytes", ":1: .*no picture", ":2: ")):
+    for i, words in enumerate((r"x\.parquet:0: .*path '/etc/passwd' and not the bytes", ":1: .*no image", ":2: ")):
         with pytest.raises(BadPicture, match=words):
             source.picture(i)
 
@@ -293,11 +293,11 @@ def test_arrays_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     x = np.zeros((2, 4, 4, 3), np.uint8)
     cases: dict[str, tuple[type[DataError], dict[str, Any]]] = {
-        "pictures are uint8": (DataError, {"x": x.astype(np.float32)}),
+        "images are uint8": (DataError, {"x": x.astype(np.float32)}),
         r"shape \[2, 4\]": (DataError, {"x": x[:, :, 0, 0]}),
-        "pictures are called images": (DataError, {"foo": x, "bar": x}),
+        "images are called images": (DataError, {"foo": x, "bar": x}),
         "both look like x of train": (DataError, {"x": x, "images": x}),
-        "labels for 2 pictures": (DataError, {"x": x, "y": np.zeros(3, int)}),
+        "labels for 2 images": (DataError, {"x": x, "y": np.zeros(3, int)}),
         "label -7": (BadLabels, {"x": x, "y": np.array([0, -7])}),
         "whole numbers": (BadLabels, {"x": x, "y": np.array([0.5, 1])}),
         "other values than 0 and 1": (BadLabels, {"x": x, "y": np.full((2, 2), 3)}),

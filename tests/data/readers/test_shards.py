@@ -237,9 +237,9 @@ def test_splits_by_folder_class_names_and_patterns(tmp_path: Path) -> None:
         ({"a.png": b"", "a.json": b"{"}, DataError, r"a\.json is no JSON"),
         ({"a.png": b"", "a.json": b'{"label": true}'}, BadLabels, "True"),
         ({"a.png": b"", "a.cls": b"1", "a.json": b'{"label": 2}'}, BadLabels, "says"),
-        ({"a.png": b"", "a.jpg": b""}, DataError, r"second picture beside a\.png"),
-        ({"a.jxl": b"", "a.cls": b"1"}, DataError, r"a has a label and no picture, only \.jxl"),
-        ({"a.txt": b""}, DataError, "no pictures in 1 tar files"),
+        ({"a.png": b"", "a.jpg": b""}, DataError, r"second image next to a\.png"),
+        ({"a.jxl": b"", "a.cls": b"1"}, DataError, r"a has a label and no image, only \.jxl"),
+        ({"a.txt": b""}, DataError, "no images in 1 tar files"),
     ],
 )
 def test_samples_that_make_no_sense(tmp_path: Path, members: dict[str, bytes], kind: type, words: str) -> None:
@@ -253,7 +253,7 @@ def test_the_same_member_twice_is_refused(tmp_path: Path) -> None:
     with tarfile.open(path, "a") as file:
         info = tarfile.TarInfo("0000.png")
         file.addfile(info, io.BytesIO())
-    with pytest.raises(DataError, match="second picture"):
+    with pytest.raises(DataError, match="second image"):
         shards.read(path)
 
 
@@ -436,7 +436,7 @@ def test_a_shard_that_shrinks_under_us_is_named(tmp_path: Path) -> None:
         source.picture(2)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the real shards are not beside the checkout")
+@pytest.mark.skipif(not DATA.is_dir(), reason="the real shards are not next to the checkout")
 @pytest.mark.parametrize(
     ("name", "split", "samples", "classes"),
     [
@@ -460,7 +460,7 @@ def test_real_shards(name: str, split: str, samples: int, classes: int) -> None:
             assert (content.read(), int(label.read())) == (source.read(i), source.labels[i][0])
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the real shards are not beside the checkout")
+@pytest.mark.skipif(not DATA.is_dir(), reason="the real shards are not next to the checkout")
 def test_a_folder_with_two_sets_is_refused() -> None:
     with pytest.raises(DataError, match="two sets"):
         shards.read(DATA)

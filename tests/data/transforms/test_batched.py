@@ -1,4 +1,4 @@
-"""Whole batches, on a device or not, come out as one picture at a time does."""
+"""Whole batches, on a device or not, come out as one image at a time does."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -178,7 +178,7 @@ def test_a_plan_is_for_one_shape() -> None:
 
 
 def test_the_operations_of_a_step_do_not_touch_each_other() -> None:
-    """Pictures with any mix of operations come out as they do when each is alone in its batch."""
+    """Images with any mix of operations come out as they do when each is alone in its batch."""
     names = [name for name in NUMBER if name in supported()]
     first = np.array([NUMBER[name] for name in names for _ in names])
     which = np.stack([first, np.array([NUMBER[name] for _ in names for name in names])], 1)
@@ -194,7 +194,7 @@ def test_the_operations_of_a_step_do_not_touch_each_other() -> None:
 @pytest.mark.parametrize("size", [(32, 40), (13, 9), (64, 64)])
 @pytest.mark.parametrize("crop", ["squash", "bilinear", "bicubic"])
 def test_a_picture_is_the_same_to_the_bit_whatever_comes_with_it(size: tuple[int, int], crop: str) -> None:
-    """The order of the sums in a product or a convolution may depend on the number of pictures; nothing else may."""
+    """The order of the sums in a product or a convolution may depend on the number of images; nothing else may."""
     cut: Any = Squash(size=size) if crop == "squash" else InceptionCrop(size=size, interpolation=crop)  # type: ignore[arg-type]
     some = np.random.default_rng(1).integers(0, 256, (150, 3, *size), dtype=np.uint8)
     batch, draws = torch.from_numpy(some), drawn(150, seed=2)

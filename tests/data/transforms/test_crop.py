@@ -57,7 +57,7 @@ def test_boxes_are_distributed_as_torchvision_draws_them(size: tuple[int, int]) 
 
 def one_box(rng: np.random.Generator, height: int, width: int, area: tuple[float, float]) -> tuple[int, ...]:
     """sample_distorted_bounding_box as TensorFlow documents and does it, one number after the other: an aspect, then a
-    height between the least and the largest that leave a box of the allowed area inside the picture."""
+    height between the least and the largest that leave a box of the allowed area inside the image."""
     for _ in range(100):
         ratio = rng.uniform(0.75, 1.33)
         low, high = (round((share * height * width / ratio) ** 0.5) for share in area)
@@ -254,5 +254,5 @@ def test_hyper_rule() -> None:
     released = hyper_rule(96, 96, 100, released=True)
     assert (released.resize, released.crop) == (512, 480)
     assert hyper_rule(32, 32, 100, released=True).crop == 128
-    with pytest.raises(ConfigError, match="0 pictures"):
+    with pytest.raises(ConfigError, match="0 images"):
         hyper_rule(32, 32, 0)

@@ -1,4 +1,4 @@
-"""Answers picture by picture, and what is summed up of them, against slow counts."""
+"""Answers image by image, and what is summed up of them, against slow counts."""
 
 from collections.abc import Callable
 
@@ -82,7 +82,7 @@ def test_unreadable_pictures_count_for_nothing() -> None:
 
 
 def test_two_labellings_in_one_sweep() -> None:
-    """As ImageNet has them: of the second, pictures may have several labels or none, and those do not count."""
+    """As ImageNet has them: of the second, images may have several labels or none, and those do not count."""
     source = pictures()
     said = logits_of(source, Linear()).argmax(-1).tolist()
     other = [(one + 1) % CLASSES for one in said]
@@ -143,7 +143,7 @@ def test_answers_that_are_no_numbers_are_wrong() -> None:
 
 
 def test_nothing_to_score_is_refused() -> None:
-    with pytest.raises(DataError, match="no picture could be scored"):
+    with pytest.raises(DataError, match="no image could be scored"):
         assessed(pictures(Labels.none(COUNT)))
     with pytest.raises(ConfigError, match=r"gave \(5, 3\)"):
         asked(pictures(), network=Linear(3))

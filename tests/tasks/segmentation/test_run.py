@@ -227,7 +227,7 @@ def test_a_pack_of_masks_without_labels_says_so(here: Path, tmp_path: Path, caps
 def test_a_run_without_an_image_to_learn_from_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: int
 ) -> None:
-    """All masks hold an index that is no class, or nothing but ignored pixels."""
+    """All masks hold an index that is not a class, or nothing but ignored pixels."""
     monkeypatch.chdir(tmp_path)
     draw_folder(tmp_path / "drawn")
     for mask in (tmp_path / "drawn/train/masks").iterdir():

@@ -94,7 +94,7 @@ def _read(path: Path, file: BufferedReader) -> RawWeights:
     for magic, what, remedy in MISTAKEN:
         if start.lstrip().startswith(magic):
             raise refusal(CorruptWeights, path, f"{what}, not a weight file", remedy)
-    cause = f"is no weight file: it starts with {start[:8]!r}"
+    cause = f"is not a weight file: it starts with {start[:8]!r}"
     raise refusal(CorruptWeights, path, cause, "vitrail reads .safetensors, .npz and files of torch.save")
 
 

@@ -6,7 +6,7 @@ Any reader of safetensors opens it. The one metadata entry ``vitrail`` holds a J
 
 The checksums cover the data. The seal covers everything else: it is taken over the eight length bytes and the whole
 header, with its own 64 digits as zeros. So any flipped bit is noticed, and a tensor at fault is named. The file is
-written beside its target and renamed onto it, so that there is at every moment one whole file under the name.
+written next to its target and renamed onto it, so that there is at every moment one whole file under the name.
 
 Whether tensors hold numbers: a NaN in a weight file spreads to every answer, so it is found before the first one.
 """

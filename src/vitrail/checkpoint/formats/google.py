@@ -72,7 +72,7 @@ def modern(tensors: Tensors) -> Tensors:
     out = dict(tensors)
     for prefix in PREFIXES:
         inside = {name.removeprefix(prefix): t for name, t in out.items() if name.startswith(prefix)}
-        out = inside or out  # what stands beside the prefix is optimiser state
+        out = inside or out  # what stands next to the prefix is optimiser state
     out = _unstacked(out)
     if "Transformer/pos_embedding" in out:
         out["pos_embedding"] = out.pop("Transformer/pos_embedding")

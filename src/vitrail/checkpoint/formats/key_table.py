@@ -134,7 +134,7 @@ def _checked(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...
 class Shapes:
     """Questions to a file's tensors that answer with a clear error when a tensor is not there.
 
-    `settings` is the config.json beside them; `facts` is what the caller knows and the file may not say.
+    `settings` is the config.json next to them; `facts` is what the caller knows and the file may not say.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ def heads_of(shapes: Shapes, width: int, mlp_width: int) -> int:
         return HEADS[width, mlp_width]
     if width % 64:
         raise MismatchedWeights(
-            f"{shapes.path}: width {width} is no published shape and the file does not say how many heads; pass heads="
+            f"{shapes.path}: width {width} is not a published shape and the file gives no number of heads; pass heads="
         )
     return width // 64
 
@@ -204,7 +204,7 @@ def grid_of(shapes: Shapes, rows: int, patch: Pair, class_token: bool) -> tuple[
             return (side * patch[0], side * patch[1]), prefix
     if image is None:
         raise MismatchedWeights(
-            f"{path}: {rows} positions make no square grid; pass image=(height, width) of the training pictures"
+            f"{path}: {rows} positions make no square grid; pass image=(height, width) of the training images"
         )
     raise MismatchedWeights(f"{path}: {rows} positions do not fit {times(image)} pixels at patch {times(patch)}")
 

@@ -38,7 +38,7 @@ def imagenet_crop(image: Pair) -> Preprocessing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
-    """How one format names its tensors, what a file of it says of the network, and how its pictures are prepared."""
+    """How one format names its tensors, what a file of it says of the network, and how its images are prepared."""
 
     name: str
     recognises: Callable[[set[str]], bool]

@@ -235,7 +235,7 @@ def settings(c: ModelConfig, p: Preprocessing, class_names: tuple[str, ...] | No
 
 
 def preprocessing(settings: dict[str, Any], image: Pair) -> Preprocessing | None:
-    """What a timm folder's config.json says of pictures; None where it says nothing that we can do. ConfigError where
+    """What a timm folder's config.json says of images; None where it says nothing that we can do. ConfigError where
     it asks for something absurd."""
     cfg = settings.get("pretrained_cfg", {})
     try:

@@ -2,7 +2,7 @@
 
     path = fetch(find("vit_b_16", "augreg_in21k"))
 
-The path is <cache>/weights/<repository, "--" for "/">/<file>. Beside the file lie `<file>.json` (its checksum and where
+The path is <cache>/weights/<repository, "--" for "/">/<file>. Next to it are `<file>.json` (its checksum and where
 it came from), `<file>.part` while a download is unfinished, and `<file>.lock`, which lets one process at a time write.
 What the environment says:
 
@@ -18,7 +18,7 @@ each use says that it is unverified; what is recorded then guards against later 
 Checksums that somebody trusts: recorded once, at a download that is trusted, and demanded of the file ever after.
 
 They lie in one JSON file, `CACHE/weights/checksums.json` or what VITRAIL_CHECKSUMS names, as {repository/file: sha256}.
-A file of the cache that differs from its pin is not used, whatever the record beside it says.
+A file of the cache that differs from its pin is not used, whatever the record next to it says.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ PIN = "`vitrail models --pin NAME:TAG` trusts it from now on"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Record:
-    """What `<file>.json` says of the file beside it; no address where the file was put there by hand."""
+    """What `<file>.json` says of the file next to it; no address where the file was put there by hand."""
 
     sha256: str
     size: int
@@ -154,7 +154,7 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def _read_record(path: Path) -> _Record | None:
-    """The record beside a file; one that cannot be read counts as none."""
+    """The record next to a file; one that cannot be read counts as none."""
     try:
         data: Any = json.loads(_beside(path, "json").read_text(encoding="utf-8"))
         return _Record(**data) if (type(data["sha256"]), type(data["size"])) == (str, int) else None
@@ -163,7 +163,7 @@ def _read_record(path: Path) -> _Record | None:
 
 
 def recorded(path: Path) -> tuple[str, bool] | None:
-    """The checksum recorded beside a cached file, and whether the hub had named it; none where there is no record."""
+    """The checksum recorded next to a cached file, and whether the hub had named it; none where there is no record."""
     record = _read_record(path)
     return None if record is None else (record.sha256, record.etag is not None)
 
@@ -232,7 +232,7 @@ def _transfer(part: Path, path: Path, entry: PublicWeights, url: str) -> _Record
             start = 0
         if start and (expected is None or not _continues(answer, start)):
             part.unlink()
-            raise TransferFailed(f"the unfinished {part.name} cannot be gone on with")
+            raise TransferFailed(f"the unfinished {part.name} cannot be resumed")
         if answer.status != 416:  # 416: there is nothing behind `start`, the last try had it all
             total = _total(answer, start)
             if expected is None:
@@ -268,10 +268,10 @@ def _total(answer: http.client.HTTPResponse, start: int) -> int | None:
 
 
 def _refuse_unverifiable(answer: http.client.HTTPResponse, total: int | None, url: str) -> None:
-    """Without a checksum, a length must at least tell a whole file from a cut one, and a log-in page is no weights."""
+    """Without a checksum, a length must at least tell a whole file from a cut one, and a log-in page from weights."""
     is_text = answer.headers.get("Content-Type", "").lower().startswith("text/")
     if total is None or is_text or "Content-Encoding" in answer.headers:
-        raise CorruptWeights(f"{url} has no checksum and is no plain file of known length; check the hub's address")
+        raise CorruptWeights(f"{url} has no checksum and is not a plain file of known length; check the hub's address")
 
 
 def _receive(answer: http.client.HTTPResponse, part: Path, start: int, total: int | None) -> None:

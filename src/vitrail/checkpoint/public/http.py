@@ -74,7 +74,7 @@ def redirected(here: str, location: str) -> str:
     there = urldefrag(urljoin(here, quote(location, safe=string.punctuation, encoding="latin-1"))).url
     parts = split_address(there)
     if not location or parts is None:
-        raise UnsafeWeights(f"{here} redirects to {location[:200]!r}, which is no http(s) address")
+        raise UnsafeWeights(f"{here} redirects to {location[:200]!r}, which is not a http(s) address")
     if urlsplit(here).scheme == "https" and parts.scheme != "https":
         raise UnsafeWeights(f"{here} redirects from https down to {parts.scheme}://{parts.netloc}; refused")
     return there
@@ -84,7 +84,7 @@ def split_address(url: str) -> SplitResult | None:
     """The parts of an http(s) address without a user name in it; None for anything else."""
     try:
         parts = urlsplit(url)
-        _ = parts.port  # raises where it is no number
+        _ = parts.port  # raises where it is not a number
     except ValueError:
         return None
     return parts if parts.scheme in ("http", "https") and parts.hostname and parts.username is None else None
@@ -115,7 +115,7 @@ def _refusal(answer: http.client.HTTPResponse, url: str, path: Path) -> Exceptio
 def _token() -> str | None:
     token = os.environ.get("HF_TOKEN", "").strip()
     if not re.fullmatch(r"[\x21-\x7e]*", token):
-        raise ConfigError("HF_TOKEN holds characters that no token has; set it anew")
+        raise ConfigError("HF_TOKEN holds characters that no token has; set it again")
     return token or None
 
 

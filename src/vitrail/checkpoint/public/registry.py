@@ -28,7 +28,7 @@ class PublicWeights:
 
     `origin` says whose code trained it last, and so which numerics are the true ones: "google-vit" and "google-bit" are
     the papers' JAX and TensorFlow code, "meta" is DeiT, DINO and MAE, and "timm" is Google's pre-training fine-tuned
-    anew in PyTorch. `classes=0` is a network without a head. `normalisation` is mean and deviation 0.5 ("half") or
+    again in PyTorch. `classes=0` is a network without a head. `normalisation` is mean and deviation 0.5 ("half") or
     those of ImageNet; it, `interpolation` and `crop` (the share of the resized image that is kept) are how timm
     evaluates the weights. `sha256=None` leaves the checksum to the hub's word.
     """

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: one format for one process or many, written beside the training and never half there."""
+"""Checkpoints of a run: one format for one process or many, written next to the training and never half there."""

@@ -8,7 +8,7 @@
     .replaced-00001000-TOKEN/                whole, and making room for a new one of the same step
     .removing-00000900-TOKEN/                being removed
 
-So a crash at any moment leaves whole checkpoints under their names, and beside them only what the next start clears.
+So a crash at any moment leaves whole checkpoints under their names, and next to them only what the next start clears.
 
 The moments of a save at which a crash leaves something new behind, so that a test can crash at each of them.
 """

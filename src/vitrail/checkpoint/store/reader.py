@@ -191,7 +191,7 @@ def latest(
         if chosen is None:
             break
         step = int(chosen)
-        place = places(folder).get(step, folder / step_name(step))  # anew: the first process may have tidied
+        place = places(folder).get(step, folder / step_name(step))  # again: the first process may have tidied
         found, fault = _opened(place, step, part, parts)
         fault = agree(fault)
         if fault is not None:
@@ -199,7 +199,7 @@ def latest(
             found = None
     if found is None and bad:
         listed = "; ".join(fault for _, fault in bad)
-        raise CorruptWeights(f"{folder}: no checkpoint is whole ({listed}); start anew in another folder")
+        raise CorruptWeights(f"{folder}: no checkpoint is whole ({listed}); start again in another folder")
     if found is not None:
         for step, fault in bad:
             tell(f"checkpoint of step {step} is damaged: {fault}; the one before it, step {found.step}, is used")
@@ -220,7 +220,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def _opened(path: Path, step: int, part: int, parts: int) -> tuple[Saved | None, str | None]:
-    """A checkpoint and no fault, or none and its fault. What is no damage, such as a format of the future, is raised:
+    """A checkpoint and no fault, or none and its fault. What is not damage, such as a newer format, is raised:
     going back to an older checkpoint would throw a sound one away."""
     try:
         saved = open_saved(path)
@@ -251,7 +251,7 @@ def _open_shard(folder: Path, note: ShardNote, step: int) -> Shard:
         raise refusal(CorruptWeights, path, "its header does not match the checkpoint's list", REMEDY)
     seal = open_seal(path, header)
     if seal is None or seal.description.get("step") != step:
-        raise refusal(CorruptWeights, path, f"is no shard of step {step}", REMEDY)
+        raise refusal(CorruptWeights, path, f"is not a shard of step {step}", REMEDY)
     return Shard(path, len(header.raw), tuple(header.entries), seal)
 
 

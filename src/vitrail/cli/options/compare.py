@@ -1,7 +1,7 @@
 """Lay results side by side: a row for weights, a column for a measure on some data, with 95% intervals.
 
 Takes what `vitrail evaluate`, `fewshot`, `probe`, `knn`, `vtab` and `cost` write with --out: files, or folders with all
-that is below them. Says where two numbers of a column may not be compared: other pictures, another image size or
+that is below them. Says where two numbers of a column may not be compared: other images, another image size or
 setting, or copies that were left out of one training only."""
 
 import argparse

@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--image-size", type=int, nargs="+", default=[], metavar="N", help="pixels a side; one or several")
     add("--classes", type=int, default=None, metavar="N", help="of the head (default: the network's own)")
     add("--data", default="", metavar="NAME", help="the set to train on: jft, or any --data of the other commands")
-    add("--images", type=int, default=0, metavar="N", help="pictures to train on, in the place of --data")
-    add("--epochs", type=float, default=0.0, metavar="E", help="how often each picture is seen (default: the paper's)")
+    add("--images", type=int, default=0, metavar="N", help="images to train on, in the place of --data")
+    add("--epochs", type=float, default=0.0, metavar="E", help="how often each image is seen (default: the paper's)")
     add("--measure", action="store_true", help="run it here: images a second and memory over batches and sizes")
     add("--batch", type=int, nargs="+", default=[], metavar="N", help="batches to measure (default: 1, 2, 4, ...)")
     add("--precision", choices=("auto", "float32", "autocast", "bfloat16"), default="auto",

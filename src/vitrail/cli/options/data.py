@@ -1,4 +1,4 @@
-"""Say what is in a set of pictures: images, classes, sizes, splits, files that cannot be read; and draw a contact
+"""Say what is in a set of images: images, classes, sizes, splits, files that cannot be read; and draw a contact
 sheet. Without SOURCE, list the sets that are known by name. `vitrail data pack` writes tar shards, `vitrail data dedup`
 compares sets; a folder called pack is written ./pack. Exit status 1: --check found files that cannot be read."""
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--sheet", metavar="OUT.png", help="the contact sheet (default: contact-sheet-NAME.png)")
     parser.add_argument("--no-sheet", action="store_true", help="draw no contact sheet")
-    parser.add_argument("--check", action="store_true", help="decode every picture, not only some headers")
+    parser.add_argument("--check", action="store_true", help="decode every image, not only some headers")
     parser.add_argument("--strict", action="store_true", help="stop at the first file that cannot be read")
     parser.add_argument("--workers", type=int, help="processes that decode (default: one a core)")
     parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")

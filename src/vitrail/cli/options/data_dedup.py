@@ -1,4 +1,4 @@
-"""Find pictures of test sets in a training set: exact copies, near ones by perceptual hash, and with --embed those
+"""Find images of test sets in a training set: exact copies, near ones by perceptual hash, and with --embed those
 that a network finds alike.
 
 Prints a table and writes into the output folder: pairs.csv, a page that shows the pairs side by side (pairs.html), what

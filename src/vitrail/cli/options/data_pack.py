@@ -1,4 +1,4 @@
-"""Write a set of pictures as tar shards: any source, in parallel, verified; a pack that was stopped goes on."""
+"""Write a set of images as tar shards: any source, in parallel, verified; a pack that was stopped goes on."""
 
 import argparse
 import re
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="DATA", help="a path or a name, perhaps @SPLIT, as for `vitrail data`")
     add_out(parser, "the folder to write", kind=str)
     parser.add_argument("--shard-size", type=size, default=SHARD_SIZE, help="of a tar file (default: 256MB)")
-    parser.add_argument("--max-side", type=int, help="bring pictures with a longer side down to it")
+    parser.add_argument("--max-side", type=int, help="bring images with a longer side down to it")
     parser.add_argument("--quality", type=int, default=92, help="of JPEGs that are made smaller (default: 92)")
     parser.add_argument("--workers", type=int, help="processes (default: one a core)")
     parser.add_argument("--strict", action="store_true", help="stop at the first file that cannot be read")

@@ -1,4 +1,4 @@
-"""Write the features of a whole collection to one file: a row a picture, with its name and its label.
+"""Write the features of a whole collection to one file: a row an image, with its name and its label.
 
 A feature is what the last layer of the network reads. The work is done in parts, so that the same command goes on where
 it was stopped, however it was; under torchrun the processes share the parts. The file is the same to the byte."""
@@ -37,6 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--type", choices=get_args(Stored), default="float32", help="of the numbers in the file (default: float32)"
     )
-    parser.add_argument("--force", action="store_true", help="replace a file of other weights, pictures or settings")
+    parser.add_argument("--force", action="store_true", help="replace a file of other weights, images or settings")
     add_precision(parser)
     add_loading(parser)

@@ -1,8 +1,8 @@
-"""Score weights on labelled pictures: top-1 and top-5 accuracy, the mean over classes, calibration and loss, each with
+"""Score weights on labelled images: top-1 and top-5 accuracy, the mean over classes, calibration and loss, each with
 its 95% interval, and what is taken for what. Multi-label weights are scored by mean average precision and F1, weights
 of another task (segmentation) by its own measures.
 
-With --real, ImageNet's validation pictures are scored on their ReaL labels, too. Every picture counts once; under
+With --real, ImageNet's validation images are scored on their ReaL labels, too. Every image counts once; under
 torchrun the processes share them and get the same numbers. Several image sizes give a row each.
 
 Images that the weights were trained on are left out, as far as the weights record which those are: of the folder of a
@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_precision(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write a page of HTML with pictures")
-    parser.add_argument("--answers", type=Path, metavar="FILE", help="write what was said to each picture, as CSV")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write a page of HTML with images")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="write what was said to each image, as CSV")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
     add_deduplicated(parser)
     parser.add_argument(

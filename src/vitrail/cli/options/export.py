@@ -1,4 +1,4 @@
-"""Write a network for other runtimes and libraries, and run what was written beside it before it gets its name.
+"""Write a network for other runtimes and libraries, and run what was written next to it before it gets its name.
 
 onnx is a file for ONNX Runtime and others, with preprocessing and class names in its metadata; --int8 makes it about a
 quarter of the size. torch-export is a graph that needs torch alone. hf, timm, npz and torchvision are other libraries'
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.95,
         metavar="SHARE",
-        help="of the pictures, that int8 must answer as the network does (default: 0.95)",
+        help="of the images, that int8 must answer as the network does (default: 0.95)",
     )
     onnx.add_argument("--workers", type=int, default=-1, metavar="N", help="loader processes (default: by the cores)")
     onnx.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")

@@ -1,7 +1,7 @@
-"""Few-shot accuracy of frozen features (Section 4.1): a linear classifier in closed form from a few pictures a class.
+"""Few-shot accuracy of frozen features (Section 4.1): a linear classifier in closed form from a few images a class.
 
-As the reference does it: features whitened by the pictures that are learnt from, a constant of 100 beside them, targets
-of -1 and 1, a penalty of 1024, and three draws of the pictures. With --sweep its older way: the first pictures of each
+As the reference does it: features whitened by the images that are learnt from, a constant of 100 next to them, targets
+of -1 and 1, a penalty of 1024, and three draws of the images. With --sweep its older way: the first images of each
 class, every penalty from 2^-10 to 2^19, and for each number of shots the one that ranks best on average over all sets
 given. Features are extracted once and kept for later, for `vitrail probe` and `vitrail knn`, too."""
 
@@ -11,7 +11,7 @@ from typing import Final
 
 from vitrail.cli.options.groups import FrozenOptions, add_frozen
 
-ALL: Final = 1 << 53  # shots: every picture of train, without a draw
+ALL: Final = 1 << 53  # shots: every image of train, without a draw
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number_of,
         nargs="+",
         metavar="N",
-        help='pictures a class to learn from, or "all" there are (default: 1 5 10 25)',
+        help='images a class to learn from, or "all" there are (default: 1 5 10 25)',
     )
     parser.add_argument(
-        "--seeds", type=int, nargs="+", metavar="S", help="one draw of the pictures each (default: 0 1 2)"
+        "--seeds", type=int, nargs="+", metavar="S", help="one draw of the images each (default: 0 1 2)"
     )
     parser.add_argument("--penalty", type=float, metavar="L2", help="of the weights (default: 1024)")
     parser.add_argument("--sweep", action="store_true", help="no draws, all penalties, the best one for all sets")

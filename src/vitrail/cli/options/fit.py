@@ -1,7 +1,7 @@
-"""Make a classifier of your pictures in seconds: no training, a CPU will do.
+"""Make a classifier of your images in seconds: no training, a CPU will do.
 
 The features that the network has learnt stay as they are; a linear classifier on top of them is computed in closed form
-(least squares, Section 4.1), with its l2 chosen on a part of the pictures that is held out, and put into the network as
+(least squares, Section 4.1), with its l2 chosen on a part of the images that is held out, and put into the network as
 its last layer. The file is a network like any other, for predict, serve, evaluate or as a start for finetune. Features
 are kept, so that another --l2 or --shots takes a moment."""
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of every class, held out to choose l2 and the scale of the logits; all count afterwards "
         f"(default: {SHARE:g})",
     )
-    parser.add_argument("--shots", type=int, metavar="N", help="learn from at most N pictures of each class")
+    parser.add_argument("--shots", type=int, metavar="N", help="learn from at most N images of each class")
     add_labels(parser)
     parser.add_argument("--no-cache", action="store_true", help="extract the features again, and do not keep them")
     add_loading(parser)

@@ -103,8 +103,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
 
 
 def add_loading(parser: argparse.ArgumentParser) -> None:
-    """--batch, --workers and --download: how pictures are come by, not what comes out."""
-    parser.add_argument("--batch", type=int, default=0, metavar="N", help="pictures at once (default: by the device)")
+    """--batch, --workers and --download: how images are come by, not what comes out."""
+    parser.add_argument("--batch", type=int, default=0, metavar="N", help="images at once (default: by the device)")
     parser.add_argument("--workers", type=int, default=-1, metavar="N", help="loader processes (default: by the cores)")
     parser.add_argument("--download", action="store_true", help="fetch the files of a named set that are missing")
 
@@ -169,7 +169,7 @@ def add_frozen(parser: argparse.ArgumentParser, *, several: bool = False) -> Non
     parser.add_argument(
         "--reference",
         action="store_true",
-        help="cut pictures as the reference's evaluator does (to a square of 8/7 the size, then its centre: 256 and "
+        help="cut images as the reference's evaluator does (to a square of 8/7 the size, then its centre: 256 and "
         "224), not as the weights say",
     )
     add_precision(parser)

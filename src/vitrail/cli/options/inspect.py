@@ -1,4 +1,4 @@
-"""Look inside a network: where it attends on your pictures, and what it has learned.
+"""Look inside a network: where it attends on your images, and what it has learned.
 
 Writes a page that needs nothing else (report.html, with an explorer to click through all layers and heads) and every
 figure as PNG and SVG. A run's folder stands for its best weights so far, also while it trains."""

@@ -1,4 +1,4 @@
-"""Nearest neighbours of frozen features: every picture is given the class that its most similar pictures vote for.
+"""Nearest neighbours of frozen features: every image is given the class that its most similar images vote for.
 
 Similar is what has a large cosine. A neighbour's vote weighs exp(cosine / temperature), or as much as any other's;
 both are shown. Every pair is compared. Features are extracted once and kept for later, for `vitrail fewshot` and

@@ -1,9 +1,9 @@
-"""Say what is on pictures: the likeliest classes of each, in the order they were given. Weights of
+"""Say what is on images: the likeliest classes of each, in the order they were given. Weights of
 segmentation predict a mask of each, which --out writes as PNG.
 
-WEIGHTS may be left out: the first word is taken for weights unless it is a picture, a folder without weights in it, or
+WEIGHTS may be left out: the first word is taken for weights unless it is an image, a folder without weights in it, or
 -, and then a small network that comes with vitrail answers (CIFAR-10's ten classes). Folders are walked through in the
-order of names; - reads names from stdin, one a line. A picture that cannot be read is named on stderr and passed over,
+order of names; - reads names from stdin, one a line. An image that cannot be read is named on stderr and passed over,
 and the exit status is then 1."""
 
 import argparse
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "%(prog)s [WEIGHTS] IMAGE|FOLDER|-... [options]"
     parser.add_argument("words", nargs="+", metavar="[WEIGHTS] IMAGE|FOLDER|-", help="weights, then images")
     parser.add_argument("--weights", metavar="WEIGHTS", help="the weights; then every word is an image or a folder")
-    parser.add_argument("--topk", type=int, metavar="N", help="classes for each picture (default: 5)")
+    parser.add_argument("--topk", type=int, metavar="N", help="classes for each image (default: 5)")
     parser.add_argument(
         "--threshold",
         type=float,
@@ -62,13 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--attention",
         type=Path,
         metavar="OUT",
-        help="a folder for each picture lit by where the network looked (attention rollout), as PNG",
+        help="a folder for each image lit by where the network looked (attention rollout), as PNG",
     )
     add_labels(parser)
     parser.add_argument("--image-size", type=int, metavar="N", help="pixels a side; positions are resized")
     add_device(parser)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="(default: float32)")
-    parser.add_argument("--batch", type=int, metavar="N", help="pictures at once (default: by the device)")
+    parser.add_argument("--batch", type=int, metavar="N", help="images at once (default: by the device)")
     parser.add_argument(
-        "--workers", type=int, default=-1, metavar="N", help="threads that read pictures (default: by the cores)"
+        "--workers", type=int, default=-1, metavar="N", help="threads that read images (default: by the cores)"
     )

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--penalty",
         type=float,
         metavar="L2",
-        help="of the weights, beside the mean loss (default: the best of 10 to 1e-6)",
+        help="of the weights, next to the mean loss (default: the best of 10 to 1e-6)",
     )
     parser.add_argument(
         "--iterations", type=int, default=ITERATIONS, metavar="N", help=f"of L-BFGS at most (default: {ITERATIONS})"

@@ -1,4 +1,4 @@
-"""Run one step of a training again, with its newest weights: which pictures it had, and what each of them did.
+"""Run one step of a training again, with its newest weights: which images it had, and what each of them did.
 
 A run that stopped because its loss was not finite names the step; this shows the batch.
 """

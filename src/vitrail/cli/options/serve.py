@@ -1,4 +1,4 @@
-"""Serve a model over HTTP, with a page to try it: /predict, /attention and /embed take pictures, /docs says how.
+"""Serve a model over HTTP, with a page to try it: /predict, /attention and /embed take images, /docs says how.
 
 Without WEIGHTS it is the small network that comes with vitrail. SIGTERM or Ctrl-C answers what is in flight and stops;
 a second one stops at once."""
@@ -53,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token", metavar="T", help=f"that requests have to carry (default: ${TOKEN}, where it is set)"
     )
     parser.add_argument("--origin", action="append", default=[], metavar="URL", help="a site whose pages may ask, too")
-    parser.add_argument("--queue", type=int, default=256, metavar="N", help="pictures that may wait (default: 256)")
+    parser.add_argument("--queue", type=int, default=256, metavar="N", help="images that may wait (default: 256)")
     parser.add_argument(
-        "--batch", type=int, metavar="N", help="pictures in one call of the network (default: 16, on a GPU 64)"
+        "--batch", type=int, metavar="N", help="images in one call of the network (default: 16, on a GPU 64)"
     )
     parser.add_argument(
         "--wait-ms", type=float, default=2.0, metavar="MS", help="that a batch waits to be filled (default: 2)"
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-bytes", type=int, default=20 * 2**20, metavar="N", help="of a request's body (default: 20 MiB)"
     )
     parser.add_argument(
-        "--max-pixels", type=int, default=40_000_000, metavar="N", help="of one picture (default: 40 million)"
+        "--max-pixels", type=int, default=40_000_000, metavar="N", help="of one image (default: 40 million)"
     )
     add_labels(parser)
     parser.add_argument("--image-size", type=int, metavar="N", help="pixels a side; positions are resized")

@@ -5,7 +5,7 @@ checkpoint, one that failed is tried again. --list says what all of it costs bef
 lists the studies.
 
 Scales: tiny takes two cores a minute or two and shows that everything works; small is for one GPU and some minutes;
-paper is the paper's own grid with its recipes, for those who have its pictures and the time.
+paper is the paper's own grid with its recipes, for those who have its images and the time.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Fine-tune weights on the 19 tasks of VTAB-1k, a thousand pictures each, and set the results beside the paper's.
+"""Fine-tune weights on the 19 tasks of VTAB-1k, a thousand images each, and set the results next to the paper's.
 
-One recipe for all tasks, the paper's: 2,500 steps of 512 pictures at a rate of 0.01, 384 px (Table 4). The same command
+One recipe for all tasks, the paper's: 2,500 steps of 512 images at a rate of 0.01, 384 px (Table 4). The same command
 again goes on where it stopped, task by task; data sets that are not there are passed over, and named.
 """
 

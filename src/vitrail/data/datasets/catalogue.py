@@ -124,7 +124,7 @@ TABLE: Final = (
         reader=f"{HERE}.caltech:caltech101",
         page="https://data.caltech.edu/records/mzrjq-6wc02",
         folders=("caltech101",),
-        note="with the background as a class; train is 30 pictures a class, drawn by a fixed order of our own",
+        note="with the background as a class; train is 30 images a class, drawn by a fixed order of our own",
     ),
     NamedSet(
         name="dtd",
@@ -145,7 +145,7 @@ TABLE: Final = (
         files=files.SVHN,
         reader=f"{HERE}.svhn:svhn",
         page="http://ufldl.stanford.edu/housenumbers/",
-        note="cropped digits; the extra pictures are not used",
+        note="cropped digits; the extra images are not used",
     ),
     NamedSet(
         name="sun397",
@@ -166,7 +166,7 @@ TABLE: Final = (
         reader=f"{HERE}.pcam:pcam",
         page="https://github.com/basveeling/pcam",
         folders=("pcam",),
-        note="needs h5py; the .gz files are unpacked beside themselves",
+        note="needs h5py; the .gz files are unpacked next to themselves",
     ),
     NamedSet(
         name="eurosat",
@@ -343,7 +343,7 @@ TABLE: Final = (
         page=IMAGENET_PAGE,
         terms=IMAGENET_TERMS,
         home="imagenet21k",
-        note="a picture that lies in several tar files under one name has all their classes",
+        note="an image that lies in several tar files under one name has all their classes",
     ),
 )
 

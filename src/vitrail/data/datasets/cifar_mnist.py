@@ -42,7 +42,7 @@ class Version:
     names: str  # the file with the names of the classes
     key: str  # of the labels, or of the names, in a pickle
     names_key: str
-    bytes_of_labels: int  # before each picture, in the binary version
+    bytes_of_labels: int  # before each image, in the binary version
 
 
 TEN: Final = (
@@ -160,9 +160,9 @@ def batch(data: bytes, version: Version, where: str) -> tuple[NDArray[np.uint8],
         pixels: NDArray[np.uint8] = held[b"data"].array
         labels = np.asarray(held[version.key.encode()], np.int64)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-        raise DataError(f"{where} is no batch of CIFAR: it has no data and {version.key}") from None
+        raise DataError(f"{where} is not a batch of CIFAR: it has no data and {version.key}") from None
     if pixels.ndim != 2 or pixels.shape[1] != PIXELS or labels.shape != pixels.shape[:1]:
-        raise DataError(f"{where} is no batch of CIFAR: data {pixels.shape} and labels {labels.shape}")
+        raise DataError(f"{where} is not a batch of CIFAR: data {pixels.shape} and labels {labels.shape}")
     return pixels, labels
 
 
@@ -283,7 +283,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] != 8 or not 1 <= data[3] <= 4 or len(data) < 4 + 4 * data[3]:
-        raise DataError(f"{path} is no idx file of bytes")
+        raise DataError(f"{path} is not an idx file of bytes")
     shape = struct.unpack_from(f">{data[3]}I", data, 4)
     start = 4 + 4 * data[3]
     if len(data) - start != (count := int(np.prod(shape, dtype=object))) or count > MOST:

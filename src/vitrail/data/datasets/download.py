@@ -1,6 +1,6 @@
 """Fetching the files of a set: over HTTP, from where an earlier try stopped, checked, and in place whole or not at all.
 
-A file that is on its way lies beside its place as `<file>.part`. VITRAIL_OFFLINE=1 asks nobody.
+A file that is on its way lies next to its place as `<file>.part`. VITRAIL_OFFLINE=1 asks nobody.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def fetch(file: File, root: Path, progress: Progress | None = None) -> Path:
     if offline():
         raise SourceNotFound(f"{path} is not there and vitrail is offline (VITRAIL_OFFLINE); put {file.url} there")
     if urlsplit(file.url).scheme not in ("http", "https"):
-        raise DataError(f"{file.url} is no http(s) address")
+        raise DataError(f"{file.url} is not a http(s) address")
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def transfer(file: File, part: Path, progress: Progress | None) -> None:
     if file.size is not None and start == file.size:
         return
     with contextlib.closing(ask(str(file.url), start, part)) as answer:
-        if start and answer.status != 206:  # the server begins anew, or has nothing behind `start`
+        if start and answer.status != 206:  # the server begins again, or has nothing behind `start`
             start = 0
         length = answer.headers.get("Content-Length", "")
         total = start + int(length) if length.isdigit() else None

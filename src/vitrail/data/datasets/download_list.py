@@ -285,7 +285,7 @@ IMAGENET21K: Final = (
         note="the order of the 21,843 classes",
         url="https://storage.googleapis.com/bit_models/imagenet21k_wordnet_ids.txt",
     ),
-    File(path="multilabel.json", url=None, optional=True, note="further classes of pictures, if you have them"),
+    File(path="multilabel.json", url=None, optional=True, note="further classes of images, if you have them"),
 )
 RESISC45: Final = (
     File(

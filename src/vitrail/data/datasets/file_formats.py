@@ -64,7 +64,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def records(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Where each record's bytes begin, and the bytes. The checksum of each length is checked: pictures check theirs."""
+    """Where each record's bytes begin, and the bytes. The checksum of each length is checked: images check theirs."""
     with path.open("rb") as file:
         at = 0
         while head := file.read(HEAD.size):
@@ -232,7 +232,7 @@ def kept(kind: str, files: Sequence[Path], make: Callable[[], Tables]) -> Tables
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as opened:
             return {name: opened[name] for name in opened.files}
-    except Exception:  # not there, or damaged: made anew, and nothing is lost but time
+    except Exception:  # not there, or damaged: made again, and nothing is lost but time
         tables = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -322,7 +322,7 @@ class Zipped(Source):
     def read(self, index: int) -> bytes:
         start, packed, size, method, checksum = (int(value) for value in self.table[index])
         if size > MOST_MEMBERS:
-            raise BadPicture(f"has {size:,} bytes; more than {MOST_MEMBERS:,} are not read as one picture")
+            raise BadPicture(f"has {size:,} bytes; more than {MOST_MEMBERS:,} are not read as one image")
         with open(self.path, "rb") as file:
             file.seek(start)
             header = file.read(LOCAL.size)

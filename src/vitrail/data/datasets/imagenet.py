@@ -1,27 +1,27 @@
 """ImageNet (ILSVRC-2012): class folders, or the official tar files as they are.
 
 root/train    folders n01440764 and so on; or ILSVRC2012_img_train.tar, a tar file of a tar file a class
-root/val      the same folders; or all 50,000 pictures side by side; or ILSVRC2012_img_val.tar
+root/val      the same folders; or all 50,000 images side by side; or ILSVRC2012_img_val.tar
 
-Class k is the k-th WordNet id in alphabetical order, as everywhere. The official val pictures do not say their class in
+Class k is the k-th WordNet id in alphabetical order, as everywhere. The official val images do not say their class in
 their names: that comes from ILSVRC2012_devkit_t12.tar.gz, from the meta.bin that torchvision makes of it, from Kaggle's
 LOC_val_solution.csv, or from a list of 50,000 WordNet ids, imagenet_2012_validation_synset_labels.txt.
 
-ReaL: what is really on the 50,000 validation pictures of ImageNet, several classes each or none.
+ReaL: what is really on the 50,000 validation images of ImageNet, several classes each or none.
 
-`real.json` is a list of lists of class numbers, in the order of the pictures' own numbers: ILSVRC2012_val_00000293 is
+`real.json` is a list of lists of class numbers, in the order of the images' own numbers: ILSVRC2012_val_00000293 is
 entry 292.
 
 ImageNet-21k: a tar file a class, n00004475.tar and so on, read where they lie.
 
-The paper's set has 21,843 classes and 14,197,122 pictures. Beside the tar files may lie
+The paper's set has 21,843 classes and 14,197,122 images. Next to the tar files may lie
 
 imagenet21k_wordnet_ids.txt   all WordNet ids in the order of the class numbers; else the tar files are the classes,
                               in alphabetical order
-multilabel.json               {"n00004475_10": ["n00004475", "n00015388"], ...}: pictures with further classes
+multilabel.json               {"n00004475_10": ["n00004475", "n00015388"], ...}: images with further classes
 
-In the multi-label set a picture that lies under one name in the tar files of several classes is one sample with all of
-these, and multilabel.json adds to them. Copies under other names are for de-duplication to find: a hash of all pictures
+In the multi-label set an image that lies under one name in the tar files of several classes is one sample with all of
+these, and multilabel.json adds to them. Copies under other names are for de-duplication to find: a hash of all images
 would read 1.3 TB.
 """
 
@@ -136,7 +136,7 @@ def nested(path: Path) -> Tables:
 
 
 def val_folder(root: Path, where: Path) -> Source:
-    """Class folders, or pictures side by side whose classes a list says."""
+    """Class folders, or images side by side whose classes a list says."""
     entries = listed(str(where / "val"))
     if any(is_folder(entry) for entry in entries):
         return read_classes(where, "val")
@@ -164,7 +164,7 @@ def val_tar(root: Path) -> Source:
 
 
 def val_labels(root: Path, names: Sequence[str]) -> tuple[Labels, list[str]]:
-    """The classes of pictures called ILSVRC2012_val_00000001.JPEG and so on."""
+    """The classes of images called ILSVRC2012_val_00000001.JPEG and so on."""
     truth = val_synsets(root)
     classes = sorted(set(truth))
     numbers = {identity: i for i, identity in enumerate(classes)}
@@ -182,7 +182,7 @@ def val_number(name: str) -> int:
 
 
 def val_synsets(root: Path) -> list[str]:
-    """The WordNet ids of val pictures 1, 2, ..."""
+    """The WordNet ids of val images 1, 2, ..."""
     where = present(root, SYNSETS, META, SOLUTION, DEVKIT)
     if where.name == SYNSETS:
         return read_text(where).split()
@@ -222,7 +222,7 @@ def from_devkit(path: Path) -> list[str]:
 
 
 def read_real(path: Path) -> list[tuple[int, ...]]:
-    """The classes of validation picture 1, 2, ..."""
+    """The classes of validation image 1, 2, ..."""
     try:
         held = json.loads(path.read_text("utf-8"))
         rows = [tuple(int(np.int64(index(label))) for label in row) for row in held]
@@ -234,20 +234,18 @@ def read_real(path: Path) -> list[tuple[int, ...]]:
 
 
 def real_rows(source: Source, path: Path) -> list[tuple[int, ...]]:
-    """The ReaL labels of every picture of a source, by its name; an empty row where a picture has none."""
+    """The ReaL labels of every image of a source, by its name; an empty row where an image has none."""
     rows = read_real(path)
     found = np.array([val_number(source.name(i)) for i in range(len(source))], np.int64)
     wrong = np.flatnonzero((found < 1) | (found > len(rows)))
     if wrong.size:
         name = source.name(int(wrong[0]))
-        raise BadLabels(
-            f"{name}: no validation picture of ImageNet by its name (ILSVRC2012_val_00000001 to {len(rows)})"
-        )
+        raise BadLabels(f"{name}: no validation image of ImageNet by its name (ILSVRC2012_val_00000001 to {len(rows)})")
     return [rows[number - 1] for number in found.tolist()]
 
 
 def real_labels(source: Source, path: Path) -> Source:
-    """Validation pictures of ImageNet with their ReaL labels. Those that have none are left out of the count."""
+    """Validation images of ImageNet with their ReaL labels. Those that have none are left out of the count."""
     rows = real_rows(source, path)
     kept = np.array([i for i, row in enumerate(rows) if row], np.int64)
     labels = Labels.several(rows[i] for i in kept.tolist())
@@ -261,12 +259,12 @@ FOLDERS: Final = ("", "winter21_whole", "fall11_whole", "train")
 
 
 def imagenet21k(root: Path) -> dict[str, Source]:
-    """One class a picture: that of its tar file."""
+    """One class an image: that of its tar file."""
     return {"train": read(root)}
 
 
 def multilabel(root: Path) -> dict[str, Source]:
-    """Several classes a picture."""
+    """Several classes an image."""
     source = read(root)
     first: dict[str, int] = {}
     rows: dict[str, list[int]] = {}
@@ -293,7 +291,7 @@ def further(root: Path) -> dict[str, list[str]]:
         held = json.loads(read_text(path))
         return {str(stem): [str(identity) for identity in identities] for stem, identities in held.items()}
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise DataError(f'{path} is not of the form {{"picture": ["class", ...], ...}} ({reason_of(error)})') from None
+        raise DataError(f'{path} is not of the form {{"image": ["class", ...], ...}} ({reason_of(error)})') from None
 
 
 def read(root: Path) -> Source:
@@ -342,7 +340,7 @@ def class_ids(root: Path, tars: list[str]) -> list[str]:
 
 
 def index_archives(paths: list[Path]) -> Tables:
-    """Where each picture lies. Only headers are read; 14 million of them take a while, once."""
+    """Where each image lies. Only headers are read; 14 million of them take a while, once."""
     from vitrail.data.readers.shards.tar import Tar
 
     names: list[str] = []

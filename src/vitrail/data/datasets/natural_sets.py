@@ -1,15 +1,15 @@
-"""Caltech-101 as VTAB counts it: 102 classes, the background among them; 30 pictures a class are train, the rest test.
+"""Caltech-101 as VTAB counts it: 102 classes, the background among them; 30 images a class are train, the rest test.
 
-The pictures of train were drawn at random by TensorFlow Datasets, in an order that depends on the disk it ran on. Ours
+The images of train were drawn at random by TensorFlow Datasets, in an order that depends on the disk it ran on. Ours
 are drawn by a fixed pseudo-random order of each class, so they are others, and the same everywhere.
 
-SVHN, the cropped digits: train_32x32.mat and test_32x32.mat. The "extra" pictures are not used, as in VTAB.
+SVHN, the cropped digits: train_32x32.mat and test_32x32.mat. The "extra" images are not used, as in VTAB.
 
 SUN397: 108,754 scenes in folders a/abbey, a/airplane_cabin and so on.
 
 VTAB's splits are lists that come with TensorFlow Datasets: sun397_tfds_tr.txt, _va.txt and _te.txt. Where they lie
-beside the pictures they are used. Where not, the same numbers (a tenth val, a fifth test, the rest train) are drawn by
-a fixed pseudo-random order, so that the pictures in each differ from VTAB's.
+next to the images they are used. Where not, the same numbers (a tenth val, a fifth test, the rest train) are drawn by
+a fixed pseudo-random order, so that the images in each differ from VTAB's.
 
 The sets of Oxford's Visual Geometry Group: Pets, Flowers-102 and the Describable Textures (DTD), fold 1.
 """
@@ -44,7 +44,7 @@ def caltech101(root: Path) -> dict[str, Source]:
     for label, name in enumerate(classes):
         files = [f"{name}/{entry.name}" for entry in listed(str(home / name)) if entry.name.lower().endswith(".jpg")]
         if len(files) <= A_CLASS:
-            raise DataError(f"{home / name} holds {len(files)} pictures; {A_CLASS} are for train and some for test")
+            raise DataError(f"{home / name} holds {len(files)} images; {A_CLASS} are for train and some for test")
         order = Order(len(files), number(f"caltech101 {name}"))(0, np.arange(len(files)))
         train += [(files[i], label) for i in sorted(order[:A_CLASS])]
         test += [(files[i], label) for i in sorted(order[A_CLASS:])]
@@ -98,12 +98,12 @@ def sun397(root: Path) -> dict[str, Source]:
     pictures, _ = below(str(home), "")
     names = sorted(name for name in pictures if name != LEFT_OUT and name.rpartition("/")[2].startswith("sun_"))
     if not names:
-        raise DataError(f"{home}: no pictures called sun_*.jpg below it")
+        raise DataError(f"{home}: no images called sun_*.jpg below it")
     classes = class_names(home, names)
     numbers = {name: i for i, name in enumerate(classes)}
     strange = sorted({class_of(name) for name in names} - set(classes))
     if strange:
-        raise BadLabels(f"{home}: the folder {strange[0]} is no class of ClassName.txt")
+        raise BadLabels(f"{home}: the folder {strange[0]} is not a class of ClassName.txt")
     splits = listed_splits(root, home, names) or drawn_splits(names)
     return {
         split: Folder(home).source(chosen, Labels(np.array([numbers[class_of(n)] for n in chosen], np.int64)), classes)
@@ -152,7 +152,7 @@ def drawn_splits(names: list[str]) -> dict[str, list[str]]:
 
 
 def pets(root: Path) -> dict[str, Source]:
-    """Train is the official trainval list. A line is "Abyssinian_100 1 1 1": the picture, and its class from 1."""
+    """Train is the official trainval list. A line is "Abyssinian_100 1 1 1": the image, and its class from 1."""
     lists = unpacked(root, "annotations", "annotations.tar.gz")
     images = unpacked(root, "images", "images.tar.gz")
     rows = {
@@ -181,7 +181,7 @@ def pets(root: Path) -> dict[str, Source]:
 
 
 def flowers102(root: Path) -> dict[str, Source]:
-    """The pictures are numbered from 1; setid.mat says which are in which split, imagelabels.mat the classes from 1."""
+    """The images are numbered from 1; setid.mat says which are in which split, imagelabels.mat the classes from 1."""
     sets = read_mat(present(root, "setid.mat"), "trnid", "valid", "tstid")
     targets = read_mat(present(root, "imagelabels.mat"), "labels")["labels"].ravel().astype(np.int64) - 1
     images = unpacked(root, "jpg", "102flowers.tgz")
@@ -192,7 +192,7 @@ def flowers102(root: Path) -> dict[str, Source]:
     for split, field in (("train", "trnid"), ("val", "valid"), ("test", "tstid")):
         numbers = sets[field].ravel().astype(np.int64)
         if numbers.size and not (numbers.min() >= 1 and numbers.max() <= len(targets)):
-            raise DataError(f"{root / 'setid.mat'} names picture {numbers.max()}, imagelabels.mat has {len(targets)}")
+            raise DataError(f"{root / 'setid.mat'} names image {numbers.max()}, imagelabels.mat has {len(targets)}")
         labels = Labels(targets[numbers - 1])
         labels.check(len(classes), str(root / "imagelabels.mat"))
         splits[split] = Folder(images).source([f"image_{number:05d}.jpg" for number in numbers], labels, classes)

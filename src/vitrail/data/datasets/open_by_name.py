@@ -47,7 +47,7 @@ def present(root: Path, *names: str) -> Path:
 
 
 def unpacked(root: Path, folder: str, *archives: str) -> Path:
-    """The folder; where only one of its archives is there, that is unpacked beside it first, whole or not at all.
+    """The folder; where only one of its archives is there, that is unpacked next to it first, whole or not at all.
 
     An archive may hold the folder or its contents.
     """
@@ -89,7 +89,7 @@ def extract(archive: Path, into: Path) -> None:
 
 
 def inflated(root: Path, name: str) -> Path:
-    """The file; where only name.gz is there, that is unpacked beside it first, whole or not at all."""
+    """The file; where only name.gz is there, that is unpacked next to it first, whole or not at all."""
     path = root / name
     if path.exists():
         return path
@@ -173,7 +173,7 @@ def read(entry: NamedSet, home: Path, anywhere: bool) -> dict[str, Source]:
 
 
 def places(entry: NamedSet, home: Path, anywhere: bool) -> Iterator[Path]:
-    """The folder, the folders that torchvision makes in or beside it, and where a distribution puts the files."""
+    """The folder, the folders that torchvision makes in or next to it, and where a distribution puts the files."""
     candidates = [home, *(home / folder for folder in entry.folders)]
     if anywhere:
         candidates += [home.parent / folder for folder in entry.folders]

@@ -1,6 +1,6 @@
-"""Pictures from above, in class folders and without official splits: EuroSAT (RGB) and NWPU-RESISC45.
+"""Images from above, in class folders and without official splits: EuroSAT (RGB) and NWPU-RESISC45.
 
-PatchCamelyon: six HDF5 files, pictures x [N, 96, 96, 3] and labels y [N, 1, 1, 1]. Needs h5py.
+PatchCamelyon: six HDF5 files, images x [N, 96, 96, 3] and labels y [N, 1, 1, 1]. Needs h5py.
 
 Diabetic Retinopathy Detection (Kaggle, 2015): five stages of a disease of the eye.
 
@@ -10,7 +10,7 @@ root/retinopathy_solution.csv  image,level,Usage: val is the public part of the 
 root/test/1_left.jpeg          and so on
 
 VTAB uses the version that TensorFlow Datasets calls btgraham-300: scaled to an eyeball of radius 300, less the local
-average, cropped to nine tenths of the radius. `Prepared` makes that of a picture when it is read.
+average, cropped to nine tenths of the radius. `Prepared` makes that of an image when it is read.
 """
 
 import csv
@@ -55,7 +55,7 @@ def class_folders(files: Tree, prefix: str) -> Source:
         return class_folders(files, f"{prefix}{inside[0].partition('/')[0]}/")
     classes = sorted({name.partition("/")[0] for name in names})
     if not classes:
-        raise DataError(f"{files.where}: no class folders with pictures in it")
+        raise DataError(f"{files.where}: no class folders with images in it")
     numbers = {name: i for i, name in enumerate(classes)}
     labels = Labels(np.array([numbers[name.partition("/")[0]] for name in names], np.int64))
     return files.source([prefix + name for name in names], labels, classes)
@@ -100,7 +100,7 @@ def member(file: Any, name: str, path: Path) -> Any:
 
 
 class Hdf5(Source):
-    """Pictures in the data set x. Each process that reads opens the file itself: handles do not survive a fork."""
+    """Images in the data set x. Each process that reads opens the file itself: handles do not survive a fork."""
 
     def __init__(self, path: Path, labels: Labels, classes: tuple[str, ...]) -> None:
         self.path, self.labels, self.classes = path, labels, classes
@@ -129,7 +129,7 @@ QUALITY: Final = 72
 
 
 def original(root: Path) -> dict[str, Source]:
-    """The pictures as they were given out, up to 5,000 pixels wide."""
+    """The images as they were given out, up to 5,000 pixels wide."""
     train, test = present(root, "trainLabels.csv"), present(root, "retinopathy_solution.csv")
     return {
         "train": pictures(root, "train", rows(train, None)),
@@ -139,7 +139,7 @@ def original(root: Path) -> dict[str, Source]:
 
 
 def prepared(root: Path) -> dict[str, Source]:
-    """The pictures as VTAB has them."""
+    """The images as VTAB has them."""
     return {split: Prepared(source, source.labels, source.classes) for split, source in original(root).items()}
 
 
@@ -164,7 +164,7 @@ def pictures(root: Path, folder: str, table: list[tuple[str, int]]) -> Source:
 
 
 class Prepared(Relabelled):
-    """Pictures of eyes brought to one size and brightness on the way, as the winner of the competition did."""
+    """Images of eyes brought to one size and brightness on the way, as the winner of the competition did."""
 
     def read(self, index: int) -> bytes:
         pixels = even(np.asarray(Picture(self.source.read(index)).rgb()))
@@ -180,7 +180,7 @@ def even(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """4 (x - blurred x) + 128 on an eyeball of radius 300, grey outside of nine tenths of it, cropped to that."""
     line = pixels[pixels.shape[0] // 2].astype(np.int64).sum(axis=1)
     radius = float((line > line.mean() / 10).sum()) / 2
-    if radius < 1:  # a black line: then the picture's height has to do
+    if radius < 1:  # a black line: then the image's height has to do
         radius = pixels.shape[0] / 2
     scale = RADIUS / radius
     size = (max(1, round(pixels.shape[1] * scale)), max(1, round(pixels.shape[0] * scale)))

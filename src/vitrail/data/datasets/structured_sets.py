@@ -8,19 +8,19 @@ The six classes are {near, far, very far} x {good, bad object}; the files do not
 
 dSprites for two questions: where across is the sprite, and how is it turned? From the .npz of its authors.
 
-Unpacked, its 737,280 pictures of 64 x 64 take 3 GB for one bit a pixel. They are read in a stream once and kept in the
-cache as bits, 377 MB, from where single pictures are read.
+Unpacked, its 737,280 images of 64 x 64 take 3 GB for one bit a pixel. They are read in a stream once and kept in the
+cache as bits, 377 MB, from where single images are read.
 
-KITTI's pictures of roads, for one question: how far is the nearest car, van or truck?
+KITTI's images of roads, for one question: how far is the nearest car, van or truck?
 
-The pictures are frames of drives, so VTAB splits by drive: which picture is of which drive is in the development kit
+The images are frames of drives, so VTAB splits by drive: which image is of which drive is in the development kit
 (mapping/train_rand.txt and train_mapping.txt), and which drives are val and test follows from a seed. The draw is
-TensorFlow Datasets' own (numpy's RandomState 123), so these should be the very pictures of VTAB.
+TensorFlow Datasets' own (numpy's RandomState 123), so these should be the very images of VTAB.
 
 smallNORB: toys from two cameras, six files in a format of their own that are called .mat all the same.
 
 A file is a magic number (bytes or integers), the number of dimensions, at least three of them, and the values, all
-little-endian. The pictures are those of the first camera, as in VTAB.
+little-endian. The images are those of the first camera, as in VTAB.
 """
 
 import json
@@ -120,7 +120,7 @@ def files(home: Path, word: str) -> list[Path]:
 
 
 def index(paths: list[Path]) -> Tables:
-    """Where each picture lies, its label and its name: all files are read through, once."""
+    """Where each image lies, its label and its name: all files are read through, once."""
     names: list[str] = []
     rows: list[tuple[int, int, int, int]] = []
     for number, path in enumerate(paths):
@@ -154,7 +154,7 @@ FILE: Final = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 ORIENTATION, ACROSS = 3, 4  # columns of latents_classes: colour, shape, scale, orientation, x, y
 ORIENTATIONS, PLACES = 40, 32
 BINS: Final = 16
-AT_ONCE: Final = 4096  # pictures
+AT_ONCE: Final = 4096  # images
 
 
 def location(root: Path) -> dict[str, Source]:
@@ -183,7 +183,7 @@ def read_dsprites(root: Path, column: int, count: int) -> dict[str, Source]:
         raise DataError(f"{path} holds latents_classes {latents.shape}, not N x 6")
     bits, shape = packed(path)
     if shape[0] != len(latents):
-        raise DataError(f"{path} holds {shape[0]} pictures for {len(latents)} latents")
+        raise DataError(f"{path} holds {shape[0]} images for {len(latents)} latents")
     labels = Labels(binned(latents[:, column].astype(np.int64), count).astype(np.int16))
     classes = [str(i) for i in range(BINS)]
     labels.check(BINS, str(path))
@@ -195,7 +195,7 @@ def read_dsprites(root: Path, column: int, count: int) -> dict[str, Source]:
 
 
 def packed(path: Path) -> tuple[Path, tuple[int, ...]]:
-    """The pictures as bits, and the shape they have in the file. Made once, in pieces of a few megabytes."""
+    """The images as bits, and the shape they have in the file. Made once, in pieces of a few megabytes."""
     try:
         with zipfile.ZipFile(path) as opened, opened.open("imgs.npy") as member:
             shape = dsprites_header(member, path)
@@ -291,12 +291,12 @@ def nearest_object(text: str, where: str) -> int:
         try:
             depth = min(depth, float(words[13]))
         except (IndexError, ValueError):
-            raise DataError(f"{where} has a line {line!r}, which is no object of KITTI") from None
+            raise DataError(f"{where} has a line {line!r}, which is not an object of KITTI") from None
     return bisect_left(KITTI_EDGES, depth)
 
 
 def drive_of_each(kit: Tree, folder: str) -> list[str]:
-    """For picture 0, 1, ... the drive that it is a frame of."""
+    """For image 0, 1, ... the drive that it is a frame of."""
     where = f"{kit.where}: {folder}"
     lines = kit.read(f"{folder}train_mapping.txt").decode("utf-8", "replace").splitlines()
     try:
@@ -309,7 +309,7 @@ def drive_of_each(kit: Tree, folder: str) -> list[str]:
 
 
 def splits(drives: list[str]) -> list[str]:
-    """The split of each picture: a tenth of the drives are test, a tenth of the number of all are val."""
+    """The split of each image: a tenth of the drives are test, a tenth of the number of all are val."""
     names = sorted(set(drives))
     count = max(1, len(names) * 10 // 100)
     random = np.random.RandomState(SEED)  # the older generator, whose stream numpy keeps for good
@@ -369,7 +369,7 @@ def header(path: Path) -> tuple[str, tuple[int, ...], int]:
         head = file.read(8)
         magic, count = struct.unpack("<Ii", head) if len(head) == 8 else (0, 0)
         if magic not in KINDS or not 1 <= count <= 8:
-            raise DataError(f"{path} is no file of NORB: it begins with {head.hex()}")
+            raise DataError(f"{path} is not a file of NORB: it begins with {head.hex()}")
         stored = max(3, count)
         sizes = file.read(4 * stored)
     if len(sizes) < 4 * stored:

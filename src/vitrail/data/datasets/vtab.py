@@ -1,6 +1,6 @@
-"""VTAB: 19 tasks, each with a train, val and test split, and VTAB-1k's thousand pictures for training.
+"""VTAB: 19 tasks, each with a train, val and test split, and VTAB-1k's thousand images for training.
 
-VTAB-1k is the first 800 pictures of train and the first 200 of val, in the order in which TensorFlow Datasets stores
+VTAB-1k is the first 800 images of train and the first 200 of val, in the order in which TensorFlow Datasets stores
 them. That order cannot be had from the original files. Ours is a fixed pseudo-random order that depends on the set's
 name alone, so the thousand are others than in the publications, drawn in the same way, and the same everywhere. The
 same goes for splits that VTAB cuts out of an official one; those that are official are just these (Flowers, DTD,
@@ -37,7 +37,7 @@ def cut(count: int, start: int, end: int) -> range:
 def part(task: VtabTask, split: str, count: int) -> NDArray[np.int64]:
     """Which of the `count` samples of its official split a split of a task is made of, in order.
 
-    The order depends on the set of files alone: both tasks of CLEVR see the same pictures. A whole official test split
+    The order depends on the set of files alone: both tasks of CLEVR see the same images. A whole official test split
     stays as it is.
     """
     _, start, end = task.plan[split]

@@ -1,4 +1,4 @@
-"""The directory of a TIFF, which is also what EXIF is: which way up a picture is, and the tags its pixels need.
+"""The directory of a TIFF, which is also what EXIF is: which way up an image is, and the tags its pixels need.
 
 Read here and not by Pillow, because a decoder that meets odd metadata warns, and a warning filter belongs to the whole
 process: other threads would see it change. What is not needed is never handed over, so there is nothing to warn about.
@@ -19,9 +19,9 @@ SINGLE: Final = {256, 257, 259, 262, 266, 277, 278, 284, 292, 293, 317, 322, 323
 NEEDED: Final = SINGLE | {258, 273, 279, 320, 324, 325, 338, 339, 347, 529, 530, 532}
 UNITS: Final = {1: 1, 3: 2, 4: 4, 5: 8, 7: 1, 16: 8}  # bytes, shorts, longs, rationals, opaque, longs of BigTIFF
 CODES: Final = {1: "B", 3: "H", 4: "I", 16: "Q"}
-# Left out: JPEG of the old style, which no two programs read alike, and what pictures of this kind do not come in.
+# Left out: JPEG of the old style, which no two programs read alike, and what images of this kind do not come in.
 PACKINGS: Final = {1, 2, 3, 4, 5, 7, 8, 32773, 32946, 50000}  # none, fax, LZW, JPEG, deflate, PackBits, deflate, zstd
-LARGE_TILE: Final = 1 << 24  # pixels; a tile may be larger than a small picture, but not without end
+LARGE_TILE: Final = 1 << 24  # pixels; a tile may be larger than a small image, but not without end
 LONGEST_PROFILE: Final = 1 << 16  # bytes; the tag in question is among the first
 UPRIGHT: Final = 1
 
@@ -115,7 +115,7 @@ def orientation_of(info: Mapping[Any, Any]) -> int:
 
 
 def bare_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
-    """The first picture of a TIFF with no tag but those its pixels need, its orientation, its (width, height)."""
+    """The first image of a TIFF with no tag but those its pixels need, its orientation, its (width, height)."""
     directory = Directory(data)
     kept, total = list[Entry](), 0
     for entry in sorted(directory.entries.values()):
@@ -136,7 +136,7 @@ def bare_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
 
 
 def check_layout(directory: Directory, width: int, height: int) -> None:
-    """BadPicture for a packing that is not read, and for blocks whose number or size is no picture's."""
+    """BadPicture for a packing that is not read, and for blocks whose number or size is not an image's."""
     packing = directory.first(COMPRESSION, 1)
     if packing not in PACKINGS:
         raise BadPicture(f"TIFF of a compression that is not read ({packing})")
@@ -144,11 +144,11 @@ def check_layout(directory: Directory, width: int, height: int) -> None:
     if TILES in directory.entries:
         tile = (directory.first(TILE_WIDTH, 0), directory.first(TILE_HEIGHT, 0))
         if min(tile) < 1 or tile[0] * tile[1] > max(LARGE_TILE, 4 * width * height):
-            raise BadPicture(f"damaged TIFF: tiles of {tile[0]} x {tile[1]} in a picture of {width} x {height}")
+            raise BadPicture(f"damaged TIFF: tiles of {tile[0]} x {tile[1]} in an image of {width} x {height}")
         across, down = -(-width // tile[0]), -(-height // tile[1])
     blocks = max((entry.amount for tag, entry in directory.entries.items() if tag in (STRIPS, TILES)), default=0)
     if blocks > across * down * max(1, directory.first(SAMPLES, 1)):
-        raise BadPicture(f"damaged TIFF: {blocks:,} pieces for a picture of {width} x {height}")
+        raise BadPicture(f"damaged TIFF: {blocks:,} pieces for an image of {width} x {height}")
     Walk("TIFF", directory.data, 512).step(blocks)  # Pillow lists them, in Python
 
 

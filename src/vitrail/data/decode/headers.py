@@ -22,7 +22,7 @@ from vitrail.data.decode.exif_tiff import (
 from vitrail.data.decode.heif import bare_heif, brand
 from vitrail.data.decode.netpbm import bare_netpbm
 
-# JPEG includes MPO, the stereo and phone cameras' JPEG with further pictures behind the first. JPEG 2000 is left out:
+# JPEG includes MPO, the stereo and phone cameras' JPEG with further images behind the first. JPEG 2000 is left out:
 # image collections do not come in it, and its decoder allocates by what a stream says as it goes, so that a bomb cannot
 # be refused from the header.
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIC")
@@ -57,7 +57,7 @@ BRANDS: Final = {b"mif1": "HEIF of a coding that is not HEVC or AV1", b"crx ": "
 SCAN: Final = 0xDA
 FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 KEPT: Final = FRAMES | {0xC4, 0xCC, 0xDA, 0xDB, 0xDD, 0xE0, 0xEE}
-MAX_SCANS: Final = 100  # a progressive JPEG has about ten; each costs a pass over all of the picture
+MAX_SCANS: Final = 100  # a progressive JPEG has about ten; each costs a pass over all of the image
 MAX_TEXT: Final = 1 << 16  # bytes of a PNG's packed text that are looked at
 MAX_BLOCKS: Final = 16  # EXIF and XMP blocks of a file that are asked which way up it is
 MAX_TABLES: Final = 1 << 20  # bytes of a JPEG's tables and frame; Pillow takes them apart in Python
@@ -65,7 +65,7 @@ PROFILES: Final = (b"Raw profile type exif\0", b"Raw profile type APP1\0")  # te
 
 
 class Header(NamedTuple):
-    """What to decode: Pillow's name of the format, the bytes for its decoder, how the picture is turned (EXIF's 1 to
+    """What to decode: Pillow's name of the format, the bytes for its decoder, how the image is turned (EXIF's 1 to
     8), and (width, height) in the formats whose decoder takes memory as soon as it is made."""
 
     kind: str
@@ -96,11 +96,11 @@ def format_of(data: bytes) -> str:
 
 
 def what_it_is(data: bytes) -> str:
-    """A file that is not a picture we read, in words."""
+    """A file that is not an image we read, in words."""
     if not data:
         return "empty file"
     if not any(data):
-        return f"not a picture: all of its {len(data):,} bytes are zero"
+        return f"not an image: all of its {len(data):,} bytes are zero"
     other = next((name for magic, name in OTHERS if data.startswith(magic)), None)
     if data[4:8] == b"ftyp":
         other = BRANDS.get(data[8:12], "a film")
@@ -108,8 +108,8 @@ def what_it_is(data: bytes) -> str:
         return f"{other}, which is not read; {', '.join(FORMATS)} are"
     start = data[:24].split(b"\n")[0].strip()
     if start and all(32 <= byte < 127 for byte in start):
-        return f"not a picture: starts with {start.decode('ascii')!r}"
-    return f"not a picture: starts with the bytes {data[:8].hex(' ')}"
+        return f"not an image: starts with {start.decode('ascii')!r}"
+    return f"not an image: starts with the bytes {data[:8].hex(' ')}"
 
 
 def jpeg(data: bytes) -> Header:
@@ -143,7 +143,7 @@ def jpeg(data: bytes) -> Header:
 
 
 class Tagged:
-    """Which way up a picture is, by the first of its metadata blocks that says so; only so many are asked."""
+    """Which way up an image is, by the first of its metadata blocks that says so; only so many are asked."""
 
     def __init__(self) -> None:
         self.orientation, self.asked = UPRIGHT, 0
@@ -171,7 +171,7 @@ def refuse_many_scans(data: bytes, start: int, frame: bytes) -> None:
 
 
 def png(data: bytes) -> Header:
-    """Header, palette and pixels are kept. An animated PNG is its still picture, alpha is not asked for (tRNS)."""
+    """Header, palette and pixels are kept. An animated PNG is its still image, alpha is not asked for (tRNS)."""
     kept, since, at = list[bytes](), 0, 8
     walk, tagged = Walk("PNG", data), Tagged()
     while at < len(data):
@@ -196,7 +196,7 @@ def png(data: bytes) -> Header:
 
 
 def reader_of_chunk(name: bytes, data: bytes, at: int) -> Callable[[bytes], int] | None:
-    """How the chunk says which way up the picture is; None where it speaks of something else."""
+    """How the chunk says which way up the image is; None where it speaks of something else."""
     if name == b"eXIf":
         return orientation_of_exif
     if name == b"iTXt":
@@ -238,7 +238,7 @@ def gif(data: bytes) -> Header:
     while data[at] != 0x2C:
         walk.step()
         if data[at] == 0x3B:
-            raise BadPicture("GIF without a picture")
+            raise BadPicture("GIF without an image")
         at += 1
         if data[at - 1] == 0x21:  # an extension: a label, blocks that give their length, a zero
             if data[at : at + 2] == b"\xf9\x04" and data[at + 2] & 1:
@@ -270,7 +270,7 @@ def webp(data: bytes) -> Header:
         width, height = struct.unpack_from("<HH", data, 26)
         size = (width & 0x3FFF, height & 0x3FFF)
     else:
-        raise BadPicture("damaged WEBP: no picture in it")
+        raise BadPicture("damaged WEBP: no image in it")
     return Header("WEBP", data, UPRIGHT, size)
 
 

@@ -74,8 +74,8 @@ def obus(stream: bytes, walk: Walk) -> Iterator[tuple[int, bytes]]:
 
 def sequence_size(payload: bytes) -> tuple[int, int]:
     bits = Bits(payload)
-    bits.take(4)  # profile, still picture
-    if bits.take(1):  # a still picture of the short kind
+    bits.take(4)  # profile, still image
+    if bits.take(1):  # a still image of the short kind
         bits.take(5)
     else:
         operating_points(bits)
@@ -106,7 +106,7 @@ def operating_points(bits: Bits) -> None:
 
 
 def hevc_size(configurations: Sequence[bytes], stream: bytes, walk: Walk) -> tuple[int, int]:
-    """The largest picture of the parameter sets in hvcC boxes, and in the stream itself."""
+    """The largest image of the parameter sets in hvcC boxes, and in the stream itself."""
     found: list[tuple[int, int]] = []
     width = 4
     for config in configurations:

@@ -1,7 +1,7 @@
 """From the bytes of a file to right RGB pixels, or to a reason why not.
 
 Only formats on a list are tried, whatever a file is called; the size is believed from the header and checked before a
-pixel is decoded; orientation tags are honoured; 16-bit and float pictures are scaled, never clipped. Transparency is
+pixel is decoded; orientation tags are honoured; 16-bit and float images are scaled, never clipped. Transparency is
 dropped, not composited: what lies under it is what torchvision's, timm's and TensorFlow's readers hand to a classifier,
 so weights of theirs see the pixels they were trained on. Of an animation the first frame counts.
 
@@ -104,7 +104,7 @@ def remedy(names: Iterable[str]) -> str:
 
 
 MAX_PIXELS: Final = 178_956_970  # where Pillow too speaks of a bomb: 0.7 GB decoded
-MAX_BYTES: Final = USUAL * MAX_PIXELS  # of memory that decoding one picture may take
+MAX_BYTES: Final = USUAL * MAX_PIXELS  # of memory that decoding one image may take
 RUNS: Final = 1 << 22  # pixels of a run-length BMP, which Pillow unpacks in Python; ...
 RUN_BYTES: Final = 1 << 21  # ... and bytes of its file
 SAMPLE_FORMAT: Final = 339
@@ -138,7 +138,7 @@ Read = TypeVar("Read")
 
 
 class Picture:
-    """A picture whose header is read: its size is known, its pixels are not decoded yet."""
+    """An image whose header is read: its size is known, its pixels are not decoded yet."""
 
     __slots__ = ("failed", "image", "orientation", "size")
 
@@ -161,7 +161,7 @@ class Picture:
 
     def rgb(self, scale: int = 1) -> Image.Image:
         """Decoded, upright, three channels of 8 bits. With `scale` 2, 4 or 8 a JPEG comes at about that fraction of its
-        size, for much less time; any other picture comes whole. The size of the result says which. Decodes once: a
+        size, for much less time; any other image comes whole. The size of the result says which. Decodes once: a
         second call finds what the first one decoded, at the first one's scale."""
         if self.failed:  # Pillow would hand out what a failed decoder left behind
             raise BadPicture(self.failed)
@@ -190,7 +190,7 @@ def upright_rgb(image: Image.Image) -> Image.Image:
 
 
 def opened(data: bytes, max_pixels: int, reserve: Callable[[int], object] | None = None) -> tuple[ImageFile, int]:
-    """The decoder of a file, not run yet, and how the picture is turned."""
+    """The decoder of a file, not run yet, and how the image is turned."""
     kind, content, orientation, size = attempted(read_header, data, format_of(data))
     if kind in ("GIF", "TIFF"):  # here Pillow's own limit warns on the way
         max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
@@ -269,7 +269,7 @@ def image_of(pixels: "NDArray[np.uint8]") -> Image.Image:
     grey = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 1)
     if pixels.dtype != np.uint8 or not (grey or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))) or not pixels.size:
         form = f"{pixels.dtype} {list(pixels.shape)}"
-        raise BadPicture(f"an array of {form}; a picture is uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]")
+        raise BadPicture(f"an array of {form}; an image is uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]")
     return Image.fromarray(np.ascontiguousarray(pixels.reshape(pixels.shape[:2]) if grey else pixels[:, :, :3]))
 
 

@@ -25,7 +25,7 @@ LONG_NUMBER: Final = re.compile(rb"\d{11}")
 
 
 def bare_netpbm(data: bytes) -> tuple[bytes, tuple[int, int]]:
-    """The same picture as a binary file with a short header, and its (width, height). BadPicture where it is cut."""
+    """The same image as a binary file with a short header, and its (width, height). BadPicture where it is cut."""
     head = data[:LONGEST]
     found = BITMAP.match(head) or PIXMAP.match(head) or FLOATS.match(head)
     if found is None:

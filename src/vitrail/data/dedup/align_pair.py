@@ -1,7 +1,7 @@
-"""Whether two thumbnails show the same picture: one is shifted and stretched onto the other, then they are correlated.
+"""Whether two thumbnails show the same image: one is shifted and stretched onto the other, then they are correlated.
 
-The hash only proposes; this decides. Both are band-passed first (what is smooth over the whole picture is alike in most
-pictures, and what is finer than two pixels is noise), then a few Gauss-Newton steps find the window of the one that
+The hash only proposes; this decides. Both are band-passed first (what is smooth over the whole image is alike in most
+images, and what is finer than two pixels is noise), then a few Gauss-Newton steps find the window of the one that
 the other shows. Every pair is computed by itself, so that the result does not depend on the batch.
 """
 
@@ -24,13 +24,13 @@ SMALLEST, LARGEST, BEYOND = 0.8, 1.05, 0.03  # how much of a side a window may h
 GAIN: Final = 1.5  # the contrast of a copy may differ by this factor
 BRIGHTNESS: Final = 24.0  # and its mean by so many levels of 255
 COLOUR: Final = 12.0  # and its chroma by so many, on average
-COLOURLESS: Final = 4.0  # a grey copy of a coloured picture is one: below this, chroma says nothing
+COLOURLESS: Final = 4.0  # a grey copy of a coloured image is one: below this, chroma says nothing
 BATCH: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Small:
-    """Thumbnails of N pictures: grey [N, 32, 32] and, coarser, chroma [N, 8, 8, 2]."""
+    """Thumbnails of N images: grey [N, 32, 32] and, coarser, chroma [N, 8, 8, 2]."""
 
     grey: NDArray[np.uint8]
     chroma: NDArray[np.uint8]
@@ -63,7 +63,7 @@ def band(pixels: Floats) -> Floats:
 
 
 def contrast(thumbs: NDArray[np.uint8]) -> Floats:
-    """What is left in the band, as a root mean square in levels of 255 [N]: near 0 for a blank picture."""
+    """What is left in the band, as a root mean square in levels of 255 [N]: near 0 for a blank image."""
     return np.sqrt((band(thumbs.astype(np.float64)) ** 2).mean((1, 2)))
 
 
@@ -82,7 +82,7 @@ def cubic(start: Floats, size: Floats, side: int) -> Floats:
 
 
 def warp(pixels: Floats, window: Floats) -> Floats:
-    """The window (top, height, left, width: fractions, [N, 4]) of each picture [N, S, S], as large as the picture."""
+    """The window (top, height, left, width: fractions, [N, 4]) of each image [N, S, S], as large as the image."""
     side = pixels.shape[1]
     rows, columns = cubic(window[:, 0], window[:, 1], side), cubic(window[:, 2], window[:, 3], side)
     return rows @ pixels @ columns.transpose(0, 2, 1)

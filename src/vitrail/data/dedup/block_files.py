@@ -1,4 +1,4 @@
-"""Pairs of pictures that are the same, as one array; and the groups that they make.
+"""Pairs of images that are the same, as one array; and the groups that they make.
 
 Work cut into blocks, and what comes of each block in a file of its own.
 """
@@ -18,7 +18,7 @@ from vitrail.core.errors import DataError, reason_of
 
 KINDS: Final = ("exact", "near", "flipped", "embedding")  # the surest first
 EXACT, NEAR, FLIPPED, EMBEDDING = range(4)
-WITHIN: Final = -1  # stands for the set where both pictures are of TRAIN
+WITHIN: Final = -1  # stands for the set where both images are of TRAIN
 PAIR: Final = np.dtype([("set", "<i4"), ("train", "<i8"), ("test", "<i8"), ("kind", "u1"), ("distance", "<f4")])
 
 Pairs: TypeAlias = NDArray[np.void]  # [M] of PAIR; `set` counts the test sets
@@ -71,7 +71,7 @@ PATIENCE: Final = 1800.0  # seconds in which another rank should write something
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blocks:
-    """The block files of one source, in one folder: block b holds the pictures from b * size on."""
+    """The block files of one source, in one folder: block b holds the images from b * size on."""
 
     folder: Path
     length: int
@@ -100,7 +100,7 @@ def sweep(block: int, blocks: Sequence[Blocks], within: bool, compare: Callable[
 
 
 def placed(pairs: Pairs, train: int, test: int, size: int) -> Pairs:
-    """With numbers that count from the beginning of the sets. Within one set the later picture is the train picture."""
+    """With numbers that count from the beginning of the sets. Within one set the later image is the train image."""
     pairs["train"] += train * size
     pairs["test"] += test * size
     inner = pairs["set"] == WITHIN

@@ -94,7 +94,7 @@ def do(kind: Kind, task: Task) -> Task:
 
 
 class Pool:
-    """Those who do the work: this process, or several that are spawned (a fork beside threads may hang) when there is
+    """Those who do the work: this process, or several that are spawned (a fork next to threads may hang) when there is
     something to share out. To be left as a context."""
 
     def __init__(self, work: Work, workers: int) -> None:
@@ -126,13 +126,13 @@ class Pool:
             of, block = min(waiting)
             first, last = self.work.blocks[of].span(block)
             raise WorkerDied(
-                f"a process that compares pictures was killed, by lack of memory perhaps, at samples {first} to "
+                f"a process that compares images was killed, by lack of memory perhaps, at samples {first} to "
                 f"{last - 1} ({self.work.sources[of].name(first)} ...) or later; try fewer workers or smaller blocks"
             ) from None
 
 
-BLOCK: Final = 2048  # pictures
-NAMED: Final = 100  # unreadable pictures that the record names, a set
+BLOCK: Final = 2048  # images
+NAMED: Final = 100  # unreadable images that the record names, a set
 
 DEFAULT: Final = Method()
 
@@ -145,7 +145,7 @@ def silent(stage: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Job:
-    """What to compare, how, and who does which share of it. `embed` turns B pictures into B vectors and is called in
+    """What to compare, how, and who does which share of it. `embed` turns B images into B vectors and is called in
     this process; `method.embedding` names it."""
 
     train: Source
@@ -166,7 +166,7 @@ class Job:
         if not (self.tests or self.within):
             raise ConfigError(f"{self.called} is to be compared with nothing: name a test set, or ask for within")
         if not len(self.train):
-            raise DataError(f"{self.called} has no pictures")
+            raise DataError(f"{self.called} has no images")
         if not 0 <= self.rank < self.world:
             raise ConfigError(f"rank={self.rank} of world={self.world}: from 0 to {self.world - 1}")
         if self.workers < 0 or self.block < 1:
@@ -198,7 +198,7 @@ def find(job: Job) -> Outcome:
     work = Work(sources=sources, blocks=blocks, parts=parts, method=job.method, within=job.within)
     with Pool(work, job.workers) as pool:
         tasks = missing(job, blocks)
-        pool.run("print", tasks, lambda done: job.progress("reading pictures", done, len(tasks)))
+        pool.run("print", tasks, lambda done: job.progress("reading images", done, len(tasks)))
         await_all(blocks if job.within else blocks[1:])
         mine = [(0, b) for b in parts.missing() if b % job.world == job.rank]
         pool.run("search", mine, lambda done: job.progress("comparing", done, len(mine)))
@@ -304,7 +304,7 @@ def concluded(job: Job, sources: list[Source], blocks: list[Blocks], pairs: Pair
 
 
 def drops(pairs: Pairs, where: int, length: int) -> NDArray[np.int64]:
-    """The pictures of TRAIN that go because of one set: all that are in a test set; within TRAIN, all but the first of
+    """The images of TRAIN that go because of one set: all that are in a test set; within TRAIN, all but the first of
     each group."""
     mine = pairs[pairs["set"] == where]
     if where != WITHIN:

@@ -1,4 +1,4 @@
-"""What is remembered of a picture: hash of its pixels, perceptual hashes, a thumbnail. About 1.3 kB, and made once.
+"""What is remembered of an image: hash of its pixels, perceptual hashes, a thumbnail. About 1.3 kB, and made once.
 
 A set's prints lie in block files in a folder whose name says what they are of, so a second run, or one that was cut
 short, goes on with what there is. Several processes, or ranks on one filesystem, may fill the same folder.
@@ -31,7 +31,7 @@ PROBES: Final = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Prints:
-    """Those of a block of N pictures; `bad` names the ones that could not be read and says why."""
+    """Those of a block of N images; `bad` names the ones that could not be read and says why."""
 
     digests: NDArray[np.void]  # [N] of 16 bytes
     hashes: NDArray[np.uint64]  # [N, 20]
@@ -76,7 +76,7 @@ def prints_of(source: Source, start: int, stop: int) -> Prints:
 
 
 def decoded(source: Source, index: int) -> Image.Image:
-    """One picture, whole. BadPicture names the sample whether its header or its pixels are at fault."""
+    """One image, whole. BadPicture names the sample whether its header or its pixels are at fault."""
     picture = source.picture(index)
     try:
         return picture.rgb()
@@ -116,7 +116,7 @@ def load_prints(path: Path) -> Prints:
             bad={int(index): reason for index, reason in names.items()},
         )
     except (KeyError, ValueError, IndexError) as error:
-        raise DataError(f"{path} is no block of prints ({error!r}); remove it") from None
+        raise DataError(f"{path} is not a block of prints ({error!r}); remove it") from None
 
 
 def blocks_of(source: Source, folder: Path, size: int) -> Blocks:
@@ -126,7 +126,7 @@ def blocks_of(source: Source, folder: Path, size: int) -> Blocks:
 
 def content_key(source: Source) -> str:
     """A hash by which prints may be found again. The fingerprint speaks of names and sizes; a few samples are read as
-    well, and all of them where the sizes are not known, for then other pictures could have the same fingerprint."""
+    well, and all of them where the sizes are not known, for then other images could have the same fingerprint."""
     made = sha256(source.fingerprint.encode())
     if source.sizes() is None:
         chosen: Iterable[int] = range(len(source))

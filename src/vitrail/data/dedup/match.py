@@ -1,6 +1,6 @@
 """One block of TRAIN against one block of another set, or of its own.
 
-Pictures that a network finds alike: cosines of embeddings, block by block. Which network is the caller's affair.
+Images that a network finds alike: cosines of embeddings, block by block. Which network is the caller's affair.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,11 @@ from vitrail.data.dedup.perceptual_hash import VIEWS, WINDOWS, closest, equal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """What counts as the same picture. The defaults miss few copies and, on photographs, accuse no strangers."""
+    """What counts as the same image. The defaults miss few copies and, on photographs, accuse no strangers."""
 
     exact: bool = True  # the same decoded pixels
     near: bool = True  # by perceptual hash: re-encoded, resized, mirrored, with up to a tenth of a side cut away
-    bits: int = 13  # of 63: how far hashes may differ for two pictures to be looked at
+    bits: int = 13  # of 63: how far hashes may differ for two images to be looked at
     distance: float = 0.04  # 1 - correlation of the thumbnails, up to which they are the same
     cosine: float = 0.95  # of embeddings, from which on they are the same
     embedding: str = ""  # what made the embeddings, where some were given
@@ -69,7 +69,7 @@ def compare(train: Prints, test: Prints, method: Method, where: int) -> Pairs:
 
 
 def near(train: Prints, test: Prints, method: Method, where: int) -> Pairs:
-    """Hashes propose, thumbnails decide. Of pictures with the same pixels one speaks for all."""
+    """Hashes propose, thumbnails decide. Of images with the same pixels one speaks for all."""
     mine, theirs = firsts(train), firsts(test)
     i, j, view, mirrored, _ = closest(train.hashes[mine], test.hashes[theirs], method.bits)
     i, j = mine[i], theirs[j]
@@ -83,14 +83,14 @@ def near(train: Prints, test: Prints, method: Method, where: int) -> Pairs:
 
 
 def firsts(prints: Prints) -> NDArray[np.int64]:
-    """The comparable pictures, without those whose pixels have been there before in the block."""
+    """The comparable images, without those whose pixels have been there before in the block."""
     comparable = prints.comparable
     _, first = np.unique(prints.digests[comparable], return_index=True)
     return comparable[np.sort(first)]
 
 
 def spread(found: Pairs, side: str, prints: Prints, spoke: NDArray[np.int64]) -> Pairs:
-    """The same pairs for the other pictures with the same pixels as the one that spoke for them."""
+    """The same pairs for the other images with the same pixels as the one that spoke for them."""
     silent = np.setdiff1d(prints.comparable, spoke)
     if not (len(silent) and len(found)):
         return found[:0]
@@ -116,7 +116,7 @@ def checked(
     out = np.full(len(i), np.inf)
     windows = np.array(WINDOWS)
     for flip in (0, 1):
-        for ours in (True, False):  # the window is in the train picture, or in the test picture
+        for ours in (True, False):  # the window is in the train image, or in the test image
             at = np.flatnonzero((mirrored == flip) & ((view == 0) | ((view < VIEWS) == ours)))
             mine, theirs = train.small[i[at]], test.small[j[at]]
             theirs = theirs.mirrored if flip else theirs
@@ -125,9 +125,9 @@ def checked(
     return out
 
 
-Embed: TypeAlias = Callable[[list[Image]], NDArray[np.float32]]  # B pictures to [B, D]
+Embed: TypeAlias = Callable[[list[Image]], NDArray[np.float32]]  # B images to [B, D]
 
-AT_ONCE: Final = 64  # pictures a call
+AT_ONCE: Final = 64  # images a call
 SLACK: Final = 1e-4  # a matrix product rounds differently in another block; what is near the border is computed again
 CROWD: Final = 1_000_000
 
@@ -139,7 +139,7 @@ def embeddings_of(prints: Blocks, folder: Path, name: str) -> Blocks:
 
 
 def write_embeddings(source: Source, embed: Embed, blocks: Blocks, block: int) -> None:
-    """Embeds a block: unit vectors [N, D]; a row of zeros, which is near nothing, where a picture cannot be read."""
+    """Embeds a block: unit vectors [N, D]; a row of zeros, which is near nothing, where an image cannot be read."""
     start, stop = blocks.span(block)
     rows: list[NDArray[np.float32]] = []
     for low in range(start, stop, AT_ONCE):
@@ -157,13 +157,13 @@ def write_embeddings(source: Source, embed: Embed, blocks: Blocks, block: int) -
 
 
 def unit(embed: Embed, pictures: dict[int, Image], count: int) -> NDArray[np.float32]:
-    """[count, D] with the embedding of each picture in its row, at length 1."""
+    """[count, D] with the embedding of each image in its row, at length 1."""
     if not pictures:
         return np.zeros((count, 0), np.float32)
     made = np.asarray(embed(list(pictures.values())), np.float32)
     if made.ndim != 2 or len(made) != len(pictures) or not np.isfinite(made).all():
         raise DataError(
-            f"embed returned {made.shape} for {len(pictures)} pictures; it should return finite numbers "
+            f"embed returned {made.shape} for {len(pictures)} images; it should return finite numbers "
             f"[{len(pictures)}, D]"
         )
     out = np.zeros((count, made.shape[1]), np.float32)
@@ -181,14 +181,14 @@ def alike(
 ) -> Pairs:
     """The pairs of two blocks whose cosine is at least `cosine`; the distance is 1 - cosine."""
     found: list[Pairs] = []
-    if not (train.shape[1] and test.shape[1]):  # no picture of the block could be read
+    if not (train.shape[1] and test.shape[1]):  # no image of the block could be read
         return joined(found)
     for a in range(0, len(train), step):
         for b in range(0, len(test), step):
             i, j = np.nonzero(train[a : a + step] @ test[b : b + step].T >= cosine - SLACK)
             if len(i) > CROWD:
                 raise DataError(
-                    f"{len(i):,} pairs of pictures have a cosine of at least {cosine}: the embedding does not tell "
+                    f"{len(i):,} pairs of images have a cosine of at least {cosine}: the embedding does not tell "
                     "them apart; raise the threshold"
                 )
             product = train[a + i].astype(np.float64) * test[b + j].astype(np.float64)

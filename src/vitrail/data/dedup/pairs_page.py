@@ -58,7 +58,7 @@ def lead(record: Record) -> str:
         ),
     ]
     return (
-        f"{record.pictures:,} pictures of {record.train} were compared by {', '.join(ways)}. "
+        f"{record.pictures:,} images of {record.train} were compared by {', '.join(ways)}. "
         f"{record.dropped:,} of them are left out by the selection {record.selection[:12]} (drop.json)."
     )
 

@@ -1,8 +1,8 @@
-"""The hash of decoded pixels: the same picture in another file, or under another name, has the same.
+"""The hash of decoded pixels: the same image in another file, or under another name, has the same.
 
-A perceptual hash of 63 bits that knows the picture's inner windows and its mirror image.
+A perceptual hash of 63 bits that knows the image's inner windows and its mirror image.
 
-A picture becomes a grey thumbnail of 32 x 32; the signs of its lowest 8 x 8 cosine coefficients, without the first, are
+An image becomes a grey thumbnail of 32 x 32; the signs of its lowest 8 x 8 cosine coefficients, without the first, are
 the hash. The same is done for nine windows of 0.9 of each side (so that a copy with a border cut away still meets one
 of them) and for the mirror image. All sums are of whole numbers that float64 holds exactly: the bits are the same on
 any machine and in any batch.
@@ -23,15 +23,15 @@ Digests = NDArray[np.void]  # [N] of 16 bytes
 
 
 def digest(picture: Image) -> bytes:
-    """16 bytes from the size and the RGB pixels. Two pictures that differ at all share it once in 2**128."""
+    """16 bytes from the size and the RGB pixels. Two images that differ at all share it once in 2**128."""
     made = blake2b(f"{picture.height}x{picture.width}:".encode(), digest_size=BYTES)
     made.update(picture.tobytes())
     return made.digest()
 
 
 def equal(train: Digests, test: Digests) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each train picture that is in the test set too: itself and the first such test picture. Not every pair, for
-    a thousand blank pictures in both sets would make a million."""
+    """For each train image that is in the test set too: itself and the first such test image. Not every pair, for
+    a thousand blank images in both sets would make a million."""
     known, first = np.unique(test, return_index=True)
     if not len(known):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -45,7 +45,7 @@ LOW: Final = 8  # coefficients kept a side
 SHRINK: Final = 0.9  # of a side: what the windows leave of it
 OFFSETS: Final = (0.0, 0.05, 0.1)
 WINDOWS: Final = ((0.0, 1.0, 0.0, 1.0), *((y, SHRINK, x, SHRINK) for y in OFFSETS for x in OFFSETS))  # top, height, ...
-VIEWS: Final = len(WINDOWS)  # hashes of the picture as it is; as many again of its mirror image
+VIEWS: Final = len(WINDOWS)  # hashes of the image as it is; as many again of its mirror image
 SCALE: Final = 128.0  # of the cosines, before they are rounded to whole numbers
 CROWD: Final = 1_000_000  # candidates a pair of blocks beyond which the sets are not photographs
 
@@ -69,7 +69,7 @@ def operator() -> NDArray[np.float64]:
 
 
 def hashes(thumbs: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Thumbnails [N, 32, 32] to hashes [N, 20]: the picture and its windows, then the same of its mirror image."""
+    """Thumbnails [N, 32, 32] to hashes [N, 20]: the image and its windows, then the same of its mirror image."""
     whole = thumbs.astype(np.float64)
     whole -= np.floor(whole.mean((1, 2), keepdims=True))
     return np.concatenate([views(whole), views(whole[:, :, ::-1])], axis=1)
@@ -89,8 +89,8 @@ def closest(
     train: NDArray[np.uint64], test: NDArray[np.uint64], most: int, *, step: int = 512, crowd: int = CROWD
 ) -> NDArray[np.int64]:
     """Every (train, test) whose hashes differ in at most `most` bits in some view: rows of train, test, view, mirrored
-    and bits [5, M], at most one a pair and mirroring. A view v < 10 is a window of the train picture that looks like
-    the test picture, 10 + v a window of the test picture that looks like the train picture."""
+    and bits [5, M], at most one a pair and mirroring. A view v < 10 is a window of the train image that looks like
+    the test image, 10 + v a window of the test image that looks like the train image."""
     found, count = [np.zeros((5, 0), np.int64)], 0
     for a in range(0, len(train), step):
         for b in range(0, len(test), step):
@@ -99,7 +99,7 @@ def closest(
             count += met.shape[1]
             if count > crowd:
                 raise DataError(
-                    f"more than {crowd:,} pairs of {len(train):,} x {len(test):,} pictures look alike by perceptual "
+                    f"more than {crowd:,} pairs of {len(train):,} x {len(test):,} images look alike by perceptual "
                     "hash: these are no photographs; compare them exactly, or by embeddings"
                 )
     return np.concatenate(found, axis=1)

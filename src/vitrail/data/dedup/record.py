@@ -20,8 +20,8 @@ COLUMNS: Final = ("training set", "compared with", "pictures", "duplicates", "sh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """One set that TRAIN was compared with (itself, where `within`), and how many of its pictures are in TRAIN: in all,
-    and by the surest kind. `dropped` are the pictures of TRAIN that go for it."""
+    """One set that TRAIN was compared with (itself, where `within`), and how many of its images are in TRAIN: in all,
+    and by the surest kind. `dropped` are the images of TRAIN that go for it."""
 
     name: str
     fingerprint: str
@@ -46,7 +46,7 @@ class Record:
     method: Method
     selection: str  # the selection's hash
     dropped: int
-    bad: dict[str, tuple[str, ...]]  # by set: unreadable pictures with their reasons, the first hundred of each
+    bad: dict[str, tuple[str, ...]]  # by set: unreadable images with their reasons, the first hundred of each
 
     def save(self, path: Path) -> None:
         """Writes the file whole or not at all."""
@@ -67,7 +67,7 @@ class Record:
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path} is no record of a de-duplication: {error}") from None
+            raise DataError(f"{path} is not a record of a de-duplication: {error}") from None
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table, under COLUMNS: one row a pair of sets, as BiT counts them; a dash where nothing was sought."""
@@ -97,7 +97,7 @@ def checked_against(record: Record, train_fingerprint: str, test_fingerprint: st
 
 
 def counted(pairs: Pairs, where: int, dropped: NDArray[np.int64]) -> tuple[int, dict[str, int]]:
-    """Of the set `where`: pictures with a duplicate in TRAIN, and the same by their surest kind. Within TRAIN itself
+    """Of the set `where`: images with a duplicate in TRAIN, and the same by their surest kind. Within TRAIN itself
     the `dropped` ones count, which are all but the first of each group."""
     mine = pairs[pairs["set"] == where]
     numbers = np.concatenate([mine["test"], mine["train"]]) if where == WITHIN else mine["test"]

@@ -1,6 +1,6 @@
-"""Numpy files: .npz with pictures and labels, .npy beside .npy. Nothing in them can run: pickles are refused.
+"""Numpy files: .npz with images and labels, .npy next to .npy. Nothing in them can run: pickles are refused.
 
-1,797 real handwritten digits of 8x8 pixels, inside the package: the smallest honest set of pictures.
+1,797 real handwritten digits of 8x8 pixels, inside the package: the smallest honest set of images.
 
 They are scikit-learn's `load_digits`, the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and
 C. Kaynak, UCI Machine Learning Repository, 1998, CC BY 4.0). docs/figures/digits.py took them out of there; a test
@@ -30,7 +30,7 @@ HIGHEST: Final = 2**62  # what an unsigned label beyond it counts as
 
 
 class Mapped:
-    """A .npy file in memory-mapped form; another process opens it anew instead of being sent it."""
+    """A .npy file in memory-mapped form; another process opens it again instead of being sent it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +47,7 @@ class Mapped:
 
 
 class Pictures(Arrays):
-    """Pictures of an array. Those with three channels first, or with a single one, are turned as they are read."""
+    """Images of an array. Those with three channels first, or with a single one, are turned as they are read."""
 
     def read(self, index: int) -> Encoded:
         picture = np.asarray(self.pictures[index])
@@ -60,7 +60,7 @@ def read(path: Path | str) -> dict[str, Source]:
     """The splits of an .npz file, of an .npy file or of a folder of .npy files.
 
     Arrays are told apart by their names: images or x, labels or y, with train, val or test before or after where there
-    are splits (x_train, test_labels). For images.npy the labels are labels.npy beside it. Pictures are uint8
+    are splits (x_train, test_labels). For images.npy the labels are labels.npy next to it. Images are uint8
     [N, H, W], [N, H, W, 3] or [N, 3, H, W]; labels are [N], or 0 and 1 as [N, K] for several a sample. Class names may
     be an array called classes. An .npy file is mapped, an .npz file is read into memory.
     """
@@ -79,7 +79,7 @@ def read(path: Path | str) -> dict[str, Source]:
 
 
 def partners(stem: str) -> list[str]:
-    """images_train -> labels_train: what the labels of an array of pictures may be called."""
+    """images_train -> labels_train: what the labels of an array of images may be called."""
     names = [(stem, re.sub(rf"(^|[_-]){p}($|[_-])", rf"\g<1>{y}\g<2>", stem)) for p in PICTURES for y in LABELS]
     return [renamed for old, renamed in names if renamed != old] + ["classes"]
 
@@ -108,7 +108,7 @@ def built(path: Path, files: Mapping[str, Any]) -> dict[str, Source]:
             found[part] = name
     splits = [split for kind, split in found if kind == "x"]
     if not splits:
-        raise DataError(f"{path} has {', '.join(files)}; pictures are called images or x, or x_train and x_test")
+        raise DataError(f"{path} has {', '.join(files)}; images are called images or x, or x_train and x_test")
     targets = {s: labels(f"{path}: {found['y', s]}", files[found["y", s]]) for s in splits if ("y", s) in found}
     named = found.get(("classes", "train"))
     if named:
@@ -134,10 +134,10 @@ def array(of: Any) -> NDArray[Any]:
 
 
 def checked(where: str, of: Any) -> Any:
-    """Pictures of a shape and a type that can be read."""
+    """Images of a shape and a type that can be read."""
     pixels = array(of)
     if pixels.dtype != np.uint8:
-        raise DataError(f"{where} is {pixels.dtype}; pictures are uint8, 0 to 255: convert them when saving")
+        raise DataError(f"{where} is {pixels.dtype}; images are uint8, 0 to 255: convert them when saving")
     channels = pixels.ndim == 4 and (pixels.shape[3] in (1, 3, 4) or pixels.shape[1] == 3)
     if not (pixels.ndim == 3 or channels) or 0 in pixels.shape:
         raise DataError(f"{where} has shape {list(pixels.shape)}; [N, H, W], [N, H, W, 3] or [N, 3, H, W] is expected")
@@ -202,7 +202,7 @@ def read_digits() -> dict[str, Source]:
 
 @lru_cache(maxsize=1)
 def scans() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All pictures [1797, 8, 8], white ink on black as 0 to 255, and what they show [1797], in the original order."""
+    """All images [1797, 8, 8], white ink on black as 0 to 255, and what they show [1797], in the original order."""
     with resources.files("vitrail").joinpath("assets", "digits.npz").open("rb") as file, np.load(file) as stored:
         ink: NDArray[np.uint8] = stored["ink"]
         labels: NDArray[np.uint8] = stored["labels"]

@@ -1,4 +1,4 @@
-"""Columns of Arrow data as a source: pictures by row, labels as a whole. pyarrow is loaded when something is opened."""
+"""Columns of Arrow data as a source: images by row, labels as a whole. pyarrow is loaded when something is opened."""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -36,7 +36,7 @@ class Blocks(ABC):
 
     def __init__(self, starts: Sequence[int]) -> None:
         self.starts = np.asarray(starts, np.int64)  # [blocks + 1]
-        self.picture = ""  # the column of the pictures
+        self.picture = ""  # the column of the images
         self.cache: OrderedDict[int, Any] = OrderedDict()
         self.files: dict[int, Any] = {}
 
@@ -55,7 +55,7 @@ class Blocks(ABC):
 
     @abstractmethod
     def load(self, block: int) -> Any:
-        """The pictures of a block."""
+        """The images of a block."""
 
     @abstractmethod
     def name(self, index: int) -> str: ...
@@ -190,7 +190,7 @@ class Tables(Blocks):
 
 
 class TableDataset(Source):
-    """Pictures that are cells of a column."""
+    """Images that are cells of a column."""
 
     def __init__(self, blocks: Blocks, labels: Labels, classes: tuple[str, ...]) -> None:
         self.blocks, self.labels, self.classes = blocks, labels, classes
@@ -204,7 +204,7 @@ class TableDataset(Source):
                 raise BadPicture(f"the row has the path {value['path']!r} and not the bytes; embed them when saving")
             value = value.get("bytes")
         if not isinstance(value, bytes):
-            raise BadPicture("the row has no picture")
+            raise BadPicture("the row has no image")
         return value
 
     def name(self, index: int) -> str:
@@ -230,7 +230,7 @@ def opened_parquet(path: str) -> Any:
 def choose(
     where: str, schema: Any, features: dict[str, Any], image: str | None, label: str | None
 ) -> tuple[str, str | None]:
-    """The column of pictures, and that of labels if there is one. More than one that could be: an error names them."""
+    """The column of images, and that of labels if there is one. More than one that could be: an error names them."""
     for name in (image, label):
         if name is not None and name not in schema.names:
             raise DataError(f"{where} has no column {name!r}; it has {', '.join(schema.names)}")
@@ -241,7 +241,7 @@ def choose(
     pictures = declared or struct or binary
     image = image or one(where, "image", sorted(pictures))
     if image is None:
-        raise DataError(f"{where} has no column of pictures (encoded bytes); it has {', '.join(schema.names)}")
+        raise DataError(f"{where} has no column of images (encoded bytes); it has {', '.join(schema.names)}")
     classes = {name for name, feature in features.items() if names_in(feature)} & set(schema.names)
     usual = [name for name in schema.names if name.lower() in LABELS]
     return image, label or one(where, "label", sorted(classes) or usual)

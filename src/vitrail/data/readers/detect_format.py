@@ -41,7 +41,7 @@ READINGS: Final = {
     "classes": "folders are classes",
     "splits": "folders named after train, val or test are splits, other folders are left out",
     "masks": "images with a mask each, a PNG of class indices",
-    "flat": "all pictures below it, without labels",
+    "flat": "all images below it, without labels",
     "shards": "tar shards",
     "parquet": "Parquet files",
     "saved": "a saved Hugging Face dataset",
@@ -64,7 +64,7 @@ def read_path(path: Path) -> Found:
     if kind is None:
         raise DataError(
             f"{path}: a file that is a source ends in .tar, .parquet, {', '.join((*MANIFESTS, *ARRAYS))}; "
-            f"for pictures, give the folder they are in"
+            f"for images, give the folder they are in"
         )
     return read_as(kind, path)
 
@@ -187,7 +187,7 @@ def kind_of(path: Path, contents: Contents) -> str:
         raise DataError(f"{path}: no images that are read, but {unread_files(unread)}")
     if not kinds and not lists:
         other = f" but {counted(contents.others, 'other file')}" if contents.others else ""
-        raise DataError(f"{path}: no images here{other}; a folder of class folders or of pictures is expected")
+        raise DataError(f"{path}: no images here{other}; a folder of class folders or of images is expected")
     ways = [f"{path / name}" for name in lists[:1]]
     ways += [f"{'classes' if kind == 'folders' else kind}:{path}" for kind in kinds]
     ways += [f"masks:{path}"] if find_pair(path, contents.folders) else []
@@ -201,7 +201,7 @@ def counted(names: "tuple[str, ...] | list[str]", word: str) -> str:
 
 
 def is_manifest(path: Path) -> bool:
-    """Whether the first line names a column of paths; another table beside the pictures is none of our business."""
+    """Whether the first line names a column of paths; another table next to the images is none of our business."""
     from vitrail.data.readers.manifest import has_paths
 
     return has_paths(path)
@@ -230,14 +230,14 @@ def chosen_splits(path: Path) -> dict[str, str | None]:
 
 
 def read_splits(path: Path, names: Mapping[str, "str | None"], *, sure: bool = False) -> Found:
-    """Folders named after train, val and test, each of class folders, of pictures or of shards. Where the user is
+    """Folders named after train, val and test, each of class folders, of images or of shards. Where the user is
     `sure` that they are splits, what lies in them is not questioned."""
     strange = [name for name, split in names.items() if split is None]
     if strange:
         split = [name for name, split in names.items() if split]
         raise DataError(
-            f"{path} holds {counted(split, 'split')} beside {counted(strange, 'other folder')}; write splits:{path} to "
-            f"leave {'it' if len(strange) == 1 else 'them'} out, or classes:{path} if all of them are classes"
+            f"{path} holds {counted(split, 'split')} next to {counted(strange, 'other folder')}; write splits:{path} "
+            f"to leave {'it' if len(strange) == 1 else 'them'} out, or classes:{path} if all of them are classes"
         )
     chosen = [split for split in names.values() if split]
     if len(set(chosen)) < len(chosen):
@@ -334,7 +334,7 @@ def expand(pattern: str) -> list[str]:
     if span:
         first, last = int(span[1]), int(span[2])
         if not first <= last < first + 1_000_000:
-            raise DataError(f"{pattern}: {{{found[1]}}} is no rising range of at most a million files")
+            raise DataError(f"{pattern}: {{{found[1]}}} is not a rising range of at most a million files")
         middles = [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
     else:
         middles = found[1].split(",")

@@ -1,4 +1,4 @@
-"""Pictures in folders: class folders, or all pictures below a folder without labels.
+"""Images in folders: class folders, or all images below a folder without labels.
 
 What lies directly in a folder is looked at in `look`; which reading that calls for is decided in `recognise`. Only
 names are read here, so a million files take seconds; a file is opened when its sample is asked for.
@@ -52,7 +52,7 @@ def read_file(path: str, first: int | None = None) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise BadPicture("is not a regular file")
         if status.st_size > MAX_BYTES:
-            raise BadPicture(f"has {status.st_size:,} bytes; more than {MAX_BYTES:,} are not read as one picture")
+            raise BadPicture(f"has {status.st_size:,} bytes; more than {MAX_BYTES:,} are not read as one image")
         return file.read(
             status.st_size if first is None else first
         )  # not the limit: that many bytes would be set aside first
@@ -65,7 +65,7 @@ class Files(Source):
         self.root, self.names = root, names if isinstance(names, Strings) else Strings(names)
         self.labels = Labels.none(len(self.names)) if labels is None else labels
         self.note = ""  # how it was read, where that is not plain
-        self.ignored: tuple[int, tuple[str, ...]] = (0, ())  # files that are no pictures: how many, and a few of them
+        self.ignored: tuple[int, tuple[str, ...]] = (0, ())  # files that are not images: how many, and a few of them
         self.unsupported: tuple[str, ...] = ()  # image files of formats that are not read
 
     def leave_out(self, others: Iterable[str]) -> None:
@@ -105,7 +105,7 @@ class Contents:
     others: tuple[str, ...]
 
     def with_suffix(self, *suffixes: str) -> tuple[str, ...]:
-        """Those files that are no pictures and end so."""
+        """Those files that are not images and end so."""
         return tuple(name for name in self.others if name.lower().endswith(suffixes))
 
 
@@ -129,7 +129,7 @@ def listed(folder: str) -> list[os.DirEntry[str]]:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Links are followed; one that leads round in a circle is no folder."""
+    """Links are followed; one that leads round in a circle is not a folder."""
     try:
         return entry.is_dir()
     except OSError:
@@ -141,7 +141,7 @@ def is_picture(name: str) -> bool:
 
 
 def below(root: str, start: str) -> tuple[list[str], list[str]]:
-    """The pictures below root/start at any depth and the other files, as names relative to root. A folder that links
+    """The images below root/start at any depth and the other files, as names relative to root. A folder that links
     lead to more than once, a loop above all, is entered once."""
     pictures: list[str] = []
     others: list[str] = []
@@ -163,7 +163,7 @@ def below(root: str, start: str) -> tuple[list[str], list[str]]:
 
 
 def read_flat(path: Path | str, inside: str = "") -> Files:
-    """All pictures below path/inside, without labels."""
+    """All images below path/inside, without labels."""
     pictures, others = below(str(path), inside)
     source = Files(str(path), pictures)
     source.leave_out(others)
@@ -195,12 +195,8 @@ def refuse_empty(where: str, classes: tuple[str, ...], counts: list[int], others
         more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
         unread = [name for name in others if is_unsupported(name)]
         raise BadLabels(
-            f"{where}: no pictures in the class folder {', '.join(empty[:5])}{more} (of {len(classes)}); "
-            + (
-                unread_files(unread)
-                if unread
-                else f"remove it or put pictures there ({', '.join(suffixes()[:5])}, ...)"
-            )
+            f"{where}: no images in the class folder {', '.join(empty[:5])}{more} (of {len(classes)}); "
+            + (unread_files(unread) if unread else f"remove it or put images there ({', '.join(suffixes()[:5])}, ...)")
         )
 
 

@@ -1,4 +1,4 @@
-"""A list of pictures as CSV or JSON lines: path, label or labels, and perhaps the split.
+"""A list of images as CSV or JSON lines: path, label or labels, and perhaps the split.
 
     path,label                      {"path": "a/1.jpg", "label": "cat"}
     a/1.jpg,cat                     {"path": "a/2.jpg", "labels": ["cat", "indoors"], "split": "val"}
@@ -6,7 +6,7 @@
 Columns may have other names (filename, id; class, breed, tags; a 0 or 1 for each class): see table_columns.py.
 
 Paths are relative to the list's own folder. Labels are names, or class numbers where all of them are whole numbers. A
-file classes.txt beside the list, one name a line, fixes the classes and their order.
+file classes.txt next to the list, one name a line, fixes the classes and their order.
 """
 
 import csv
@@ -200,7 +200,7 @@ def json_row(where: str, at: int, line: str, choice: Mapping[str, str]) -> tuple
     if "labels" in found and "label" not in choice:
         many: Any = found["labels"]
         if not isinstance(many, list) or "label" in found:
-            raise DataError(f'{where}: "labels" is a list, and there is no "label" beside it')
+            raise DataError(f'{where}: "labels" is a list, and there is no "label" next to it')
         return Row(at, names[0], tuple(json_label(where, value) for value in many), split_of(split)), True
     one = found.get(choice.get("label", "label"))
     if isinstance(one, list):
@@ -252,7 +252,7 @@ def numbering(
         return classes, {name: i for i, name in enumerate(classes)}
     number = {label: class_number(path, label, line) for label, line in first.items()}
     highest = max(number.values(), default=NONE)
-    remedy = f"A file {CLASSES} beside the list, one code a line, makes them names"
+    remedy = f"A file {CLASSES} next to the list, one code a line, makes them names"
     refuse_sparse(str(path), highest, len(set(number.values())), remedy)
     return tuple(str(i) for i in range(highest + 1)), number
 
@@ -272,7 +272,7 @@ def class_number(path: Path, label: str, line: int) -> int:
     if not value.is_integer():
         raise BadLabels(
             f"{path}, line {line}: label {label[:40]} is not a whole number, while the others are numbers; "
-            f"a file {CLASSES} beside the list, one label a line, makes them names"
+            f"a file {CLASSES} next to the list, one label a line, makes them names"
         )
     if value < 0:
         raise BadLabels(f"{path}, line {line}: label {label[:40]} is below 0; classes count from 0")

@@ -6,7 +6,7 @@
     a.jpg  a.png    or    a.jpg  a_mask.png      next to each other, in one folder or in one per split
 
 Whether folders with such names are images with masks or classes is decided by names and by what lies in them. One file
-per image that is no mask at all is left to the readers of class folders.
+per image that is not a mask at all is left to the readers of class folders.
 
 Which mask belongs to which image, by their names, and whether it holds class indices, by its first bytes.
 """
@@ -103,7 +103,7 @@ def count(names: Sequence[str], word: str) -> str:
 
 
 def is_index_png(path: Path | str) -> bool | None:
-    """Whether a file may hold class indices; none where it cannot be read, or is no image at all."""
+    """Whether a file may hold class indices; none where it cannot be read, or is not an image at all."""
     try:
         return not why_no_mask(path)
     except (BadPicture, OSError):
@@ -112,7 +112,7 @@ def is_index_png(path: Path | str) -> bool | None:
 
 def why_no_mask(path: Path | str) -> str:
     """What a file is that is no PNG of class indices, by its first bytes; nothing where it is one. BadPicture where it
-    is no image, OSError where it cannot be read."""
+    is not an image, OSError where it cannot be read."""
     header = read_file(str(path), HEADER)
     kind = format_of(header)
     if kind != "PNG":
@@ -155,7 +155,7 @@ def find_masks(path: Path, *, sure: bool = False) -> dict[str, SplitFolders] | N
         if not is_likely(path, images, masks):
             return None
         raise DataError(
-            f"{path} holds {images} and {masks} beside {brief(others)}; write masks:{path} if they are images and "
+            f"{path} holds {images} and {masks} and {brief(others)}; write masks:{path} if they are images and "
             f"their masks, or classes:{path} if all of them are classes"
         )
     return inner_splits(path, images, masks) or {"train": SplitFolders(images, masks)}
@@ -163,7 +163,7 @@ def find_masks(path: Path, *, sure: bool = False) -> dict[str, SplitFolders] | N
 
 def find_masks_in_splits(path: Path, splits: Mapping[str, str]) -> dict[str, SplitFolders] | None:
     """The same for folders that are splits, each with its own folders of images and masks or with masks next to the
-    images; `splits` are the folders by split. A split without masks may stand beside others."""
+    images; `splits` are the folders by split. A split without masks may stand next to others."""
     pairs = {split: find_pair(path / name, look(str(path / name)).folders) for split, name in splits.items()}
     if not any(pairs.values()):
         return find_adjacent(path, splits)
@@ -229,7 +229,7 @@ def find_pair(path: Path, folders: Sequence[str]) -> tuple[str, str] | None:
     masks = [name for name in folders if name.lower() in MASKS and has_images(path / name)] if images else []
     if len(masks) > 1 and images:
         raise DataError(
-            f"{path} holds {brief(masks)} beside {images[0]}: which of them are the masks? Keep one of them here, or "
+            f"{path} holds {brief(masks)} next to {images[0]}: which of them are the masks? Keep one of them here, or "
             f"write classes:{path} if they are classes"
         )
     return (images[0], masks[0]) if len(images) == 1 and masks else None
@@ -272,7 +272,7 @@ def split_folders(path: Path) -> dict[str, str] | None:
         if any(split_name(name) for name in splits):
             others = [name for name, split in splits.items() if not split] or list(contents.pictures)
             raise DataError(
-                f"{path} holds splits ({brief([name for name in splits if split_name(name)])}) beside {brief(others)}; "
+                f"{path} holds splits ({brief([name for name in splits if split_name(name)])}) and {brief(others)}; "
                 "move the others away, or into a split"
             )
         return None

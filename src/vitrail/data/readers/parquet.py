@@ -1,6 +1,6 @@
 """Parquet files, saved Hugging Face datasets and tables in memory, all by way of pyarrow (the extra `data`).
 
-Pictures are a column of encoded bytes, plain or as Hugging Face's {bytes, path}; labels are numbers, lists of them or
+Images are a column of encoded bytes, plain or as Hugging Face's {bytes, path}; labels are numbers, lists of them or
 names. A saved dataset or a table is random access. A Parquet file is decoded a row group at a time, of which each
 process keeps 256 MB: a shuffled pass over a bigger set decodes a group for nearly every sample, so pack it first
 (`vitrail data pack`); reading in order costs nothing extra.

@@ -1,6 +1,6 @@
-"""Rendered shapes: one on each picture, with its class, colour, position and size known exactly, and its box and mask.
+"""Rendered shapes: one on each image, with its class, colour, position and size known exactly, and its box and mask.
 
-A picture is a pure function of (seed, index): nothing is stored, any number and any resolution can be asked for, and
+An image is a pure function of (seed, index): nothing is stored, any number and any resolution can be asked for, and
 the four labels are drawn independently of each other. Shapes are signed distances, so edges are smooth at every size.
 Only sums, products, comparisons and roots are used: the same pixels everywhere.
 """
@@ -120,7 +120,7 @@ PIXEL_CLASSES: Final = ("background", *SHAPES)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attributes:
-    """What is on a picture. Lengths are parts of the side; x goes right and y down."""
+    """What is on an image. Lengths are parts of the side; x goes right and y down."""
 
     shape: str
     colour: str
@@ -133,19 +133,19 @@ class Attributes:
 
 
 def read(name: str) -> dict[str, Source]:
-    """The splits of "shapes", or of "shapes/colour" and the like: 10,000 and 2,000 pictures of 64x64."""
+    """The splits of "shapes", or of "shapes/colour" and the like: 10,000 and 2,000 images of 64x64."""
     label = name.partition("/")[2] or "shape"
     return {"train": Shapes(TRAIN, label=label), "test": Shapes(TEST, label=label, seed=1)}
 
 
 class Shapes(Source):
-    """`count` pictures of size x size pixels, labelled by one of their four attributes."""
+    """`count` images of size x size pixels, labelled by one of their four attributes."""
 
     def __init__(self, count: int, *, size: int = SIDE, label: str = "shape", seed: int = 0) -> None:
         if label not in get_args(Label):
             raise unknown("label", label, get_args(Label))
         if count < 1 or not 8 <= size <= 8192:
-            raise ConfigError(f"count={count}, size={size}: at least one picture, of 8 to 8192 pixels a side")
+            raise ConfigError(f"count={count}, size={size}: at least one image, of 8 to 8192 pixels a side")
         self.count, self.size, self.label, self.seed = count, size, label, seed
         self.classes = CLASSES[label]
         self.pixel_classes = PIXEL_CLASSES
@@ -224,7 +224,7 @@ class Shapes(Source):
 
 
 def choices(label: str, seed: int, count: int, *, block: int = 1 << 20) -> NDArray[np.int8]:
-    """One attribute of the first `count` pictures, in blocks so that a long set needs a byte a picture."""
+    """One attribute of the first `count` images, in blocks so that a long set needs a byte an image."""
     at, out = get_args(Label).index(label), np.empty(count, np.int8)
     for start in range(0, count, block):
         some = np.arange(start, min(start + block, count), dtype=np.int64)
@@ -234,7 +234,7 @@ def choices(label: str, seed: int, count: int, *, block: int = 1 << 20) -> NDArr
 
 
 class Scene:
-    """Everything that was drawn for one picture."""
+    """Everything that was drawn for one image."""
 
     __slots__ = ("bend", "colour", "grain", "ground", "position", "radius", "shape", "size", "tint", "turn", "x", "y")
 

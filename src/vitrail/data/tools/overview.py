@@ -35,7 +35,7 @@ HERE: Final = 256  # so few samples are not worth starting processes for
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one sample turned out to be; `reason` says why it is no picture."""
+    """What one sample turned out to be; `reason` says why it is not an image."""
 
     index: int
     height: int = 0
@@ -82,7 +82,7 @@ def survey(
         return
     chunks = [indices[start : start + CHUNK] for start in range(0, len(indices), CHUNK)]
     done = 0
-    # Processes are spawned: a fork beside threads may hang.
+    # Processes are spawned: a fork next to threads may hang.
     with ProcessPoolExecutor(workers, get_context("spawn"), start, (source, decode)) as pool:
         try:
             for found in pool.map(see_all, chunks):
@@ -93,7 +93,7 @@ def survey(
         except BrokenProcessPool:
             near = ", ".join(source.name(index) for index in indices[done : done + 3])
             raise WorkerDied(
-                f"a process that decodes pictures was killed, by lack of memory perhaps, soon after {near}; "
+                f"a process that decodes images was killed, by lack of memory perhaps, soon after {near}; "
                 f"try --workers 1"
             ) from None
         except BaseException:
@@ -145,11 +145,11 @@ class SplitSummary:
 
     @property
     def median(self) -> tuple[int, int] | None:
-        """Height and width that half of the pictures fall short of."""
+        """Height and width that half of the images fall short of."""
         return None if not len(self.sizes) else (int(np.median(self.sizes[:, 0])), int(np.median(self.sizes[:, 1])))
 
     def extreme(self, which: Callable[[NDArray[np.int64]], Any]) -> tuple[int, int] | None:
-        """The picture of the least or the most pixels, by `np.argmin` or `np.argmax`."""
+        """The image of the least or the most pixels, by `np.argmin` or `np.argmax`."""
         if not len(self.sizes):
             return None
         height, width = self.sizes[int(which(self.sizes[:, 0] * self.sizes[:, 1]))]
@@ -244,7 +244,7 @@ def summary_of(source: Source, seen: Iterable[Seen], decoded: bool) -> SplitSumm
 
 
 MOST: Final = 60  # classes on one sheet ...
-LARGEST: Final = 144  # ... or so many pictures, where classes have one or two
+LARGEST: Final = 144  # ... or so many images, where classes have one or two
 UNLABELLED: Final = 96
 SIDE: Final = 208  # pixels that are enough for a tile
 
@@ -265,7 +265,7 @@ def sheet_of(collection: Collection, split: str) -> "Image":
         return mosaic(title, subtitle, [pixels_of(source, int(i)) for i in picked])
     counts = source.labels.counts(len(classes))
     there = np.flatnonzero(counts)
-    most = int(np.median(counts[there]))  # pictures of a class; a few larger ones do not make room for all
+    most = int(np.median(counts[there]))  # images of a class; a few larger ones do not make room for all
     chosen = spread(there, MOST if most >= 3 else LARGEST // most)
     members = samples_of(source.labels, chosen, layout(len(chosen), most).tiles)
     groups = [

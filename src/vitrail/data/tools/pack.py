@@ -49,7 +49,7 @@ class PackReport:
     shards: int
     kept: int  # shards that were there already
     bytes: int
-    reencoded: int  # pictures that were made smaller
+    reencoded: int  # images that were made smaller
     unreadable: int  # samples left out; see unreadable.jsonl
     seconds: float
 
@@ -67,9 +67,9 @@ def pack(
 ) -> PackReport:
     """Writes the splits of a source as tar shards of at most `shard_size` bytes, with their index, into `out`.
 
-    With `max_side`, pictures whose longer side exceeds it are brought down to it, upright RGB: as JPEG of that
+    With `max_side`, images whose longer side exceeds it are brought down to it, upright RGB: as JPEG of that
     `quality`, or as PNG if they were lossless, and their masks with them. All others keep their bytes. Pixels become
-    PNG. What else belongs to a sample (a text, say) is not carried over. Every picture, and every mask, is decoded
+    PNG. What else belongs to a sample (a text, say) is not carried over. Every image, and every mask, is decoded
     once: one that cannot be is left out, listed in unreadable.jsonl and counted, or, with `strict`, ends the pack.
     Every shard is read back and its checksum and headers compared before it gets its name. `workers` is the number of
     processes, by default one a core. `progress` hears how many samples are done, and of how many.

@@ -1,6 +1,6 @@
 """Writing one shard: the same bytes for the same samples, and read back before it gets its name.
 
-One sample on its way into a pack: its bytes as they are, or a smaller picture where a longest side is given.
+One sample on its way into a pack: its bytes as they are, or a smaller image where a longest side is given.
 
 Samples encoded by several processes, and handed over in the order of the source.
 """
@@ -51,7 +51,7 @@ class Packed:
 
     index: int
     key: str
-    members: tuple[tuple[str, bytes], ...]  # suffix and bytes, the picture first
+    members: tuple[tuple[str, bytes], ...]  # suffix and bytes, the image first
     reencoded: bool
 
 
@@ -66,14 +66,14 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoding:
-    """Which pictures are made smaller, and how well JPEGs among them are kept. `strict` stops at one it cannot read."""
+    """Which images are made smaller, and how well JPEGs among them are kept. `strict` stops at one it cannot read."""
 
     max_side: int | None
     quality: int
     strict: bool
 
     def __call__(self, source: Source, index: int) -> Packed | Left:
-        """Every picture is decoded, whether it changes or not: what is in a pack has been read once. So is its mask."""
+        """Every image is decoded, whether it changes or not: what is in a pack has been read once. So is its mask."""
         try:
             content = source.read(index)
             suffix, data, changed = self.picture(content)
@@ -226,7 +226,7 @@ class TarFile:
         self.size += len(data)
 
     def finish(self) -> str:
-        """Ends the file, puts it on disk and reads it back: the same bytes, and the same pictures by its headers."""
+        """Ends the file, puts it on disk and reads it back: the same bytes, and the same images by its headers."""
         self.write(END)
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -258,7 +258,7 @@ def write_shard(
             stream.take()
         if not tar.pictures:
             reason = f"; {left[0].name}: {left[0].reason}" if left else ""
-            raise DataError(f"no picture of the split {split} can be read{reason}")
+            raise DataError(f"no image of the split {split} can be read{reason}")
         digest = tar.finish()
     return Written(
         split=split,
@@ -316,7 +316,7 @@ def in_order(source: Source, start: int, encoding: Encoding, workers: int | None
     except BrokenProcessPool:
         names = [source.name(index) for index in reading if index != IDLE]
         said = f"while it read one of: {', '.join(names)}" if names else "before it read anything"
-        raise WorkerDied(f"a process of the pack ended {said}; out of memory, or a picture that crashes it?") from None
+        raise WorkerDied(f"a process of the pack ended {said}; out of memory, or an image that crashes it?") from None
     finally:
         pool.shutdown(cancel_futures=True)
 

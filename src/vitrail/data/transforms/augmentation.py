@@ -1,9 +1,9 @@
-"""Everything that training does to one picture, as one value: crop, flip, policy, erasing.
+"""Everything that training does to one image, as one value: crop, flip, policy, erasing.
 
 augmentation = inception(224)
-pixels = augmentation(picture, Draws.of(seed=0, epoch=3, sample=17))    # uint8 [3, 224, 224]
+pixels = augmentation(image, Draws.of(seed=0, epoch=3, sample=17))    # uint8 [3, 224, 224]
 
-Random erasing (Zhong et al. 2020): a rectangle of a picture is covered.
+Random erasing (Zhong et al. 2020): a rectangle of an image is covered.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class RandomErasing:
         if not 0 <= self.probability <= 1:
             raise ConfigError(f"probability={self.probability} must lie in 0 to 1")
         if not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ConfigError(f"area={self.area} must be two fractions of the picture, the smaller first")
+            raise ConfigError(f"area={self.area} must be two fractions of the image, the smaller first")
         if not 0 < self.aspect[0] <= self.aspect[1]:
             raise ConfigError(f"aspect={self.aspect} must be two ratios above 0, the smaller first")
         if self.fill is not None and not 0 <= self.fill <= 255:
@@ -65,7 +65,7 @@ class RandomErasing:
         return np.stack([top, left, h, w], axis=1).astype(np.int64)
 
     def __call__(self, pixels: Tensor, draws: Draws) -> Tensor:
-        """On one picture [3, H, W], uint8, which is left as it was."""
+        """On one image [3, H, W], uint8, which is left as it was."""
         top, left, height, width = self.boxes(draws, *pixels.shape[-2:])[0].tolist()
         if not height or not width:
             return pixels
@@ -120,11 +120,11 @@ class Augmentation:
         return Geometry(whole=whole, box=cut.box, inner=cut.inner, pad=cut.pad, flip=bool(self.flips(draws)[0]))
 
     def __call__(self, picture: Picture, draws: Draws) -> Tensor:
-        """One picture to pixels [3, H, W], uint8; `draws` are those of one sample and view."""
+        """One image to pixels [3, H, W], uint8; `draws` are those of one sample and view."""
         return views([self], picture, [draws])[0]
 
     def finish(self, image: "Image", whole: Pair, cut: Cut, draws: Draws) -> Tensor:
-        """All that follows the decoding. `whole` is the size of the picture, which may have come smaller."""
+        """All that follows the decoding. `whole` is the size of the image, which may have come smaller."""
         seen = np.asarray(cut(image, whole))  # [H, W, 3]
         if self.flips(draws)[0]:
             seen = seen[:, ::-1]
@@ -135,7 +135,7 @@ class Augmentation:
 
 
 def views(augmentations: Sequence[Augmentation], picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
-    """Several views of one picture, which is decoded once, as finely as the most demanding of them needs."""
+    """Several views of one image, which is decoded once, as finely as the most demanding of them needs."""
     whole = picture.size
     cuts = [each.crop.cut(whole, drawn) for each, drawn in zip(augmentations, draws, strict=True)]
     image = picture.rgb(min(cut.scale for cut in cuts))
@@ -156,7 +156,7 @@ def check_geometries(augmentations: Sequence[Augmentation]) -> None:
 
 
 def run(programme: Programme, pixels: Tensor) -> Tensor:
-    """What was drawn for one picture, done to it."""
+    """What was drawn for one image, done to it."""
     from vitrail.data.transforms.policy import OPERATIONS  # loads torchvision
 
     for which, level in zip(programme.which[0].tolist(), programme.level[0].tolist(), strict=True):
@@ -180,7 +180,7 @@ def bit(resize: int = 448, crop: int = 384) -> Augmentation:
 
 
 def cifar(size: int | Pair = 32, padding: int = 4) -> Augmentation:
-    """The usual one for small pictures: pad, crop at random, flip."""
+    """The usual one for small images: pad, crop at random, flip."""
     return Augmentation(crop=ResizeCrop(size=pair(size), resize=pair(size), padding=padding))
 
 
@@ -198,7 +198,7 @@ def simple_three_augment(size: int | Pair) -> Augmentation:
 
 
 def multi_crop(size: int = 224, local: int = 96, count: int = 8, split: float = 0.4) -> tuple[Augmentation, ...]:
-    """DINO's views: two of more than `split` of the picture, `count` of less, each with its colour distortion."""
+    """DINO's views: two of more than `split` of the image, `count` of less, each with its colour distortion."""
     wide = InceptionCrop(size=pair(size), area=(split, 1.0), interpolation="bicubic")
     near = InceptionCrop(size=pair(local), area=(0.05, split), interpolation="bicubic")
     first = Augmentation(crop=wide, policy=Distort(blur=1.0))

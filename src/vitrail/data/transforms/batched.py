@@ -57,7 +57,7 @@ def unsupported(augmentation: Augmentation) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What was drawn for a batch of B pictures of one size, and what it takes to do it. Has no part on a device."""
+    """What was drawn for a batch of B images of one size, and what it takes to do it. Has no part on a device."""
 
     count: int
     size: Pair
@@ -86,11 +86,11 @@ class BatchedAugmentation:
     def __call__(self, pixels: Tensor, draws: Draws) -> Tensor:
         """`draws` are those of the B samples, in the same order."""
         if len(pixels) != len(draws):
-            raise ConfigError(f"{len(draws)} draws for {len(pixels)} pictures")
+            raise ConfigError(f"{len(draws)} draws for {len(pixels)} images")
         return self.apply(self.plan(draws, (pixels.shape[-2], pixels.shape[-1])), pixels)
 
     def plan(self, draws: Draws, size: Pair) -> Plan:
-        """The host's part, for pictures of this size: arrays only, the same in any thread."""
+        """The host's part, for images of this size: arrays only, the same in any thread."""
         augmentation = self.augmentation
         works = cropped(augmentation.crop, augmentation.flips(draws), draws, size)
         if augmentation.policy is not None:
@@ -111,13 +111,13 @@ class BatchedAugmentation:
 
 
 def run(programme: Programme, pixels: Tensor) -> Tensor:
-    """What was drawn for each picture, done to it."""
+    """What was drawn for each image, done to it."""
     work = programmed(programme, (pixels.shape[-2], pixels.shape[-1]))
     return work.stage(pixels, Parcel(work.arrays).sent(pixels.device))
 
 
 def cropped(crop: Crop, flips: NDArray[np.bool_], draws: Draws, whole: Pair) -> list[Work]:
-    """The crop and the flip of pictures of one size."""
+    """The crop and the flip of images of one size."""
     height, width = whole
     flipped = Work((flips[:, None, None, None],), mirrored)
     if isinstance(crop, ResizeCrop):
@@ -125,10 +125,10 @@ def cropped(crop: Crop, flips: NDArray[np.bool_], draws: Draws, whole: Pair) -> 
         windows = crop.windows(draws, whole)
         if resized == whole:
             return [windowed(crop, windows, flips)]
-        if crop.padding:  # which lies around the resized picture
+        if crop.padding:  # which lies around the resized image
             return [*squashed(len(draws), whole, resized, crop.interpolation), windowed(crop, windows, flips)]
         scale = np.array([height / resized[0], width / resized[1]])
-        # A window of the resized picture is a box of this one, and what lies outside the box may shine in.
+        # A window of the resized image is a box of this one, and what lies outside the box may shine in.
         boxes = np.concatenate([windows * scale, np.broadcast_to(np.array(crop.size) * scale, windows.shape)], 1)
         return [resampled(boxes, whole, crop.size, crop.interpolation, tight=False), flipped]
     if isinstance(crop, InceptionCrop):
@@ -138,7 +138,7 @@ def cropped(crop: Crop, flips: NDArray[np.bool_], draws: Draws, whole: Pair) -> 
 
 
 def squashed(count: int, whole: Pair, size: Pair, interpolation: Interpolation) -> list[Work]:
-    """So many whole pictures brought to a size."""
+    """So many whole images brought to a size."""
     if size == whole:
         return []
     boxes = np.broadcast_to(np.array([0, 0, *whole]), (count, 4))
@@ -151,7 +151,7 @@ def mirrored(pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
 
 
 def windowed(crop: ResizeCrop, windows: NDArray[np.int64], flips: NDArray[np.bool_]) -> Work:
-    """From each padded picture its own window, from the left or from the right."""
+    """From each padded image its own window, from the left or from the right."""
     height, width = crop.size
     left = np.where(flips, windows[:, 1] + width - 1, windows[:, 1])
     arrays = (
@@ -181,7 +181,7 @@ def resampled(
     *,
     tight: bool,
 ) -> Work:
-    """A box of each picture at one size, with the filters of Pillow, as two matrix products. Where the two axes are
+    """A box of each image at one size, with the filters of Pillow, as two matrix products. Where the two axes are
     alike, their weights are computed together."""
     sides = boxes.astype(np.float32)
     square = whole[0] == whole[1] and size[0] == size[1]

@@ -2,12 +2,12 @@
 
 torchvision's kernels take one level for a whole batch; here the same arithmetic stands with a level a sample. All work
 in place on uint8 [n, 3, H, W], neighbours in a batch that was sorted before. Nothing in here makes the host wait for
-the device. A picture comes out the same to the bit whatever pictures come with it: where a sum is left to a library,
+the device. An image comes out the same to the bit whatever images come with it: where a sum is left to a library,
 whose order may depend on the shapes, its parts are whole numbers that float32 holds exactly.
 
 A programme run on a whole batch: sorted by operation on the host, so that each is done once a step, to neighbours.
 
-The pictures lie in the order of the operation that comes next: one gather a step, and one that brings them back. All
+The images lie in the order of the operation that comes next: one gather a step, and one that brings them back. All
 numbers that the operations need are computed here, without torch, and can be computed in another thread.
 """
 
@@ -39,7 +39,7 @@ class Blends(NamedTuple):
 
 
 def blend(pixels: Tensor, level: Tensor, rest: Tensor, kinds: Blends, kernel: Tensor) -> None:
-    """`level` of each picture and `rest`, 1 - level, of another: black (brightness), the picture in grey (saturation),
+    """`level` of each image and `rest`, 1 - level, of another: black (brightness), the image in grey (saturation),
     its mean grey (contrast), or smooth by a kernel (sharpness). Both are [n, 1, 1, 1]; the rest may be negative."""
     first, last = kinds.brightness, len(pixels) - kinds.sharpness
     done = pixels * level
@@ -125,7 +125,7 @@ def blur(pixels: Tensor, weights: Sequence[Tensor]) -> None:
 
 def bells(sigma: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
     """The weights of a blur with standard deviations [n], for both axes [2, far + 1, n]. It reaches three of them, or
-    to the end of a very small picture; one that reaches less far than the widest has zeros there."""
+    to the end of a very small image; one that reaches less far than the widest has zeros there."""
     reach = np.minimum(np.ceil(3 * sigma), np.array(size)[:, None] - 1)[:, None]  # [2, 1, n]
     away = np.arange(int(reach.max(initial=0)) + 1)[:, None]
     shares = np.exp(-0.5 * (away / sigma) ** 2) * (away <= reach)
@@ -143,8 +143,8 @@ class Moves(NamedTuple):
 
 
 def matrices(kinds: Moves, level: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
-    """From a place in the picture that comes out, from the centre in pixels, to the place it is taken from, from the
-    centre in halves of the picture: [n, 3, 2], for (x, y, 1) from the left."""
+    """From a place in the image that comes out, from the centre in pixels, to the place it is taken from, from the
+    centre in halves of the image: [n, 3, 2], for (x, y, 1) from the left."""
     height, width = size
     out = np.zeros((len(level), 3, 2))
     out[:, 0, 0] = out[:, 1, 1] = 1
@@ -199,7 +199,7 @@ LEVELS: Final = np.arange(256)
 
 
 class Step(NamedTuple):
-    """One operation for each picture of a sorted batch: how many go through which, in the order of the batch."""
+    """One operation for each image of a sorted batch: how many go through which, in the order of the batch."""
 
     moves: Moves
     blends: Blends
@@ -210,7 +210,7 @@ class Step(NamedTuple):
 
 
 def programmed(programme: Programme, size: Pair) -> Work:
-    """What it takes to run a programme on a batch of pictures of this size."""
+    """What it takes to run a programme on a batch of images of this size."""
     places, exact = PLACES[programme.which.T], programme.level.T  # [S, B]
     order = places.argsort(axis=1, kind="stable")
     level = np.empty(exact.shape, np.float32)
@@ -241,7 +241,7 @@ def programmed(programme: Programme, size: Pair) -> Work:
 
 
 def column(numbers: NDArray[Any]) -> NDArray[Any]:
-    """One number for each picture [..., 1, 1, 1]."""
+    """One number for each image [..., 1, 1, 1]."""
     return numbers[..., None, None, None]
 
 

@@ -1,7 +1,7 @@
-"""Which part of a picture is seen, at the size the network wants.
+"""Which part of an image is seen, at the size the network wants.
 
-A crop first says what it will do with a picture of a certain size (`cut`), before a pixel is decoded. So a JPEG that is
-much larger than its crop needs is decoded at a half, a quarter or an eighth, which is what large pictures wait for.
+A crop first says what it will do with an image of a certain size (`cut`), before a pixel is decoded. So a JPEG that is
+much larger than its crop needs is decoded at a half, a quarter or an eighth, which is what large images wait for.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Range: TypeAlias = tuple[float, float]
-Whole: TypeAlias = "int | NDArray[np.int64]"  # one size for all B pictures, or one each
+Whole: TypeAlias = "int | NDArray[np.int64]"  # one size for all B images, or one each
 Edge: TypeAlias = Literal["zeros", "reflect"]
 Sampler: TypeAlias = Literal["torchvision", "tensorflow"]
 
@@ -30,8 +30,8 @@ SCALES: Final = (8, 4, 2)  # at which a JPEG can be decoded, besides 1
 
 
 class Cut(NamedTuple):
-    """What is to be done with one picture: a box of it (top, left, height, width, in the pixels of the whole picture)
-    becomes `inner` pixels, to which `pad` (left, top, right, bottom) are added. A `tight` box of a picture that came
+    """What is to be done with one image: a box of it (top, left, height, width, in the pixels of the whole image)
+    becomes `inner` pixels, to which `pad` (left, top, right, bottom) are added. A `tight` box of an image that came
     whole is cut out before it is resized, so that nothing outside it shines through."""
 
     box: tuple[float, float, float, float]
@@ -43,7 +43,7 @@ class Cut(NamedTuple):
 
     @property
     def scale(self) -> int:
-        """The smallest fraction of the picture, as 1, 2, 4 or 8, that still has as many pixels as come out."""
+        """The smallest fraction of the image, as 1, 2, 4 or 8, that still has as many pixels as come out."""
         _, _, height, width = self.box
         for scale in SCALES:
             if height >= scale * self.inner[0] and width >= scale * self.inner[1]:
@@ -51,13 +51,13 @@ class Cut(NamedTuple):
         return 1
 
     def __call__(self, image: "Image", whole: Pair) -> "Image":
-        """Does it to a picture of size `whole`, which may have come smaller than that."""
+        """Does it to an image of size `whole`, which may have come smaller than that."""
         mode = resampling(self.interpolation)
         top, left, height, width = self.box
         size = (self.inner[1], self.inner[0])
-        if self.tight and (image.height, image.width) == whole:  # what torchvision does with a picture of Pillow's
+        if self.tight and (image.height, image.width) == whole:  # what torchvision does with an image of Pillow's
             done = image.crop((int(left), int(top), int(left + width), int(top + height))).resize(size, mode)
-        else:  # with fractions of pixels, so that a picture that came smaller is not shifted
+        else:  # with fractions of pixels, so that an image that came smaller is not shifted
             down, across = image.height / whole[0], image.width / whole[1]
             bottom, right = min((top + height) * down, image.height), min((left + width) * across, image.width)
             done = image.resize(size, mode, box=(left * across, top * down, right, bottom))
@@ -67,7 +67,7 @@ class Cut(NamedTuple):
 def padded(image: "Image", pad: tuple[int, int, int, int], edge: Edge) -> "Image":
     from torchvision.transforms.v2 import functional as F  # heavy: loaded when there is something to pad
 
-    functional: Any = F  # takes pictures too, whatever its annotation says
+    functional: Any = F  # takes images too, whatever its annotation says
     return functional.pad(image, list(pad), padding_mode="constant" if edge == "zeros" else "reflect")
 
 
@@ -84,7 +84,7 @@ class InceptionCrop:
     `sampler` says whose distribution the boxes have. "torchvision" is that of RandomResizedCrop: areas uniform, aspects
     log-uniform, and boxes that do not fit drawn again. "tensorflow" is that of sample_distorted_bounding_box, which the
     reference trains with: aspects uniform, then heights uniform between the least and the largest that fit. Its boxes
-    are smaller: of a 375x500 picture they cover 34 % on average, against 42 %."""
+    are smaller: of a 375x500 image they cover 34 % on average, against 42 %."""
 
     size: Pair
     area: Range = (0.05, 1.0)
@@ -97,7 +97,7 @@ class InceptionCrop:
         if self.sampler not in get_args(Sampler):
             raise unknown("sampler", str(self.sampler), get_args(Sampler))
         if not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ConfigError(f"area={self.area} must be two fractions of the picture, the smaller first")
+            raise ConfigError(f"area={self.area} must be two fractions of the image, the smaller first")
         if not 0 < self.aspect[0] <= self.aspect[1]:
             raise ConfigError(f"aspect={self.aspect} must be two ratios above 0, the smaller first")
 
@@ -119,7 +119,7 @@ class InceptionCrop:
         return out.astype(np.int64)
 
     def _tensorflow_boxes(self, draws: Draws, tall: NDArray[np.int64], wide: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first of 100 attempts that fits; where none does, the whole picture. All but a few need one attempt."""
+        """The first of 100 attempts that fits; where none does, the whole image. All but a few need one attempt."""
         tall, wide = (np.broadcast_to(side, (len(draws), 1)) for side in (tall, wide))
         boxes, fits = attempted(draws.uniform("crop", 4)[:, None], tall, wide, self.area, self.aspect)
         out = np.where(fits, boxes[:, 0], np.concatenate([0 * tall, 0 * wide, tall, wide], 1))
@@ -132,7 +132,7 @@ class InceptionCrop:
         return out.astype(np.int64)
 
     def central(self, tall: NDArray[np.int64], wide: NDArray[np.int64]) -> NDArray[np.float64]:
-        """After ten misses, as on a picture far from square: the largest box of an allowed aspect, in the centre."""
+        """After ten misses, as on an image far from square: the largest box of an allowed aspect, in the centre."""
         narrowest, widest = self.aspect
         rows = np.where(wide < narrowest * tall, np.rint(wide / narrowest), tall).clip(1)
         columns = np.where(wide > widest * tall, np.rint(tall * widest), wide).clip(1)
@@ -145,7 +145,7 @@ class InceptionCrop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResizeCrop:
-    """The whole picture resized, perhaps padded, then a random window of it. With two numbers for `resize` it goes
+    """The whole image resized, perhaps padded, then a random window of it. With two numbers for `resize` it goes
     straight to (height, width), as BiT's square does; with one number its shorter side goes there. The usual crop of
     CIFAR is `resize` equal to `size` with a padding of 4."""
 
@@ -166,7 +166,7 @@ class ResizeCrop:
             raise ConfigError(f"padding={self.padding} must stay under a third of the crop {self.size}")
 
     def resized(self, whole: Pair) -> Pair:
-        """The size of the picture that the window is cut from, without its padding."""
+        """The size of the image that the window is cut from, without its padding."""
         if isinstance(self.resize, tuple):
             return self.resize
         height, width = whole
@@ -175,7 +175,7 @@ class ResizeCrop:
         return (self.resize, other) if height <= width else (other, self.resize)
 
     def windows(self, draws: Draws, whole: Pair) -> NDArray[np.int64]:
-        """Top and left of each of the B windows in the resized, padded picture [B, 2]."""
+        """Top and left of each of the B windows in the resized, padded image [B, 2]."""
         height, width = self.resized(whole)
         room = np.array([height, width]) + 2 * self.padding - np.array(self.size) + 1
         return (draws.uniform("crop", 2) * room).astype(np.int64)
@@ -194,7 +194,7 @@ class ResizeCrop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Squash:
-    """The whole picture, whatever its aspect: for tasks where a crop would cut the answer off (VTAB's structured)."""
+    """The whole image, whatever its aspect: for tasks where a crop would cut the answer off (VTAB's structured)."""
 
     size: Pair
     interpolation: Interpolation = "bilinear"
@@ -218,8 +218,8 @@ def column(sizes: Whole) -> NDArray[np.int64]:
 def rectangles(
     drawn: NDArray[np.float64], pixels: NDArray[np.int64], area: Range, aspect: Range
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """TRIES rectangles for each of B pictures, [B, TRIES] twice: areas uniform, aspects log-uniform. The first of the
-    two sides is aspect times the second. `pixels` [B, 1] are those of the pictures."""
+    """TRIES rectangles for each of B images, [B, TRIES] twice: areas uniform, aspects log-uniform. The first of the
+    two sides is aspect times the second. `pixels` [B, 1] are those of the images."""
     areas = pixels * (area[0] + (area[1] - area[0]) * drawn[:, :TRIES])
     low, high = log(aspect[0]) / 2, log(aspect[1]) / 2
     root = np.exp(low + (high - low) * drawn[:, TRIES : 2 * TRIES])

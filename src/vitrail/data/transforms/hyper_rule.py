@@ -1,4 +1,4 @@
-"""BiT's HyperRule (Kolesnikov et al. 2020): how to fine-tune, from the size of the pictures and of the set alone.
+"""BiT's HyperRule (Kolesnikov et al. 2020): how to fine-tune, from the size of the images and of the set alone.
 
 The paper runs its ResNets with it too. Batch 512, SGD with momentum 0.9, learning rate 0.003, no weight decay.
 
@@ -26,9 +26,9 @@ class HyperRule:
 
 
 def hyper_rule(height: int, width: int, samples: int, *, released: bool = False) -> HyperRule:
-    """The rule for pictures of this typical size and a training set of this many."""
+    """The rule for images of this typical size and a training set of this many."""
     if min(height, width, samples) < 1:
-        raise ConfigError(f"no rule for {samples} pictures of {height}x{width}")
+        raise ConfigError(f"no rule for {samples} images of {height}x{width}")
     large = (512, 480) if released else (448, 384)
     resize, crop = (160, 128) if height * width < SMALL_AREA else large
     if samples < 20_000:

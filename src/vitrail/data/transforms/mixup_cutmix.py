@@ -44,7 +44,7 @@ class Mix:
             raise ConfigError(f"stride={self.stride} must be at least 1")
 
     def draw(self, seed: int, step: int, size: Pair) -> Mixing:
-        """What step `step` does, for pictures of this size."""
+        """What step `step` does, for images of this size."""
         if not (self.mixup or self.cutmix):
             return Mixing()
         draws = Draws(keyed(number("mix"), seed, step))

@@ -1,4 +1,4 @@
-"""Policies: which operations a picture goes through, and how strongly. Drawn for B samples at once.
+"""Policies: which operations an image goes through, and how strongly. Drawn for B samples at once.
 
 RandAugment (Cubuk et al. 2020), 3-Augment (DeiT III, Touvron et al. 2022), and the colour distortions of
 self-supervision (SimCLR, MoCo v3, DINO). Each only draws a `Programme`; what runs it is elsewhere.
@@ -61,7 +61,7 @@ class RandAugment:
             raise ConfigError(f"magnitude={self.magnitude} must be one of {self.bins} steps, 0 to {self.bins - 1}")
 
     def choices(self, size: Pair) -> dict[str, Range]:
-        """The levels of each operation on pictures of this size; either of the two is as likely."""
+        """The levels of each operation on images of this size; either of the two is as likely."""
         strength = self.magnitude / (self.bins - 1)
         height, width = size
         bend, turn, more = 0.3 * strength, 30.0 * strength, 0.9 * strength
@@ -253,7 +253,7 @@ def contrast(pixels: Tensor, level: float) -> Tensor:
 
 
 def sharpness(pixels: Tensor, level: float) -> Tensor:
-    # Three grey pictures for one of three channels: the same numbers, from a quicker convolution.
+    # Three grey images for one of three channels: the same numbers, from a quicker convolution.
     return F.adjust_sharpness(pixels.unsqueeze(1), level).squeeze(1)
 
 
@@ -296,7 +296,7 @@ def blur(pixels: Tensor, level: float) -> Tensor:
 
 
 def reach(sigma: float, side: int) -> int:
-    """How far a blur looks: three standard deviations, or to the end of a very small picture."""
+    """How far a blur looks: three standard deviations, or to the end of a very small image."""
     return min(ceil(3 * sigma), side - 1)
 
 

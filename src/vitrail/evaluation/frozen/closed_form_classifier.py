@@ -38,7 +38,7 @@ from vitrail.models.build import Model
 from vitrail.models.zoo import adapted
 
 BATCH: Final = 64
-UNEVEN: Final = 20  # times as many pictures as the smallest class has, from which a word is said
+UNEVEN: Final = 20  # times as many images as the smallest class has, from which a word is said
 NAMED: Final = 3
 
 Batches = Callable[[Source], Iterable[Batch]]
@@ -46,7 +46,7 @@ Batches = Callable[[Source], Iterable[Batch]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """How the network did on pictures that it was not made from; `error` is the expected calibration error."""
+    """How the network did on images that it was not made from; `error` is the expected calibration error."""
 
     split: str
     top1: Measure
@@ -95,9 +95,9 @@ def fit(
 ) -> Instant:
     """The classifier of `data`'s train split (or of its only one), scored on its test or val, or on that of `test`.
 
-    `held_out` of every class chooses the penalty, unless one is given, and the scale of the logits; then all pictures
+    `held_out` of every class chooses the penalty, unless one is given, and the scale of the logits; then all images
     count, or at most `shots` of each class. `name` is what the weights are called in the card. `batches` gives the
-    pictures of a source, each once, prepared as the network's card says; with a `folder` features are kept there."""
+    images of a source, each once, prepared as the network's card says; with a `folder` features are kept there."""
     collection = data if isinstance(data, Collection) else open_collection(data)
     split, source = to_learn_from(collection)
     if shots is not None:
@@ -116,14 +116,14 @@ def fit(
     labels = single(learnt.labels)
     usable = labels >= 0
     if not usable.any():
-        raise BadLabels(f"{collection.name}: no picture of {split} has one label and can be read")
+        raise BadLabels(f"{collection.name}: no image of {split} has one label and can be read")
     if not usable.all():
         notes.append(f"{int((~usable).sum()):,} of {split} have no label or several, and are not learnt from")
     features, labels = learnt.features[usable], labels[usable]
     notes += balance(labels, collection.classes)
     head = fit_head(features, labels, len(collection.classes), penalty=penalty, share=held_out)
     if head.held is None:
-        notes.append("nothing was held out: l2 and sureness are the usual ones, not chosen; two pictures a class would")
+        notes.append("nothing was held out: l2 and sureness are the usual ones, not chosen; two images a class would")
     records = record_fit(network, name, collection, split, source, learnt.samples[usable])
     unseen = [leave_seen(*part, records, notes) for part in parts[1:]]
     scored = next((score(parts[1][0], head, took) for took in unseen if took is not None), None)
@@ -214,7 +214,7 @@ def to_learn_from(collection: Collection) -> tuple[str, Source]:
     if len(collection.classes) < 2:
         raise BadLabels(
             f"{collection.name} has one class, {', '.join(collection.classes)}: there must be two at least to tell "
-            "apart; put the pictures of each into a folder of its own"
+            "apart; put the images of each into a folder of its own"
         )
     if len(collection.splits) == 1:
         return next(iter(collection.splits.items()))
@@ -224,7 +224,7 @@ def to_learn_from(collection: Collection) -> tuple[str, Source]:
 def to_score(
     collection: Collection, split: str, source: Source, test: Collection | str | Path | None
 ) -> tuple[str, Source] | None:
-    """The pictures to score, with the class numbers of those to learn from; none where none have labels."""
+    """The images to score, with the class numbers of those to learn from; none where none have labels."""
     if test is None:
         found = next((name for name in ("test", "val") if name in collection.splits and name != split), None)
         if found is None or not collection.splits[found].classes:
@@ -265,16 +265,16 @@ def notes_of(split: str, source: Source, took: Kept) -> list[str]:
 
 
 def balance(labels: Tensor, classes: tuple[str, ...]) -> list[str]:
-    """A word on classes that have no pictures, or far fewer than others."""
+    """A word on classes that have no images, or far fewer than others."""
     counts = torch.bincount(labels, minlength=len(classes))
     empty = [classes[at] for at in (counts == 0).nonzero()[:, 0].tolist()]
     if empty:
         some = ", ".join(empty[:NAMED]) + (", ..." if len(empty) > NAMED else "")
-        return [f"{len(empty)} of {len(classes)} classes have no picture to learn from and are never said: {some}"]
+        return [f"{len(empty)} of {len(classes)} classes have no image to learn from and are never said: {some}"]
     if int(counts.max()) > UNEVEN * int(counts.min()):
         least, most = classes[int(counts.argmin())], classes[int(counts.argmax())]
         return [
-            f"{most!r} has {int(counts.max()):,} pictures and {least!r} {int(counts.min()):,}: small classes are said "
+            f"{most!r} has {int(counts.max()):,} images and {least!r} {int(counts.min()):,}: small classes are said "
             f"too seldom; --shots {max(int(counts.min()), 5)} takes no more than so many of each"
         ]
     return []

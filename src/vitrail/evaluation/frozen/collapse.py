@@ -3,10 +3,10 @@
     found = indicators(features)          # [N, D]
     found.rank, found.similarity, found.spread
 
-A network that learns without labels can cheat by giving every picture the same features, or features along a few
+A network that learns without labels can cheat by giving every image the same features, or features along a few
 directions alone. With σ the singular values of the centred features and p = σ / Σσ, the rank is exp(-Σ p log p): D
 where all directions are used alike, 1 where one is, whatever the scale and the rotation. The similarity is the mean
-cosine between two pictures, 1 where all look the same. The spread is the standard deviation over pictures of features
+cosine between two images, 1 where all look the same. The spread is the standard deviation over images of features
 of length 1, the mean over the D of them, times √D: 1 where they point everywhere alike, 0 where they all point one way.
 """
 
@@ -21,13 +21,13 @@ from torch.nn import functional as F
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import widest_float
 
-# Beside the length of all features; what is below is the rounding of float32, which has every direction and no meaning.
+# Relative to the length of all features; below is the rounding of float32, which has every direction and no meaning.
 NOTHING: Final = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Indicators:
-    """Of N features of `width` numbers each. A rank of 0 says that all pictures have the very same ones."""
+    """Of N features of `width` numbers each. A rank of 0 says that all images have the very same ones."""
 
     rank: float
     similarity: float
@@ -36,9 +36,9 @@ class Indicators:
 
 
 def indicators(features: Tensor, *, device: torch.device | str = "cpu") -> Indicators:
-    """All three of features [N, D], of two pictures or more."""
+    """All three of features [N, D], of two images or more."""
     if features.ndim != 2 or len(features) < 2:
-        raise ConfigError(f"features of shape {tuple(features.shape)}: two pictures or more can be compared, [N, D]")
+        raise ConfigError(f"features of shape {tuple(features.shape)}: two images or more can be compared, [N, D]")
     exact = widest_float(torch.device(device))
     values = features.to(device, exact)
     return Indicators(
@@ -68,6 +68,6 @@ def similarity(features: Tensor) -> float:
 
 
 def spread(features: Tensor) -> float:
-    """The standard deviation over pictures of features of length 1, the mean over features, times the root of their
+    """The standard deviation over images of features of length 1, the mean over features, times the root of their
     number."""
     return float(F.normalize(features, dim=1).std(0, correction=0).mean()) * math.sqrt(features.shape[1])

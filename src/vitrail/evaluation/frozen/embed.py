@@ -3,7 +3,7 @@
     embed(network, {"train": source}, Path("pets.parquet"), batch=64)
 
 The samples are cut into parts. Each is computed by itself, in batches that begin where the part begins, and written
-whole or not at all to OUT.parts, with the hash of the weights, the fingerprint of the pictures and all settings, and a
+whole or not at all to OUT.parts, with the hash of the weights, the fingerprint of the images and all settings, and a
 checksum. So a start after a kill does the parts that are missing, several processes share the parts out, and the file
 that is joined from them in the end is the same to the byte. One part is in memory at a time.
 """
@@ -54,7 +54,7 @@ class Embedded:
     path: Path
     pictures: int
     width: int
-    unreadable: int  # pictures; all of them are named in OUT.unreadable.txt
+    unreadable: int  # images; all of them are named in OUT.unreadable.txt
     first: tuple[Unreadable, ...]  # some of them
     parts: int
     found: int
@@ -75,10 +75,10 @@ def embed(
     force: bool = False,
     tell: Callable[[int, int], None] | None = None,
 ) -> Embedded:
-    """Writes what the last layer reads for every picture of some splits to OUT, .parquet or .npz.
+    """Writes what the last layer reads for every image of some splits to OUT, .parquet or .npz.
 
-    `origin` is put into the file beside the facts: what weights and pictures are called. A file or parts of other
-    weights, pictures or settings are refused, unless `force` has them made anew. `tell` hears of (done, of how many).
+    `origin` is put into the file next to the facts: what weights and images are called. A file or parts of other
+    weights, images or settings are refused, unless `force` has them made again. `tell` hears of (done, of how many).
     All processes of a `world` call this, each with the network on its device."""
     world = world or World(device=next(network.parameters()).device)
     if out.suffix not in FORMATS:
@@ -119,7 +119,7 @@ def embed(
 def whole(splits: Mapping[str, Source]) -> Source:
     """One split after the other; one without labels has the classes of the others, and none of them."""
     if not splits or not all(len(source) for source in splits.values()):
-        raise DataError("there are no pictures to embed")
+        raise DataError("there are no images to embed")
     classes = next((source.classes for source in splits.values() if source.classes), ())
     parts = [part if part.classes == classes else Relabelled(part, part.labels, classes) for part in splits.values()]
     return parts[0] if len(parts) == 1 else Concat(parts)
@@ -171,13 +171,13 @@ def begun(work: "Work", facts: dict[str, Any], world: World, *, force: bool) -> 
 
 
 def refuse(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Other weights, pictures or settings than those of a file are named."""
+    """Other weights, images or settings than those of a file are named."""
     changes = differences(old, new)
     if changes:
         shown = "; ".join(line if len(line) < 120 else f"{line[:117]}..." for line in changes)
         raise ConfigError(
-            f"{what} holds embeddings of other weights, pictures or settings ({shown}); give what it had, name another "
-            "file, or add --force to make it anew"
+            f"{what} holds embeddings of other weights, images or settings ({shown}); give what it had, name another "
+            "file, or add --force to make it again"
         )
 
 
@@ -240,7 +240,7 @@ class Work:
         )
 
     def is_done(self, number: int, facts: Mapping[str, Any], *, force: bool) -> bool:
-        """Whether a part is there, whole and of the same facts. A damaged one is made anew."""
+        """Whether a part is there, whole and of the same facts. A damaged one is made again."""
         path = self.path(number)
         if not path.exists():
             return False
@@ -324,7 +324,7 @@ class Work:
         """The parts as one file, which takes its name when it is whole."""
         counts = {name: len(source) for name, source in splits.items()}
         about = {"facts": facts, **origin, "splits": counts, "width": self.network.num_features}
-        temporary = self.folder / f"joined{self.out.suffix}"  # here, so that a kill leaves nothing beside the file
+        temporary = self.folder / f"joined{self.out.suffix}"  # here, so that a kill leaves nothing next to the file
         try:
             bad = join(self.read, self.source, splits, about, temporary)
             self.listed.unlink(missing_ok=True)

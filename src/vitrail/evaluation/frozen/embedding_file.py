@@ -1,8 +1,8 @@
-"""Embeddings as a file: Parquet, a row a picture, or .npz, an array a column. Written part by part, never held whole.
+"""Embeddings as a file: Parquet, a row an image, or .npz, an array a column. Written part by part, never held whole.
 
 | column | holds |
 |---|---|
-| split, sample | which split, and which picture of it, from 0 |
+| split, sample | which split, and which image of it, from 0 |
 | name | its path, its place in an archive, its row |
 | label | the name of its class; none where it has none, joined by "|" where it has several |
 | feature | D numbers |
@@ -29,7 +29,7 @@ from vitrail.data.readers.arrow_columns import arrow
 KEY: Final = "vitrail"
 COUNTS: Final = "vitrail.counts"  # of a Parquet file, known at its end
 FORMATS: Final = (".parquet", ".npz")
-FIRST: Final = 100  # unreadable pictures that the file itself names
+FIRST: Final = 100  # unreadable images that the file itself names
 LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)  # a zip file cannot go without a date
 
 Bad = list[dict[str, Any]]
@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Columns:
-    """What a file says of the pictures of a part."""
+    """What a file says of the images of a part."""
 
     split: list[str]
     sample: NDArray[np.int64]
@@ -163,6 +163,6 @@ def about_in(path: Path) -> dict[str, Any]:
         return found
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ConfigError(
-            f"{path} is there and is no file of `vitrail embed` ({type(error).__name__}); name another file, or add "
+            f"{path} is there and is not a file of `vitrail embed` ({type(error).__name__}); name another file, or add "
             "--force to replace it"
         ) from None

@@ -3,10 +3,10 @@
     kept = cached_features(network, source, preprocessing, "cpu", batches=..., folder=cache_folder("features"))
     kept.features, kept.labels, kept.samples
 
-The key holds the network's config and numbers, the pictures (their fingerprint, and the bytes of some of them), how
+The key holds the network's config and numbers, the images (their fingerprint, and the bytes of some of them), how
 they are prepared, the precision, the kind of device, and the versions; not the labels, so that two sets of labels on
-the same pictures share one file. A file is a sealed one: written whole or not at all, with a checksum of every tensor,
-so that a damaged one is noticed and made anew. What was used longest ago goes when all of them together exceed `LIMIT`.
+the same images share one file. A file is a sealed one: written whole or not at all, with a checksum of every tensor,
+so that a damaged one is noticed and made again. The least recently used goes when all of them together exceed `LIMIT`.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from vitrail.evaluation.frozen.features import Extracted, Precision, extract, ne
 
 KIND: Final = "vitrail features 1"
 LIMIT: Final = 20 << 30  # bytes of features that are kept; those of ImageNet's training set at width 768 are 3.9 GB
-LOOKED_AT: Final = 256  # pictures of a source whose bytes go into the key
+LOOKED_AT: Final = 256  # images of a source whose bytes go into the key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -58,8 +58,8 @@ def cached_features(
     view: str = "",
     limit: int = LIMIT,
 ) -> Kept:
-    """What the last layer reads for every picture of a source, from `folder` or from the network. `batches` gives the
-    pictures of a source, each once; `view` names the way it cuts them, where that is not the preprocessing's. Without
+    """What the last layer reads for every image of a source, from `folder` or from the network. `batches` gives the
+    images of a source, each once; `view` names the way it cuts them, where that is not the preprocessing's. Without
     a folder nothing is kept."""
     bare = source
     while isinstance(bare, Relabelled):
@@ -78,7 +78,7 @@ def cached_features(
     except WeightsNotFound:
         pass
     except (WeightsError, OSError) as error:
-        trouble = f"kept features were damaged and are made anew ({' '.join(str(error).split())})"
+        trouble = f"kept features were damaged and are made again ({' '.join(str(error).split())})"
     features, samples = fresh(network, bare, preprocessing, device, batches(bare), precision)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -105,12 +105,12 @@ def fresh(
     batches: Iterable[Batch],
     precision: Precision,
 ) -> tuple[Tensor, Tensor]:
-    """Features and samples from the network itself; a network that overflows is refused, with the first picture."""
+    """Features and samples from the network itself; a network that overflows is refused, with the first image."""
     made = extract(network, batches, preprocessing, device, precision=precision)
     wrong = (~made.features.isfinite()).any(1).nonzero()
     if len(wrong):
         name = source.name(int(made.samples[wrong[0, 0]]))
-        raise DataError(f"the network gives no finite features for {len(wrong):,} pictures, first of them {name}")
+        raise DataError(f"the network gives no finite features for {len(wrong):,} images, first of them {name}")
     return made.features, made.samples
 
 
@@ -145,8 +145,8 @@ def facts_of(
 
 
 def contents(source: Source) -> str:
-    """The source's fingerprint together with the bytes of pictures at even distances: where names and sizes are those
-    of another set, as with raw pictures of one size, these are not."""
+    """The source's fingerprint together with the bytes of images at even distances: where names and sizes are those
+    of another set, as with raw images of one size, these are not."""
     digest = sha256(source.fingerprint.encode())
     some = np.linspace(0, len(source) - 1, min(len(source), LOOKED_AT)).astype(np.int64)
     for at in some.tolist():
@@ -159,12 +159,12 @@ def contents(source: Source) -> str:
 
 
 def missing(source: Source, samples: Tensor) -> list[int]:
-    """The places of a source of which there are no features: their pictures could not be read."""
+    """The places of a source of which there are no features: their images could not be read."""
     return np.setdiff1d(np.arange(len(source)), samples.numpy()).tolist()
 
 
 def readable(source: Source, sample: int) -> bool:
-    """Whether a picture can be decoded now: a store that was away for a moment must not be remembered for ever."""
+    """Whether an image can be decoded now: a store that was away for a moment must not be remembered for ever."""
     try:
         source.picture(sample).rgb()
     except BadPicture:

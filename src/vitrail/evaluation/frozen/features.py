@@ -1,6 +1,6 @@
-"""Frozen features: what the last layer of a network reads, for every picture of a split.
+"""Frozen features: what the last layer of a network reads, for every image of a split.
 
-A network at rest: evaluation mode, no gradients, pictures normalised on the device in the type it computes in.
+A network at rest: evaluation mode, no gradients, images normalised on the device in the type it computes in.
 
 What a network is, as a hash: of its config and its numbers, whatever file and format they came from.
 """
@@ -54,7 +54,7 @@ HELD: Final = 64  # batches whose features wait on the device before they are fe
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Extracted:
-    """Of the N pictures that could be read, in the order of the source, on the CPU."""
+    """Of the N images that could be read, in the order of the source, on the CPU."""
 
     features: Tensor  # float32 [N, D]
     labels: Tensor  # int64 [N]; or [N, M], filled up with -1, where samples have several
@@ -100,7 +100,7 @@ def features(
     precision: Precision = "float32",
     read: Callable[[nn.Module, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Features [N, D], float32, and labels [N] (or [N, M], filled up with -1) of all pictures that could be read, in
+    """Features [N, D], float32, and labels [N] (or [N, M], filled up with -1) of all images that could be read, in
     their order, on the CPU. `read` is how a network is asked for them, where `last_read` will not do."""
     found = extract(network, batches, preprocessing, device, precision=precision, read=read)
     return found.features, found.labels
@@ -115,7 +115,7 @@ def extract(
     precision: Precision = "float32",
     read: Callable[[nn.Module, Tensor], Tensor] | None = None,
 ) -> Extracted:
-    """As `features`, with the places of the pictures in their source."""
+    """As `features`, with the places of the images in their source."""
     device, read = torch.device(device), read or last_read
     prepare = prepared(preprocessing, device, precision)
     held, fetched = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
@@ -127,7 +127,7 @@ def extract(
                 fetched, held = [*fetched, *fetch(held)], []
     fetched += fetch(held)
     if not sum(len(samples) for _, _, samples in fetched):
-        raise DataError("there are no pictures to take features of, or none that can be read")
+        raise DataError("there are no images to take features of, or none that can be read")
     widest = max(label.shape[-1] for _, label, _ in fetched) if fetched[0][1].ndim == 2 else 0
     return Extracted(
         features=torch.cat([y for y, _, _ in fetched]),
@@ -143,7 +143,7 @@ def last_read(network: nn.Module, images: Tensor) -> Tensor:
 
 
 def fetch(held: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
-    """To the host, without the places that hold no picture."""
+    """To the host, without the places that hold no image."""
     on_host = [tuple(tensor.cpu() for tensor in row) for row in held]
     return [tuple(tensor[valid] for tensor in row) for *row, valid in on_host]
 

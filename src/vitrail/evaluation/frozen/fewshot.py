@@ -20,7 +20,7 @@ with an A [d, m] and a B [m, K] that do not depend on λ. Y is 2 on a sample's c
 XᵀY is twice the sum of the samples of class k, less the sum of all: a product with Y would cost more than XᵀX itself.
 
 The features are first whitened by the mean and standard deviation of the samples that the classifier is made from, and
-a constant of 100 is put beside them: a bias that the penalty hardly touches. All of it is in float64; the same lines
+a constant of 100 is put next to them: a bias that the penalty hardly touches. All of it is in float64; the same lines
 serve five shots a class and a whole training set.
 """
 
@@ -111,12 +111,12 @@ def factor(upper: Tensor, penalty: float) -> Tensor:
     upper.diagonal().add_(penalty)
     found, failed = torch.linalg.cholesky_ex(upper, upper=True)
     if failed:
-        raise ConfigError(f"penalty={penalty:g} is lost beside features of this size; take a larger one, 1 say")
+        raise ConfigError(f"penalty={penalty:g} is lost next to features of this size; take a larger one, 1 say")
     return found
 
 
 def decompose(features: Tensor, labels: Tensor, classes: int) -> Decomposed:
-    """Features [n, D] and labels [n], or the truth [n, K] where samples may have several: whitened, set beside the
+    """Features [n, D] and labels [n], or the truth [n, K] where samples may have several: whitened, set next to the
     constant, and taken apart for any penalty."""
     mean, std, x = whitened(features, labels, classes)
     if x.shape[0] >= x.shape[1]:
@@ -131,7 +131,7 @@ def decompose(features: Tensor, labels: Tensor, classes: int) -> Decomposed:
 def whitened(
     features: Tensor, labels: Tensor, classes: int, constant: float = CONSTANT
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and std [D] of the features, and X [n, D + 1]: whitened, beside the constant."""
+    """Mean and std [D] of the features, and X [n, D + 1]: whitened, next to the constant."""
     several = labels.dtype == torch.bool and labels.shape == (len(features), classes)
     if (labels.ndim != 1 and not several) or len(labels) != len(features) or not len(labels):
         raise BadLabels(
@@ -144,7 +144,7 @@ def whitened(
     white = x[:, :-1].copy_(features)  # the statistics and the whitening in place: this is most of the memory
     mean = white.mean(0)
     if not mean.isfinite().all():
-        raise DataError("the features are not finite: the network overflows on some picture")
+        raise DataError("the features are not finite: the network overflows on some image")
     std = white.sub_(mean).square().mean(0).sqrt_().add_(EPS)
     white.div_(std)
     return mean, std, x
@@ -219,8 +219,8 @@ def best_penalty(tables: Sequence[Mapping[float, float]]) -> float:
 
 
 def interval(accuracies: Sequence[float], count: int) -> Interval:
-    """In which the mean over draws would lie for other draws and other test pictures, in 95 of 100 cases: Student's
-    interval over the draws (of one draw nothing is known) and Wilson's over `count` pictures, added as squares."""
+    """In which the mean over draws would lie for other draws and other test images, in 95 of 100 cases: Student's
+    interval over the draws (of one draw nothing is known) and Wilson's over `count` images, added as squares."""
     mean = statistics.fmean(accuracies)
     low, high = wilson(round(mean * count), count)
     over = 0.0

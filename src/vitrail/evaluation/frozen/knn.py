@@ -103,7 +103,7 @@ def elected(similarity: Tensor, labels: Tensor, classes: int, temperature: float
     votes = torch.ones_like(similarity, dtype=torch.float64)
     if temperature is not None:
         exact = similarity.double()
-        votes = ((exact - exact[:, :1]) / temperature).exp()  # beside the nearest, so that nothing overflows
+        votes = ((exact - exact[:, :1]) / temperature).exp()  # next to the nearest, so that nothing overflows
     return votes.new_zeros(len(votes), classes).scatter_add_(1, labels, votes).argmax(1)
 
 
@@ -113,7 +113,7 @@ SHOWN: Final = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Frozen:
-    """Features of the pictures of a source that could be read, in its order, on the CPU."""
+    """Features of the images of a source that could be read, in its order, on the CPU."""
 
     features: Tensor  # float32 [N, D]
     samples: Tensor  # int64 [N], their places in the source
@@ -138,8 +138,8 @@ class Company:
 
 
 def vote(train: Frozen, test: Frozen, classes: int, *, device: torch.device | str = "cpu") -> tuple[int, int] | None:
-    """How many test pictures the vote of the 20 nearest training pictures says right, and of how many with a label;
-    none where there are no labels on either side. A training picture with several labels has no vote."""
+    """How many test images the vote of the 20 nearest training images says right, and of how many with a label;
+    none where there are no labels on either side. A training image with several labels has no vote."""
     labels = single(train.labels)
     known = labels >= 0
     if not classes or not known.any() or not (test.labels >= 0).any():
@@ -150,8 +150,8 @@ def vote(train: Frozen, test: Frozen, classes: int, *, device: torch.device | st
 
 
 def company(queries: Frozen, train: Frozen, *, itself: bool = False, count: int = SHOWN) -> tuple[Company, ...]:
-    """The nearest training pictures of each query. With `itself` the queries are training pictures, too, and a picture
-    is no neighbour of its own."""
+    """The nearest training images of each query. With `itself` the queries are training images, too, and an image
+    is not a neighbour of its own."""
     most = min(count + itself, len(train.samples))
     near = find_nearest(train.features, queries.features, most)
     found: list[Company] = []

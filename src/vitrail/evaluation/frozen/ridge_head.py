@@ -1,17 +1,17 @@
-"""The closed-form classifier of Section 4.1 as the last layer of a network: what it takes beside least squares.
+"""The closed-form classifier of Section 4.1 as the last layer of a network: what it takes next to least squares.
 
 Least squares from whitened features to {-1, 1}^K (fewshot.py) leaves three things open.
 
-The penalty. It is the one that is right most often on pictures held out, the same share of every class; among equals
-the more likely one, then the larger. A small set is held out from several times, each time drawn anew, until some
-hundred answers are there to choose by. Then the classifier is made again from all pictures.
+The penalty. It is the one that is right most often on images held out, the same share of every class; among equals
+the more likely one, then the larger. A small set is held out from several times, each time drawn again, until some
+hundred answers are there to choose by. Then the classifier is made again from all images.
 
 The scale. Scores near 1 and -1 are no logits: a softmax over them is nearly even. One factor on all of them leaves
-their order as it is, so it is chosen by the likelihood of the pictures held out, with the targets that Platt (1999)
+their order as it is, so it is chosen by the likelihood of the images held out, with the targets that Platt (1999)
 takes, (N + 1) / (N + 2) instead of 1, so that N right answers out of N do not ask for infinite sureness. The likelihood
 is concave in the factor, and its slope is followed to zero.
 
-The layer. With whitening z = (y - μ) / σ and the constant 100 beside it, s · [z, 100] W = y Vᵀ + b for
+The layer. With whitening z = (y - μ) / σ and the constant 100 next to it, s · [z, 100] W = y Vᵀ + b for
 
     V = s (W_z / σ)ᵀ     and     b = 100 s w_100 - V μ,
 
@@ -44,14 +44,14 @@ from vitrail.evaluation.metrics.accuracy import count_right
 
 HELD: Final = 200  # answers to choose by, for which small sets are drawn from several times
 DRAWS: Final = 8  # at most
-MOST: Final = 5000  # pictures held out of a large set
+MOST: Final = 5000  # images held out of a large set
 SCALES: Final = (0.05, 1000.0)
 CLEAR: Final = 0.9  # the probability of an answer like the targets themselves, where nothing could be held out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """What the pictures held out said: right answers, of how many, in how many draws, and accuracy by penalty."""
+    """What the images held out said: right answers, of how many, in how many draws, and accuracy by penalty."""
 
     right: int
     count: int
@@ -66,7 +66,7 @@ class Held:
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Head:
     """A linear layer, weight [K, D] and bias [K] in float32, from features to logits. `held` is none where there were
-    too few pictures to hold any out: then penalty and scale are the usual ones, and probabilities mean little."""
+    too few images to hold any out: then penalty and scale are the usual ones, and probabilities mean little."""
 
     weight: Tensor
     bias: Tensor
@@ -88,7 +88,7 @@ def fit_head(
     features: Tensor, labels: Tensor, classes: int, *, penalty: float | None = None, share: float = SHARE
 ) -> Head:
     """The head of features [n, D] and labels [n]. With a `penalty` that one is taken; `share` is held out of every
-    class to choose it and the scale, at least about one picture a class."""
+    class to choose it and the scale, at least about one image a class."""
     if classes < 2:
         raise BadLabels(f"{classes} class: there must be two at least to tell apart")
     if not 0 <= share < 1:
@@ -118,7 +118,7 @@ def fit_head(
 
 
 def draws(labels: Tensor, classes: int, share: float) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of what is held out and what is left, by their places; none where no class has two pictures."""
+    """Pairs of what is held out and what is left, by their places; none where no class has two images."""
     count, plain = len(labels), Labels(labels.cpu().numpy())
     several = int((plain.counts(classes) >= 2).sum())
     if not share or not several:

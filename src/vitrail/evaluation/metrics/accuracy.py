@@ -1,4 +1,4 @@
-"""Accuracy, top-5, loss and confusion over a split: counted, never averaged over averages, and no picture dropped.
+"""Accuracy, top-5, loss and confusion over a split: counted, never averaged over averages, and no image dropped.
 
     score = evaluate(network, sweep(source, preprocessing, batch=256), preprocessing, classes=10, device="cpu")
     score.accuracy, score.loss, score.confusion
@@ -161,7 +161,7 @@ class ClassificationMetric:
         self.best, self.worst = Extremes(extremes, exact, device), Extremes(extremes, exact, device)
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
-        """One batch's logits [B, K]; places without a picture or a label count for nothing."""
+        """One batch's logits [B, K]; places without an image or a label count for nothing."""
         logits = check_logits(outputs, batch, self.classes)
         logs = logits.log_softmax(-1)
         sure, predicted = logs.max(-1)
@@ -193,7 +193,7 @@ class ClassificationMetric:
         count, correct, correct5, unreadable = (int(value) for value in self.counts.tolist())
         if not count:
             raise DataError(
-                f"no picture could be scored: {unreadable} are unreadable and the others, if there are any, have no "
+                f"no image could be scored: {unreadable} are unreadable and the others, if there are any, have no "
                 "label; choose another split"
             )
         cells = self.cells.view(self.classes, self.classes).cpu().numpy() if len(self.cells) else None
@@ -217,14 +217,14 @@ def check_logits(outputs: Tensor, batch: Batch, classes: int) -> Tensor:
 
 
 def sound_only(predicted: Tensor, logs: Tensor) -> Tensor:
-    """Predictions [B] or [B, T], -1 where the log-probabilities [B, K] are no numbers: one such logit makes all of its
+    """Predictions [B] or [B, T], -1 where the log-probabilities [B, K] are not numbers: one such logit makes all of its
     row so."""
     sound = ~logs[:, 0].isnan()
     return torch.where(sound if predicted.ndim == 1 else sound[:, None], predicted, -1)
 
 
 class Extremes:
-    """The answers with the largest keys so far. Of equal keys the earlier sample stays, so that a set of pictures has
+    """The answers with the largest keys so far. Of equal keys the earlier sample stays, so that a set of images has
     one answer, whatever the batch."""
 
     def __init__(self, most: int, exact: torch.dtype, device: torch.device) -> None:

@@ -3,7 +3,7 @@
     wilson(701, 1000)                                    # a share: 67.2 to 72.9 %
     bootstrap(lambda weights: ..., len(losses), seed=0)  # whatever else is computed from samples
 
-They speak of the draw of the pictures alone, not of another training of the same network.
+They speak of the draw of the images alone, not of another training of the same network.
 
 Whether a network is as often right as it is sure: expected calibration error, and the bins of a reliability diagram.
 
@@ -37,9 +37,9 @@ class Interval(NamedTuple):
 
 
 def wilson(right: int, count: int, confidence: float = CONFIDENCE) -> Interval:
-    """Of a share, after Wilson (1927): stays within 0 and 1, and says something of a single picture, too."""
+    """Of a share, after Wilson (1927): stays within 0 and 1, and says something of a single image, too."""
     if not 0 <= right <= count or not count:
-        raise ConfigError(f"{right} of {count} is no share")
+        raise ConfigError(f"{right} of {count} is not a share")
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     share, spread = right / count, z * z / count
     middle = (share + spread / 2) / (1 + spread)

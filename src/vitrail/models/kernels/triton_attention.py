@@ -1,4 +1,4 @@
-"""Triton kernels for attention over at most 256 tokens, forward and backward, a program for each head of each picture.
+"""Triton kernels for attention over at most 256 tokens, forward and backward, a program for each head of each image.
 
 All tokens of a head fit into a tile, so the softmax needs no second look and the backward pass no second pass. q, k and
 v are read where their product left them, side by side, and so are their gradients written; these are summed over the

@@ -1,6 +1,6 @@
 """The server's page: one document with its style and script inside, and the policy that lets in these and nothing else.
 
-There is no build step: the files beside this one are joined as they are. The style begins with that of the reports, so
+There is no build step: the files next to this one are joined as they are. The style begins with that of the reports, so
 that both stay one family.
 """
 
@@ -22,7 +22,7 @@ def page() -> str:
 
 @lru_cache(maxsize=1)
 def policy() -> str:
-    """The Content-Security-Policy to send with it: its own style and script by their hashes, pictures that are already
+    """The Content-Security-Policy to send with it: its own style and script by their hashes, images that are already
     in the browser, requests to where it came from."""
     return "; ".join(
         (

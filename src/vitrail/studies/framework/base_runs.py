@@ -2,7 +2,7 @@
 
 Both are counted in steps, so that a grid costs the same on any source.
 
-The three families of 4.3 and 4.4 for small pictures, each made of a ViT's image and classes.
+The three families of 4.3 and 4.4 for small images, each made of a ViT's image and classes.
 """
 
 import re
@@ -41,11 +41,11 @@ def for_cores(source: str = "", *, steps: int, width: int = 32, depth: int = 2) 
 
 
 def for_card(source: str = "", *, steps: int) -> Run:
-    """CIFAR-10, or another source of small pictures, on a share of a GPU: the ViT-Mini/4 of its recipe, with learned
+    """CIFAR-10, or another source of small images, on a share of a GPU: the ViT-Mini/4 of its recipe, with learned
     positions as in the paper.
 
     For the few epochs of a study: crop and flip alone, no stochastic depth, no averaged weights. In so few a network
-    sees hardly a picture too often, and what keeps it from learning them by heart would cost more than it brings."""
+    sees hardly an image too often, and what keeps it from learning them by heart would cost more than it brings."""
     name = re.split("[:@]", source)[0] or "cifar10"  # without the folder or the split
     run = RECIPES.get(name, small.cifar10)()
     model = vit_config(run.model)
@@ -69,7 +69,7 @@ def given(run: AnyRun, source: str) -> AnyRun:
 
 
 def shortened(run: AnyRun, steps: int, *, looks: int = LOOKS) -> AnyRun:
-    """The run for so many steps, a tenth of them warm-up, scored a few times, without a closed form beside it: other
+    """The run for so many steps, a tenth of them warm-up, scored a few times, without a closed form next to it: other
     cells are there to compare with."""
     return replace(
         run,

@@ -1,6 +1,6 @@
 """What a grid will cost, from its runs alone: no data is opened that is not there, and nothing is trained.
 
-ExaFLOPs are those that the ledger of a run will count: 6 FLOPs a multiply-accumulate and picture. Hours are
+ExaFLOPs are those that the ledger of a run will count: 6 FLOPs a multiply-accumulate and image. Hours are
 estimates: a large network reaches some 40 % of a device's peak; of a small one every step takes a few milliseconds
 whatever its size, and every cell some seconds before its first step.
 """
@@ -100,7 +100,7 @@ def model_of(cell: Cell, cells: Mapping[str, Cell]) -> ModelConfig | None:
 
 
 def size_of(data: Data) -> tuple[int, int] | None:
-    """Training pictures and classes: of a named set as published, without its files; none where nobody can know. What
+    """Training images and classes: of a named set as published, without its files; none where nobody can know. What
     names no source is the paper's JFT-300M, which nobody can get."""
     name = re.split("[:@]", data.source)[0]
     if name in (JFT, ""):
@@ -116,5 +116,5 @@ def opened_size(data: Data) -> tuple[int, int] | None:
     try:
         collection = open_collection(data.source)
         return len(only_or(collection, data.train)), len(collection.classes)
-    except VitrailError:  # a list is no place to complain of what is not there; the cell will
+    except VitrailError:  # a list is not a place to complain of what is not there; the cell will
         return None

@@ -70,7 +70,7 @@ def check(name: str, cells: Sequence[Cell]) -> None:
         seen, at = {cell.name}, cell.after
         while at:
             if at not in after or at in seen:
-                what = "is no cell of the grid" if at not in after else "comes after it in turn"
+                what = "is not a cell of the grid" if at not in after else "comes after it in turn"
                 raise ConfigError(f"{name}: the cell {cell.name} comes after {at}, which {what}")
             seen.add(at)
             at = after[at]
@@ -108,7 +108,7 @@ def reseeded(cell: Cell, seed: int, fixed: Container[str]) -> Cell:
         return other if changed else f"{name}-{seed}"
 
     data = cell.run.data
-    if data.part < 1:  # a seed draws its part of the pictures
+    if data.part < 1:  # a seed draws its part of the images
         data = replace(data, part_seed=data.part_seed - before + seed)
     return replace(
         cell,

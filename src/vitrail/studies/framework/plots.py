@@ -1,7 +1,7 @@
 """The figures of the studies: lines over a grid with error bars over seeds, and dots by name. One colour a family.
 
     lines = [Line(name="ViT", family="ViT", points=[Point(x=0.1, y=spread), ...])]
-    plot([Panel(lines=lines, along="pictures", up="test accuracy [%]", log=True)])
+    plot([Panel(lines=lines, along="images", up="test accuracy [%]", log=True)])
 
 Bars reach one standard deviation over the seeds to either side; a single seed has none. Heights are shares and drawn in
 per cent, unless a panel says otherwise. matplotlib (the extra `figures`) is loaded when something is drawn.
@@ -29,7 +29,7 @@ FAMILIES: Final[Mapping[str, str]] = {"ViT": "cobalt", "BiT": "ruby", "hybrid": 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A place along the axis and what was found there; `name` is written beside it."""
+    """A place along the axis and what was found there; `name` is written next to it."""
 
     x: float
     y: Spread

@@ -111,7 +111,7 @@ def with_defaults(before: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def take_up(out: Path, study: str, scale: str, cells: Sequence[Cell], *, force: bool) -> list[str]:
     """Refuses a folder that holds something else, and cells whose run has changed. With `force` those are removed, with
-    what was trained from their weights, to be trained anew; their names are returned."""
+    what was trained from their weights, to be trained again; their names are returned."""
     if (out / CONFIG).exists():
         raise ConfigError(f"{out} holds a run, not a study; give another --out")
     if (out / STUDY).exists():
@@ -126,7 +126,7 @@ def take_up(out: Path, study: str, scale: str, cells: Sequence[Cell], *, force: 
         others = f", and {len(found) - 1} other cells have changed as well" if len(found) > 1 else ""
         raise ConfigError(
             f"{folder_of(out, name)} holds a cell with another config ({'; '.join([*lines[:NAMED], *more])}){others}; "
-            "add --force to train those anew, or give another --out"
+            "add --force to train those again, or give another --out"
         )
     anew = set(found)
     for _ in cells:  # whatever order they stand in
@@ -206,7 +206,7 @@ def groups(outcomes: Iterable[Outcome]) -> tuple[Group, ...]:
 
 
 def group_at(found: Iterable[Group], at: Mapping[str, Place]) -> Group | None:
-    """The first group that stands there; it may have places beside those named."""
+    """The first group that stands there; it may have places next to those named."""
     return next((one for one in found if at.items() <= one.at.items()), None)
 
 

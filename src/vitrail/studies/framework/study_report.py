@@ -112,17 +112,17 @@ def report(
     data: str,
     out: Path,
 ) -> str:
-    """The page: how far it is, the figure, the table, how it stands beside the paper, every cell, and the command."""
+    """The page: how far it is, the figure, the table, how it stands next to the paper, every cell, and the command."""
     states = states_of(study, outcomes, held, scale, data)
     failed = [one for one in outcomes if one.fault]
     stands = status(states, held, command(study, held, scale, data), caution(scale))
     sections: list[Section] = [stands, facts(outcomes, states)]
-    sections.append(Notes(title="Beside the paper", lines=paragraphs(findings.beside)))
+    sections.append(Notes(title="Next to the paper", lines=paragraphs(findings.beside)))
     sections.append(figure_section(study, figure))
     sections.append(Rows(title="Table", columns=findings.table.columns, rows=findings.table.rows, left=LEFT))
     if failed:
         lines = [f"{one.cell}: {one.fault}" for one in failed]
-        sections.append(Notes(title="Cells that failed", lines=lines, more="The same command again tries them anew."))
+        sections.append(Notes(title="Cells that failed", lines=lines, more="The same command again tries them again."))
     sections.append(cells_section(outcomes, states, held, out))
     title = f"{study.title} ({study.anchor})"
     return page(title, sections, lead=findings.sentence, style="explorer.css")
@@ -178,9 +178,9 @@ def facts(outcomes: Sequence[Outcome], states: Mapping[str, str]) -> Tiles:
     tiles = [
         Tile(value=f"{len(states):,}", label="cells"),
         Tile(value=str(seeds(outcomes)), label="seeds at most"),
-        Tile(value=f"{total('exaflops'):.3g}", label="exaFLOPs", note="6 a multiply-accumulate and picture"),
+        Tile(value=f"{total('exaflops'):.3g}", label="exaFLOPs", note="6 a multiply-accumulate and image"),
         Tile(value=f"{total('device_hours'):.3g}", label="device-hours"),
-        Tile(value=short(total("images")), label="pictures seen"),
+        Tile(value=short(total("images")), label="images seen"),
     ]
     return Tiles(tiles=tiles)
 

@@ -1,4 +1,4 @@
-"""D.6, Figure 13: plain and axial ViTs, and AxialResNet beside ResNet, against compute and against speed.
+"""D.6, Figure 13: plain and axial ViTs, and AxialResNet next to ResNet, against compute and against speed.
 
 An axial block attends along rows and then along columns, each with an MLP of its own. Without a class token all tokens
 lie on the grid, so the plain ViTs average their patches here too. Speed is that of training as it was measured in the
@@ -124,7 +124,7 @@ def speed(group: Group) -> Spread | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
-    """An axial network beside its plain one: accuracy over it, and multiples of its compute and its speed."""
+    """An axial network next to its plain one: accuracy over it, and multiples of its compute and its speed."""
 
     plain: str
     over: Gap

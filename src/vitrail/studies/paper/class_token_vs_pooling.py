@@ -1,4 +1,4 @@
-"""D.3: the class token beside mean pooling, each with a learning-rate sweep of its own.
+"""D.3: the class token next to mean pooling, each with a learning-rate sweep of its own.
 
 The rate is chosen on a part of the training split, and the test accuracy of that rate is what is reported.
 """

@@ -1,8 +1,8 @@
-"""4.3, Figures 3 and 4: how much data a ViT needs beside a BiT ResNet and a hybrid.
+"""4.3, Figures 3 and 4: how much data a ViT needs next to a BiT ResNet and a hybrid.
 
 Nested subsets, the same hyper-parameters and the same number of steps for all of them, and early stopping: what counts
 is the score of the weights that were best on a part held out. A search over weight decay, dropout and label smoothing
-is made of cells beside these; it is chosen by what was held out, too.
+is made of cells next to these; it is chosen by what was held out, too.
 
 At the paper's scale there are two series. Figure 3: pre-training on ImageNet, ImageNet-21k and JFT, then tuning on
 ImageNet at 384 px. Figure 4: subsets of JFT, and 5-shot accuracy on ImageNet.
@@ -164,7 +164,7 @@ def main_cells(base: Run, grid: Grid) -> Iterator[Cell]:
 
 
 def search_cells(base: Run, grid: Grid) -> Iterator[Cell]:
-    """The settings beside the plain one, which is in the main cells already."""
+    """The settings next to the plain one, which is in the main cells already."""
     for family in grid.searched:
         for name in grid.networks[family]:
             for part in grid.search_parts:

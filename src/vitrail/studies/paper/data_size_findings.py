@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PLAIN, SEARCHED, TUNED = "plain", "searched", "tuned"
 VALUES: Final = ("accuracy", FEWSHOT)
-# A ViT and the ResNet that it is set beside: the paper's two pairs, and one for the small networks by their families.
+# A ViT and the ResNet that it is set next to: the paper's two pairs, and one for the small networks by their families.
 PAIRS: Final = (("ViT-B/32", "BiT-R50x1"), ("ViT-L/16", "BiT-R152x2"))
 MEDIUM: Final = 90e6 / JFT_IMAGES  # of JFT, from which on ViTs are ahead in the paper
 
@@ -91,7 +91,7 @@ def best_of_search(outcomes: Iterable[Outcome], value: str) -> dict[str, dict[fl
 
 
 def pairs(found: Sequence[Group]) -> list[Pair]:
-    """Each ViT beside its ResNet, at the shares that both have."""
+    """Each ViT next to its ResNet, at the shares that both have."""
     known = curves(found)
     out: list[Pair] = []
     for vit, resnet in (*PAIRS, small_pair(found)):
@@ -130,7 +130,7 @@ def times_as_many(one: Spread, other: Spread) -> float:
 
 
 def of_data(part: float) -> str:
-    return "all of the pictures" if part == 1 else f"{100 * part:.3g} % of the pictures"
+    return "all of the images" if part == 1 else f"{100 * part:.3g} % of the images"
 
 
 def stands(found: Gap) -> str:
@@ -150,7 +150,7 @@ def sentence(outcomes: Sequence[Outcome], found: Sequence[Group]) -> str:
         )
     gains = [gain for gain in searched_gains(outcomes, found) if gain]
     if not said and not gains:
-        return "Too few cells are done to set a ViT beside a ResNet at two sizes."
+        return "Too few cells are done to set a ViT next to a ResNet at two sizes."
     text = "; ".join([*said, *gains])
     return f"{text[0].upper()}{text[1:]}."
 
@@ -173,7 +173,7 @@ def searched_gains(outcomes: Sequence[Outcome], found: Sequence[Group]) -> list[
 def beside(found: Sequence[Group]) -> str:
     paper = (
         "In the paper (4.3) ViTs are far behind ResNets of about their compute with the smallest subset of JFT (9M "
-        "pictures), ahead from 90M on, and the larger the set the more they gain."
+        "images), ahead from 90M on, and the larger the set the more they gain."
     )
     said = [verdict(pair) for pair in pairs(found)]
     said += [of_figure_3(found)] if any(group.at.get("series") == TUNED for group in found) else []
@@ -262,7 +262,7 @@ def figure(outcomes: Sequence[Outcome], found: Sequence[Group]) -> "Figure":
             panels.append(
                 Panel(
                     lines=lines,
-                    along="share of the training pictures [%]",
+                    along="share of the training images [%]",
                     up=f"{WORDS[value]} [%]",
                     log=bool(parts),
                     ticks={part: f"{part:.3g}" for part in parts},

@@ -114,7 +114,7 @@ def table(found: Sequence[Group]) -> Table:
 
 
 def figure(found: Sequence[Group], value: str) -> "Figure":
-    """Ours beside Table 8."""
+    """Ours next to Table 8."""
     ours = [Dot(name=named(*way), value=spread_at(found, way, value), family=KINDS[way[0]]) for way in TABLE_8]
     theirs = [Dot(name=named(*way), value=Spread((printed,)), family=KINDS[way[0]]) for way, printed in TABLE_8.items()]
     return dotted(

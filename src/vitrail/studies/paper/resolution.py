@@ -1,6 +1,6 @@
-"""3.2: pre-trained at a low resolution, fine-tuned at higher ones, with positions resized and with ones drawn anew.
+"""3.2: pre-trained at a low resolution, fine-tuned at higher ones, with positions resized and with ones drawn again.
 
-The patch stays, so the grid grows. "Drawn anew" is the start that a network of the higher resolution would have (the
+The patch stays, so the grid grows. "Drawn again" is the start that a network of the higher resolution would have (the
 class token keeps its position): what fine-tuning has without any interpolation, since no table of the old grid fits the
 new one, and one laid over its corner would tell wrong places.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 BEFORE: Final = "pre-training"
-WAYS: Final[Mapping[Positions, str]] = {"resized": "positions resized", "drawn": "positions drawn anew"}
+WAYS: Final[Mapping[Positions, str]] = {"resized": "positions resized", "drawn": "positions drawn again"}
 PAPER: Final = {384: "83.97"}  # Table 5: ViT-B/16 from ImageNet-21k
 
 
@@ -133,7 +133,7 @@ def table(found: Sequence[Group]) -> Table:
         )
         for size in sizes_in(found)
     ]
-    columns = ("fine-tuned at", "positions resized [%]", "drawn anew [%]", "resized over drawn")
+    columns = ("fine-tuned at", "positions resized [%]", "drawn again [%]", "resized over drawn")
     return Table(columns=(*columns, "over the low resolution", "paper, Table 5"), rows=tuple(rows))
 
 
@@ -167,7 +167,7 @@ def sentence(found: Sequence[Group]) -> str:
         )
     if worth:
         parts.append(
-            "resized positions over ones drawn anew: "
+            "resized positions over ones drawn again: "
             f"{listed([f'{each} at {size} px' for size, each in worth.items()])}"
         )
     if not parts:
@@ -183,7 +183,7 @@ def beside(found: Sequence[Group]) -> str:
         return f"{said} Not decided here: cells are missing."
     return (
         f"{said} Here: a higher resolution {verdict(higher, 'helps')}; "
-        f"resizing instead of drawing anew {verdict(worth, 'helps')}."
+        f"resizing instead of drawing again {verdict(worth, 'helps')}."
     )
 
 

@@ -187,7 +187,7 @@ def networks_of(outcomes: Sequence[Outcome]) -> tuple[Network, ...]:
 
 
 def cost_of(tasks: Mapping[str, Outcome]) -> Cost | None:
-    """A pre-training is not set beside others by its own accuracy: its tunings count, once all are there."""
+    """A pre-training is not set next to others by its own accuracy: its tunings count, once all are there."""
     trained = tasks.get(ITSELF) or tasks.get(BEFORE)
     scored = [tasks.get(task) for task in ((ITSELF,) if ITSELF in tasks else AVERAGE_5)]
     found = [one.values["accuracy"] for one in scored if one is not None and "accuracy" in one.values]
@@ -377,7 +377,7 @@ def lines_of(networks: Sequence[Network]) -> list[Line]:
 
 
 def figure(networks: Sequence[Network]) -> "Figure":
-    """Ours beside Figure 5."""
+    """Ours next to Figure 5."""
     ours, law = lines_of(networks), law_of(networks)
     if law is not None:
         ends = [math.log(pick(one.exaflops for one in networks)) for pick in (min, max)]

@@ -1,8 +1,8 @@
-"""4.6: what pre-training from pictures alone is worth, by how many labels there are to fine-tune with.
+"""4.6: what pre-training from images alone is worth, by how many labels there are to fine-tune with.
 
 From scratch; masked patches with each of the three targets (B.1.2); MAE; MoCo v3; DINO; and supervised pre-training,
 which has seen every label and is there as a mark to reach. On a GPU all of them have the same compute before
-fine-tuning; fine-tuning has one recipe for all, scratch included; a seed draws the labelled pictures once for all
+fine-tuning; fine-tuning has one recipe for all, scratch included; a seed draws the labelled images once for all
 methods. Scratch has a second row with three times the steps, so that nobody has to wonder whether it was stopped too
 early. On a GPU scratch, masked patches and MAE, whose difference is asked for, have three seeds and the others one, so
 that pre-training can be long instead. Frozen features are compared by closed-form 5-shot accuracy, those without labels
@@ -278,7 +278,7 @@ def sentence(found: Found) -> str:
         if (other := found.over(LONGER, SCRATCH, budget)) is not None:
             longer.append(f"{other} {with_labels}")
     if not leads:
-        return "No method has finished beside training from scratch, so that nothing can be compared yet."
+        return "No method has finished next to training from scratch, so that nothing can be compared yet."
     told = "; ".join(f"{name} is highest, {', '.join(where)}" for name, where in leads.items())
     decided = f"beyond the spread over seeds are {', '.join(above)}" if above else "one seed decides nothing"
     steps = f"; {AS_LONG} times the steps from scratch are {', '.join(longer)}" if longer else ""
@@ -346,7 +346,7 @@ def line_of(found: Found, method: str, value: Callable[[str, float], Spread | No
 
 STUDY: Final = Study(
     name="selfsup",
-    title="Pre-training from pictures alone, by the labels that there are",
+    title="Pre-training from images alone, by the labels that there are",
     anchor="4.6, B.1.2",
     cells=cells,
     conclude=conclude,

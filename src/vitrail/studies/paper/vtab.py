@@ -1,10 +1,10 @@
-"""VTAB-1k (4.1, Table 9): weights fine-tuned on each of 19 tasks, a thousand pictures each, after one fixed recipe.
+"""VTAB-1k (4.1, Table 9): weights fine-tuned on each of 19 tasks, a thousand images each, after one fixed recipe.
 
     study = Study(base=base_run("vit.safetensors"), out=Path("runs/vtab"))
     outcome = go(study, world=world)
 
 One run folder a task, below `out`: the tasks are a grid of runs (vitrail.train.grid). The same call again resumes: a
-task that is done stays, one that was interrupted resumes from its checkpoint. A task whose pictures are not there is
+task that is done stays, one that was interrupted resumes from its checkpoint. A task whose images are not there is
 passed over, and what it lacks is kept.
 """
 
@@ -46,7 +46,7 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """What to do and where. `base` is the run of any task but for its pictures; `root` holds a folder for each data
+    """What to do and where. `base` is the run of any task but for its images; `root` holds a folder for each data
     set, and is $VITRAIL_DATA where there is none; `weights_hash` tells the weights from others under the same name."""
 
     base: Run
@@ -113,7 +113,7 @@ def changed(study: Study) -> list[str]:
 
 
 def place(task: VtabTask, root: Path | None) -> str:
-    """Where a task's pictures are: SOURCE as every command takes it. Below a root they lie in a folder of the set's
+    """Where a task's images are: SOURCE as every command takes it. Below a root they lie in a folder of the set's
     name, or as torchvision keeps them."""
     if root is None:
         return f"vtab/{task.name}"
@@ -130,7 +130,7 @@ def task_run(study: Study, task: VtabTask) -> Run:
 def pictures_of(
     study: Study, task: VtabTask, *, download: bool = False, progress: Progress | None = None
 ) -> Pictures | str:
-    """The pictures of a task; why there are none, with what to put where, if so."""
+    """The images of a task; why there are none, with what to put where, if so."""
     try:
         return cut(open_collection(place(task, study.root), download=download, progress=progress), study.base.data)
     except DataError as error:
@@ -158,7 +158,7 @@ def check_folder(study: Study) -> None:
 
 
 def check_run(study: Study, world: World) -> None:
-    """Refuses a recipe that cannot work, by the first task whose pictures are there, before anything is written."""
+    """Refuses a recipe that cannot work, by the first task whose images are there, before anything is written."""
     for name in study.tasks:
         if is_done(study.folder(name)):
             continue
@@ -233,7 +233,7 @@ def vtab_plan(study: Study) -> Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VtabJob:
-    """Fine-tunes on a task. One whose pictures are not there is skipped."""
+    """Fine-tunes on a task. One whose images are not there is skipped."""
 
     study: Study
 

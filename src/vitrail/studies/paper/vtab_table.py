@@ -1,4 +1,4 @@
-"""The results of a VTAB study as tables: by task and by group, beside the paper's Table 9; as Result and as a page."""
+"""The results of a VTAB study as tables: by task and by group, next to the paper's Table 9; as Result and as a page."""
 
 import hashlib
 import math
@@ -93,13 +93,13 @@ def _cells(value: float, around: Interval) -> list[str]:
 
 
 def deduplicated(provenance: Mapping[str, Any], prints: Iterable[str]) -> bool | None:
-    """What the weights themselves say of the test pictures of all tasks; none where they say it of some alone."""
+    """What the weights themselves say of the test images of all tasks; none where they say it of some alone."""
     told = {told_by(provenance, one) for one in prints}
     return told.pop() if len(told) == 1 else None
 
 
 def result(study: Study, outcome: Outcome, weights: Mapping[str, Any]) -> Result:
-    """As JSON. The mean of an incomplete group says so in its name, so that it never stands beside a whole one."""
+    """As JSON. The mean of an incomplete group says so in its name, so that it never stands next to a whole one."""
     scores = outcome.scores
     single = ((score.task.title, score.accuracy, score.count, interval(score)) for score in scores.values())
     grouped = ((mean.title, mean.value, len(mean.tasks), mean.interval) for mean in means(scores))
@@ -158,7 +158,7 @@ def html(study: Study, outcome: Outcome, name: str) -> str:
             title="Changed against the paper", rows=[(line.partition(":")[0], line.partition(":")[2]) for line in other]
         )
     )
-    lead = f"{study.base.weights}, fine-tuned on a thousand pictures of each task and scored on its whole test split."
+    lead = f"{study.base.weights}, fine-tuned on a thousand images of each task and scored on its whole test split."
     return page(f"VTAB-1k: {name}", sections, lead=lead)
 
 

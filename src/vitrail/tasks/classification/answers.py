@@ -1,4 +1,4 @@
-"""What a network said to every picture of a split: one row a picture, so that all else can be counted on the host.
+"""What a network said to every image of a split: one row an image, so that all else can be counted on the host.
 
     table = PredictionTable(len(source), 1000, {"original": source.labels, "ReaL": real}, device)
     said = score_batches(network, sweep(source, preprocessing, batch=256), preprocessing, table, device=device)
@@ -39,7 +39,7 @@ from vitrail.evaluation.metrics.metric import Together
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Answers:
-    """N rows. Where `seen` is false the picture could not be read; where `top` is -1 the logits were no numbers."""
+    """N rows. Where `seen` is false the image could not be read; where `top` is -1 the logits were no numbers."""
 
     classes: int
     seen: NDArray[np.bool_]  # [N]
@@ -54,7 +54,7 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Judged:
-    """The M answers that count for one labelling: those to pictures that were read and that have a label."""
+    """The M answers that count for one labelling: those to images that were read and that have a label."""
 
     sample: NDArray[np.int64]  # [M], their places in the source
     truth: NDArray[np.int64]  # of several labels the one that was said, else the first
@@ -78,7 +78,7 @@ class PredictionTable:
         self.count, self.classes = count, classes
         self.labels = {name: rows_of(one).to(device) for name, one in labels.items()}
         self.kept = classes if multi_label else 0
-        # A row more than there are samples: places without a picture go there.
+        # A row more than there are samples: places without an image go there.
         self.whole = torch.zeros(count + 1, min(TOP, classes) + 1, dtype=torch.int64, device=device)
         self.parts = torch.zeros(count + 1, 1 + len(labels) + self.kept, dtype=torch.float32, device=device)
 

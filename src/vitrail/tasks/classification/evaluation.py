@@ -72,7 +72,7 @@ def evaluate_classes(
     source = setting.source
     return Evaluated(
         outputs=describe_matching(setting, matching),
-        lead=f"{len(found.judged):,} pictures, {len(found.classes):,} classes",
+        lead=f"{len(found.judged):,} images, {len(found.classes):,} classes",
         measures=found.measures,
         brief=(*SHARES, "ECE", "loss"),
         counting=SHARES,
@@ -141,13 +141,13 @@ def note_unlabelled(found: Assessment, said: Answers, labels: Mapping[str, Label
         left = 0 if judged is None else int(said.seen.sum()) - len(judged)
         if left:
             word = "ReaL label" if name == REAL else "label"
-            notes.append(f"{left:,} pictures have no {word} and count for nothing{' there' if name == REAL else ''}")
+            notes.append(f"{left:,} images have no {word} and count for nothing{' there' if name == REAL else ''}")
     return notes
 
 
 def note_unsound(said: Answers) -> list[str]:
     unsound = int((said.top[said.seen, 0] < 0).sum())
-    return [f"{unsound:,} answers are no numbers and count as wrong"] if unsound else []
+    return [f"{unsound:,} answers are not numbers and count as wrong"] if unsound else []
 
 
 def list_mistakes(found: Assessment) -> tuple[Table, ...]:
@@ -171,7 +171,7 @@ def names_of(source: Source) -> list[str]:
 
 
 def write_answers(found: Assessment, called: Sequence[str], names: Sequence[str]) -> bytes:
-    """A row a picture: its name, what it shows, what was said, how sure, whether that is right; blanks where it could
+    """A row an image: its name, what it shows, what was said, how sure, whether that is right; blanks where it could
     not be read or has no label."""
     judged = found.judged
     rows: list[list[str]] = [[name, "", "", "", "", ""] for name in names]

@@ -15,7 +15,7 @@ from vitrail.evaluation.result import ROUNDED, Measure, Unit, measured, share
 from vitrail.report.confusion_matrix import ClassCount, Confusion, rank_confusions
 from vitrail.tasks.classification.answers import Judged
 
-# What is no plain share, in the order of `Assessment.statistics`.
+# What is not a plain share, in the order of `Assessment.statistics`.
 STATISTICS: Final[tuple[tuple[str, Unit], ...]] = (
     *(("mean per class", "share"), ("ECE", "share"), ("adaptive ECE", "share"), ("loss", "number")),
 )
@@ -33,13 +33,13 @@ class Assessment:
     def __post_init__(self) -> None:
         if not len(self.judged):
             raise DataError(
-                "no picture could be scored: all are unreadable or without a label; choose another split, or see what "
+                "no image could be scored: all are unreadable or without a label; choose another split, or see what "
                 "`vitrail data` says"
             )
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Pictures of each class [K]."""
+        """Images of each class [K]."""
         return np.bincount(self.judged.truth, minlength=len(self.names))
 
     @cached_property
@@ -57,14 +57,14 @@ class Assessment:
 
     @property
     def classes(self) -> list[ClassCount]:
-        """Those that have pictures, in their order."""
+        """Those that have images, in their order."""
         there = np.flatnonzero(self.counts)
         return [ClassCount(self.names[at], int(self.hits[at]), int(self.counts[at])) for at in there.tolist()]
 
     @cached_property
     def cells(self) -> NDArray[np.int64]:
         """The confusion matrix by its cells that are not empty: rows of true class, said class and count. An answer
-        that is no number has no cell."""
+        that is not a number has no cell."""
         sound = self.judged.said >= 0
         pairs = np.stack([self.judged.truth[sound], self.judged.said[sound]], 1)
         cells, counts = np.unique(pairs, axis=0, return_counts=True)
@@ -85,8 +85,8 @@ class Assessment:
 
     def statistics(self, weights: Floats) -> Floats:
         """STATISTICS of answers that count as often as the weights [M] say."""
-        # A class counts as one, however many pictures it has; the weights of pictures are held, so that a class of one
-        # picture that a resample lacks does not raise the others.
+        # A class counts as one, however many images it has; the weights of images are held, so that a class of one
+        # image that a resample lacks does not raise the others.
         each = weights / self.counts[self.judged.truth]
         return np.array(
             [
@@ -99,7 +99,7 @@ class Assessment:
 
     @cached_property
     def measures(self) -> tuple[Measure, ...]:
-        """What goes into the result. A loss that is no number is left out."""
+        """What goes into the result. A loss that is not a number is left out."""
         count = len(self.judged)
         found = [share("top-1", int(self.judged.right.sum()), count)]
         if len(self.names) > TOP:

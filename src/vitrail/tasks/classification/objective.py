@@ -21,7 +21,7 @@ Loss: TypeAlias = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classification(ObjectiveConfig):
-    """Sigmoid is summed over classes and averaged over pictures, as ImageNet-21k's was; `head_bias` is where the last
+    """Sigmoid is summed over classes and averaged over images, as ImageNet-21k's was; `head_bias` is where the last
     layer's bias starts, -10 there, so that a fresh head says no to every class."""
 
     task: ClassVar[str] = "classification"
@@ -55,7 +55,7 @@ class Classification(ObjectiveConfig):
 
 
 class Classify(Objective):
-    """The network's logits against targets [B, K]. A place without a picture counts for nothing."""
+    """The network's logits against targets [B, K]. A place without an image counts for nothing."""
 
     config: Classification
 
@@ -73,7 +73,7 @@ class Classify(Objective):
         if batch.target.ndim == 2 and self.config.loss == "sigmoid":
             counted = batch.valid  # no label of several is an answer, too: none applies
         pixels, targets = self.mix(batch.pixels, targets, seed=seed, step=step, valid=batch.valid)
-        return pixels, targets, targets.argmax(-1), counted  # a mixed picture is scored as what most of it is
+        return pixels, targets, targets.argmax(-1), counted  # a mixed image is scored as what most of it is
 
     def forward(self, *inputs: Tensor) -> Outcome:
         pixels, targets, label, counted = inputs

@@ -1,4 +1,4 @@
-"""What a network says of a picture: the likeliest classes and how sure it is."""
+"""What a network says of an image: the likeliest classes and how sure it is."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The likeliest classes of one picture, the likeliest first. A multi-label network answers each class by itself:
+    """The likeliest classes of one image, the likeliest first. A multi-label network answers each class by itself:
     then `chosen` are those at or above its threshold, perhaps none."""
 
     top: tuple[Answer, ...]
@@ -48,7 +48,7 @@ class Prediction:
 
     @property
     def label(self) -> str:
-        """What the picture most likely shows."""
+        """What the image most likely shows."""
         return self.top[0].label
 
     @property
@@ -61,7 +61,7 @@ class Prediction:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """All that the picture shows: the likeliest class, or of a multi-label network those that it chose."""
+        """All that the image shows: the likeliest class, or of a multi-label network those that it chose."""
         return (self.label,) if self.chosen is None else tuple(answer.label for answer in self.chosen)
 
     @property

@@ -28,7 +28,7 @@ LISTED = 12
 CAPTIONS = {
     "top-1": "the first answer is right",
     "top-5": "one of the first five is right",
-    "ReaL": "the first answer is on the picture",
+    "ReaL": "the first answer is on the image",
     "mean per class": "every class counts the same",
     "ECE": "calibration error, equal widths",
     "adaptive ECE": "calibration error, equal counts",
@@ -92,7 +92,7 @@ def heat(found: Assessment) -> list[Section]:
 
 
 def gallery(found: Assessment, source: Source) -> Galleries:
-    """The surest right answers beside those of the largest loss."""
+    """The surest right answers next to those of the largest loss."""
     judged = found.judged
     right = np.flatnonzero(judged.right)
     best = right[np.lexsort((right, -judged.confidence[right]))][:PICTURES]
@@ -106,7 +106,7 @@ def gallery(found: Assessment, source: Source) -> Galleries:
 
 
 def shots(places: NDArray[np.int64], judged: Judged, names: Sequence[str], source: Source) -> list[Shot]:
-    """Each picture with what it shows and what was said."""
+    """Each image with what it shows and what was said."""
     made: list[Shot] = []
     for at in places.tolist():
         truth, first = names[int(judged.truth[at])], int(judged.said[at])

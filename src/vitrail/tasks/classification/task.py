@@ -55,12 +55,12 @@ class ClassificationTask(Task):
         found: list[str] = []
         counts = source.labels.counts(len(names))
         if counts.min() == 0:
-            found.append(f"{int((counts == 0).sum())} of {len(counts)} classes have no training picture")
+            found.append(f"{int((counts == 0).sum())} of {len(counts)} classes have no training image")
         elif counts.max() > 20 * counts.min():
-            found.append(f"the largest class has {counts.max():,} pictures and the smallest {counts.min():,}")
+            found.append(f"the largest class has {counts.max():,} images and the smallest {counts.min():,}")
         if source.labels.multiple and isinstance(objective, Classification) and objective.loss == "softmax":
             found.append(
-                "pictures may have several labels, which softmax takes for one of them; use objective.loss=sigmoid"
+                "images may have several labels, which softmax takes for one of them; use objective.loss=sigmoid"
             )
         return found
 
@@ -98,7 +98,7 @@ class ClassificationTask(Task):
         return ("topk", "threshold") if multi_label else ("topk",)
 
     def describe_predictions(self, *, multi_label: bool) -> str:
-        return "The classes that each image shows" if multi_label else "The likeliest classes of each picture"
+        return "The classes that each image shows" if multi_label else "The likeliest classes of each image"
 
     def prediction_schema(self) -> dict[str, Any]:
         return SCHEMA

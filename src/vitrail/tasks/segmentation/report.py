@@ -20,7 +20,7 @@ from vitrail.tasks.segmentation.metric import SegmentationScore, SegmentedImage
 
 
 def sections(score: SegmentationScore, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
-    """A table of classes; images beside their own masks and the predicted ones."""
+    """A table of classes; images next to their own masks and the predicted ones."""
     found: list[Section] = [class_table(score, names, title)]
     if source is not None and score.worst:
         sides = ("image", "mask", "predicted")

@@ -1,4 +1,4 @@
-"""The paper's search (4.1, 4.3): every point of a grid with a dev split held out, the best one on all pictures."""
+"""The paper's search (4.1, 4.3): every point of a grid with a dev split held out, the best one on all images."""
 
 import itertools
 import json
@@ -66,7 +66,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The points tried, best first, and the run on all pictures with the best of them; none where a signal came."""
+    """The points tried, best first, and the run on all images with the best of them; none where a signal came."""
 
     points: tuple[Point, ...]
     final: Result | None
@@ -142,7 +142,7 @@ def trials(run: Run, grid: Grid, change: Change) -> list[Cell]:
 
 
 def runs_worth(run: Run, grid: Grid, world: World, change: Change = with_settings) -> float:
-    """How many times as long as the run on all pictures a search takes, its last run included, by pictures and their
+    """How many times as long as the run on all images a search takes, its last run included, by images and their
     multiply-accumulates; nobody can know what patience will save. Points that cannot work are refused."""
     seen: dict[Data, Pictures] = {}
 
@@ -158,7 +158,7 @@ def runs_worth(run: Run, grid: Grid, world: World, change: Change = with_setting
 
 
 def pictures_in(seen: dict[Data, Pictures], run: RunRequest) -> Pictures:
-    """The pictures of a run; points that share their data share them."""
+    """The images of a run; points that share their data share them."""
     if run.data not in seen:
         seen[run.data] = find_pictures(run.data, task_of(run.objective))
     return seen[run.data]
@@ -186,17 +186,17 @@ def search(
         refuse_another(out, grid, world)
     points = trials(run, grid, change)
     if not run.objective.labelled and not find_pictures(run.data, None).classes:
-        raise ConfigError(f"a search chooses by a score on held-out pictures, and {run.data.source} has no labels")
+        raise ConfigError(f"a search chooses by a score on held-out images, and {run.data.source} has no labels")
     check_points(points, out=out, world=world, force=force)
     plan = sweep_plan(points, grid, criterion_of(run), out=out, command=command, force=force, observer=observer)
-    with heard():  # by all runs in turn: a signal behind the last point is for the run on all pictures
+    with heard():  # by all runs in turn: a signal behind the last point is for the run on all images
         watcher = SweepWatcher(observer=observer, order=tuple(point.name for point in points), spread=bool(places))
         report = run_grid(plan, places or world, watcher=watcher)
         tried = tried_in(report.outcomes, criterion_of(run))
         if report.stopped:
             return Found(points=tried, final=None)
         best = chosen(tried, report.outcomes, out)
-        observer.told(f"best on dev: {best.name} with {best.shown}; now on all the training pictures")
+        observer.told(f"best on dev: {best.name} with {best.shown}; now on all the training images")
         final = on_everything(change(run, best.settings))
         result = train(final, out=out, world=world, command=command, force=force, observer=observer)
         return Found(points=tried, final=result)

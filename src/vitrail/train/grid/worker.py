@@ -1,4 +1,4 @@
-"""One cell after another in one process: trained, or gone on with, to its end, and its outcome kept.
+"""One cell after another in one process: trained, or resumed, to its end, and its outcome kept.
 
 A process that lives on between cells pays once for torch and for the device. What one cell leaves behind must not
 reach the next: compiled code is forgotten (after a few networks torch would stop compiling, without a word), and the

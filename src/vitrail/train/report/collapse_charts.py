@@ -9,7 +9,7 @@ from vitrail.report.charts import Charts, Colour, Lines, Series
 from vitrail.train.run_folder.metric_rows import TALLIES, Row, column, last, number, of_kind, title_of
 
 FEW: Final = 3.0  # directions
-ALIKE, SAME = 0.99, 0.9999  # the cosine between two pictures
+ALIKE, SAME = 0.99, 0.9999  # the cosine between two images
 NARROW: Final = 0.1  # the spread of features, 1 where they point everywhere
 SURE: Final = 0.01  # entropy, as a share of the most there could be, from either end
 AGREED: Final = 0.01  # nats that a student still differs from its teacher
@@ -25,7 +25,7 @@ def indicator_charts(rows: Sequence[Row], end: float | None, config: Mapping[str
     splits = dict.fromkeys(str(row.get("split") or "") for row in scored)
     for name, title, unit in (
         ("rank", "Feature rank", "" if width is None else f"of {width:.0f}"),
-        ("similarity", "Similarity between pictures", "mean cosine"),
+        ("similarity", "Similarity between images", "mean cosine"),
     ):
         series = [
             Series(name=split, x=x, y=y, colour=COLOURS[at % len(COLOURS)], dots=True)
@@ -79,14 +79,14 @@ def collapsed(rows: Sequence[Row], config: Mapping[str, Any]) -> list[str]:
     if row is not None and row["rank"] < FEW:
         of = f" of {row['width']}" if row.get("width") else ""
         found.append(
-            f"This looks collapsed: the features have a rank of {short(row['rank'])}{of}, so two pictures differ in "
+            f"This looks collapsed: the features have a rank of {short(row['rank'])}{of}, so two images differ in "
             "hardly more than a number or two."
         )
     alike = None if row is None else number(row.get("similarity"))
     if alike is not None and (alike > SAME or (alike > ALIKE and found)):
         found.append(
-            f"This looks collapsed: the features of two pictures have a cosine of {alike:.5f} on average, so all "
-            "pictures look the same to the network."
+            f"This looks collapsed: the features of two images have a cosine of {alike:.5f} on average, so all "
+            "images look the same to the network."
         )
     spread = last(train, "spread")
     if spread is not None and spread < NARROW:
@@ -97,21 +97,21 @@ def collapsed(rows: Sequence[Row], config: Mapping[str, Any]) -> list[str]:
     if entropy is not None and most is not None and kl is not None and kl < AGREED:
         said = f"entropy {short(entropy)} of {short(most)} nats, and a student that differs by {short(kl)}"
         if entropy < SURE * most:
-            found.append(f"This looks collapsed: the teacher gives every picture to one output ({said}).")
+            found.append(f"This looks collapsed: the teacher gives every image to one output ({said}).")
         elif entropy > (1 - SURE) * most:
-            found.append(f"This looks collapsed: the teacher gives every picture to all outputs alike ({said}).")
+            found.append(f"This looks collapsed: the teacher gives every image to all outputs alike ({said}).")
     return found
 
 
 def common(rows: Sequence[Row]) -> str:
-    """A word on features that are mostly the same in all pictures though the rest has its directions: no collapse, but
+    """A word on features that are mostly the same in all images though the rest has its directions: no collapse, but
     a cosine sees little of it."""
     row = newest(rows)
     alike = None if row is None else number(row.get("similarity"))
     if row is None or alike is None or alike <= ALIKE:
         return ""
     return (
-        f"Most of a feature is common to all pictures (a cosine of {alike:.4f} on average); a rank of "
+        f"Most of a feature is common to all images (a cosine of {alike:.4f} on average); a rank of "
         f"{short(row['rank'])} says that the rest has not collapsed, but neighbours by cosine see little of it."
     )
 

@@ -50,7 +50,7 @@ PREFIXES: Final = ("", "kilo", "mega", "giga", "tera", "peta", "exa", "zetta")
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RunFacts:
-    """What the page says beside the metrics. `command` goes on with the run, or does what `asks` says; `notes` is what
+    """What the page says next to the metrics. `command` goes on with the run, or does what `asks` says; `notes` is what
     went wrong on the way and was dealt with; `steps` is the length of the whole run, 0 where that is not known, and
     `step` how far it is, by default as far as the metrics. `criteria` are the numbers of its task, none where it learns
     from images alone; `panels` are sections of the task's or the objective's own, after the curves."""
@@ -74,14 +74,14 @@ class RunFacts:
 
 
 def write_report(folder: Path, facts: RunFacts) -> None:
-    """Writes the page anew from what the folder and the facts say now."""
+    """Writes the page again from what the folder and the facts say now."""
     rows, lost = read_metrics(folder / METRICS)
     save_page(folder / REPORT, page(facts.title, sections(rows, lost, facts), lead=facts.lead, style=STYLE))
 
 
 def read_metrics(path: Path) -> tuple[list[Row], int]:
-    """The rows that count, and how many lines were no rows. A run that was killed goes on from its last checkpoint:
-    what it had noted beyond that is noted again, and the later rows stand. A last line that was cut off is no loss."""
+    """The rows that count, and how many lines were no rows. A run that was killed resumes from its last checkpoint:
+    what it had noted beyond that is noted again, and the later rows stand. A truncated last line is ignored."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -178,8 +178,8 @@ def _unreadable(path: Path) -> str:
     try:
         count = len(earlier(path / UNREADABLE))
     except (DataError, OSError) as error:
-        return f"unreadable pictures: {error}"
-    return f"unreadable pictures: {count}, listed in {UNREADABLE}" if count else ""
+        return f"unreadable images: {error}"
+    return f"unreadable images: {count}, listed in {UNREADABLE}" if count else ""
 
 
 def _tail(path: Path) -> list[str]:

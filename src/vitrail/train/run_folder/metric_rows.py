@@ -20,13 +20,13 @@ Row = dict[str, Any]
 ACCURACY: Final = "accuracy"
 LOSS: Final = "loss"
 
-# What objectives count beside their loss. Those of the tasks are known from their criteria.
+# What objectives count next to their loss. Those of the tasks are known from their criteria.
 TALLIES: Final = {
     tally.name: tally
     for tally in (
         Criterion(name=ACCURACY, share=True),
         Criterion(name="hits", share=True),  # of masked patches
-        Criterion(name="agreement", share=True),  # the other view of a picture is the most similar of a batch
+        Criterion(name="agreement", share=True),  # the other view of an image is the most similar of a batch
         Criterion(name="spread"),  # of features of length 1
         Criterion(name="teacher_entropy", title="teacher entropy"),
         Criterion(name="kl", title="KL", larger=False),  # of the student from the teacher

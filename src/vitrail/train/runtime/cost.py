@@ -10,7 +10,7 @@ What a run costs: images, FLOPs, device-hours, utilisation, and the paper's core
 
 A training step costs 6 FLOPs a multiply-accumulate and image, forward and backward: this gives Table 6's exaFLOPs. The
 network's nominal MACs count, whatever shortcuts are taken. The paper's "core-days" are devices times days; to set a run
-beside Table 2, `tpuv3_core_days` says how long its exaFLOPs would have taken a TPUv3 core (evaluation/speed.py).
+next to Table 2, `tpuv3_core_days` says how long its exaFLOPs would have taken a TPUv3 core (evaluation/speed.py).
 """
 
 import os

@@ -6,25 +6,25 @@ from vitrail.core.errors import VitrailError
 from vitrail.train.run_folder.files import LAST
 from vitrail.train.runtime.throughput import Reading
 
-GENTLER = "Start anew, or go on with --force, with a lower optim.lr, a longer schedule.warmup, or optim.clip=1"
+GENTLER = "Start again, or go on with --force, with a lower optim.lr, a longer schedule.warmup, or optim.clip=1"
 
 
 def halved(before: int, after: int, parts: int) -> str:
-    return f"out of memory with {before} pictures at once: going on with {after}, and {parts} micro-batches a step"
+    return f"out of memory with {before} images at once: going on with {after}, and {parts} micro-batches a step"
 
 
 def out_of_memory(step: int, taken: int, *, couples: bool) -> str:
-    """`taken` pictures at once were too many for the device."""
+    """`taken` images at once were too many for the device."""
     if couples:
         what = (
-            "its pictures are compared with each other and cannot be taken in parts: use a smaller batch or more "
+            "its images are compared with each other and cannot be taken in parts: use a smaller batch or more "
             "processes, and --set recompute=true"
         )
     elif taken == 1:
         what = "not even one fits: use --set recompute=true, --set sharding=fsdp over several devices, or fewer tokens"
     else:
         what = f"go on with the same command and --set micro={taken // 2}"
-    return f"out of memory at step {step:,} with {taken} picture{'s' if taken > 1 else ''} at once; {what}"
+    return f"out of memory at step {step:,} with {taken} image{'s' if taken > 1 else ''} at once; {what}"
 
 
 def left_out(more: int, reading: Reading, limit: int) -> str:
@@ -44,7 +44,7 @@ def exploded(reading: Reading, kept: int | None, folder: Path) -> str:
     weights = "nothing had been saved" if kept is None else f"the weights of step {kept} are kept"
     return (
         f"loss or gradient was not finite in {reading.skipped} updates, first at step {reading.first_bad}; {weights}. "
-        f"`vitrail replay {folder} --step {reading.first_bad}` runs that batch again; its pictures are in "
+        f"`vitrail replay {folder} --step {reading.first_bad}` runs that batch again; its images are in "
         f"bad_batch.json. {GENTLER}"
     )
 

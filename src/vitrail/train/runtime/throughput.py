@@ -59,7 +59,7 @@ class Meter:
             assert not self.steps
             self.names = names
             self.sums = torch.zeros(len(names), device=self.device, dtype=self.exact)
-        # A step that was left out has a loss that is no number; the sums shall stay numbers.
+        # A step that was left out has a loss that is not a number; the sums shall stay numbers.
         self.sums += torch.where(ok, sums.to(self.exact), 0.0)
         bad = (~ok).to(self.exact)
         self.first_bad = torch.where((self.first_bad < 0) & ~ok, float(step), self.first_bad)
@@ -78,7 +78,7 @@ class Meter:
             self.sums = torch.tensor(list(sums.values()), device=self.device, dtype=self.exact)
 
     def send(self, step: int) -> None:
-        """Puts what has been summed on its way to the host, and starts anew."""
+        """Puts what has been summed on its way to the host, and starts again."""
         assert self.sent is None
         packed = torch.cat([self.sums, torch.stack([self.norm.to(self.exact), self.skipped, self.first_bad])])
         event = None

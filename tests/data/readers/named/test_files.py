@@ -1,4 +1,4 @@
-"""Sets of picture files: right pictures, right labels, right splits, from archives and from what they unpack to."""
+"""Sets of image files: right images, right labels, right splits, from archives and from what they unpack to."""
 
 import shutil
 import zipfile
@@ -24,7 +24,7 @@ from vitrail.data.labels import Labels
 
 
 def grey(source: Source, index: int) -> int:
-    """The shade of a picture; a JPEG is off by one at most."""
+    """The shade of an image; a JPEG is off by one at most."""
     pixels = np.asarray(source.picture(index).rgb())
     assert pixels.ndim == 3
     assert pixels.std() < 1
@@ -104,7 +104,7 @@ def test_caltech_draws_thirty_a_class_the_same_every_time(tmp_path: Path) -> Non
 def test_caltech_with_too_few_pictures_of_a_class_is_refused(tmp_path: Path) -> None:
     for i in range(30):
         put(tmp_path / "101_ObjectCategories" / "ant" / f"image_{i:04d}.jpg", b"")
-    with pytest.raises(DataError, match="ant holds 30 pictures"):
+    with pytest.raises(DataError, match="ant holds 30 images"):
         caltech.caltech101(tmp_path)
 
 

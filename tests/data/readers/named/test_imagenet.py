@@ -24,7 +24,7 @@ from vitrail.data.readers.folder import read_classes
 
 SHARED = Path(__file__).parents[4].parent / "shared" / "data"
 IDS = ("n01440764", "n01443537", "n01484850")
-TRUTH = [IDS[i] for i in (2, 0, 1, 1, 2)]  # of val pictures 1 to 5
+TRUTH = [IDS[i] for i in (2, 0, 1, 1, 2)]  # of val images 1 to 5
 
 
 def labels(source: Source) -> list[int]:
@@ -226,7 +226,7 @@ def test_real_labels_go_by_the_number_in_the_name(tmp_path: Path) -> None:
 def test_real_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     put(tmp_path / "val" / IDS[0] / val_name(3), jpeg(0))
     source = read_classes(tmp_path, "val")
-    for text, message in (("[[0]]", "no validation picture of ImageNet"), ("[[0], [0], [1]]", "label 1")):
+    for text, message in (("[[0]]", "no validation image of ImageNet"), ("[[0], [0], [1]]", "label 1")):
         with pytest.raises(BadLabels, match=message):
             real_labels(source, put(tmp_path / "real.json", text))
     for text in ("{", "[1]", '[["a"]]'):

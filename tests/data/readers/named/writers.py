@@ -1,6 +1,6 @@
 """Tiny copies of the data sets, in the formats of the original files: a few samples of each class that is needed.
 
-Picture i is one shade of grey all over, `shade(i)`, so that a test can tell which one it got.
+Image i is one shade of grey all over, `shade(i)`, so that a test can tell which one it got.
 """
 
 import csv
@@ -283,7 +283,7 @@ def dmlab(root: Path) -> None:
     tar(root / "dmlab.tar.gz", dmlab_members())
 
 
-# Pictures in files.
+# Images in files.
 
 
 def pets(root: Path) -> None:
@@ -390,7 +390,7 @@ KITTI_LINES = (
 
 
 def kitti(root: Path) -> None:
-    """60 pictures of 20 drives; the depth of the car in picture i is i metres, and every fifth has none."""
+    """60 images of 20 drives; the depth of the car in image i is i metres, and every fifth has none."""
     count = 60
     images = {f"training/image_2/{i:06d}.png": png(i) for i in range(count)}
     texts = {

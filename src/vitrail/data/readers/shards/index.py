@@ -3,7 +3,7 @@
     magic (16 bytes), length of the header (8), its SHA-256 (32), header (JSON), then columns at multiples of 64 bytes
 
 The header names every shard with its size and time of change, and every column with its type, place and SHA-256. A
-shard that has changed since is scanned again, the others are not; an index that is damaged is made anew. The checksums
+shard that has changed since is scanned again, the others are not; an index that is damaged is made again. The checksums
 of columns are compared where that takes no time, up to 64 MB in all.
 """
 
@@ -170,7 +170,7 @@ def opened(
     for place in places:
         try:
             index = Index(place)
-        except (OSError, ValueError, KeyError, TypeError):  # none there, or damaged: it can always be made anew
+        except (OSError, ValueError, KeyError, TypeError):  # none there, or damaged: it can always be made again
             continue
         if masks and any(shard.masks < 0 for shard in index.shards):
             continue

@@ -67,7 +67,7 @@ class Shards(Source):
             raise IndexError(index)
         offset, size = (int(self.index.columns[name][self.first + index]) for name in columns)
         if size > MAX_BYTES:
-            raise BadPicture(f"has {size:,} bytes; more than {MAX_BYTES:,} are not read as one picture")
+            raise BadPicture(f"has {size:,} bytes; more than {MAX_BYTES:,} are not read as one image")
         return self.files.read(self.shard(index), offset, size)
 
     def name(self, index: int) -> str:
@@ -152,7 +152,7 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Sou
 
     Splits are recognised by folders called train, val or test, or by these words in the names of the files
     (imagenet-val-000.tar); where there are none, all is "train". Class names come from classes.txt (one a line) or
-    classes.json beside the shards; without them the numbers are the names. Masks are read where pixel_classes.txt or
+    classes.json next to the shards; without them the numbers are the names. Masks are read where pixel_classes.txt or
     pixel_classes.json names their classes. `progress` hears how many are indexed.
     """
     path = Path(path)
@@ -164,7 +164,7 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Sou
     names = [name for names in splits.values() for name in names]
     index = opened(root, names, place, progress, masks=listed is not None)
     if not len(index):
-        raise DataError(f"{path}: no pictures in {len(index.shards)} tar files; are their names like KEY.jpg?")
+        raise DataError(f"{path}: no images in {len(index.shards)} tar files; are their names like KEY.jpg?")
     classes = class_names(root, path, index)
     sources: dict[str, Source] = {}
     shards = first = 0
@@ -172,7 +172,7 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Sou
         shards += len(names)
         last = int(index.ends[shards - 1])
         if first == last:
-            raise DataError(f"{path}: the split {split} has no pictures")
+            raise DataError(f"{path}: the split {split} has no images")
         masked = has_masks(index, first, last, listed)
         sources[split] = Shards(root, index, first, last, classes, pixel_classes if masked else ())
         first = last
@@ -243,11 +243,11 @@ def refuse_compressed(path: Path, names: tuple[str, ...]) -> None:
 
 
 def compressed(path: Path) -> DataError:
-    return DataError(f"{path} is compressed, so its pictures cannot be reached one by one; unpack it to a plain .tar")
+    return DataError(f"{path} is compressed, so its images cannot be reached one by one; unpack it to a plain .tar")
 
 
 def class_names(root: Path, path: Path, index: Index) -> tuple[str, ...]:
-    """K names from a file beside the shards, or the numbers; none where nothing has a label."""
+    """K names from a file next to the shards, or the numbers; none where nothing has a label."""
     if index.highest < 0:
         return ()
     worst = next(shard.name for shard in index.shards if shard.highest == index.highest)
@@ -264,7 +264,7 @@ def class_names(root: Path, path: Path, index: Index) -> tuple[str, ...]:
 
 
 def find_names(root: Path, path: Path, called: str) -> Path | None:
-    """The file beside the shards, or above a folder that is a split, that names classes; one of a single tar file may
+    """The file next to the shards, or above a folder that is a split, that names classes; one of a single tar file may
     bear its name."""
     folders = [root, root.parent] if split_name(root.name) else [root]
     stems = [f"{path.stem}.{called}", called] if path.is_file() else [called]

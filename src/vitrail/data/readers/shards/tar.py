@@ -4,7 +4,7 @@ Nothing is ever extracted, so a name can do no harm. Only pieces of a few kiloby
 takes a third of the time that `tarfile` takes, and little of a mounted store. A file that is cut short or damaged is
 refused, with the place: what would be lost in silence is worse.
 
-The samples of one shard: where each picture lies, and its labels.
+The samples of one shard: where each image lies, and its labels.
 """
 
 import json
@@ -114,7 +114,7 @@ class Tar:
         if len(block) < BLOCK:
             raise self.wrong(
                 offset,
-                "ends without the end mark of a tar file, so pictures may be missing: write or copy it again "
+                "ends without the end mark of a tar file, so images may be missing: write or copy it again "
                 f"(if you know it is whole: head -c 1024 /dev/zero >> {self.path.name})",
             )
         said = self.number(block[148:156], offset)
@@ -134,7 +134,7 @@ class Tar:
             return int(field.partition(b"\0")[0].strip() or b"0", 8)
         except ValueError:
             what = "damaged header" if offset else "no tar file, or a damaged one"
-            raise self.wrong(offset, f"{what}: {field!r} is no number") from None
+            raise self.wrong(offset, f"{what}: {field!r} is not a number") from None
 
     def whole(self, text: str, offset: int) -> int:
         if not (text.isascii() and text.isdigit() and len(text) < 19):
@@ -166,9 +166,7 @@ class Tar:
         first = self.at(0, 8)
         for magic, command in COMPRESSED.items():
             if first.startswith(magic):
-                raise DataError(
-                    f"{self.path} is compressed, so its pictures cannot be reached one by one: use {command}"
-                )
+                raise DataError(f"{self.path} is compressed, so its images cannot be reached one by one: use {command}")
         if not first:
             raise DataError(f"{self.path} is empty")
 
@@ -189,7 +187,7 @@ class Scanned:
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
     label: NDArray[np.int32]  # the first, or -1
-    names: NDArray[np.uint8]  # those of the picture members, laid end to end
+    names: NDArray[np.uint8]  # those of the image members, laid end to end
     name_length: NDArray[np.int64]
     several: NDArray[np.int32]  # all labels, laid end to end
     count: NDArray[np.int64]  # of labels a sample
@@ -223,7 +221,7 @@ def scan(path: Path) -> Scanned:
     for key, sample in samples.items():
         if sample.picture is None and sample.labels:
             found = f", only .{sample.ends}" if sample.ends else ""
-            raise DataError(f"{path}: {key} has a label and no picture{found}; pictures end in {', '.join(READ)}")
+            raise DataError(f"{path}: {key} has a label and no image{found}; images end in {', '.join(READ)}")
     return columns([sample for sample in samples.values() if sample.picture])
 
 
@@ -239,8 +237,8 @@ def note(tar: Tar, sample: Sample, member: Member, kind: str) -> None:
         if sample.picture is not None:
             raise tar.wrong(
                 member.offset,
-                f"{member.name} is a second picture beside {sample.picture.name}; give what belongs to a picture a "
-                "second dot (KEY.mask.png), and every picture a key of its own",
+                f"{member.name} is a second image next to {sample.picture.name}; give what belongs to an image a "
+                "second dot (KEY.mask.png), and every image a key of its own",
             )
         sample.picture = member
     elif kind == "cls":
@@ -281,7 +279,7 @@ def number(tar: Tar, member: Member, value: Any) -> int:
     if isinstance(value, bool) or not text.isascii() or not text.isdigit() or len(text) > DIGITS:
         raise BadLabels(
             f"{tar.path}: {member.name} has the label {text[:60]!r}; labels are numbers from 0, and their names go, "
-            "in that order, into classes.txt beside the shards"
+            "in that order, into classes.txt next to the shards"
         )
     return int(text)
 
