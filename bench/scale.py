@@ -28,7 +28,7 @@ from vitrail.models.build import build
 from vitrail.models.layers import initialise
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
-from vitrail.tasks.classification.objective import Classification, Classify
+from vitrail.tasks.classification.objective import Classification, ClassificationObjective
 
 MB = 1e6
 WAYS = {"written": (False, False), "compiled": (True, False), "recomputed": (False, True)}
@@ -48,10 +48,10 @@ def inputs(count: int, device: torch.device) -> tuple[Tensor, ...]:
     return pixels, torch.nn.functional.one_hot(label, 1000).float(), label, label >= 0
 
 
-def fresh(config: ViTConfig) -> Classify:
+def fresh(config: ViTConfig) -> ClassificationObjective:
     with torch.device("meta"):
         network = build(config)
-    return Classify(network, Classification(), 1000, Preprocessing(image=config.image), Mix())
+    return ClassificationObjective(network, Classification(), 1000, Preprocessing(image=config.image), Mix())
 
 
 def drawn(learner: Any) -> None:

@@ -40,7 +40,7 @@ from vitrail.objectives.objective import Objective
 from vitrail.optim.config import Optim
 from vitrail.optim.groups import groups
 from vitrail.optim.optimiser import Optimiser, clip_factor, total_norm
-from vitrail.tasks.classification.objective import Classification, Classify
+from vitrail.tasks.classification.objective import Classification, ClassificationObjective
 
 TIMM = {
     "Ti/16": "vit_tiny_patch16_224",
@@ -173,7 +173,7 @@ def runner(setting: Setting, network: nn.Module, inputs: tuple[Tensor, ...]) -> 
     network.class_token_only = True  # as vitrail trains; timm's networks know nothing of it
     optimiser = Optimiser(groups(network, OPTIM), OPTIM)
     preprocessing = Preprocessing(image=(setting.image, setting.image))
-    objective: Objective = Classify(
+    objective: Objective = ClassificationObjective(
         PRECISIONS[setting.precision](network), Classification(), CLASSES, preprocessing, Mix()
     )
     compiled = objective.to(setting.device)

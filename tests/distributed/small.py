@@ -10,7 +10,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
-from vitrail.tasks.classification.objective import Classification, Classify
+from vitrail.tasks.classification.objective import Classification, ClassificationObjective
 
 KINDS: dict[str, ModelConfig] = {
     "vit": VIT,
@@ -21,12 +21,12 @@ KINDS: dict[str, ModelConfig] = {
 }
 
 
-def wrapped(network: nn.Module, config: ModelConfig) -> Classify:
+def wrapped(network: nn.Module, config: ModelConfig) -> ClassificationObjective:
     """Around any network, also one without storage."""
-    return Classify(network, Classification(), config.classes, Preprocessing(image=config.image), Mix())
+    return ClassificationObjective(network, Classification(), config.classes, Preprocessing(image=config.image), Mix())
 
 
-def objective(kind: str) -> Classify:
+def objective(kind: str) -> ClassificationObjective:
     """With weights from a fixed seed; the head is drawn too, for at zero it would let no gradient through."""
     torch.manual_seed(0)
     network = build(KINDS[kind])

@@ -18,12 +18,12 @@ from vitrail.distributed.process_group import World
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import initialise
-from vitrail.tasks.classification.objective import Classify
+from vitrail.tasks.classification.objective import ClassificationObjective
 
 ALONE = World(device=torch.device("cpu"))
 
 
-def hollow(config: ModelConfig) -> Classify:
+def hollow(config: ModelConfig) -> ClassificationObjective:
     with torch.device("meta"):
         network = build(config)
     return wrapped(network, config)

@@ -18,7 +18,7 @@ from vitrail.data.targets import Targets
 from vitrail.evaluation.metrics.metric import Criterion, Together
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
-from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
+from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
 from vitrail.tasks.task import PredictionOptions, Task, register_task
 
 
@@ -36,27 +36,27 @@ class Regression(ObjectiveConfig):
 
     weight: float = 1.0  # of every error
 
-    def work(self, model: ModelConfig) -> float:
+    def macs_per_image(self, model: ModelConfig) -> float:
         return model.macs
 
-    def make(self, network: Backbone, setting: Setting) -> Objective:
-        return SquaredError(network, self, setting)
+    def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
+        return SquaredError(network, self, context)
 
 
 class SquaredError(Objective):
     config: Regression
 
-    def __init__(self, network: Backbone, config: Regression, setting: Setting) -> None:
-        super().__init__(network, setting.preprocessing)
+    def __init__(self, network: Backbone, config: Regression, context: ObjectiveContext) -> None:
+        super().__init__(network, context.preprocessing)
         self.config = config
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
         return batch.pixels, batch.target, batch.valid
 
-    def forward(self, *inputs: Tensor) -> Outcome:
+    def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, target, valid = inputs
         errors = self.network(self.normalised(pixels))[:, 0].float() - target
-        return Outcome(self.config.weight * torch.where(valid, errors**2, 0.0).sum(), valid.float().sum(), {})
+        return ObjectiveOutput(self.config.weight * torch.where(valid, errors**2, 0.0).sum(), valid.float().sum(), {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,25 +9,31 @@ from torch.nn import functional as F
 from vitrail.data.loader import Batch
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
-from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting, register_objective
+from vitrail.objectives.objective import (
+    Objective,
+    ObjectiveConfig,
+    ObjectiveContext,
+    ObjectiveOutput,
+    register_objective,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rotations(ObjectiveConfig):
     turns: int = 4
 
-    def work(self, model: ModelConfig) -> float:
+    def macs_per_image(self, model: ModelConfig) -> float:
         return model.macs + self.turns * model.features
 
-    def make(self, network: Backbone, setting: Setting) -> Objective:
-        return GuessRotation(network, self, setting)
+    def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
+        return GuessRotation(network, self, context)
 
 
 class GuessRotation(Objective):
     config: Rotations
 
-    def __init__(self, network: Backbone, config: Rotations, setting: Setting) -> None:
-        super().__init__(network, setting.preprocessing)
+    def __init__(self, network: Backbone, config: Rotations, context: ObjectiveContext) -> None:
+        super().__init__(network, context.preprocessing)
         self.config = config
         self.guess = nn.Linear(network.num_features, config.turns)
 
@@ -36,12 +42,12 @@ class GuessRotation(Objective):
         turned = torch.stack([image.rot90(int(times), (1, 2)) for image, times in zip(batch.pixels, turn, strict=True)])
         return turned, turn, batch.valid
 
-    def forward(self, *inputs: Tensor) -> Outcome:
+    def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, turn, valid = inputs
         logits = self.guess(self.network.features(self.normalised(pixels))).float()
         losses = torch.where(valid, F.cross_entropy(logits, turn, reduction="none"), 0.0)
         right = torch.where(valid, (logits.argmax(-1) == turn).float(), 0.0)
-        return Outcome(losses.sum(), valid.float().sum(), {"right": right.sum()})
+        return ObjectiveOutput(losses.sum(), valid.float().sum(), {"right": right.sum()})
 
 
 register_objective(Rotations)

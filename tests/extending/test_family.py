@@ -121,18 +121,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("family") / "run"
     settings = [word for setting in SETTINGS for word in ("--set", setting)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Objective, "stepped", interrupt_at(6))
+        patch.setattr(Objective, "after_step", interrupt_at(6))
         assert main(["pretrain", "digits", "--steps", "12", "--out", str(folder), *settings]) == 0
     assert main(["pretrain", "--resume", str(folder)]) == 0
     return folder
 
 
 def interrupt_at(step: int) -> Callable[[Objective, int], None]:
-    def stepped(self: Objective, at: int) -> None:
+    def after_step(self: Objective, at: int) -> None:
         if at == step:
             os.kill(os.getpid(), signal.SIGINT)
 
-    return stepped
+    return after_step
 
 
 def test_it_is_trained_and_resumed(run: Path, tmp_path: Path) -> None:

@@ -23,11 +23,11 @@ def command(folder: Path) -> list[str]:
 
 
 def interrupt_at(step: int) -> Callable[[Objective, int], None]:
-    def stepped(self: Objective, at: int) -> None:
+    def after_step(self: Objective, at: int) -> None:
         if at == step:
             os.kill(os.getpid(), signal.SIGINT)
 
-    return stepped
+    return after_step
 
 
 def test_it_is_known_by_name() -> None:
@@ -37,7 +37,7 @@ def test_it_is_known_by_name() -> None:
 def test_it_trains_and_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(command(tmp_path / "whole")) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(Objective, "stepped", interrupt_at(6))
+        patch.setattr(Objective, "after_step", interrupt_at(6))
         assert main(command(tmp_path / "parted")) == 0
     assert main(["pretrain", "--resume", str(tmp_path / "parted")]) == 0
     whole, parted = (vitrail.load(tmp_path / name / "last.safetensors").state_dict() for name in ("whole", "parted"))

@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stopped in the middle by Ctrl-C, then resumed."""
     folder = tmp_path_factory.mktemp("task") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Objective, "stepped", interrupt_at(6))
+        patch.setattr(Objective, "after_step", interrupt_at(6))
         assert main(command(folder)) == 0
     assert main(["pretrain", "--resume", str(folder)]) == 0
     return folder

@@ -13,7 +13,7 @@ from vitrail.data.transforms.augmentation import cifar
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
-from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.objective import Objective, ObjectiveOutput
 
 AUGMENTATION = replace(cifar(8, padding=1), flip=0.0)
 WARMUP = 10
@@ -44,7 +44,7 @@ def digits_preprocessing() -> Preprocessing:
 
 def learnt_rows(objective: Objective, *, steps: int, rate: float, same: bool = False) -> Tensor:
     """Loss and tallies of each step, as means over samples; with `same` all steps see the first batch."""
-    objective.start()
+    objective.on_start()
     weights = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(weights, lr=rate, weight_decay=0.05)
     rows: list[list[float]] = []
@@ -52,13 +52,13 @@ def learnt_rows(objective: Objective, *, steps: int, rate: float, same: bool = F
     batches = list(stream(source, objective.views(AUGMENTATION), batch=32, seed=0, stop=1 if same else steps))
     for step in range(steps):
         given = batches[0 if same else step]
-        outcome: Outcome = objective(*objective.inputs(given, seed=0, step=step))
+        outcome: ObjectiveOutput = objective(*objective.inputs(given, seed=0, step=step))
         (outcome.total / outcome.count).backward()
         for group in optimiser.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / WARMUP)
         optimiser.step()
         optimiser.zero_grad()
-        objective.stepped(step)
+        objective.after_step(step)
         sums = (outcome.total.detach(), *outcome.tallies.values())
         rows.append([float(value / outcome.count) for value in sums])
     return torch.tensor(rows)
@@ -67,7 +67,7 @@ def learnt_rows(objective: Objective, *, steps: int, rate: float, same: bool = F
 def feature_rank(objective: Objective) -> float:
     """The exponential of the entropy of the features' normalised singular values."""
     given: Any = next(iter(stream(digits.read_digits()["train"], AUGMENTATION, batch=128, seed=1, stop=1)))
-    network = objective.learnt
+    network = objective.eval_network
     training = network.training
     with torch.no_grad():
         features: Tensor = network.eval()(objective.normalised(given.pixels))

@@ -12,8 +12,8 @@ from vitrail.distributed.process_group import World
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
-from vitrail.objectives.dino import DINO, Distil
-from vitrail.objectives.moco import Contrast, MoCo
+from vitrail.objectives.dino import DINO, DINOObjective
+from vitrail.objectives.moco import MoCo, MoCoObjective
 
 ALONE = World(device=torch.device("cpu"))
 # Neither the image nor the grid is square, so that a swapped axis shows.
@@ -34,12 +34,12 @@ def network(**changes: Any) -> ViT:
     return model
 
 
-def contrast(world: World = ALONE, config: MoCo = MOCO, **changes: Any) -> Contrast:
-    return apart(Contrast(network(**changes), config, preprocessing(), steps=STEPS, world=world))
+def contrast(world: World = ALONE, config: MoCo = MOCO, **changes: Any) -> MoCoObjective:
+    return apart(MoCoObjective(network(**changes), config, preprocessing(), steps=STEPS, world=world))
 
 
-def distil(world: World = ALONE, config: DINO = DINO_, **changes: Any) -> Distil:
-    objective = apart(Distil(network(**changes), config, preprocessing(), steps=STEPS, world=world))
+def distil(world: World = ALONE, config: DINO = DINO_, **changes: Any) -> DINOObjective:
+    objective = apart(DINOObjective(network(**changes), config, preprocessing(), steps=STEPS, world=world))
     objective.centre.copy_(torch.linspace(-0.3, 0.2, config.outputs))
     return objective
 
@@ -50,7 +50,7 @@ def preprocessing() -> Preprocessing:
 
 def apart(objective: Any) -> Any:
     """With a teacher that has lost touch a little: else nobody could tell it from the learner."""
-    objective.start()
+    objective.on_start()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in objective.teacher.parameters():

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.objectives.masked import slow_classes
-from vitrail.objectives.masked_patches import colours, middles
+from vitrail.objectives.masked_patches import bin_centres, to_colour_classes
 
 
 def flat(red: int, green: int, blue: int) -> Tensor:
@@ -26,26 +26,26 @@ def flat(red: int, green: int, blue: int) -> Tensor:
     ],
 )
 def test_colour_classes_by_hand(colour: tuple[int, int, int], expected: int) -> None:
-    assert colours(flat(*colour), 1).tolist() == [expected]
-    assert colours(torch.cat([flat(*colour)] * 2, 1), 4).tolist() == [expected] * 16
+    assert to_colour_classes(flat(*colour), 1).tolist() == [expected]
+    assert to_colour_classes(torch.cat([flat(*colour)] * 2, 1), 4).tolist() == [expected] * 16
 
 
 def test_a_mean_on_the_edge_of_two_bins_is_in_the_upper_one() -> None:
     patch = torch.zeros(4, 2, 3, dtype=torch.uint8)
     patch[0, 0] = torch.tensor([255, 254, 255])  # means of 1/8 exactly, just below, and 1/8
     patch[1, 0] = torch.tensor([0, 0, 255])  # blue: 2/8 exactly
-    assert colours(patch, 1).tolist() == [64 * 1 + 8 * 0 + 2]
+    assert to_colour_classes(patch, 1).tolist() == [64 * 1 + 8 * 0 + 2]
     for eighths in range(9):
         patch = torch.zeros(8, 3, dtype=torch.uint8)
         patch[:eighths, 0] = 255
-        assert colours(patch.view(2, 4, 3), 1).tolist() == [64 * min(eighths, 7)]
+        assert to_colour_classes(patch.view(2, 4, 3), 1).tolist() == [64 * min(eighths, 7)]
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (8, 4), (4, 4), (7, 9)])
 def test_small_patches_against_a_slow_loop(shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(0)
     patches = torch.randint(0, 256, (2, 3, *shape, 3), generator=generator).byte()
-    found = {side: colours(patches, side) for side in (1, 4)}
+    found = {side: to_colour_classes(patches, side) for side in (1, 4)}
     for picture in range(2):
         for patch in range(3):
             for side in (1, 4):
@@ -53,6 +53,6 @@ def test_small_patches_against_a_slow_loop(shape: tuple[int, int]) -> None:
 
 
 def test_the_middle_of_a_bin_is_in_its_class() -> None:
-    levels = (middles(torch.arange(512)) * 255).round().byte()  # [512, 3]
+    levels = (bin_centres(torch.arange(512)) * 255).round().byte()  # [512, 3]
     assert levels[0b001_010_111].tolist() == [round(255 * 1.5 / 8), round(255 * 2.5 / 8), round(255 * 7.5 / 8)]
-    assert torch.equal(colours(levels[:, None, None], 1)[:, 0], torch.arange(512))
+    assert torch.equal(to_colour_classes(levels[:, None, None], 1)[:, 0], torch.arange(512))

@@ -16,12 +16,14 @@ from tests.objectives.together import stepped
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.parallel import Sharding, parallelise
 from vitrail.models.resnet_config import ResNetConfig
-from vitrail.objectives.dino import DINO, Distil, distillation
+from vitrail.objectives.dino import DINO, DINOObjective, distillation_loss
 from vitrail.objectives.multicrop import represent_at
-from vitrail.objectives.objective import Outcome
+from vitrail.objectives.objective import ObjectiveOutput
 
 
-def slow(objective: Distil, views: list[Tensor], valid: Tensor, temperature: float) -> tuple[Tensor, float, Tensor]:
+def slow(
+    objective: DINOObjective, views: list[Tensor], valid: Tensor, temperature: float
+) -> tuple[Tensor, float, Tensor]:
     """The summed loss and entropy by loops over images and pairs of views, and the teacher's answers."""
     network: Any = objective.network
     images = [objective.normalised(view) for view in views]
@@ -48,7 +50,7 @@ def slow(objective: Distil, views: list[Tensor], valid: Tensor, temperature: flo
 def test_the_objective_is_the_slow_one_with_its_gradients_and_centre() -> None:
     objective = distil().double()
     *views, valid, temperature = objective.inputs(batch(small=3), seed=0, step=0)
-    outcome: Outcome = objective(*views, valid, temperature)
+    outcome: ObjectiveOutput = objective(*views, valid, temperature)
     outcome.total.backward()
     found = gradients(objective)
     objective.zero_grad()
@@ -60,14 +62,14 @@ def test_the_objective_is_the_slow_one_with_its_gradients_and_centre() -> None:
     assert outcome.tallies["teacher_entropy"].item() == pytest.approx(entropy, rel=1e-6)
     assert outcome.tallies["kl"].item() == pytest.approx(total.item() - entropy, rel=1e-5)
     assert difference(found, gradients(objective)) < 1e-9
-    objective.stepped(0)
+    objective.after_step(0)
     assert torch.allclose(objective.centre, 0.9 * centre + 0.1 * answers.mean((0, 1)), rtol=0, atol=1e-12)
 
 
 def test_distillation_leaves_out_pairs_of_the_same_view() -> None:
     torch.manual_seed(0)
     told, target = torch.randn(2, 3, 5), torch.randn(2, 3, 5).log_softmax(-1)
-    losses, _ = distillation(told, target)
+    losses, _ = distillation_loss(told, target)
     crossed = F.cross_entropy(told[1], target[0].exp(), reduction="none")
     crossed += F.cross_entropy(told[0], target[1].exp(), reduction="none")
     assert torch.allclose(losses, crossed / 2, atol=1e-6)
@@ -100,7 +102,7 @@ def test_a_step_that_broke_off_and_comes_again_counts_once() -> None:
         for _ in range(times):
             inputs = objective.inputs(batch(small=3), seed=0, step=0)
             objective(*(tensor[:4] for tensor in inputs) if times == 2 and _ == 0 else inputs)
-        objective.stepped(0)
+        objective.after_step(0)
     assert torch.equal(once.centre, twice.centre)
 
 
@@ -112,26 +114,26 @@ def test_numbers_that_are_none_leave_no_mark_on_the_centre() -> None:
     with torch.no_grad():
         weight[0, 0] = torch.nan
     objective(*inputs)
-    objective.stepped(0)
+    objective.after_step(0)
     assert torch.equal(objective.centre, before)
     none = objective.inputs(batch(small=3, absent=tuple(range(8))), seed=0, step=1)
     with torch.no_grad():
         weight[0, 0] = 0.0
     assert objective(*none).total.item() == 0
-    objective.stepped(1)
+    objective.after_step(1)
     assert torch.equal(objective.centre, before)
 
 
 def test_what_stands_where_no_picture_is_changes_nothing() -> None:
     one, other = distil(), distil()
     given = batch(small=3, absent=(0, 5))
-    found: list[Outcome] = []
+    found: list[ObjectiveOutput] = []
     for objective, value in ((one, 0), (other, 255)):
         for view in given.views:
             view[~given.valid] = value
         found.append(objective(*objective.inputs(given, seed=0, step=0)))
         found[-1].total.backward()
-        objective.stepped(0)
+        objective.after_step(0)
     assert torch.equal(found[0].total, found[1].total)
     assert difference(gradients(one), gradients(other)) < 1e-6
     assert torch.allclose(one.centre, other.centre, atol=1e-7)
@@ -145,21 +147,21 @@ def test_the_teacher_has_no_gradient_and_follows_and_is_what_is_kept() -> None:
         name for name, _ in objective.named_parameters() if name.startswith("teacher.")
     }
     old = objective.teacher.network.norm.weight.clone()
-    objective.stepped(STEPS // 2)
+    objective.after_step(STEPS // 2)
     expected = 0.998 * old + 0.002 * objective.network.norm.weight
     assert torch.allclose(objective.teacher.network.norm.weight, expected, atol=1e-7)
-    assert objective.learnt is objective.teacher.network
+    assert objective.eval_network is objective.teacher.network
 
 
 def test_the_last_layer_stays_for_its_share_of_the_run() -> None:
     objective = distil(config=replace(DINO_, freeze_last=0.02))
-    objective.start()
+    objective.on_start()
     optimiser = torch.optim.AdamW((p for p in objective.parameters() if p.requires_grad), lr=0.01)
     drawn, others = objective.head.last.weight.clone(), objective.head.layers[0].weight.clone()
     for step in range(3):
         objective(*objective.inputs(batch(small=3), seed=0, step=step)).total.backward()
         optimiser.step()
-        objective.stepped(step)
+        objective.after_step(step)
         assert torch.equal(objective.head.last.weight, drawn) == (step < 2)
     assert not torch.equal(objective.head.layers[0].weight, others)
 
@@ -182,12 +184,12 @@ def test_signs_of_a_collapse() -> None:
             parameter.zero_()
     inputs = objective.inputs(batch(small=3), seed=0, step=0)
     objective(*inputs)
-    objective.stepped(0)
+    objective.after_step(0)
     with torch.no_grad():
         for parameter in objective.teacher.network.norm.parameters():
             parameter.zero_()
     objective.teacher.head.load_state_dict(distil().teacher.head.state_dict())
-    outcome: Outcome = objective(*inputs)
+    outcome: ObjectiveOutput = objective(*inputs)
     assert outcome.tallies["teacher_entropy"].item() / 7 == pytest.approx(math.log(12), rel=1e-5)
     objective.centre[0] -= 10.0  # or it tells one thing of all
     assert objective(*inputs).tallies["teacher_entropy"].item() / 7 < 1e-3
@@ -196,7 +198,7 @@ def test_signs_of_a_collapse() -> None:
 def test_its_state_comes_back() -> None:
     one = distil()
     one(*one.inputs(batch(small=3), seed=0, step=0)).total.backward()
-    one.stepped(3)
+    one.after_step(3)
     state = one.state_dict()
     assert "centre" in state
     assert "seen" not in state
@@ -215,7 +217,7 @@ def test_forward_is_one_graph_that_notes_the_answers() -> None:
     compiled = torch.compile(objective, fullgraph=True, backend="aot_eager")
     for learner in (compiled, plain):
         for part in range(2):  # micro-batches
-            outcome: Outcome = learner(*(tensor.chunk(2)[part] for tensor in inputs))
+            outcome: ObjectiveOutput = learner(*(tensor.chunk(2)[part] for tensor in inputs))
             outcome.total.backward()
     assert difference(gradients(objective), gradients(plain)) < 1e-6
     assert objective.seen[-1] == 14
@@ -226,11 +228,11 @@ def test_forward_is_one_graph_that_notes_the_answers() -> None:
 def test_in_bfloat16_weights_gradients_and_centre_stay_float32(position: str) -> None:
     exact, low = distil(position=position), distil(position=position)
     inputs = exact.inputs(batch(small=3), seed=0, step=0)
-    expected: Outcome = exact(*inputs)
-    outcome: Outcome = parallelise(low, world=ALONE, precision="bfloat16")(*inputs)
+    expected: ObjectiveOutput = exact(*inputs)
+    outcome: ObjectiveOutput = parallelise(low, world=ALONE, precision="bfloat16")(*inputs)
     outcome.total.backward()
     for objective in (exact, low):
-        objective.stepped(0)
+        objective.after_step(0)
     assert outcome.total.item() == pytest.approx(expected.total.item(), rel=0.1)
     assert all(gradient.dtype == torch.float32 for gradient in gradients(low).values())
     assert low.centre.dtype == torch.float32
@@ -240,7 +242,7 @@ def test_in_bfloat16_weights_gradients_and_centre_stay_float32(position: str) ->
 def test_wide_views_alone_will_do_and_any_positions_then() -> None:
     for changes in ({"position": "relative"}, {"attention": "axial", "class_token": False, "pool": "mean"}):
         objective = distil(config=replace(DINO_, local_views=0), **changes)
-        outcome: Outcome = objective(*objective.inputs(batch(), seed=0, step=0))
+        outcome: ObjectiveOutput = objective(*objective.inputs(batch(), seed=0, step=0))
         outcome.total.backward()
         assert outcome.total.isfinite()
 
@@ -249,7 +251,7 @@ def test_work_counts_views_by_their_size_and_a_pass_without_gradient_as_a_third(
     head = 16 * 20 + 20 * 20 + 20 * 8 + 8 * 12
     small = replace(MODEL, image=(4, 6)).macs
     expected = (2 + 2 / 3) * (MODEL.macs + head) + 3 * (small + head)
-    assert DINO_.work(MODEL) == pytest.approx(expected)
+    assert DINO_.macs_per_image(MODEL) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_nonsense_is_refused(changes: Any) -> None:
 
 def test_resnets_are_refused() -> None:
     with pytest.raises(ConfigError, match="ResNet"):
-        DINO().work(ResNetConfig(blocks=(1, 1)))
+        DINO().macs_per_image(ResNetConfig(blocks=(1, 1)))
 
 
 SMALL = DINO(
@@ -289,7 +291,7 @@ SMALL = DINO(
 def test_it_learns_one_batch_of_digits_by_heart() -> None:
     """From a teacher that stays as it is."""
     config = replace(SMALL, momentum=1.0, centre_momentum=0.0)
-    objective = Distil(digits_network(), config, digits_preprocessing(), steps=40, world=ALONE)
+    objective = DINOObjective(digits_network(), config, digits_preprocessing(), steps=40, world=ALONE)
     rows = learnt_rows(objective, steps=40, rate=5e-3, same=True)
     assert rows[1:, 1].std() < 1e-4  # what is taught stays the same, once it is centred
     assert rows[-1, 0] < 0.75 * rows[1, 0]  # loss
@@ -297,7 +299,7 @@ def test_it_learns_one_batch_of_digits_by_heart() -> None:
 
 
 def test_it_learns_digits_without_collapse() -> None:
-    objective = Distil(digits_network(), SMALL, digits_preprocessing(), steps=40, world=ALONE)
+    objective = DINOObjective(digits_network(), SMALL, digits_preprocessing(), steps=40, world=ALONE)
     before = feature_rank(objective)
     rows = learnt_rows(objective, steps=40, rate=2e-3)
     first, last = rows[:8].mean(0), rows[-8:].mean(0)

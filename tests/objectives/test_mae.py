@@ -30,8 +30,8 @@ from vitrail.distributed.parallel import Whole, units
 from vitrail.models.positions import SineTable
 from vitrail.models.vit import Block, ViT
 from vitrail.models.vit_config import ViTConfig
-from vitrail.objectives.mae import MAE, Reconstruct
-from vitrail.objectives.objective import Outcome
+from vitrail.objectives.mae import MAE, MAEObjective
+from vitrail.objectives.objective import ObjectiveOutput
 
 N, HIDDEN, VISIBLE, PIXELS = 12, 9, 3, 6 * 5 * 3
 NORMALISE = pytest.mark.parametrize("normalise", [True, False])
@@ -41,18 +41,18 @@ def small(**changes: Any) -> MAE:
     return MAE(**{"decoder_width": 8, "decoder_depth": 2, "decoder_heads": 2, **changes})
 
 
-def objective_of(config: ViTConfig = VIT, **changes: Any) -> Reconstruct:
+def objective_of(config: ViTConfig = VIT, **changes: Any) -> MAEObjective:
     with seeded(1):
-        return Reconstruct(network(config), small(**changes), PLAIN, steps=10, world=WORLD)
+        return MAEObjective(network(config), small(**changes), PLAIN, steps=10, world=WORLD)
 
 
-def restless(config: ViTConfig = VIT, **changes: Any) -> Reconstruct:
+def restless(config: ViTConfig = VIT, **changes: Any) -> MAEObjective:
     objective = objective_of(config, **changes)
     stirred(objective)
     return objective
 
 
-def inputs_of(objective: Reconstruct, pixels: Tensor, **changes: Any) -> tuple[Tensor, ...]:
+def inputs_of(objective: MAEObjective, pixels: Tensor, **changes: Any) -> tuple[Tensor, ...]:
     return objective.inputs(batch_of(pixels, **changes), seed=SEED, step=STEP)
 
 
@@ -129,7 +129,7 @@ def test_no_gradient_reaches_hidden_pixels_through_the_encoder() -> None:
 
 
 @torch.no_grad()
-def slow_loss(objective: Reconstruct, inputs: tuple[Tensor, ...]) -> float:
+def slow_loss(objective: MAEObjective, inputs: tuple[Tensor, ...]) -> float:
     """Image by image in float64; every token is laid in its own place, every patch compared by itself."""
     pixels, visible, masked, _, _ = inputs
     vit, decoder, prefix = cast(ViT, objective.network), objective.decoder, VIT.prefix
@@ -160,7 +160,7 @@ def slow_loss(objective: Reconstruct, inputs: tuple[Tensor, ...]) -> float:
 def test_the_loss_is_that_of_a_slow_reference(normalise: bool) -> None:
     objective = restless(normalise=normalise)
     inputs = inputs_of(objective, noise(4))
-    outcome: Outcome = objective(*inputs)
+    outcome: ObjectiveOutput = objective(*inputs)
     assert (outcome.total.dtype, outcome.count.item(), outcome.tallies) == (torch.float32, 4, {})
     assert float(outcome.total.detach()) == pytest.approx(slow_loss(objective.double(), inputs), rel=2e-5)
 
@@ -221,7 +221,7 @@ def test_a_place_without_a_picture_counts_for_nothing() -> None:
     inputs = inputs_of(objective, noise(4), valid=valid)
     other = inputs[0].clone()
     other[~valid] = noise(2, seed=9)
-    results = list[tuple[Outcome, list[Tensor]]]()
+    results = list[tuple[ObjectiveOutput, list[Tensor]]]()
     for pixels in (inputs[0], other):
         objective.zero_grad()
         outcome = objective(pixels, *inputs[1:])
@@ -242,7 +242,7 @@ def test_a_place_without_a_picture_counts_for_nothing() -> None:
 # Where gradients go
 
 
-def gradients(objective: Reconstruct) -> dict[str, Tensor]:
+def gradients(objective: MAEObjective) -> dict[str, Tensor]:
     objective(*inputs_of(objective, noise(2))).total.backward()
     return {name: p.grad for name, p in objective.named_parameters() if p.grad is not None}
 
@@ -342,8 +342,8 @@ def test_work_by_hand() -> None:
     encoder = 2 * (4 * seen * width**2 + 2 * seen**2 * width + 2 * seen * width * 24)
     decoder = 2 * (4 * tokens * inner**2 + 2 * tokens**2 * inner + 2 * tokens * inner * 32)
     by_hand = N * PIXELS * width + encoder + seen * width * inner + decoder + HIDDEN * inner * PIXELS
-    assert small().work(VIT) == by_hand
-    assert small().work(model(head="linear", classes=9)) == by_hand
+    assert small().macs_per_image(VIT) == by_hand
+    assert small().macs_per_image(model(head="linear", classes=9)) == by_hand
 
 
 def test_defaults_are_the_published_ones() -> None:
@@ -351,11 +351,11 @@ def test_defaults_are_the_published_ones() -> None:
     assert (config.mask, config.decoder_width, config.decoder_depth, config.decoder_heads) == (0.75, 512, 8, 16)
     assert config.normalise
     base = ViTConfig(width=768, depth=12, mlp_width=3072, heads=12, classes=0, head="none")
-    assert base.patches - config.hides(base) == 49
+    assert base.patches - config.num_masked(base) == 49
     augmentation = cifar(8, padding=1)
     assert config.views(augmentation) == (augmentation,)
     assert not MAE.task
-    assert not MAE.couples
+    assert not MAE.needs_whole_batch
 
 
 @pytest.mark.parametrize(
@@ -375,11 +375,11 @@ def test_what_is_refused(changes: dict[str, Any], message: str) -> None:
 
 def test_networks_that_will_not_do() -> None:
     with pytest.raises(ConfigError, match="feature map"):
-        small().work(HYBRID)
+        small().macs_per_image(HYBRID)
     with pytest.raises(ConfigError, match="attention='axial' needs the whole grid; use 'full'"):
-        small().suited(model(attention="axial", class_token=False, registers=0, pool="mean"))
+        small().check_model(model(attention="axial", class_token=False, registers=0, pool="mean"))
     with pytest.raises(ConfigError, match=r"mask=0.99 hides 12 of 12 patches, which must be 1 to 11"):
-        small(mask=0.99).suited(VIT)
+        small(mask=0.99).check_model(VIT)
 
 
 # For the eye
@@ -417,7 +417,7 @@ def test_pictures_show_what_is_seen_and_told(normalise: bool) -> None:
 def test_it_learns_eight_digits(normalise: bool) -> None:
     config = ViTConfig(width=32, depth=2, mlp_width=64, heads=4, image=(16, 16), patch=(4, 4), classes=0, head="none")
     with seeded(1):
-        objective = Reconstruct(
+        objective = MAEObjective(
             network(config),
             MAE(mask=0.5, decoder_width=32, decoder_depth=1, decoder_heads=4, normalise=normalise),
             Preprocessing(image=(16, 16)),

@@ -30,25 +30,25 @@ from vitrail.data.transforms.augmentation import cifar
 from vitrail.distributed.parallel import Whole
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
-from vitrail.objectives.masked_patches import MaskedPatches, PredictPatches, Target
-from vitrail.objectives.objective import Outcome
+from vitrail.objectives.masked_patches import MaskedPatches, MaskedPatchesObjective, Target
+from vitrail.objectives.objective import ObjectiveOutput
 
 TARGETS: list[Target] = ["mean-colour", "small-patch", "pixels"]
 N = VIT.patches
 
 
-def objective_of(config: ViTConfig = VIT, **changes: Any) -> PredictPatches:
+def objective_of(config: ViTConfig = VIT, **changes: Any) -> MaskedPatchesObjective:
     with seeded(1):
-        return PredictPatches(network(config), MaskedPatches(**changes), PLAIN, steps=10, world=WORLD)
+        return MaskedPatchesObjective(network(config), MaskedPatches(**changes), PLAIN, steps=10, world=WORLD)
 
 
-def restless(config: ViTConfig = VIT, **changes: Any) -> PredictPatches:
+def restless(config: ViTConfig = VIT, **changes: Any) -> MaskedPatchesObjective:
     objective = objective_of(config, **changes)
     stirred(objective)
     return objective
 
 
-def drawn(objective: PredictPatches, count: int, step: int = STEP) -> tuple[Tensor, Tensor]:
+def drawn(objective: MaskedPatchesObjective, count: int, step: int = STEP) -> tuple[Tensor, Tensor]:
     sample = torch.arange(count)
     return objective.drawn(seed=SEED, step=step, epoch=torch.zeros_like(sample), sample=sample)
 
@@ -124,7 +124,7 @@ def test_draws_do_not_depend_on_what_comes_with_a_sample() -> None:
 
 
 @torch.no_grad()
-def slow_loss(objective: PredictPatches, inputs: tuple[Tensor, ...]) -> tuple[float, float]:
+def slow_loss(objective: MaskedPatchesObjective, inputs: tuple[Tensor, ...]) -> tuple[float, float]:
     """Loss and hits of some images, one at a time and in float64, with embeddings that are corrupted one by one."""
     pixels, source, corrupted, _ = inputs
     vit, target, head = objective.network, objective.config.target, objective.head
@@ -161,7 +161,7 @@ def test_the_loss_is_that_of_a_slow_reference(target: Target) -> None:
     inputs = objective.inputs(batch, seed=SEED, step=STEP)
     kinds = {int(kind) for kind in (inputs[1] == N).int().flatten()}
     assert kinds == {0, 1}
-    outcome: Outcome = objective(*inputs)
+    outcome: ObjectiveOutput = objective(*inputs)
     assert (outcome.total.dtype, outcome.count.item()) == (torch.float32, 4)
     total, hits = slow_loss(objective.double(), inputs)
     assert float(outcome.total.detach()) == pytest.approx(total, rel=2e-5)
@@ -214,7 +214,7 @@ def test_a_place_without_a_picture_counts_for_nothing(target: Target) -> None:
     with_rest = objective.inputs(batch_of(pixels, valid=valid), seed=SEED, step=STEP)
     other = pixels.clone()
     other[~valid] = noise(2, seed=9)
-    results = list[tuple[Outcome, list[Tensor]]]()
+    results = list[tuple[ObjectiveOutput, list[Tensor]]]()
     for some in (pixels, other):
         objective.zero_grad()
         outcome = objective(some, *with_rest[1:])
@@ -237,7 +237,7 @@ def test_a_place_without_a_picture_counts_for_nothing(target: Target) -> None:
 # Where gradients go
 
 
-def gradients(objective: PredictPatches) -> dict[str, Tensor]:
+def gradients(objective: MaskedPatchesObjective) -> dict[str, Tensor]:
     objective(*objective.inputs(batch_of(noise(2)), seed=SEED, step=STEP)).total.backward()
     return {name: p.grad for name, p in objective.named_parameters() if p.grad is not None}
 
@@ -329,15 +329,15 @@ def test_work_by_hand(target: Target, outputs: int) -> None:
     tokens, width = 12 + 3, 16
     layer = 4 * tokens * width**2 + 2 * tokens**2 * width + 2 * tokens * width * 24
     by_hand = 12 * (6 * 5 * 3) * width + 2 * layer + 6 * width * outputs
-    assert MaskedPatches(target=target).work(VIT) == by_hand
-    assert MaskedPatches(target=target).work(model(head="linear", classes=9)) == by_hand
+    assert MaskedPatches(target=target).macs_per_image(VIT) == by_hand
+    assert MaskedPatches(target=target).macs_per_image(model(head="linear", classes=9)) == by_hand
 
 
 def test_one_view_and_no_labels() -> None:
     augmentation = cifar(8, padding=1)
     assert MaskedPatches().views(augmentation) == (augmentation,)
     assert not MaskedPatches.task
-    assert not MaskedPatches.couples
+    assert not MaskedPatches.needs_whole_batch
 
 
 @pytest.mark.parametrize(
@@ -358,12 +358,12 @@ def test_targets_and_networks_that_do_not_go_together() -> None:
     with pytest.raises(UnknownName, match="mean-colour"):
         MaskedPatches(target="mean-color")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="makes 4x4 of a patch, and patch=3x5 is smaller"):
-        MaskedPatches(target="small-patch").suited(model(patch=(3, 5)))
-    MaskedPatches().suited(model(patch=(3, 5)))
+        MaskedPatches(target="small-patch").check_model(model(patch=(3, 5)))
+    MaskedPatches().check_model(model(patch=(3, 5)))
     with pytest.raises(ConfigError, match="feature map"):
-        MaskedPatches().work(HYBRID)
+        MaskedPatches().macs_per_image(HYBRID)
     with pytest.raises(ConfigError, match="there is one alone"):
-        MaskedPatches(rate=1.0).suited(model(patch=VIT.image))
+        MaskedPatches(rate=1.0).check_model(model(patch=VIT.image))
 
 
 # For the eye
@@ -416,7 +416,7 @@ def test_it_learns_eight_digits(target: Target, factor: float) -> None:
     )
     plain = Preprocessing(image=(16, 16))
     with seeded(1):
-        objective = PredictPatches(network(config), MaskedPatches(target=target), plain, steps=30, world=WORLD)
+        objective = MaskedPatchesObjective(network(config), MaskedPatches(target=target), plain, steps=30, world=WORLD)
     adam = torch.optim.Adam(objective.parameters(), lr=5e-3)
     batch = batch_of(digits(8))
     losses = list[float]()

@@ -9,21 +9,21 @@ from tests.objectives.masked import PLAIN, SEED, STEP, WORLD, batch_of, model, n
 from vitrail.distributed.meta_init import whole
 from vitrail.distributed.parallel import Precision, Sharding, parallelise
 from vitrail.distributed.process_group import World
-from vitrail.objectives.mae import MAE, Reconstruct
-from vitrail.objectives.masked_patches import MaskedPatches, PredictPatches
+from vitrail.objectives.mae import MAE, MAEObjective
+from vitrail.objectives.masked_patches import MaskedPatches, MaskedPatchesObjective
 
 WAYS: list[tuple[Sharding, Precision]] = [("ddp", "float32"), ("fsdp", "float32"), ("fsdp", "bfloat16")]
 
 
-def objective_of(kind: str, world: World) -> PredictPatches | Reconstruct:
+def objective_of(kind: str, world: World) -> MaskedPatchesObjective | MAEObjective:
     vit = network(model(position="sincos2d"))
-    made: PredictPatches | Reconstruct
+    made: MaskedPatchesObjective | MAEObjective
     with seeded(1):
         if kind == "masked patches":
-            made = PredictPatches(vit, MaskedPatches(target="small-patch"), PLAIN, steps=1, world=world)
+            made = MaskedPatchesObjective(vit, MaskedPatches(target="small-patch"), PLAIN, steps=1, world=world)
         else:
             small = MAE(decoder_width=8, decoder_depth=1, decoder_heads=2)
-            made = Reconstruct(vit, small, PLAIN, steps=1, world=world)
+            made = MAEObjective(vit, small, PLAIN, steps=1, world=world)
     stirred(made)
     return made
 

@@ -13,7 +13,7 @@ def numbers(
     samples: int, count: int, *, purpose: str = "a", seed: int = 3, step: int = 11, epoch: int = 4, first: int = -1
 ) -> Tensor:
     sample = torch.arange(samples) * 7 + first
-    return masks.numbers(purpose, count, seed=seed, step=step, epoch=torch.full((samples,), epoch), sample=sample)
+    return masks.draw_bits(purpose, count, seed=seed, step=step, epoch=torch.full((samples,), epoch), sample=sample)
 
 
 def test_numbers_are_splitmix_of_all_that_they_depend_on() -> None:
@@ -38,7 +38,7 @@ def test_what_is_drawn_depends_on_each_part_of_the_key() -> None:
 
 def test_a_permutation_holds_everything_once_and_all_are_as_likely() -> None:
     count = 24_000
-    found = masks.permutations(numbers(count, 4))
+    found = masks.draw_permutations(numbers(count, 4))
     assert (found.sort(1).values == torch.arange(4)).all()
     digits = (found * torch.tensor([64, 16, 4, 1])).sum(1)
     seen = [int((digits == 64 * a + 16 * b + 4 * c + d).sum()) for a, b, c, d in itertools.permutations(range(4))]
@@ -47,11 +47,11 @@ def test_a_permutation_holds_everything_once_and_all_are_as_likely() -> None:
 
 
 def test_uniform_and_whole_numbers_fill_their_range() -> None:
-    uniform = masks.uniform(numbers(2_000, 10))
+    uniform = masks.to_uniform(numbers(2_000, 10))
     assert 0 <= float(uniform.min()) < 0.001
     assert 0.999 < float(uniform.max()) < 1
     assert abs(float(uniform.mean()) - 0.5) < 5 * (1 / 12 / 20_000) ** 0.5
-    whole = masks.below(numbers(2_000, 10), 5)
+    whole = masks.to_integers(numbers(2_000, 10), 5)
     shares = torch.bincount(whole.flatten(), minlength=5) / whole.numel()
     assert shares.shape == (5,)
     assert float((shares - 0.2).abs().max()) < 5 * (0.2 * 0.8 / 20_000) ** 0.5

@@ -14,8 +14,8 @@ from tests.objectives.taught import ALONE, MOCO, MODEL, STEPS, batch, contrast, 
 from tests.objectives.together import stepped
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.parallel import Sharding, parallelise
-from vitrail.objectives.moco import Contrast, MoCo, info_nce, spread
-from vitrail.objectives.objective import Outcome
+from vitrail.objectives.moco import MoCo, MoCoObjective, feature_spread, info_nce
+from vitrail.objectives.objective import ObjectiveOutput
 
 
 def unit(*shape: int) -> Tensor:
@@ -35,7 +35,7 @@ def test_info_nce_is_the_slow_one() -> None:
         assert bool(found.hits[row]) == (best == 2 + row)
 
 
-def slow(objective: Contrast, views: tuple[Tensor, ...], valid: Tensor) -> tuple[Tensor, float, float]:
+def slow(objective: MoCoObjective, views: tuple[Tensor, ...], valid: Tensor) -> tuple[Tensor, float, float]:
     """The whole loss by loops over the images that are there, with torch's own batch norms."""
 
     def head(mlp: Any, x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def slow(objective: Contrast, views: tuple[Tensor, ...], valid: Tensor) -> tuple
 def test_the_objective_is_the_slow_one_with_its_gradients() -> None:
     objective = contrast().double()
     *views, valid = objective.inputs(batch(), seed=0, step=0)
-    outcome: Outcome = objective(*views, valid)
+    outcome: ObjectiveOutput = objective(*views, valid)
     outcome.total.backward()
     found = gradients(objective)
     objective.zero_grad()
@@ -91,11 +91,11 @@ def test_what_stands_where_no_picture_is_changes_nothing() -> None:
     given = batch(absent=(0, 5))
     for view in given.views:
         view[~given.valid] = 0
-    first: Outcome = one(*one.inputs(given, seed=0, step=0))
+    first: ObjectiveOutput = one(*one.inputs(given, seed=0, step=0))
     first.total.backward()
     for view in given.views:
         view[~given.valid] = 255
-    second: Outcome = other(*other.inputs(given, seed=0, step=0))
+    second: ObjectiveOutput = other(*other.inputs(given, seed=0, step=0))
     second.total.backward()
     assert torch.allclose(first.total, second.total, rtol=1e-6)
     assert first.tallies["spread"].item() == pytest.approx(second.tallies["spread"].item(), rel=1e-6)
@@ -104,7 +104,7 @@ def test_what_stands_where_no_picture_is_changes_nothing() -> None:
 
 def test_a_batch_without_pictures_is_worth_nothing_and_breaks_nothing() -> None:
     objective = contrast()
-    outcome: Outcome = objective(*objective.inputs(batch(absent=tuple(range(8))), seed=0, step=0))
+    outcome: ObjectiveOutput = objective(*objective.inputs(batch(absent=tuple(range(8))), seed=0, step=0))
     outcome.total.backward()
     assert (outcome.total.item(), outcome.count.item()) == (0.0, 0.0)
     assert all(float(gradient.abs().max()) == 0 for gradient in gradients(objective).values())
@@ -114,14 +114,14 @@ def test_the_teacher_has_no_gradient_and_the_embedding_stays() -> None:
     objective = contrast()
     optimiser = torch.optim.AdamW((p for p in objective.parameters() if p.requires_grad), lr=0.1)
     before = {name: parameter.clone() for name, parameter in objective.named_parameters()}
-    outcome: Outcome = objective(*objective.inputs(batch(), seed=0, step=0))
+    outcome: ObjectiveOutput = objective(*objective.inputs(batch(), seed=0, step=0))
     outcome.total.backward()
     optimiser.step()
     same = {name for name, p in objective.named_parameters() if torch.equal(p, before[name])}
     teacher = {name for name in before if name.startswith("teacher.")}
     assert same == teacher | {"network.embedding.projection.weight", "network.embedding.projection.bias"}
     assert all(p.grad is None for p in objective.teacher.parameters())
-    objective.stepped(STEPS // 2)
+    objective.after_step(STEPS // 2)
     for name in ("network.norm.weight", "projector.layers.1.weight"):
         student = objective.get_parameter(name)
         old = before["teacher." + name.replace("projector", "head")]
@@ -134,17 +134,17 @@ def test_the_teacher_has_no_gradient_and_the_embedding_stays() -> None:
 def test_spread_tells_a_collapse() -> None:
     torch.manual_seed(0)
     known = torch.ones(500, dtype=torch.bool)
-    assert spread(unit(2, 500, 16), known).item() == pytest.approx(1.0, abs=0.02)
-    assert spread(unit(1, 1, 16).expand(2, 500, 16), known).item() == pytest.approx(0.0, abs=1e-6)
+    assert feature_spread(unit(2, 500, 16), known).item() == pytest.approx(1.0, abs=0.02)
+    assert feature_spread(unit(1, 1, 16).expand(2, 500, 16), known).item() == pytest.approx(0.0, abs=1e-6)
     flat = torch.zeros(2, 500, 16)
     flat[..., 0] = torch.tensor([1.0, -1.0]).repeat(250)  # one dimension of sixteen is left
-    assert spread(flat, known).item() == pytest.approx(0.25, abs=1e-6)
+    assert feature_spread(flat, known).item() == pytest.approx(0.25, abs=1e-6)
 
 
 def test_its_state_comes_back() -> None:
     one = contrast()
     one(*one.inputs(batch(), seed=0, step=0)).total.backward()
-    one.stepped(3)
+    one.after_step(3)
     other = contrast()
     other.load_state_dict(one.state_dict())
     inputs = one.inputs(batch(seed=2), seed=0, step=4)
@@ -157,11 +157,11 @@ def test_forward_is_one_graph() -> None:
     inputs = objective.inputs(batch(), seed=0, step=0)
     torch.compiler.reset()  # of what other tests have compiled
     compiled = torch.compile(objective, fullgraph=True, backend="aot_eager")
-    outcome: Outcome = compiled(*inputs)
+    outcome: ObjectiveOutput = compiled(*inputs)
     outcome.total.backward()
     found = gradients(objective)
     objective.zero_grad()
-    expected: Outcome = objective(*inputs)
+    expected: ObjectiveOutput = objective(*inputs)
     expected.total.backward()
     assert torch.allclose(outcome.total, expected.total, rtol=1e-6)
     assert difference(found, gradients(objective)) < 1e-6
@@ -171,9 +171,9 @@ def test_forward_is_one_graph() -> None:
 def test_in_bfloat16_weights_and_gradients_stay_float32(position: str) -> None:
     exact = contrast(position=position)
     inputs = exact.inputs(batch(), seed=0, step=0)
-    expected: Outcome = exact(*inputs)
+    expected: ObjectiveOutput = exact(*inputs)
     low = contrast(position=position)
-    outcome: Outcome = parallelise(low, world=ALONE, precision="bfloat16")(*inputs)
+    outcome: ObjectiveOutput = parallelise(low, world=ALONE, precision="bfloat16")(*inputs)
     outcome.total.backward()
     assert outcome.total.dtype == torch.float32
     assert outcome.total.item() == pytest.approx(expected.total.item(), rel=0.1)
@@ -184,7 +184,7 @@ def test_work_counts_a_pass_without_gradient_as_a_third() -> None:
     config = MoCo(hidden=20, width=12)
     project, predict = 16 * 20 + 20 * 20 + 20 * 12, 12 * 20 + 20 * 12
     expected = 2 * (MODEL.macs + project + predict) + 2 / 3 * (MODEL.macs + project)
-    assert config.work(MODEL) == pytest.approx(expected)
+    assert config.macs_per_image(MODEL) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"momentum": 1.1}, {"hidden": 0}, {"width": 0}])
@@ -195,7 +195,7 @@ def test_nonsense_is_refused(changes: Any) -> None:
 
 def test_it_learns_digits_without_collapse() -> None:
     config = MoCo(hidden=64, width=32, momentum=0.9)
-    objective = Contrast(digits_network(), config, digits_preprocessing(), steps=40, world=ALONE)
+    objective = MoCoObjective(digits_network(), config, digits_preprocessing(), steps=40, world=ALONE)
     before = feature_rank(objective)
     rows = learnt_rows(objective, steps=40, rate=5e-3)
     first, last = rows[:8].mean(0), rows[-8:].mean(0)

@@ -16,7 +16,7 @@ from vitrail.models.build import build
 from vitrail.models.positions import resize_positions
 from vitrail.models.vit import ViT
 from vitrail.objectives.dino import DINO
-from vitrail.objectives.multicrop import PositionsAt, represent_at, resizable, two_views
+from vitrail.objectives.multicrop import PositionsAt, check_resizable, represent_at, split_views
 
 SMALL = (4, 6)
 KINDS: dict[str, dict[str, Any]] = {
@@ -74,19 +74,19 @@ def test_positions_learn_from_small_views_too() -> None:
 )
 def test_what_is_tied_to_its_grid_is_refused(model: Any, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
-        resizable(model, "dino")
+        check_resizable(model, "dino")
     with pytest.raises(ConfigError, match="local_views=0"):
-        DINO().suited(model)
-    assert DINO(local_views=0).suited(model) == model
+        DINO().check_model(model)
+    assert DINO(local_views=0).check_model(model) == model
 
 
 def test_two_views_are_distorted_unevenly_and_never_blurred_where_that_is_off() -> None:
-    first, second = two_views(Augmentation(crop=InceptionCrop(size=(8, 8)), policy=Distort()))
+    first, second = split_views(Augmentation(crop=InceptionCrop(size=(8, 8)), policy=Distort()))
     assert (first.policy, second.policy) == (Distort(blur=1.0), Distort(blur=0.1, solarise=0.2))
-    sharp = two_views(Augmentation(crop=InceptionCrop(size=(8, 8)), policy=Distort(blur=0.0)))
+    sharp = split_views(Augmentation(crop=InceptionCrop(size=(8, 8)), policy=Distort(blur=0.0)))
     assert [view.policy for view in sharp] == [Distort(blur=0.0), Distort(blur=0.0, solarise=0.2)]
     for other in (cifar(8, padding=1), replace(inception(8), policy=RandAugment())):
-        assert two_views(other) == (other, other)
+        assert split_views(other) == (other, other)
 
 
 def test_dinos_views_are_the_published_ones() -> None:
@@ -103,4 +103,4 @@ def test_small_views_are_half_the_image_in_whole_patches() -> None:
     assert config.local((8, 12), (8, 4)) == (8, 4)
     assert DINO(local_size=20).local((32, 32), (4, 4)) == (20, 20)
     with pytest.raises(ConfigError, match="local_size=5"):
-        DINO(local_size=5).suited(MODEL)
+        DINO(local_size=5).check_model(MODEL)

@@ -11,7 +11,7 @@ from vitrail.objectives import patch_ops as patches
 
 def test_patches_are_cut_in_raster_order_and_joined_again() -> None:
     pixels = noise(3)
-    found = patches.cut(pixels, VIT.patch)
+    found = patches.cut_patches(pixels, VIT.patch)
     (rows, columns), (tall, wide) = VIT.grid, VIT.patch
     assert found.shape == (3, rows * columns, tall * wide * 3)
     for picture in range(3):
@@ -24,30 +24,30 @@ def test_patches_are_cut_in_raster_order_and_joined_again() -> None:
                 for channel in range(3)
             ]
             assert found[picture, patch].tolist() == slow
-    assert torch.equal(patches.joined(found, VIT.patch, VIT.grid), pixels)
+    assert torch.equal(patches.join_patches(found, VIT.patch, VIT.grid), pixels)
 
 
 def test_picking_and_putting_are_by_sample() -> None:
     tokens = torch.arange(24.0).view(2, 4, 3)
     places = torch.tensor([[3, 0], [1, 2]])
-    found = patches.picked(tokens, places)
+    found = patches.gather_tokens(tokens, places)
     assert torch.equal(found, torch.stack([tokens[0, [3, 0]], tokens[1, [1, 2]]]))
-    changed = patches.put(tokens, places, -found)
+    changed = patches.scatter_patches(tokens, places, -found)
     assert torch.equal(changed[0], torch.stack([-tokens[0, 0], tokens[0, 1], tokens[0, 2], -tokens[0, 3]]))
     assert torch.equal(changed[1], torch.stack([tokens[1, 0], -tokens[1, 1], -tokens[1, 2], tokens[1, 3]]))
 
 
 def test_networks_without_patches_or_with_a_head_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs a ViT"):
-        patches.patched(RESNET, "x")
+        patches.check_patch_model(RESNET, "x")
     with pytest.raises(ConfigError, match="hybrid's tokens come from its feature map; use a ViT without a backbone"):
-        patches.patched(HYBRID, "x")
+        patches.check_patch_model(HYBRID, "x")
     with pytest.raises(ConfigError, match="3 channels; the model takes 1"):
-        patches.patched(model(channels=1), "x")
+        patches.check_patch_model(model(channels=1), "x")
     with pytest.raises(ConfigError, match="objective x trains a ViT, not a ResNet; use a ViT"):
-        patches.learner(network(RESNET), "x")
+        patches.check_network(network(RESNET), "x")
     with pytest.raises(ConfigError, match="head='linear' untrained; use head='none', classes=0"):
-        patches.learner(network(model(head="linear", classes=3)), "x")
+        patches.check_network(network(model(head="linear", classes=3)), "x")
 
 
 def test_rest_ends() -> None:

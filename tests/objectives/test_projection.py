@@ -8,11 +8,11 @@ from torch.nn.utils.parametrizations import weight_norm
 from tests.distributed.pair import together
 from tests.objectives.taught import ALONE
 from vitrail.distributed.process_group import World
-from vitrail.objectives.projection_heads import BatchNorm, NormedMLP, PrototypeHead, Prototypes, Rows, mlp_macs
+from vitrail.objectives.projection_heads import BatchNorm, NormedMLP, PrototypeHead, Prototypes, ValidRows, mlp_macs
 
 
-def rows(valid: Tensor, world: World = ALONE) -> Rows:
-    return Rows.of(valid, world)
+def rows(valid: Tensor, world: World = ALONE) -> ValidRows:
+    return ValidRows.of(valid, world)
 
 
 def test_a_batch_norm_is_torchs_over_the_rows_that_count() -> None:

@@ -63,7 +63,7 @@ def test_starts_as_the_learner_also_where_that_had_no_storage_when_it_was_made(p
     hollow.load_state_dict(full.state_dict())
     for table, other in zip(hollow.buffers(), full.buffers(), strict=True):
         table.copy_(other)
-    teacher.start(hollow, top)
+    teacher.copy_from(hollow, top)
     images = torch.randn(2, 3, *MODEL.image)
     assert torch.equal(teacher.network(images), full.eval()(images))
 

@@ -46,7 +46,7 @@ def stepped(world: World, kind: str, sharding: Sharding, double: bool, micro: in
         for parameter in objective.parameters():
             if parameter.grad is not None:
                 parameter -= 0.1 * parallel.gradient_factor * parameter.grad
-    objective.stepped(0)
+    objective.after_step(0)
     assert sums[1] == 7
     state = {name: whole(tensor, world) for name, tensor in objective.state_dict(keep_vars=True).items()}
     tallies = dict(zip(names, sums[2:].tolist(), strict=True))

@@ -11,7 +11,7 @@ from vitrail.distributed.process_group import World
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import network_name
 from vitrail.objectives.masked_patches import MaskedPatches
-from vitrail.objectives.registry import weights_in
+from vitrail.objectives.registry import count_weights
 from vitrail.recipes.registry import recipe, recipes
 from vitrail.train.resolve import fitted
 
@@ -35,10 +35,10 @@ def test_the_network_has_no_head_and_suits_its_objective(name: str) -> None:
     assert isinstance(run.model, ViTConfig)
     assert (run.model.head, run.model.classes) == ("none", 0)
     assert fitted(run, 10) == run.model
-    trained, kept = weights_in(run.objective, run.model, World(device=torch.device("cpu")))
+    trained, kept = count_weights(run.objective, run.model, World(device=torch.device("cpu")))
     assert trained > 0
     assert (kept > 0.5 * trained) == (kind in ("moco", "dino"))  # a teacher
-    assert run.objective.work(run.model) > 0
+    assert run.objective.macs_per_image(run.model) > 0
     assert run.model.class_token == (kind == "dino" or "16" in name)
 
 

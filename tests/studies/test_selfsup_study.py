@@ -75,7 +75,8 @@ def test_fine_tuning_differs_by_its_start_alone(scale):
 
 def test_pretrainings_have_the_same_compute():
     work = {
-        name: run.steps * run.batch * run.objective.work(run.model) for name, run in plan("small", "").before.items()
+        name: run.steps * run.batch * run.objective.macs_per_image(run.model)
+        for name, run in plan("small", "").before.items()
     }
     assert set(work) == {*OURS, SUPERVISED}
     assert all(each == pytest.approx(work[SUPERVISED], rel=1e-3) for each in work.values())

@@ -31,7 +31,7 @@ def selfsup_run(kind: str, **changes: Any) -> Run:
         objective=UNLABELLED[kind],
         data=Data(source="digits", watch="none", test="none", workers=0),
         mix=Mix(),
-        micro=0 if UNLABELLED[kind].couples else 8,
+        micro=0 if UNLABELLED[kind].needs_whole_batch else 8,
         average=0.0,
         steps=8,
         evaluation=Evaluation(every=8),

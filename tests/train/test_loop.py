@@ -29,9 +29,9 @@ from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
 from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.distributed.process_group import World
-from vitrail.objectives.objective import Outcome
+from vitrail.objectives.objective import ObjectiveOutput
 from vitrail.optim.config import Optim
-from vitrail.tasks.classification.objective import Classification, Classify
+from vitrail.tasks.classification.objective import Classification, ClassificationObjective
 from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.data_splits import find_pictures
 from vitrail.train.dry_run import preflight
@@ -235,14 +235,14 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, run: Run) -> str:
     """Makes one training image give a loss that is not a number; its name."""
     source = find_pictures(run.data).train
     pixels = torch.from_numpy(np.array(source.picture(POISON).rgb())).permute(2, 0, 1)
-    honest = Classify.forward
+    honest = ClassificationObjective.forward
 
-    def forward(self: Classify, *inputs: Tensor) -> Outcome:
+    def forward(self: ClassificationObjective, *inputs: Tensor) -> ObjectiveOutput:
         outcome = honest(self, *inputs)
         hit = (inputs[0] == pixels).flatten(1).all(1).any()
         return outcome._replace(total=outcome.total * torch.where(hit, torch.nan, 1.0))
 
-    monkeypatch.setattr(Classify, "forward", forward)
+    monkeypatch.setattr(ClassificationObjective, "forward", forward)
     return source.name(POISON)
 
 
@@ -286,7 +286,7 @@ def test_too_many_of_them_end_the_run_which_names_step_and_pictures(
 def test_out_of_memory_at_the_start_halves_the_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Step.gradients
 
-    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> Outcome:
+    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         if micro > 4:
             raise torch.OutOfMemoryError("no more")
         return honest(self, inputs, step, micro)
@@ -303,7 +303,7 @@ def test_out_of_memory_at_the_start_halves_the_micro_batch(tmp_path: Path, monke
 def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest, seen = Step.gradients, set[int]()
 
-    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> Outcome:
+    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         if micro > 4:
             raise torch.OutOfMemoryError("no more")
         seen.add(micro)
@@ -333,7 +333,7 @@ def test_out_of_memory_that_halving_cannot_help_says_what_can(
 ) -> None:
     honest = Step.gradients
 
-    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> Outcome:
+    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         if step is not None and step >= from_step:
             raise torch.OutOfMemoryError("no more")
         return honest(self, inputs, step, micro)
@@ -354,7 +354,7 @@ def test_a_checkpoint_that_is_being_written_when_a_run_fails_is_finished_before_
         if point == "shard: before sync":
             time.sleep(0.5)
 
-    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> Outcome:
+    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         if step == 8:
             raise RuntimeError("something else")
         return honest(self, inputs, step, micro)
@@ -468,7 +468,7 @@ def test_a_warm_up_that_outlasts_the_run_is_refused(tmp_path: Path) -> None:
 def test_an_objective_that_compares_samples_refuses_accumulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Classification, "couples", True)
+    monkeypatch.setattr(Classification, "needs_whole_batch", True)
     with pytest.raises(ConfigError, match="compares the samples"):
         go(tiny_run(steps=8), tmp_path / "run")
     assert go(tiny_run(steps=8, micro=16), tmp_path / "whole").state == "done"

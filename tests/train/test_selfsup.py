@@ -68,7 +68,7 @@ def plain_run(kind: str, sharding: str = "auto") -> Run:
         run,
         model=replace(run.model, dropout=0.0, stochastic_depth=0.0),
         optim=Optim(kind="sgd", lr=0.1, momentum=0.9, clip=1.0),
-        micro=0 if run.objective.couples else 4,
+        micro=0 if run.objective.needs_whole_batch else 4,
         steps=6,
         keep=Keep(steps=3),
     )
@@ -150,7 +150,7 @@ def test_heads_and_teacher_begin_alike_whatever_was_drawn_before(kind: str) -> N
         made.append(parts.objective)
     for (name, one), other in zip(made[0].state_dict().items(), made[1].state_dict().values(), strict=True):
         assert torch.equal(one, other), name
-    learnt, network = made[0].learnt.state_dict(), made[0].network.state_dict()
+    learnt, network = made[0].eval_network.state_dict(), made[0].network.state_dict()
     assert all(torch.equal(learnt[name], network[name]) for name in network)  # a teacher is a copy of it
 
 
@@ -301,7 +301,7 @@ def test_cost_and_memory_are_those_of_the_objective(kind: str) -> None:
     run = resolve(run, pictures, ALONE)
     assert run.model is not None
     parts = assemble(run, pictures, ALONE, Ledger(), saved=None)
-    assert parts.cost.macs == run.objective.work(run.model)
+    assert parts.cost.macs == run.objective.macs_per_image(run.model)
     held = sum(tensor.numel() for tensor in parts.objective.state_dict().values())
     state, each = needed(run, ALONE)
     trained = sum(parameter.numel() for parameter in parts.objective.parameters() if parameter.requires_grad)
@@ -324,7 +324,7 @@ def test_a_dry_run_and_a_step_again(tmp_path: Path, kind: str) -> None:
     run = selfsup_run(kind, steps=6)
     forecast = preflight(run, find_pictures(run.data), ALONE)
     assert forecast.run.model is not None
-    work = forecast.run.objective.work(forecast.run.model)
+    work = forecast.run.objective.macs_per_image(forecast.run.model)
     assert forecast.figures["compute"].startswith(f"{6 * work * 16 / 1e12:,.3g} TFLOP a step")
     go(run, tmp_path / "run")
     again = replay(run, find_pictures(run.data), tmp_path / "run", 3, ALONE)

@@ -36,7 +36,7 @@ Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
 
 class Networked(Protocol):
     """What is made parallel: a module that owns a network, and returns whatever it likes. Where it is another one that
-    is to be asked, a teacher, it has that as `learnt`."""
+    is to be asked, a teacher, it has that as `eval_network`."""
 
     network: nn.Module
 
@@ -66,8 +66,8 @@ class Parallel:
 
     @torch.no_grad()
     def ask(self, question: Callable[..., T], *inputs: Tensor) -> T:
-        """`question(network, *inputs)` in the precision of training, for evaluation; of the network that is `learnt`,
-        where the objective says so. Under FSDP all processes must ask together, for they all hold a part of the
+        """`question(network, *inputs)` in the precision of training, for evaluation; of the objective's `eval_network`,
+        where it has one. Under FSDP all processes must ask together, for they all hold a part of the
         answer."""
         self.world.moved()
         whole = self._run.module if isinstance(self._run, DistributedDataParallel) else self._run
@@ -211,7 +211,7 @@ class Whole(nn.Module):
         if precision == "bfloat16":
             for network in found.values():
                 network.register_forward_pre_hook(_as_weights)
-        asked = getattr(objective, "learnt", cast(Networked, objective).network)
+        asked = getattr(objective, "eval_network", cast(Networked, objective).network)
         self.questioned: Callable[..., Any] = partial(_questioned, asked)
         if isinstance(objective, FSDPModule):
             setattr(objective, "questioned", self.questioned)  # noqa: B010 (torch types a module's attributes as tensors)

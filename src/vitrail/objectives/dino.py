@@ -21,10 +21,10 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
-from vitrail.objectives.multicrop import PositionsAt, cropped, represent_at, resizable, two_views
-from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
-from vitrail.objectives.patch_ops import as_weights, learner
-from vitrail.objectives.projection_heads import PrototypeHead, Teacher, held, mlp_macs, momentum_at
+from vitrail.objectives.multicrop import PositionsAt, check_resizable, represent_at, split_views, with_crop
+from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
+from vitrail.objectives.patch_ops import cast_to_weights, check_network
+from vitrail.objectives.projection_heads import PrototypeHead, Teacher, local_tensors, mlp_macs, momentum_at
 
 WIDE = 2  # views of most of the image, which the teacher sees
 
@@ -36,8 +36,8 @@ class DINO(ObjectiveConfig):
     temperature goes from `teacher_start` to `teacher_temperature` in the first `warmup` of the run, its momentum from
     `momentum` to 1 in all of it; the last layer stays as it was drawn for the first `freeze_last` of it."""
 
-    def make(self, network: Backbone, setting: Setting) -> Objective:
-        return Distil(network, self, setting.preprocessing, steps=setting.steps, world=setting.world)
+    def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
+        return DINOObjective(network, self, context.preprocessing, steps=context.steps, world=context.world)
 
     outputs: int = 4096
     hidden: int = 2048
@@ -80,11 +80,11 @@ class DINO(ObjectiveConfig):
         return rows, columns
 
     def views(self, augmentation: Augmentation, patch: Pair = (1, 1)) -> tuple[Augmentation, ...]:
-        first, second = two_views(cropped(augmentation, augmentation.size, self.global_scale))
-        small = cropped(augmentation, self.local(augmentation.size, patch), self.local_scale)
+        first, second = split_views(with_crop(augmentation, augmentation.size, self.global_scale))
+        small = with_crop(augmentation, self.local(augmentation.size, patch), self.local_scale)
         return (first, second, *[small] * self.local_views)
 
-    def suited(self, model: ModelConfig) -> ViTConfig:
+    def check_model(self, model: ModelConfig) -> ViTConfig:
         """The model, where it can learn this."""
         model = vit_config(model, "objective dino")
         if not self.local_views:
@@ -95,11 +95,11 @@ class DINO(ObjectiveConfig):
                 f"objective.local_size={self.local_size} is not a whole number of {times(model.patch)} patches; use a "
                 "multiple of the patch, or 0 for half the image"
             )
-        return model if size == model.image else resizable(model, "dino")
+        return model if size == model.image else check_resizable(model, "dino")
 
-    def work(self, model: ModelConfig) -> float:
+    def macs_per_image(self, model: ModelConfig) -> float:
         """MACs of an image: all views through the learner, the wide ones through the teacher without gradient."""
-        config = replace(self.suited(model), head="none", classes=0)
+        config = replace(self.check_model(model), head="none", classes=0)
         head = mlp_macs(config.width, self.hidden, self.hidden, self.bottleneck, self.outputs)
         wide = WIDE * (config.macs + head)
         small = replace(config, image=self.local(config.image, config.patch)) if self.local_views else config
@@ -111,7 +111,7 @@ class DINO(ObjectiveConfig):
         return self.teacher_start + (self.teacher_temperature - self.teacher_start) * done
 
 
-class Distil(Objective):
+class DINOObjective(Objective):
     """The loss of an image is the cross-entropy of the learner's answer to the teacher's, the mean over all pairs of a
     wide view and another view. Teachers' answers are centred by what they were in the steps before."""
 
@@ -123,9 +123,9 @@ class Distil(Objective):
     def __init__(
         self, network: Backbone, config: DINO, preprocessing: Preprocessing, *, steps: int, world: World
     ) -> None:
-        vit = learner(network, "dino")
+        vit = check_network(network, "dino")
         super().__init__(vit, preprocessing)
-        self.config, self.model, self.steps, self.world = config, config.suited(vit.config), steps, world
+        self.config, self.model, self.steps, self.world = config, config.check_model(vit.config), steps, world
         self.head = PrototypeHead(
             self.model.width, hidden=config.hidden, bottleneck=config.bottleneck, outputs=config.outputs
         )
@@ -141,7 +141,7 @@ class Distil(Objective):
         return cast(ViT, self.network)
 
     @property
-    def learnt(self) -> Backbone:
+    def eval_network(self) -> Backbone:
         return self.teacher.network
 
     def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
@@ -153,21 +153,21 @@ class Distil(Objective):
         sharpness = self.config.sharpness(step, self.steps)
         return *batch.views, batch.valid, torch.full(batch.valid.shape, sharpness, device=batch.valid.device)
 
-    def forward(self, *inputs: Tensor) -> Outcome:
+    def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         *views, valid, temperature = inputs
-        wide = as_weights(self.normalised(torch.cat(views[:WIDE])), self._vit)
+        wide = cast_to_weights(self.normalised(torch.cat(views[:WIDE])), self._vit)
         y = [self._vit.represent(wide)]
         if self.at is not None:
-            small = as_weights(self.normalised(torch.cat(views[WIDE:])), self._vit)
+            small = cast_to_weights(self.normalised(torch.cat(views[WIDE:])), self._vit)
             y.append(represent_at(self._vit, small, self.at))
         told = self.head(torch.cat(y)).unflatten(0, (len(views), -1))  # [views, B, K]
         with torch.no_grad():
             answers = self.teacher.head(self.teacher.network.represent(wide)).unflatten(0, (WIDE, -1))
             self.note(answers, valid)
             target = ((answers - self.centre) / temperature[:, None]).log_softmax(-1)
-        losses, entropy = distillation(told / self.config.student_temperature, target)
+        losses, entropy = distillation_loss(told / self.config.student_temperature, target)
         tallies = {"teacher_entropy": entropy, "kl": (losses - entropy).detach()}
-        return Outcome(
+        return ObjectiveOutput(
             torch.where(valid, losses, 0.0).sum().float(),
             valid.float().sum(),
             {name: torch.where(valid, value, 0.0).sum().float() for name, value in tallies.items()},
@@ -178,15 +178,15 @@ class Distil(Objective):
         total = torch.where(valid[:, None], answers, 0.0).sum((0, 1))
         self.seen.add_(torch.cat([total, WIDE * valid.sum(dtype=total.dtype)[None]]))
 
-    def start(self) -> None:
-        self.teacher.start(self.network, self.head)
+    def on_start(self) -> None:
+        self.teacher.copy_from(self.network, self.head)
 
     @torch.no_grad()
-    def stepped(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         self.follow_answers()
         if step < round(self.config.freeze_last * self.steps):
             # The teacher still has it as it was drawn. That its gradients were taken keeps the optimiser's moments fit.
-            weight, drawn = held([self.head.last.weight, cast(PrototypeHead, self.teacher.head).last.weight])
+            weight, drawn = local_tensors([self.head.last.weight, cast(PrototypeHead, self.teacher.head).last.weight])
             weight.copy_(drawn)
         self.teacher.follow(self.network, self.head, momentum_at(step, start=self.config.momentum, steps=self.steps))
 
@@ -201,7 +201,7 @@ class Distil(Objective):
         self.seen.zero_()
 
 
-def distillation(told: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def distillation_loss(told: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Of each image the cross-entropy between the learner's logits [views, B, K] and the teacher's log-probabilities
     [wide views, B, K], the mean over all pairs of different views; and the teacher's mean entropy. [B] each.
 

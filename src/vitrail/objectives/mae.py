@@ -21,18 +21,18 @@ from vitrail.models.positions import SineTable
 from vitrail.models.vit import Block, ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives import patch_ops as masks
-from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
+from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
 from vitrail.objectives.patch_ops import (
     GREY,
-    as_weights,
     at_rest,
-    cut,
-    hidden,
-    joined,
-    learner,
-    patched,
-    picked,
-    put,
+    cast_to_weights,
+    check_network,
+    check_patch_model,
+    count_masked,
+    cut_patches,
+    gather_tokens,
+    join_patches,
+    scatter_patches,
     to_bytes,
 )
 
@@ -44,8 +44,8 @@ class MAE(ObjectiveConfig):
     """round(mask·N) patches of each image are hidden. The decoder's MLP is four times as wide as the decoder. With
     `normalise` each hidden patch is told as it is after its own mean and deviation are taken out."""
 
-    def make(self, network: Backbone, setting: Setting) -> Objective:
-        return Reconstruct(network, self, setting.preprocessing, steps=setting.steps, world=setting.world)
+    def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
+        return MAEObjective(network, self, context.preprocessing, steps=context.steps, world=context.world)
 
     mask: float = 0.75
     decoder_width: int = 512
@@ -68,9 +68,9 @@ class MAE(ObjectiveConfig):
                 f"objective.decoder_width={self.decoder_width} must be divisible by 4, for sine-cosine positions"
             )
 
-    def suited(self, model: ModelConfig) -> ViTConfig:
+    def check_model(self, model: ModelConfig) -> ViTConfig:
         """The model, where its encoder can do with some of the tokens."""
-        config = patched(model, "MAE")
+        config = check_patch_model(model, "MAE")
         if config.attention != "full":
             raise ConfigError(
                 f"objective MAE leaves out tokens, and attention='{config.attention}' needs the whole grid; use 'full'"
@@ -80,12 +80,12 @@ class MAE(ObjectiveConfig):
                 f"objective MAE leaves out tokens behind the stem, and position='{config.position}' enters at "
                 f"'{config.placed}'; use another kind with placement='stem'"
             )
-        self.hides(config)
+        self.num_masked(config)
         return config
 
-    def hides(self, model: ViTConfig) -> int:
+    def num_masked(self, model: ViTConfig) -> int:
         """How many patches of an image are hidden."""
-        return hidden(model, self.mask, "mask", most=model.patches - 1)
+        return count_masked(model, self.mask, "mask", most=model.patches - 1)
 
     def decoder(self, model: ViTConfig) -> ViTConfig:
         """The decoder's layers as a config: the encoder's numerics, and no regularisers."""
@@ -104,23 +104,23 @@ class MAE(ObjectiveConfig):
             stochastic_depth=0.0,
         )
 
-    def work(self, model: ModelConfig) -> float:
+    def macs_per_image(self, model: ModelConfig) -> float:
         """MACs of an image: the embedding of all patches, the encoder's layers on the visible ones, the decoder's on
         all, the last layer on the hidden ones."""
-        config = self.suited(model)
-        decoder, count = self.decoder(config), self.hides(config)
+        config = self.check_model(model)
+        decoder, count = self.decoder(config), self.num_masked(config)
         pixels = config.patch[0] * config.patch[1] * 3
         seen = config.tokens - count
         return (
             config.patches * pixels * config.width
-            + layers_macs(config, seen)
+            + blocks_macs(config, seen)
             + seen * config.width * decoder.width
-            + layers_macs(decoder, config.tokens)
+            + blocks_macs(decoder, config.tokens)
             + count * decoder.width * pixels
         )
 
 
-def layers_macs(config: ViTConfig, tokens: int) -> int:
+def blocks_macs(config: ViTConfig, tokens: int) -> int:
     """MACs of all layers on so many tokens: projections, attention, MLP."""
     return config.depth * tokens * config.width * (4 * config.width + 2 * tokens + 2 * config.mlp_width)
 
@@ -149,15 +149,15 @@ class Decoder(nn.Module):
         in (visible, hidden) each patch is found [B, N]. To [B, M, P·P·3]."""
         y = self.narrow(tokens)
         empty = self.mask.to(y.dtype).expand(*masked.shape, -1)
-        patches = picked(torch.cat([y[:, self.prefix :], empty], 1), restore)
+        patches = gather_tokens(torch.cat([y[:, self.prefix :], empty], 1), restore)
         y = torch.cat([y[:, : self.prefix], patches], 1)
         y = y + self.position().to(y.dtype)
         for block in self.blocks:
             y = block(y)
-        return self.predict(self.norm(picked(y, masked + self.prefix)))
+        return self.predict(self.norm(gather_tokens(y, masked + self.prefix)))
 
 
-class Reconstruct(Objective):
+class MAEObjective(Objective):
     """The loss of an image is the mean squared error over the pixels of its hidden patches. A class token learns by
     what the others take from it alone, as published."""
 
@@ -166,9 +166,9 @@ class Reconstruct(Objective):
     def __init__(
         self, network: Backbone, config: MAE, preprocessing: Preprocessing, *, steps: int, world: World
     ) -> None:
-        super().__init__(learner(network, "MAE"), preprocessing)
-        self.config, self.model = config, config.suited(self._vit.config)
-        self.visible = self.model.patches - config.hides(self.model)
+        super().__init__(check_network(network, "MAE"), preprocessing)
+        self.config, self.model = config, config.check_model(self._vit.config)
+        self.visible = self.model.patches - config.num_masked(self.model)
         self.decoder = Decoder(self.model, config.decoder(self.model))
         initialise(self.decoder)
 
@@ -183,24 +183,24 @@ class Reconstruct(Objective):
 
     def drawn(self, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Which patches are visible, which are hidden, and the way back, of some samples [B]."""
-        bits = masks.numbers("mae", self.model.patches, seed=seed, step=step, epoch=epoch, sample=sample)
-        order = masks.permutations(bits)
+        bits = masks.draw_bits("mae", self.model.patches, seed=seed, step=step, epoch=epoch, sample=sample)
+        order = masks.draw_permutations(bits)
         return order[:, : self.visible], order[:, self.visible :], order.argsort(1)
 
-    def forward(self, *inputs: Tensor) -> Outcome:
+    def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, visible, masked, restore, valid = inputs
         images = self.normalised(pixels)
         predicted = self.decoder(self.encoded(images, visible), masked, restore).float()
-        truth = picked(cut(images, self.model.patch), masked)
+        truth = gather_tokens(cut_patches(images, self.model.patch), masked)
         mean, std = self.taken(truth)
         losses = (predicted - (truth - mean) / std).square().mean((1, 2))
         # A place that does not count may hold anything, so it is replaced, not multiplied away.
-        return Outcome(torch.where(valid, losses, 0.0).sum(), valid.float().sum(), {})
+        return ObjectiveOutput(torch.where(valid, losses, 0.0).sum(), valid.float().sum(), {})
 
     def encoded(self, images: Tensor, visible: Tensor) -> Tensor:
         """Class token, registers and visible patches behind the encoder's last norm: [B, T - M, D]."""
         network = self._vit
-        return network.norm(network.encode(as_weights(images, network), keep=visible))
+        return network.norm(network.encode(cast_to_weights(images, network), keep=visible))
 
     def taken(self, patches: Tensor) -> tuple[Tensor, Tensor]:
         """What is taken out of each patch [B, M, P·P·3], its mean and deviation [B, M, 1]. The published code's ways:
@@ -219,9 +219,9 @@ class Reconstruct(Objective):
         with at_rest(self):
             predicted = self.decoder(self.encoded(images, visible), masked, restore).float()
         patch, grid = self.model.patch, self.model.grid
-        mean, std = self.taken(picked(cut(images, patch), masked))
+        mean, std = self.taken(gather_tokens(cut_patches(images, patch), masked))
         drawn = predicted * std + mean  # [B, M, P·P·3], normalised as the images are
         drawn = drawn.unflatten(2, (-1, 3)) * self.std.view(3) + self.mean.view(3)
-        known, told = cut(pixels, patch), to_bytes(drawn.flatten(2))
-        seen = put(known, masked, torch.full_like(told, GREY))
-        return pixels, joined(seen, patch, grid), joined(put(known, masked, told), patch, grid)
+        known, told = cut_patches(pixels, patch), to_bytes(drawn.flatten(2))
+        seen = scatter_patches(known, masked, torch.full_like(told, GREY))
+        return pixels, join_patches(seen, patch, grid), join_patches(scatter_patches(known, masked, told), patch, grid)

@@ -24,18 +24,18 @@ from vitrail.models.layers import initialise
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives import patch_ops as masks
-from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
+from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
 from vitrail.objectives.patch_ops import (
     GREY,
-    as_weights,
     at_rest,
-    cut,
-    hidden,
-    joined,
-    learner,
-    patched,
-    picked,
-    put,
+    cast_to_weights,
+    check_network,
+    check_patch_model,
+    count_masked,
+    cut_patches,
+    gather_tokens,
+    join_patches,
+    scatter_patches,
     to_bytes,
 )
 
@@ -43,32 +43,32 @@ LEVELS = 8  # of a channel: 3 bits
 COLOURS = LEVELS**3
 
 
-def colours(patches: Tensor, side: int) -> Tensor:
+def to_colour_classes(patches: Tensor, side: int) -> Tensor:
     """Colour classes of patches shrunk to side x side by the mean over areas: uint8 [..., P, P, 3] -> [..., side²].
 
     With the mean m of a channel in [0, 1]: b = min(7, ⌊8·m⌋), and the class is 64·R + 8·G + B. In whole numbers, so
     that a mean on the edge of two bins falls into the upper one wherever it is computed. Where the side does not divide
     the patch, areas overlap by a pixel, as in adaptive average pooling."""
     cells = [
-        levels(patches[..., top:bottom, left:right, :].sum((-3, -2)), (bottom - top) * (right - left))
-        for top, bottom in areas(patches.shape[-3], side)
-        for left, right in areas(patches.shape[-2], side)
+        to_levels(patches[..., top:bottom, left:right, :].sum((-3, -2)), (bottom - top) * (right - left))
+        for top, bottom in cell_bounds(patches.shape[-3], side)
+        for left, right in cell_bounds(patches.shape[-2], side)
     ]
     red, green, blue = torch.stack(cells, -2).unbind(-1)
     return LEVELS**2 * red + LEVELS * green + blue
 
 
-def levels(sums: Tensor, pixels: int) -> Tensor:
+def to_levels(sums: Tensor, pixels: int) -> Tensor:
     """The bins of means, from the sums of so many bytes."""
     return (LEVELS * sums // (255 * pixels)).clamp(max=LEVELS - 1)
 
 
-def areas(length: int, count: int) -> list[tuple[int, int]]:
+def cell_bounds(length: int, count: int) -> list[tuple[int, int]]:
     """From where to where each of `count` parts of a side reaches."""
     return [(part * length // count, -(-(part + 1) * length // count)) for part in range(count)]
 
 
-def middles(classes: Tensor) -> Tensor:
+def bin_centres(classes: Tensor) -> Tensor:
     """The colour in the middle of each class's bin, red, green and blue from 0 to 1: [...] -> [..., 3]."""
     bins = torch.stack([classes // LEVELS**2, classes // LEVELS % LEVELS, classes % LEVELS], -1)
     return (bins.float() + 0.5) / LEVELS
@@ -85,8 +85,8 @@ class MaskedPatches(ObjectiveConfig):
     or its pixels (L2). round(rate·N) patches of each image are corrupted, chosen again in each epoch. Each of them is
     masked with probability `mask`, swapped with `swap`, and else stays as it is, independently of the others."""
 
-    def make(self, network: Backbone, setting: Setting) -> Objective:
-        return PredictPatches(network, self, setting.preprocessing, steps=setting.steps, world=setting.world)
+    def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
+        return MaskedPatchesObjective(network, self, context.preprocessing, steps=context.steps, world=context.world)
 
     target: Target = "mean-colour"
     rate: float = 0.5
@@ -104,10 +104,10 @@ class MaskedPatches(ObjectiveConfig):
                 "neither below 0, together at most 1"
             )
 
-    def suited(self, model: ModelConfig) -> ViTConfig:
+    def check_model(self, model: ModelConfig) -> ViTConfig:
         """The model, where it can learn this."""
-        config = patched(model, "masked patches")
-        self.hides(config)
+        config = check_patch_model(model, "masked patches")
+        self.num_masked(config)
         if self.swap and config.patches < 2:
             raise ConfigError(f"objective.swap={self.swap} takes another patch, and there is one alone; use swap=0")
         side = SIDES.get(self.target, 1)
@@ -118,9 +118,9 @@ class MaskedPatches(ObjectiveConfig):
             )
         return config
 
-    def hides(self, model: ViTConfig) -> int:
+    def num_masked(self, model: ViTConfig) -> int:
         """How many patches of an image are corrupted."""
-        return hidden(model, self.rate, "rate", most=model.patches)
+        return count_masked(model, self.rate, "rate", most=model.patches)
 
     def outputs(self, model: ViTConfig) -> int:
         """How many numbers the head gives for a patch."""
@@ -128,10 +128,10 @@ class MaskedPatches(ObjectiveConfig):
             return model.patch[0] * model.patch[1] * 3
         return SIDES[self.target] ** 2 * COLOURS
 
-    def work(self, model: ModelConfig) -> float:
+    def macs_per_image(self, model: ModelConfig) -> float:
         """MACs of an image: the network on all tokens, the head on the corrupted ones."""
-        config = self.suited(model)
-        head = self.hides(config) * config.width * self.outputs(config)
+        config = self.check_model(model)
+        head = self.num_masked(config) * config.width * self.outputs(config)
         return replace(config, head="none", classes=0).macs + head
 
 
@@ -153,7 +153,7 @@ class PatchHead(nn.Module):
         return self.predict(tokens)
 
 
-class PredictPatches(Objective):
+class MaskedPatchesObjective(Objective):
     """The loss of an image is the mean over its corrupted patches, and over all that each of them must tell."""
 
     config: MaskedPatches
@@ -161,9 +161,9 @@ class PredictPatches(Objective):
     def __init__(
         self, network: Backbone, config: MaskedPatches, preprocessing: Preprocessing, *, steps: int, world: World
     ) -> None:
-        super().__init__(learner(network, "masked patches"), preprocessing)
-        self.config, self.model = config, config.suited(self._vit.config)
-        self.count = config.hides(self.model)
+        super().__init__(check_network(network, "masked patches"), preprocessing)
+        self.config, self.model = config, config.check_model(self._vit.config)
+        self.count = config.num_masked(self.model)
         self.head = PatchHead(self.model.width, config.outputs(self.model))
         initialise(self.head)
 
@@ -180,48 +180,50 @@ class PredictPatches(Objective):
     def drawn(self, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> tuple[Tensor, Tensor]:
         """What stands where, and what is corrupted, of some samples [B]."""
         patches, count = self.model.patches, self.count
-        bits = masks.numbers("masked patches", patches + 2 * count, seed=seed, step=step, epoch=epoch, sample=sample)
+        bits = masks.draw_bits("masked patches", patches + 2 * count, seed=seed, step=step, epoch=epoch, sample=sample)
         which, how, other = bits.split([patches, count, count], 1)
-        corrupted = masks.permutations(which)[:, :count]
-        chance = masks.uniform(how)
+        corrupted = masks.draw_permutations(which)[:, :count]
+        chance = masks.to_uniform(how)
         # From 1 to N - 1 places further on, around the end: every patch but itself.
-        swapped = (corrupted + 1 + masks.below(other, max(patches - 1, 1))) % patches
+        swapped = (corrupted + 1 + masks.to_integers(other, max(patches - 1, 1))) % patches
         chosen = torch.where(chance < self.config.mask + self.config.swap, swapped, corrupted)
         chosen = chosen.masked_fill(chance < self.config.mask, patches)
         itself = torch.arange(patches, device=sample.device).expand(len(sample), -1)
         return itself.scatter(1, corrupted, chosen), corrupted
 
-    def forward(self, *inputs: Tensor) -> Outcome:
+    def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, source, corrupted, valid = inputs
         predicted = self.predicted(pixels, source, corrupted)
-        truth = picked(cut(pixels, self.model.patch), corrupted)
+        truth = gather_tokens(cut_patches(pixels, self.model.patch), corrupted)
         if self.config.target == "pixels":
             losses = (predicted - truth.float() / 255).square().mean((1, 2))
             tallies: dict[str, Tensor] = {}
         else:
-            classes = colours(truth.unflatten(2, (*self.model.patch, 3)), SIDES[self.config.target])
+            classes = to_colour_classes(truth.unflatten(2, (*self.model.patch, 3)), SIDES[self.config.target])
             logits = predicted.unflatten(2, (-1, COLOURS))  # [B, M, cells, 512]
             losses = F.cross_entropy(logits.flatten(0, 2), classes.flatten(), reduction="none")
             losses = losses.view(len(pixels), -1).mean(1)
             hits = (logits.argmax(-1) == classes).float().mean((1, 2))
             tallies = {"hits": torch.where(valid, hits, 0.0).sum()}
         # A place that does not count may hold anything, so it is replaced, not multiplied away.
-        return Outcome(torch.where(valid, losses, 0.0).sum(), valid.float().sum(), tallies)
+        return ObjectiveOutput(torch.where(valid, losses, 0.0).sum(), valid.float().sum(), tallies)
 
     def predicted(self, pixels: Tensor, source: Tensor, corrupted: Tensor) -> Tensor:
         """What the corrupted patches tell, from their own output tokens: float32 [B, M, outputs]."""
         network = self._vit
         # Patches are embedded one by one: the embedding of another patch is what its pixels embed to in this place. As
         # bytes they change places without a gradient that would have to be carried back.
-        images = as_weights(self.normalised(self.swapped(pixels, source)), network)
+        images = cast_to_weights(self.normalised(self.swapped(pixels, source)), network)
         z = network.encode(images, masked=source == self.model.patches, mask_token=self.head.mask)
-        return self.head(network.norm(picked(z, corrupted + self.model.prefix))).float()
+        return self.head(network.norm(gather_tokens(z, corrupted + self.model.prefix))).float()
 
     def swapped(self, pixels: Tensor, source: Tensor) -> Tensor:
         """The images with other patches where those stand; masked ones are still there."""
         itself = torch.arange(self.model.patches, device=source.device)
         places = torch.where(source == self.model.patches, itself, source)
-        return joined(picked(cut(pixels, self.model.patch), places), self.model.patch, self.model.grid)
+        return join_patches(
+            gather_tokens(cut_patches(pixels, self.model.patch), places), self.model.patch, self.model.grid
+        )
 
     @torch.no_grad()
     def pictures(self, pixels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,18 +234,20 @@ class PredictPatches(Objective):
         with at_rest(self):
             told = self.predicted(pixels, source, corrupted)
         patch, grid = self.model.patch, self.model.grid
-        truth = cut(pixels, patch)
-        seen = cut(self.swapped(pixels, source), patch).masked_fill((source == self.model.patches)[:, :, None], GREY)
+        truth = cut_patches(pixels, patch)
+        seen = cut_patches(self.swapped(pixels, source), patch).masked_fill(
+            (source == self.model.patches)[:, :, None], GREY
+        )
         unseen = source != torch.arange(self.model.patches, device=source.device)
-        drawn = torch.where(unseen[:, :, None], put(truth, corrupted, self.as_patches(told)), truth)
-        return pixels, joined(seen, patch, grid), joined(drawn, patch, grid)
+        drawn = torch.where(unseen[:, :, None], scatter_patches(truth, corrupted, self.as_patches(told)), truth)
+        return pixels, join_patches(seen, patch, grid), join_patches(drawn, patch, grid)
 
     def as_patches(self, told: Tensor) -> Tensor:
         """What was told [B, M, outputs] as bytes [B, M, P·P·3]; a colour class is the middle of its bin."""
         if self.config.target == "pixels":
             return to_bytes(told)
         classes = told.unflatten(2, (-1, COLOURS)).argmax(-1)  # [B, M, cells]
-        small = middles(classes).flatten(0, 1)  # [B M, cells, 3]
+        small = bin_centres(classes).flatten(0, 1)  # [B M, cells, 3]
         side = SIDES[self.config.target]
         blown = F.interpolate(small.mT.unflatten(2, (side, side)), self.model.patch)
         return to_bytes(blown.permute(0, 2, 3, 1).flatten(1).unflatten(0, told.shape[:2]))

@@ -22,10 +22,10 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
-from vitrail.objectives.multicrop import two_views
-from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
-from vitrail.objectives.patch_ops import as_weights, learner
-from vitrail.objectives.projection_heads import NormedMLP, Rows, Teacher, mlp_macs, momentum_at, widened
+from vitrail.objectives.multicrop import split_views
+from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
+from vitrail.objectives.patch_ops import cast_to_weights, check_network
+from vitrail.objectives.projection_heads import NormedMLP, Teacher, ValidRows, mlp_macs, momentum_at, to_float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class MoCo(ObjectiveConfig):
     """`momentum` is the teacher's at the start; it goes to 1. `hidden` and `width` are those of the heads. The crop and
     the colours are the run's augmentation, which for two views of small images is best a strong one."""
 
-    couples: ClassVar[bool] = True
+    needs_whole_batch: ClassVar[bool] = True
 
     temperature: float = 0.2
     momentum: float = 0.99
@@ -50,25 +50,25 @@ class MoCo(ObjectiveConfig):
             raise ConfigError(f"objective.hidden={self.hidden} and width={self.width} must be at least 1")
 
     def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
-        return two_views(augmentation)
+        return split_views(augmentation)
 
-    def suited(self, model: ModelConfig) -> ViTConfig:
+    def check_model(self, model: ModelConfig) -> ViTConfig:
         """The model, where it can learn this."""
         return vit_config(model, "objective moco")
 
-    def work(self, model: ModelConfig) -> float:
+    def macs_per_image(self, model: ModelConfig) -> float:
         """MACs of an image: two views through the learner, and through the teacher, whose gradient is not taken."""
-        config = replace(self.suited(model), head="none", classes=0)
+        config = replace(self.check_model(model), head="none", classes=0)
         project = mlp_macs(config.width, self.hidden, self.hidden, self.width)
         predict = mlp_macs(self.width, self.hidden, self.width)
         taught = config.macs + project
         return 2 * (taught + predict) + 2 * taught / 3
 
-    def make(self, network: Backbone, setting: Setting) -> Objective:
-        return Contrast(network, self, setting.preprocessing, steps=setting.steps, world=setting.world)
+    def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
+        return MoCoObjective(network, self, context.preprocessing, steps=context.steps, world=context.world)
 
 
-class Contrast(Objective):
+class MoCoObjective(Objective):
     """The loss of an image is the sum of its two views' InfoNCE, times twice the temperature, as published. The heads'
     batch norms are over all processes, too: any number of them learns what one would."""
 
@@ -77,7 +77,7 @@ class Contrast(Objective):
     def __init__(
         self, network: Backbone, config: MoCo, preprocessing: Preprocessing, *, steps: int, world: World
     ) -> None:
-        vit = learner(network, "moco")
+        vit = check_network(network, "moco")
         super().__init__(vit, preprocessing)
         self.config, self.steps, self.world = config, steps, world
         self.projector = NormedMLP(vit.config.width, config.hidden, config.hidden, config.width)
@@ -95,10 +95,10 @@ class Contrast(Objective):
         first, second = batch.views
         return first, second, batch.valid
 
-    def forward(self, *inputs: Tensor) -> Outcome:
+    def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         *views, valid = inputs
-        images = as_weights(self.normalised(torch.cat(views)), self._vit)
-        rows = Rows.of(valid, self.world)
+        images = cast_to_weights(self.normalised(torch.cat(views)), self._vit)
+        rows = ValidRows.of(valid, self.world)
         y = self._vit.represent(images).unflatten(0, (2, -1))
         queries = F.normalize(self.predictor(self.projector(y, rows), rows), dim=-1)  # [2, B, width]
         with torch.no_grad():
@@ -114,40 +114,40 @@ class Contrast(Objective):
         count = valid.float().sum()
         losses = 2 * self.config.temperature * (found[0].losses + found[1].losses)
         hits = (found[0].hits + found[1].hits) / 2
-        return Outcome(
+        return ObjectiveOutput(
             torch.where(valid, losses, 0.0).sum().float(),
             count,
-            {"agreement": torch.where(valid, hits, 0.0).sum(), "spread": spread(keys, known) * count},
+            {"agreement": torch.where(valid, hits, 0.0).sum(), "spread": feature_spread(keys, known) * count},
         )
 
-    def start(self) -> None:
-        self.teacher.start(self.network, self.projector)
+    def on_start(self) -> None:
+        self.teacher.copy_from(self.network, self.projector)
 
-    def stepped(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         momentum = momentum_at(step, start=self.config.momentum, steps=self.steps)
         self.teacher.follow(self.network, self.projector, momentum)
 
 
-class Found(NamedTuple):
+class InfoNCE(NamedTuple):
     """Of each query [B]: its loss, and 1 where its own key is the most similar."""
 
     losses: Tensor
     hits: Tensor
 
 
-def info_nce(queries: Tensor, keys: Tensor, known: Tensor, *, first: int, temperature: float) -> Found:
+def info_nce(queries: Tensor, keys: Tensor, known: Tensor, *, first: int, temperature: float) -> InfoNCE:
     """-log softmax(q·k/τ) at each query's own key: queries [B, D] and keys [B', D] of unit length; query i's own is key
     first + i. Keys that are not `known` [B'] are not there."""
     with torch.autocast(queries.device.type, enabled=False):
-        logits = queries @ widened(keys).T / temperature
+        logits = queries @ to_float32(keys).T / temperature
     place = torch.arange(first, first + len(queries), device=queries.device)
     own = logits.gather(1, place[:, None])[:, 0]
     # The lowest number, not minus infinity: a query may have no key at all, and its gradient is still to be a number.
     others = logits.masked_fill(~known, torch.finfo(logits.dtype).min)
-    return Found(others.logsumexp(1) - own, (others.argmax(1) == place).float())
+    return InfoNCE(others.logsumexp(1) - own, (others.argmax(1) == place).float())
 
 
-def spread(keys: Tensor, known: Tensor) -> Tensor:
+def feature_spread(keys: Tensor, known: Tensor) -> Tensor:
     """The standard deviation of features of unit length over a batch, times the root of their number: 1 where they
     point everywhere, 0 where all are one. [views, B, D] -> []."""
     there, count = known[:, None], known.sum().clamp(min=1)

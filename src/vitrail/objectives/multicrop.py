@@ -20,7 +20,7 @@ from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
 
 
-def two_views(augmentation: Augmentation) -> tuple[Augmentation, Augmentation]:
+def split_views(augmentation: Augmentation) -> tuple[Augmentation, Augmentation]:
     """The augmentation twice. Colour distortion is uneven, as MoCo v3 and DINO have it from BYOL: the first view is
     always blurred, the second one time in ten, and solarised one time in five. One that never blurs stays sharp."""
     policy = augmentation.policy
@@ -31,7 +31,7 @@ def two_views(augmentation: Augmentation) -> tuple[Augmentation, Augmentation]:
     return replace(augmentation, policy=first), replace(augmentation, policy=second)
 
 
-def cropped(augmentation: Augmentation, size: Pair, area: Range) -> Augmentation:
+def with_crop(augmentation: Augmentation, size: Pair, area: Range) -> Augmentation:
     """The same with a crop of another size and share of the image."""
     crop = augmentation.crop
     aspect = crop.aspect if isinstance(crop, InceptionCrop) else (3 / 4, 4 / 3)
@@ -40,7 +40,7 @@ def cropped(augmentation: Augmentation, size: Pair, area: Range) -> Augmentation
     return replace(augmentation, crop=other)
 
 
-def resizable(model: ModelConfig, objective: str) -> ViTConfig:
+def check_resizable(model: ModelConfig, objective: str) -> ViTConfig:
     """The model, where it can see images of other sizes than its own."""
     model = vit_config(model, f"objective {objective}")
     for bad, what in (

@@ -17,7 +17,7 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 
 
-class Outcome(NamedTuple):
+class ObjectiveOutput(NamedTuple):
     """Of one micro-batch. The loss of a step is Σ total / Σ count over micro-batches and processes, so that
     accumulation is exact; every tally, too, is a sum over samples (divide by count for a mean). All 0-dim, float32."""
 
@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
     tallies: dict[str, Tensor]
 
 
-class Setting(NamedTuple):
+class ObjectiveContext(NamedTuple):
     """What an objective is built in: the number of classes, how images are prepared and mixed, the length of the run,
     and the processes that take part."""
 
@@ -44,7 +44,9 @@ class ObjectiveConfig(Choice, ABC):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every objective's config is a frozen dataclass
 
     task: ClassVar[str] = ""  # the task whose targets it asks for; one that learns from the images alone has none
-    couples: ClassVar[bool] = False  # whether the loss of a sample depends on others of its batch: no accumulation then
+    needs_whole_batch: ClassVar[bool] = (
+        False  # whether the loss of a sample depends on others of its batch: no accumulation then
+    )
 
     @classmethod
     def registered(cls) -> tuple[type[Any], ...]:
@@ -59,7 +61,7 @@ class ObjectiveConfig(Choice, ABC):
         """The views of each image that a batch must hold."""
         return (augmentation,)
 
-    def suited(self, model: ModelConfig) -> ModelConfig:
+    def check_model(self, model: ModelConfig) -> ModelConfig:
         """The model, where it can learn this; others are refused."""
         return model
 
@@ -67,11 +69,11 @@ class ObjectiveConfig(Choice, ABC):
         """Gives the last layer of a fresh network other values than zeros, where it wants some."""
 
     @abstractmethod
-    def work(self, model: ModelConfig) -> float:
+    def macs_per_image(self, model: ModelConfig) -> float:
         """Of one image, in multiply-accumulates of which a step takes three: one forward, two backward."""
 
     @abstractmethod
-    def make(self, network: Backbone, setting: Setting) -> "Objective":
+    def build(self, network: Backbone, context: ObjectiveContext) -> "Objective":
         """The objective around a network, with whatever heads it needs."""
 
 
@@ -112,19 +114,19 @@ class Objective(nn.Module, ABC):
         """What `forward` takes, of a batch that is on the device already. Random choices come from (seed, step)."""
 
     @abstractmethod
-    def forward(self, *inputs: Tensor) -> Outcome: ...
+    def forward(self, *inputs: Tensor) -> ObjectiveOutput: ...
 
     def views(self, augmentation: Augmentation) -> tuple[Augmentation, ...]:
         """The views of each image that a batch must hold."""
         return self.config.views(augmentation)
 
-    def start(self) -> None:
+    def on_start(self) -> None:
         """Told when the network has the values that the run starts from: a teacher becomes its copy here."""
 
-    def stepped(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         """Told when a step is done, after the update: a teacher may follow here."""
 
     @property
-    def learnt(self) -> Backbone:
+    def eval_network(self) -> Backbone:
         """The network that is scored and written; where a teacher is the better one, that."""
         return self.network

@@ -24,35 +24,35 @@ from vitrail.models.vit_config import ViTConfig, vit_config
 GREY = 128  # how a report shows a patch that is not seen
 
 
-def cut(pictures: Tensor, patch: Pair) -> Tensor:
+def cut_patches(pictures: Tensor, patch: Pair) -> Tensor:
     """Patches in raster order, each as (row, column, channel): [B, C, H, W] -> [B, N, P·P·C]."""
     rows, columns = patch
     split = pictures.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))  # [B, C, H/P, P, W/P, P]
     return split.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
-def joined(patches: Tensor, patch: Pair, grid: Pair) -> Tensor:
+def join_patches(patches: Tensor, patch: Pair, grid: Pair) -> Tensor:
     """The images that patches were cut from: [B, N, P·P·C] -> [B, C, H, W]."""
     split = patches.unflatten(2, (*patch, -1)).unflatten(1, grid)  # [B, H/P, W/P, P, P, C]
     return split.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
 
-def picked(tokens: Tensor, places: Tensor) -> Tensor:
+def gather_tokens(tokens: Tensor, places: Tensor) -> Tensor:
     """Some tokens of each sample: [B, T, D] at [B, M] -> [B, M, D]."""
     return tokens.gather(1, places[:, :, None].expand(-1, -1, tokens.shape[2]))
 
 
-def put(patches: Tensor, places: Tensor, values: Tensor) -> Tensor:
+def scatter_patches(patches: Tensor, places: Tensor, values: Tensor) -> Tensor:
     """A copy of patches [B, N, D] with `values` [B, M, D] at places [B, M]."""
     return patches.scatter(1, places[:, :, None].expand_as(values), values)
 
 
-def as_weights(images: Tensor, network: ViT) -> Tensor:
+def cast_to_weights(images: Tensor, network: ViT) -> Tensor:
     """Images in the type that the network's weights have just now: bfloat16 copies in a bfloat16 run."""
     return images.to(network.embedding.projection.weight.dtype)
 
 
-def patched(model: ModelConfig, objective: str) -> ViTConfig:
+def check_patch_model(model: ModelConfig, objective: str) -> ViTConfig:
     """The model, where its tokens are patches of the image."""
     model = vit_config(model, f"objective {objective}, which hides patches,")
     if model.backbone is not None:
@@ -65,7 +65,7 @@ def patched(model: ModelConfig, objective: str) -> ViTConfig:
     return model
 
 
-def learner(network: nn.Module, objective: str) -> ViT:
+def check_network(network: nn.Module, objective: str) -> ViT:
     """The network, where it is a ViT and has nothing that the objective would leave untrained."""
     if not isinstance(network, ViT):
         raise ConfigError(f"objective {objective} trains a ViT, not a {type(network).__name__}; use a ViT")
@@ -76,7 +76,7 @@ def learner(network: nn.Module, objective: str) -> ViT:
     return network
 
 
-def hidden(model: ViTConfig, rate: float, field: str, *, most: int) -> int:
+def count_masked(model: ViTConfig, rate: float, field: str, *, most: int) -> int:
     """How many patches of an image are hidden: the nearest whole number to rate·N, at least 1 and no more than `most`
     of them."""
     count = round(rate * model.patches)
@@ -115,7 +115,7 @@ def mix(bits: Tensor) -> Tensor:
     return bits ^ shifted(bits, int(SHIFTS[2]))
 
 
-def numbers(purpose: str, count: int, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> Tensor:
+def draw_bits(purpose: str, count: int, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> Tensor:
     """64 random bits in each number, int64 [B, count], of samples [B] in their epochs [B]. No two in a row are equal,
     for `mix` is a bijection."""
     start = wrapped(int(keyed(number(purpose), seed, step)[0]))
@@ -123,16 +123,16 @@ def numbers(purpose: str, count: int, *, seed: int, step: int, epoch: Tensor, sa
     return mix(keys[:, None] + torch.arange(1, count + 1, device=keys.device) * STEP)
 
 
-def uniform(bits: Tensor) -> Tensor:
+def to_uniform(bits: Tensor) -> Tensor:
     """Numbers in [0, 1) as float32: the upper 24 bits."""
     return shifted(bits, 40).float() * 2.0**-24
 
 
-def below(bits: Tensor, limit: int) -> Tensor:
+def to_integers(bits: Tensor, limit: int) -> Tensor:
     """Whole numbers in [0, limit): the upper 63 bits modulo the limit, so the bias is nothing."""
     return shifted(bits, 1) % limit
 
 
-def permutations(bits: Tensor) -> Tensor:
+def draw_permutations(bits: Tensor) -> Tensor:
     """For each row an order of its places, all orders equally likely."""
     return bits.argsort(1)

@@ -22,7 +22,7 @@ from vitrail.models.backbone import Backbone
 from vitrail.models.vit import ViT
 
 
-class Rows(NamedTuple):
+class ValidRows(NamedTuple):
     """Which rows of a batch hold an image [B], and how many do in all processes (1 where none does)."""
 
     valid: Tensor
@@ -30,7 +30,7 @@ class Rows(NamedTuple):
     world: World
 
     @classmethod
-    def of(cls, valid: Tensor, world: World) -> "Rows":
+    def of(cls, valid: Tensor, world: World) -> "ValidRows":
         return cls(valid, summed(valid.float().sum(), world).clamp(min=1.0), world)
 
     def mean(self, x: Tensor) -> Tensor:
@@ -49,8 +49,8 @@ class BatchNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if affine else None
         self.eps = eps
 
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
-        x = widened(x)
+    def forward(self, x: Tensor, rows: ValidRows) -> Tensor:
+        x = to_float32(x)
         x = x - rows.mean(x)
         x = x * (rows.mean(x.square()) + self.eps).rsqrt()
         return x if self.weight is None or self.bias is None else x * self.weight + self.bias
@@ -67,10 +67,10 @@ class NormedMLP(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in ends)
         self.norms = nn.ModuleList(BatchNorm(b, affine=at < last) for at, (_, b) in enumerate(ends))
 
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Tensor, rows: ValidRows) -> Tensor:
         """[..., B, D] -> [..., B, width]."""
         for at, (layer, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
-            x = norm(product(layer, x.relu() if at else x), rows)
+            x = norm(apply_linear(layer, x.relu() if at else x), rows)
         return x
 
 
@@ -82,7 +82,7 @@ class Prototypes(nn.Linear):
         super().__init__(width, outputs, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        directions = F.normalize(widened(self.weight), dim=-1)
+        directions = F.normalize(to_float32(self.weight), dim=-1)
         return F.linear(input.to(self.weight.dtype), directions.to(self.weight.dtype))
 
 
@@ -100,17 +100,17 @@ class PrototypeHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for at, layer in enumerate(self.layers):
-            x = product(layer, F.gelu(x) if at else x)
-        return widened(self.last(F.normalize(widened(x), dim=-1)))
+            x = apply_linear(layer, F.gelu(x) if at else x)
+        return to_float32(self.last(F.normalize(to_float32(x), dim=-1)))
 
 
-def product(layer: nn.Module, x: Tensor) -> Tensor:
+def apply_linear(layer: nn.Module, x: Tensor) -> Tensor:
     """A linear layer's output, for an input of whatever type."""
     assert isinstance(layer, nn.Linear)
     return layer(x.to(layer.weight.dtype))
 
 
-def widened(x: Tensor) -> Tensor:
+def to_float32(x: Tensor) -> Tensor:
     """In float32, where it is not that or wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -141,10 +141,10 @@ class Teacher(nn.Module):
         return super().train(False)
 
     @torch.no_grad()
-    def start(self, network: Backbone, head: nn.Module) -> None:
+    def copy_from(self, network: Backbone, head: nn.Module) -> None:
         """Becomes the learner as it is, fixed tables included."""
         for own, theirs in ((self.network, network), (self.head, head)):
-            aten._foreach_copy_(held(own.parameters()), held(theirs.parameters()))
+            aten._foreach_copy_(local_tensors(own.parameters()), local_tensors(theirs.parameters()))
             for table, other in zip(own.buffers(), theirs.buffers(), strict=True):
                 table.copy_(other)
 
@@ -152,10 +152,12 @@ class Teacher(nn.Module):
     def follow(self, network: Backbone, head: nn.Module, momentum: float) -> None:
         """Moves 1 - momentum of the way to the learner."""
         for own, theirs in ((self.network, network), (self.head, head)):
-            aten._foreach_lerp_.Scalar(held(own.parameters()), held(theirs.parameters()), 1 - momentum)
+            aten._foreach_lerp_.Scalar(
+                local_tensors(own.parameters()), local_tensors(theirs.parameters()), 1 - momentum
+            )
 
 
-def held(tensors: Iterable[Tensor]) -> list[Tensor]:
+def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
     """What this process holds of each."""
     return [local(tensor)[0] for tensor in tensors]
 

@@ -13,7 +13,7 @@ from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.objectives.moco import MoCo
-from vitrail.objectives.objective import Objective, ObjectiveConfig, Setting, register_objective
+from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, register_objective
 
 for kind in (MaskedPatches, MAE, MoCo, DINO):
     register_objective(kind)
@@ -34,10 +34,10 @@ def build_objective(
     was drawn before; torch's generators stay as they were."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(keyed(number("heads"), seed)[0] >> 1))
-        return config.make(network, Setting(classes, preprocessing, mix, steps, world))
+        return config.build(network, ObjectiveContext(classes, preprocessing, mix, steps, world))
 
 
-def weights_in(config: ObjectiveConfig, model: ModelConfig, world: World) -> tuple[int, int]:
+def count_weights(config: ObjectiveConfig, model: ModelConfig, world: World) -> tuple[int, int]:
     """How many numbers an objective trains, heads included, and how many it keeps besides, a teacher's, say: counted on
     one without storage."""
     with torch.device("meta"):

@@ -100,7 +100,10 @@ def typed_names(asked: Asked) -> set[str]:
 def surely_fits(run: Run, pictures: Pictures, minutes: float) -> bool:
     """Whether even a slow machine is done in time, so that nothing need be measured."""
     images = steps_of(run, pictures) * run.batch
-    return training_flops(run.objective.work(run.model), images) / SURE_FLOPS + images * SURE_READ_S < 60 * minutes
+    return (
+        training_flops(run.objective.macs_per_image(run.model), images) / SURE_FLOPS + images * SURE_READ_S
+        < 60 * minutes
+    )
 
 
 def choose_budget(

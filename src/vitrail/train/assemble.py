@@ -179,7 +179,7 @@ def assemble(
             targets=targets_of(run.objective),
         ),
         cost=Cost(
-            macs=run.objective.work(run.model),
+            macs=run.objective.macs_per_image(run.model),
             samples=len(pictures.train),
             devices=world.size,
             peak=peak_flops(world.device),
@@ -218,7 +218,7 @@ def placed(
         seed=run.seed,
         world=world,
     )
-    if objective.config.couples and run.batch // world.size > run.micro:
+    if objective.config.needs_whole_batch and run.batch // world.size > run.micro:
         raise ConfigError(
             f"micro={run.micro} would cut the {run.batch // world.size} samples of a process's batch, but this "
             "objective compares the samples of a batch; use a smaller batch, more processes or recompute=on"
@@ -233,5 +233,5 @@ def placed(
         recompute=run.recompute,
         values=values,
     )
-    objective.start()
+    objective.on_start()
     return objective, parallel

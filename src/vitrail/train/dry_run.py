@@ -65,7 +65,7 @@ def preflight(run: Run, pictures: Pictures, world: World, *, base: RunRequest | 
 def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
     """All that needs no step to be known."""
     run, figures = forecast.run, forecast.figures
-    work = run.objective.work(run.model)
+    work = run.objective.macs_per_image(run.model)
     samples, local = len(pictures.train), run.batch // world.size
     watched = f", {len(pictures.watch):,} watched ({pictures.watched})" if pictures.watch is not None else ""
     tested = f", {len(pictures.test):,} for the end ({pictures.tested})" if pictures.test is not None else ""

@@ -135,7 +135,7 @@ class Training:
         self.rows: dict[str, dict[str, Any]] = {}  # the last scores, by kind
         self.shown: Scored | None = None  # what the report shows: of the best weights, once there are some
         if saved is None:
-            note_seen(pictures, self.trained_on, provenance_of(self.parts.objective.learnt), world, folder.note)
+            note_seen(pictures, self.trained_on, provenance_of(self.parts.objective.eval_network), world, folder.note)
             self.folder.rewind(0)  # a start that was killed before its first checkpoint may have left rows
             if world.first:
                 (folder.path / BEST).unlink(missing_ok=True)  # likewise: a run that chooses none has none
@@ -147,7 +147,7 @@ class Training:
     def take_up(self, saved: Saved, micro: int) -> None:
         """Goes on from a checkpoint: its tensors are in place already, here is the rest."""
         facts = saved.facts
-        take_provenance(self.parts.objective.learnt, facts["provenance"])
+        take_provenance(self.parts.objective.eval_network, facts["provenance"])
         self.step, self.best = saved.step, Best.from_facts(facts["best"])
         self.micro = int(facts["micro"]) if micro in (0, facts["chosen"]) else micro
         self.parts.cost.restore(facts["cost"])
@@ -202,7 +202,7 @@ class Training:
                 done = self.parts.step(batch, step=batch.step, rate=lr, micro=self.micro)
                 break
             except torch.OutOfMemoryError as error:
-                taken, couples = min(self.micro, len(batch)), self.parts.objective.config.couples
+                taken, couples = min(self.micro, len(batch)), self.parts.objective.config.needs_whole_batch
                 late = self.pace.steps >= FIRST_STEPS or self.world.size > 1 or taken == 1
                 if late or couples:
                     raise OutOfMemory(messages.out_of_memory(batch.step, taken, couples=couples)) from error
@@ -310,7 +310,7 @@ class Training:
         facts = {
             "micro": self.micro,
             "chosen": self.run.micro,
-            "provenance": provenance_of(self.parts.objective.learnt),
+            "provenance": provenance_of(self.parts.objective.eval_network),
             KEY: self.trained_on,
             "best": asdict(self.best),
             "cost": self.pace.so_far().state(),
@@ -386,7 +386,7 @@ class Training:
         }
         with self.scorer.averaged():
             try:
-                write_weights(self.folder.path / name, self.parts.objective.learnt, self.world, provenance)
+                write_weights(self.folder.path / name, self.parts.objective.eval_network, self.world, provenance)
             except (OSError, VitrailError) as error:
                 self.folder.note(f"{name} could not be written: {error}")
                 return False

@@ -72,7 +72,7 @@ def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) 
     with torch.no_grad():
         for at, part in enumerate(divided(inputs, 1)):
             seed_generators(world.device, resolved.seed, step, world.rank, at)
-            alone = loss if resolved.objective.couples else float(parts.objective(*part).total)
+            alone = loss if resolved.objective.needs_whole_batch else float(parts.objective(*part).total)
             seen.append(
                 Seen(
                     name=pictures.train.name(int(batch.sample[at])),

@@ -14,7 +14,7 @@ from vitrail.distributed.process_group import World, name_device
 from vitrail.evaluation.speed import training_flops
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted, network_name
-from vitrail.objectives.registry import weights_in
+from vitrail.objectives.registry import count_weights
 from vitrail.optim.schedules import rate
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import targets_of, task_of
@@ -103,7 +103,7 @@ def compiled(run: Run, world: World) -> Compilation:
         raise ConfigError(f"compile={run.compile} is for one process with a GPU; use compile=auto")
     if run.compile != "auto":
         return run.compile
-    small = training_flops(run.objective.work(run.model), run.batch) < SMALL_STEP
+    small = training_flops(run.objective.macs_per_image(run.model), run.batch) < SMALL_STEP
     return "off" if not cuda else "graphs" if small and world.size == 1 else "on"
 
 
@@ -185,7 +185,7 @@ def micro_batch(run: Run, world: World) -> int:
                 f"use {local} or fewer, or 0 for as many as fit"
             )
         return run.micro
-    if run.objective.couples:
+    if run.objective.needs_whole_batch:
         return local
     cuda = world.device.type == "cuda"
     state, each = needed(run, world)
@@ -200,7 +200,7 @@ def needed(run: Run, world: World) -> tuple[int, int]:
     each = memory.image_bytes(model, low=low, recompute=run.recompute)
     if run.objective.labelled:
         return state, each
-    trained, kept = weights_in(run.objective, model, world)
+    trained, kept = count_weights(run.objective, model, world)
     state = memory.weights_bytes(trained, kept, run.optim, low=low, average=average) // shards(run, world)
     # Passes without a gradient leave nothing behind, and a part of the tokens leaves a part: this is no less.
-    return state, math.ceil(each * max(1.0, run.objective.work(model) / model.macs))
+    return state, math.ceil(each * max(1.0, run.objective.macs_per_image(model) / model.macs))

@@ -144,7 +144,7 @@ class Scorer:
     @property
     def network(self) -> Any:
         """What answers: the network, or under FSDP all processes together."""
-        network = self.parts.objective.learnt
+        network = self.parts.objective.eval_network
         return Together(network, self.parts.parallel) if self.run.sharding in ("fsdp", "hsdp") else network
 
     def split(self, part: str) -> tuple[str, Source]:
@@ -310,7 +310,7 @@ def read_best(path: Path, world: World, tell: Callable[[str], None]) -> Bundle |
 @contextlib.contextmanager
 def in_place(tensors: Mapping[str, Tensor], parts: Parts) -> Generator[None]:
     """The network with these weights while the context lasts."""
-    live = parts.objective.learnt.state_dict(keep_vars=True)
+    live = parts.objective.eval_network.state_dict(keep_vars=True)
     before = {name: tensor.detach().clone() for name, tensor in live.items()}
     try:
         with torch.no_grad():

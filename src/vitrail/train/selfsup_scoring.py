@@ -28,7 +28,7 @@ from vitrail.evaluation.frozen.closed_form_classifier import some_of
 from vitrail.evaluation.frozen.collapse import indicators
 from vitrail.evaluation.frozen.features import at_rest, last_read, prepared
 from vitrail.evaluation.frozen.knn import Company, Frozen, company, to_show, vote
-from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.objective import Objective, ObjectiveOutput
 from vitrail.train.assemble import Parts
 from vitrail.train.batches import Sweep
 from vitrail.train.config import ResolvedRun
@@ -134,13 +134,13 @@ class Look:
         """What the last layer reads; of weights that lie in several processes, these read together."""
         if self.run.sharding in ("fsdp", "hsdp"):
             return self.parts.parallel.ask(last_read, images)
-        return last_read(self.objective.learnt, images)
+        return last_read(self.objective.eval_network, images)
 
     def loss(self, split: str, source: Source) -> float:
         """The objective's own, of at most 5,000 images, in the precision of training."""
         views = Augmented(self.objective.views(self.run.augmentation))
         sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
-        whole = self.run.batch if self.objective.config.couples else BATCH
+        whole = self.run.batch if self.objective.config.needs_whole_batch else BATCH
         step = self.run.steps - 1  # a fixed one for what is drawn, at which what warms up is warm
         with at_rest(self.objective, self.world.device, "float32"):
             for batch in self.sweep(f"{split}, views", some_of(source, MOST), views, batch=whole):
@@ -150,7 +150,7 @@ class Look:
         total, count = self.world.sum_(sums).tolist()
         return total / count if count else float("nan")
 
-    def asked(self, question: Callable[[], Outcome]) -> Outcome:
+    def asked(self, question: Callable[[], ObjectiveOutput]) -> ObjectiveOutput:
         # Without inputs, for floats among those would be rounded; targets are to stay as they are.
         return self.parts.parallel.ask(lambda _: question())
 

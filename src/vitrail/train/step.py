@@ -20,7 +20,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.randomness import keyed, number
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
-from vitrail.objectives.objective import Objective, Outcome
+from vitrail.objectives.objective import Objective, ObjectiveOutput
 from vitrail.optim.averaging import Average
 from vitrail.optim.optimiser import Optimiser, clip_factor, total_norm
 
@@ -112,7 +112,7 @@ class Step:
             done = self.recording(micro)(inputs, rate)
         else:
             done = self.update(inputs, rate, step, micro)
-        self.objective.stepped(step)
+        self.objective.after_step(step)
         return done
 
     def recording(self, micro: int) -> Recording:
@@ -134,16 +134,16 @@ class Step:
             self.average.update()
         return Done(("total", "count", *outcome.tallies), sums, norm, ok)
 
-    def gradients(self, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> Outcome:
+    def gradients(self, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         """Forward and backward over the micro-batches; the outcome is this process's sum. Without a `step` random
         numbers are drawn as the generators stand."""
         parts = divided(inputs, micro)
-        outcomes: list[Outcome] = []
+        outcomes: list[ObjectiveOutput] = []
         for at, part in enumerate(parts):
             if step is not None:
                 seed_generators(self.world.device, self.seed, step, self.world.rank, at)
             with self.parallel.micro(last=at == len(parts) - 1):
-                outcome: Outcome = self.parallel(*part)
+                outcome: ObjectiveOutput = self.parallel(*part)
                 outcome.total.backward()
             outcomes.append(detached(outcome))
         return summed(outcomes)
@@ -165,16 +165,16 @@ def seed_generators(device: torch.device, seed: int, step: int, rank: int, part:
         torch.mps.manual_seed(key)
 
 
-def detached(outcome: Outcome) -> Outcome:
+def detached(outcome: ObjectiveOutput) -> ObjectiveOutput:
     """Without what led to it."""
     tallies = {name: value.detach() for name, value in outcome.tallies.items()}
-    return Outcome(outcome.total.detach(), outcome.count.detach(), tallies)
+    return ObjectiveOutput(outcome.total.detach(), outcome.count.detach(), tallies)
 
 
-def summed(outcomes: Sequence[Outcome]) -> Outcome:
+def summed(outcomes: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
     if len(outcomes) == 1:
         return outcomes[0]
-    return Outcome(
+    return ObjectiveOutput(
         total=torch.stack([one.total for one in outcomes]).sum(),
         count=torch.stack([one.count for one in outcomes]).sum(),
         tallies={name: torch.stack([one.tallies[name] for one in outcomes]).sum() for name in outcomes[0].tallies},

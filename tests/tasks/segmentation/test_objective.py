@@ -14,8 +14,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.distributed.process_group import World
 from vitrail.models.build import Model, build
-from vitrail.objectives.objective import Outcome, Setting
-from vitrail.tasks.segmentation.objective import ClassifyPixels, Segmentation
+from vitrail.objectives.objective import ObjectiveContext, ObjectiveOutput
+from vitrail.tasks.segmentation.objective import Segmentation, SegmentationObjective
 
 COUNT, CLASSES, IMAGE = 6, VIT.classes, VIT.image
 VOID = 3  # has no pixel that counts
@@ -32,11 +32,11 @@ def network() -> Model:
     return made.eval()
 
 
-def objective(smoothing: float = 0.0) -> ClassifyPixels:
+def objective(smoothing: float = 0.0) -> SegmentationObjective:
     config = Segmentation(smoothing=smoothing)
     world = World(device=torch.device("cpu"))
-    made = config.make(network(), Setting(CLASSES, PLAIN, Mix(), 10, world))
-    assert isinstance(made, ClassifyPixels)
+    made = config.build(network(), ObjectiveContext(CLASSES, PLAIN, Mix(), 10, world))
+    assert isinstance(made, SegmentationObjective)
     return made
 
 
@@ -59,8 +59,8 @@ def take(given: Batch, places: list[int]) -> Batch:
     return given.moved(lambda tensor: tensor[places])
 
 
-def ask(of: ClassifyPixels, given: Batch) -> Outcome:
-    outcome: Outcome = of(*of.inputs(given, seed=0, step=0))
+def ask(of: SegmentationObjective, given: Batch) -> ObjectiveOutput:
+    outcome: ObjectiveOutput = of(*of.inputs(given, seed=0, step=0))
     return outcome
 
 
@@ -93,7 +93,7 @@ def test_the_loss_is_that_of_a_loop_over_pixels(smoothing: float) -> None:
     assert float(outcome.tallies["pixel_accuracy"]) == pytest.approx(sum(right for _, right in each), rel=1e-6)
 
 
-def gradient(of: ClassifyPixels, parts: list[list[int]]) -> Tensor:
+def gradient(of: SegmentationObjective, parts: list[list[int]]) -> Tensor:
     of.zero_grad()
     count = sum(ask(of, take(batch(), part)).count.item() for part in parts)
     for part in parts:

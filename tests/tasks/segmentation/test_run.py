@@ -59,11 +59,11 @@ def same_weights(one: Path, other: Path) -> bool:
 
 
 def interrupt_at(step: int) -> Callable[[Objective, int], None]:
-    def stepped(self: Objective, at: int) -> None:
+    def after_step(self: Objective, at: int) -> None:
         if at == step:
             os.kill(os.getpid(), signal.SIGINT)
 
-    return stepped
+    return after_step
 
 
 def test_it_learns_and_says_what(here: Path) -> None:
@@ -82,7 +82,7 @@ def test_it_learns_and_says_what(here: Path) -> None:
 
 def test_interrupted_it_resumes_to_the_bit(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Objective, "stepped", interrupt_at(6))
+        patch.setattr(Objective, "after_step", interrupt_at(6))
         assert main(command(tmp_path / "parted")) == 0
     assert rows_of(tmp_path / "parted")[-1]["step"] < 12
     assert main(["pretrain", "--resume", str(tmp_path / "parted")]) == 0

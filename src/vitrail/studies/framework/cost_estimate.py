@@ -81,7 +81,11 @@ def price(cell: Cell, cells: Mapping[str, Cell], sizes: dict[str, tuple[int, int
     steps = run.steps or (None if pictures is None else max(round(run.epochs * pictures / run.batch), 1))
     if model is not None and size is not None and run.objective.labelled and size[1]:
         model = adapted(model, classes=size[1])
-    flops = None if model is None or steps is None else training_flops(run.objective.work(model), steps * run.batch)
+    flops = (
+        None
+        if model is None or steps is None
+        else training_flops(run.objective.macs_per_image(model), steps * run.batch)
+    )
     return Price(
         network="?" if model is None else network_name(model),
         pictures=pictures,

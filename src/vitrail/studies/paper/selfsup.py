@@ -125,8 +125,8 @@ def for_steps(run: Run, base: Run) -> Run:
 
 def for_compute(run: Run, base: Run) -> Run:
     """For as many steps as come to the base's compute."""
-    whole = base.steps * base.batch * base.objective.work(base.model)
-    return shortened(run, max(round(whole / (run.batch * run.objective.work(run.model))), 1), looks=1)
+    whole = base.steps * base.batch * base.objective.macs_per_image(base.model)
+    return shortened(run, max(round(whole / (run.batch * run.objective.macs_per_image(run.model))), 1), looks=1)
 
 
 def cells(scale: Scale, source: str) -> Sequence[Cell]:

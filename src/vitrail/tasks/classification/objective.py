@@ -14,7 +14,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.mixup_cutmix import Mix, one_hot
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
-from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
+from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
 
 Loss: TypeAlias = Literal["softmax", "sigmoid"]
 
@@ -44,17 +44,17 @@ class Classification(ObjectiveConfig):
         if self.head_bias:
             start_bias(network, self.head_bias)
 
-    def work(self, model: ModelConfig) -> float:
+    def macs_per_image(self, model: ModelConfig) -> float:
         """Of one image, in multiply-accumulates of forward and backward."""
         return model.macs
 
-    def make(self, network: Backbone, setting: Setting) -> Objective:
+    def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
         if network.config.has_patch_head:
             raise ConfigError("classification learns one answer per image, not per pixel; use model.head=linear")
-        return Classify(network, self, setting.classes, setting.preprocessing, setting.mix)
+        return ClassificationObjective(network, self, context.classes, context.preprocessing, context.mix)
 
 
-class Classify(Objective):
+class ClassificationObjective(Objective):
     """The network's logits against targets [B, K]. A place without an image counts for nothing."""
 
     config: Classification
@@ -75,7 +75,7 @@ class Classify(Objective):
         pixels, targets = self.mix(batch.pixels, targets, seed=seed, step=step, valid=batch.valid)
         return pixels, targets, targets.argmax(-1), counted  # a mixed image is scored as what most of it is
 
-    def forward(self, *inputs: Tensor) -> Outcome:
+    def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, targets, label, counted = inputs
         logits = cast(Tensor, self.network(self.normalised(pixels))).float()
         if self.config.loss == "sigmoid":
@@ -85,7 +85,7 @@ class Classify(Objective):
         keep = counted.float()
         right = (logits.argmax(-1) == label).float() * keep
         # A place that does not count may hold anything, so it is replaced, not multiplied away.
-        return Outcome(torch.where(counted, losses, 0.0).sum(), keep.sum(), {"accuracy": right.sum()})
+        return ObjectiveOutput(torch.where(counted, losses, 0.0).sum(), keep.sum(), {"accuracy": right.sum()})
 
 
 def start_bias(network: nn.Module, value: float) -> None:

@@ -12,7 +12,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.targets import IGNORED
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
-from vitrail.objectives.objective import Objective, ObjectiveConfig, Outcome, Setting
+from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,20 +27,20 @@ class Segmentation(ObjectiveConfig):
         if not 0 <= self.smoothing < 1:
             raise ConfigError(f"objective.smoothing={self.smoothing} must be at least 0 and below 1")
 
-    def work(self, model: ModelConfig) -> float:
+    def macs_per_image(self, model: ModelConfig) -> float:
         return model.macs
 
-    def make(self, network: Backbone, setting: Setting) -> Objective:
-        return ClassifyPixels(network, self, setting)
+    def build(self, network: Backbone, context: ObjectiveContext) -> Objective:
+        return SegmentationObjective(network, self, context)
 
 
-class ClassifyPixels(Objective):
+class SegmentationObjective(Objective):
     """Logits per pixel [B, K, H, W] against masks [B, H, W]. An image none of whose pixels count counts for nothing."""
 
     config: Segmentation
 
-    def __init__(self, network: Backbone, config: Segmentation, setting: Setting) -> None:
-        super().__init__(network, setting.preprocessing)
+    def __init__(self, network: Backbone, config: Segmentation, context: ObjectiveContext) -> None:
+        super().__init__(network, context.preprocessing)
         self.config = config
 
     def inputs(self, batch: Batch, *, seed: int, step: int) -> tuple[Tensor, ...]:
@@ -48,7 +48,7 @@ class ClassifyPixels(Objective):
         del seed, step
         return batch.pixels, batch.target, batch.valid
 
-    def forward(self, *inputs: Tensor) -> Outcome:
+    def forward(self, *inputs: Tensor) -> ObjectiveOutput:
         pixels, mask, valid = inputs
         logits = cast(Tensor, self.network(self.normalised(pixels))).float()
         smoothing = self.config.smoothing
@@ -59,4 +59,4 @@ class ClassifyPixels(Objective):
         counted = valid & seen.flatten(1).any(1)
         total = torch.where(counted, losses.sum((1, 2)) / pixels_seen, 0.0).sum()
         tallies = {"pixel_accuracy": torch.where(counted, right, 0.0).sum()}
-        return Outcome(total, counted.float().sum(), tallies)
+        return ObjectiveOutput(total, counted.float().sum(), tallies)

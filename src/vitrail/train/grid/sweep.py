@@ -149,7 +149,7 @@ def runs_worth(run: Run, grid: Grid, world: World, change: Change = with_setting
     def work(one: Run) -> float:
         patient = replace(one, evaluation=replace(one.evaluation, patience=0))
         whole = resolve(patient, pictures_in(seen, one), world)
-        return whole.steps * whole.batch * whole.objective.work(whole.model)
+        return whole.steps * whole.batch * whole.objective.macs_per_image(whole.model)
 
     whole = replace(run, data=on_all(run.data))
     points = trials(run, grid, change)

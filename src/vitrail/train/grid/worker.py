@@ -136,7 +136,7 @@ def failed(task: Task, error: Exception, world: World, *, exploded: bool = False
 def few_threads(run: Run, device: torch.device) -> Generator[None]:
     """On a CPU a small step is quickest with one thread: several wait for each other longer than they compute."""
     before = torch.get_num_threads()
-    if device.type == "cpu" and 6 * run.objective.work(run.model) * run.batch < SMALL_STEP:
+    if device.type == "cpu" and 6 * run.objective.macs_per_image(run.model) * run.batch < SMALL_STEP:
         torch.set_num_threads(1)
     try:
         yield
