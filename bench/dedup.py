@@ -23,13 +23,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.data.dedup.planted import Files, encoded, plant, scene, score, tar_files
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.dedup.deduplicate import Job, find
 from vitrail.data.dedup.pairs_page import write_page
 from vitrail.data.labels import Labels
 
 
-class Numbered(Source):
+class Numbered(ImageDataset):
     """Files that are called by their numbers."""
 
     def __init__(self, folder: Path, count: int) -> None:

@@ -30,9 +30,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.data.decode.image import Picture
-from vitrail.data.loader import stream
-from vitrail.data.randomness import Draws
+from vitrail.data.decode.image import EncodedImage
+from vitrail.data.loader import train_batches
+from vitrail.data.randomness import CounterRng
 from vitrail.data.readers.folder import read_classes
 from vitrail.data.transforms.augmentation import inception
 
@@ -104,7 +104,7 @@ def torchvision_pass(folder: Path) -> Callable[[int], None]:
 
 def vitrail_pass(folder: Path) -> Callable[[int], None]:
     source = read_classes(folder)
-    batches = stream(source, inception(SIZE), batch=len(source), seed=0)  # endless: a pass is one step
+    batches = train_batches(source, inception(SIZE), batch=len(source), seed=0)  # endless: a pass is one step
 
     def once(number: int) -> None:
         del number  # the stream counts by itself
@@ -144,7 +144,7 @@ def with_workers(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     rates: dict[int, list[float]] = {1: [], 2: []}
     for number in range(args.rounds):
         for workers in (1, 2) if number % 2 else (2, 1):
-            batches = stream(source, view, batch=16, seed=0, workers=workers)
+            batches = train_batches(source, view, batch=16, seed=0, workers=workers)
             for _ in range(8):  # what was read ahead while the processes started
                 next(batches)
             start = time.perf_counter()
@@ -164,9 +164,9 @@ def parts(folder: Path) -> dict[str, float]:
         marks = [time.perf_counter()]
         data = source.read(i % len(source))
         marks.append(time.perf_counter())
-        picture = Picture(data)
+        picture = EncodedImage(data)
         marks.append(time.perf_counter())
-        draws = Draws(np.array([i * 7919], np.uint64))
+        draws = CounterRng(np.array([i * 7919], np.uint64))
         cut = view.crop.cut(picture.size, draws)
         marks.append(time.perf_counter())
         image = picture.rgb(cut.scale)

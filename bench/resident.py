@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitrail.data.device_dataset import DRAWN, Resident, groups, prepared
+from vitrail.data.device_dataset import DRAWN, DeviceDataset, groups, prepared
 from vitrail.data.loader import Share
-from vitrail.data.randomness import Order
+from vitrail.data.randomness import EpochOrder
 from vitrail.data.readers.synthetic_shapes import Shapes
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, cifar, inception
 from vitrail.data.transforms.batched import BatchedAugmentation
@@ -65,10 +65,10 @@ def whole(steps: int, group: int) -> int:
     return -(-steps // group) * group
 
 
-def drawing(resident: Resident, augmentation: Augmentation, batch: int, steps: int, group: int) -> float:
+def drawing(resident: DeviceDataset, augmentation: Augmentation, batch: int, steps: int, group: int) -> float:
     """Seconds a step for all that needs no device."""
     views = [BatchedAugmentation(augmentation)]
-    order = Order(len(resident), 0)
+    order = EpochOrder(len(resident), 0)
     blocks = groups(0, None, group, max(1, DRAWN // (batch * group)))
     drawn = prepared(blocks, views, resident.size, Share(batch=batch), order, 1)
     for _ in itertools.islice(drawn, whole(WARM, group) // group):
@@ -79,20 +79,20 @@ def drawing(resident: Resident, augmentation: Augmentation, batch: int, steps: i
     return (time.perf_counter() - start) / whole(steps, group)
 
 
-def dispatched(resident: Resident, augmentation: Augmentation, batch: int, group: int) -> float:
+def dispatched(resident: DeviceDataset, augmentation: Augmentation, batch: int, group: int) -> float:
     """Operations a step."""
     with Counted() as counted:
-        for _ in resident.stream(augmentation, batch=batch, seed=0, stop=2 * group, group=group):
+        for _ in resident.train_batches(augmentation, batch=batch, seed=0, stop=2 * group, group=group):
             pass
     return counted.count / (2 * group)
 
 
 def measured(
-    resident: Resident, augmentation: Augmentation, batch: int, steps: int, group: int, ahead: int, pause: float
+    resident: DeviceDataset, augmentation: Augmentation, batch: int, steps: int, group: int, ahead: int, pause: float
 ) -> tuple[float, float]:
     """Seconds a step, and seconds of it that the loop waits for its next batch."""
     device, steps = resident.device, whole(steps, group)
-    batches = resident.stream(augmentation, batch=batch, seed=0, ahead=ahead, group=group)
+    batches = resident.train_batches(augmentation, batch=batch, seed=0, ahead=ahead, group=group)
     for _ in itertools.islice(batches, whole(WARM, group)):
         pass
     wait(device)
@@ -125,7 +125,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"torch {torch.__version__}, {name}; {args.count:,} images of {args.size} px, batch {args.batch}")
     start = time.perf_counter()
-    resident = Resident(Shapes(args.count, size=args.size), device=args.device)
+    resident = DeviceDataset(Shapes(args.count, size=args.size), device=args.device)
     print(f"rendered and loaded in {time.perf_counter() - start:.1f} s, {resident.pixels.numel() / 1e6:.0f} MB")
     chosen = resident.grouped(args.batch, [(args.size, args.size)])
     print(f"groups of {chosen} steps are chosen")

@@ -23,8 +23,8 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from vitrail.data.dataset import Source
-from vitrail.data.randomness import Order
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.randomness import EpochOrder
 from vitrail.data.readers import shards
 from vitrail.data.readers.shards.index import Index, Shard, begin, fill, write
 from vitrail.data.readers.shards.tar import Scanned
@@ -87,8 +87,8 @@ def index_rates(folder: Path) -> None:
     print(f"       opened again in {again * 1e3:.1f} ms; tarfile takes {plain:.2f} s of processor to list the members")
 
 
-def shuffled_pass(source: Source) -> None:
-    order, marks = Order(len(source), seed=0), list[tuple[float, float]]()
+def shuffled_pass(source: ImageDataset) -> None:
+    order, marks = EpochOrder(len(source), seed=0), list[tuple[float, float]]()
     step, elapsed = max(1, len(source) // 10), 0.0
     for start in range(0, len(source) - step + 1, step):
         samples = order(0, np.arange(start, start + step)).tolist()

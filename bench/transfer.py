@@ -20,7 +20,7 @@ import torch
 
 import vitrail
 from vitrail.data.collection import open_collection
-from vitrail.data.loader import sweep
+from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import dev_split
 from vitrail.evaluation.frozen.features import features
@@ -55,7 +55,9 @@ def closed_form(args: argparse.Namespace, size: int) -> float:
     network.to(device)
     data = open_collection(args.data)
     found = {
-        split: features(network, sweep(data.split(split), prepare, batch=128, workers=args.workers), prepare, device)
+        split: features(
+            network, eval_batches(data.split(split), prepare, batch=128, workers=args.workers), prepare, device
+        )
         for split in ("train", "test")
     }
     rest, held = (part.indices for part in dev_split(data.split("train"), HELD_OUT))

@@ -22,7 +22,7 @@ def main() -> None:
         "fresh weights": vitrail.Predictor(fresh),
     }
     colours = vitrail.open_collection("shapes/colour").split("train")
-    images = [colours.picture(index).rgb() for index in range(IMAGES)]
+    images = [colours.open_image(index).rgb() for index in range(IMAGES)]
     labels = torch.tensor([colours.labels[index][0] for index in range(IMAGES)])
     features = {name: network.features(images) for name, network in networks.items()}  # [N, D] each
 

@@ -20,7 +20,7 @@ def main() -> None:
         for at in range(count):
             folder = Path("photos", name, shapes.classes[split.labels[at][0]])
             folder.mkdir(parents=True, exist_ok=True)
-            split.picture(at).rgb().save(folder / f"{at}.png")
+            split.open_image(at).rgb().save(folder / f"{at}.png")
     print(f"photos: {COUNTS['train']} images to learn from, {COUNTS['test']} to test, {len(shapes.classes)} classes")
 
 

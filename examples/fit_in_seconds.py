@@ -21,7 +21,7 @@ def main() -> None:
         for index in range(count):
             folder = Path("photos", name, colours.classes[split.labels[index][0]])
             folder.mkdir(parents=True, exist_ok=True)
-            split.picture(index).rgb().save(folder / f"{index}.png")
+            split.open_image(index).rgb().save(folder / f"{index}.png")
 
     start = time.perf_counter()
     fitted = vitrail.fit("vitrail-cifar10", "photos")  # the penalty is the best of 30 on images that are held out

@@ -30,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 counts[label] += 1
                 path = folder / "photos" / split / shapes.classes[label] / f"{at}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                source.picture(at).rgb().save(path)
+                source.open_image(at).rgb().save(path)
         assert counts[:3] == [PHOTOS] * 3
     return folder
 

@@ -74,7 +74,7 @@ def slow_count(weights: str | Path, data: str = "photos") -> list[tuple[int, lis
     """The label of each image and all classes from the likeliest on, one image at a time."""
     model, source = load(weights), next(iter(open_collection(data).splits.values()))
     with torch.inference_mode():
-        logits = [model(model.card.preprocessing(source.picture(at).rgb())[None])[0] for at in range(len(source))]
+        logits = [model(model.card.preprocessing(source.open_image(at).rgb())[None])[0] for at in range(len(source))]
     return [(source.labels[at][0], row.argsort(descending=True).tolist()) for at, row in enumerate(logits)]
 
 

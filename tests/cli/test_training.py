@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         label = int(source.labels.values[index])
         if label < 3:
             (path / f"digit {label}").mkdir(exist_ok=True)
-            picture = source.picture(index).rgb().resize((40, 36), Image.Resampling.BICUBIC)
+            picture = source.open_image(index).rgb().resize((40, 36), Image.Resampling.BICUBIC)
             picture.save(path / f"digit {label}" / f"{index}.png")
     return path
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitrail.core.text import pair, times
+from vitrail.core.text import format_size, pair
 
 
 def test_one_number_is_a_square() -> None:
@@ -16,4 +16,4 @@ def test_two_numbers_are_height_and_width(size: tuple[int, int] | list[int]) -> 
 
 
 def test_sizes_are_written_as_in_the_paper() -> None:
-    assert times((14, 24)) == "14x24"
+    assert format_size((14, 24)) == "14x24"

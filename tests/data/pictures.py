@@ -10,11 +10,11 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from vitrail.core.text import Pair
-from vitrail.data.dataset import Source
-from vitrail.data.decode.image import Picture
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.geometry import Geometry
 from vitrail.data.labels import Labels
-from vitrail.data.randomness import Draws
+from vitrail.data.randomness import CounterRng
 
 
 def noise(number: int, height: int = 12, width: int = 10) -> NDArray[np.uint8]:
@@ -28,7 +28,7 @@ def encoded(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
     return out.getvalue()
 
 
-class Listed(Source):
+class Listed(ImageDataset):
     """Encoded images from a list; what is not bytes is raised instead."""
 
     def __init__(
@@ -59,14 +59,14 @@ class Shifted:
     def __init__(self, count: int = 1) -> None:
         self.sizes: tuple[Pair, ...] = ((4, 4),) * count
 
-    def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
+    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
         pixels = F.pil_to_tensor(picture.rgb())
         return tuple(self.shifted(pixels, each) for each in draws)
 
-    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]:
+    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
         places = [each.integers("place", 6, 2)[0].tolist() for each in draws]
         return tuple(Geometry(whole=whole, box=(top, left, 4, 4), inner=(4, 4)) for top, left in places)
 
-    def shifted(self, pixels: Tensor, draws: Draws) -> Tensor:
+    def shifted(self, pixels: Tensor, draws: CounterRng) -> Tensor:
         top, left = draws.integers("place", 6, 2)[0].tolist()
         return pixels[:, top : top + 4, left : left + 4] + int(draws.integers("colour", 256)[0, 0])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from vitrail.core.errors import ConfigError
-from vitrail.data.prefetch import Ahead
+from vitrail.data.prefetch import Prefetcher
 
 
 def threads() -> list[threading.Thread]:
@@ -19,15 +19,18 @@ def threads() -> list[threading.Thread]:
 
 
 def test_the_items_of_the_iterator_in_order() -> None:
-    assert list(Ahead(iter(range(100)), depth=3)) == list(range(100))
-    assert list(Ahead(iter(()), depth=1)) == []
-    assert list(Ahead(iter([None, 0, StopIteration()]), depth=2))[:2] == [None, 0]  # items are not mistaken for the end
+    assert list(Prefetcher(iter(range(100)), depth=3)) == list(range(100))
+    assert list(Prefetcher(iter(()), depth=1)) == []
+    assert list(Prefetcher(iter([None, 0, StopIteration()]), depth=2))[:2] == [
+        None,
+        0,
+    ]  # items are not mistaken for the end
     assert not threads()
 
 
 def test_no_more_are_made_than_there_is_room_for() -> None:
     made = list[int]()
-    items = Ahead((made.append(number) or number for number in itertools.count()), depth=4)
+    items = Prefetcher((made.append(number) or number for number in itertools.count()), depth=4)
     deadline = time.monotonic() + 10
     while len(made) < 4 and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -46,7 +49,7 @@ def test_an_error_comes_after_what_was_made_before_it_and_only_once() -> None:
         yield from range(3)
         raise ConfigError("no fourth")
 
-    items = Ahead(faulty(), depth=8)
+    items = Prefetcher(faulty(), depth=8)
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ConfigError, match="no fourth"):
         next(items)
@@ -55,20 +58,20 @@ def test_an_error_comes_after_what_was_made_before_it_and_only_once() -> None:
 
 
 def test_the_thread_ends_when_closed_dropped_or_lost_in_a_circle() -> None:
-    closed = Ahead(itertools.count(), depth=2)
+    closed = Prefetcher(itertools.count(), depth=2)
     next(closed)
     closed.close()
     closed.close()
     assert not threads()
     assert next(closed, None) is None
 
-    dropped = Ahead(itertools.count(), depth=2)
+    dropped = Prefetcher(itertools.count(), depth=2)
     next(dropped)
     assert len(threads()) == 1
     del dropped
     assert not threads()
 
-    circle = [Ahead(itertools.count(), depth=2)]
+    circle = [Prefetcher(itertools.count(), depth=2)]
     circle.append(circle)  # type: ignore[arg-type]
     del circle
     gc.collect()
@@ -78,9 +81,9 @@ def test_the_thread_ends_when_closed_dropped_or_lost_in_a_circle() -> None:
 def test_python_ends_quietly_with_one_at_work() -> None:
     code = (
         "import itertools, time\n"
-        "from vitrail.data.prefetch import Ahead\n"
-        "items = Ahead((time.sleep(0.001) or n for n in itertools.count()), depth=4)\n"
-        "blocked = Ahead(itertools.count(), depth=1)\n"
+        "from vitrail.data.prefetch import Prefetcher\n"
+        "items = Prefetcher((time.sleep(0.001) or n for n in itertools.count()), depth=4)\n"
+        "blocked = Prefetcher(itertools.count(), depth=1)\n"
         "print(next(items), next(blocked))\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -89,4 +92,4 @@ def test_python_ends_quietly_with_one_at_work() -> None:
 
 def test_a_depth_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="depth=0"):
-        Ahead(iter([1]), depth=0)
+        Prefetcher(iter([1]), depth=0)

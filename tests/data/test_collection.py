@@ -11,7 +11,7 @@ from PIL import Image
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.data import collection
 from vitrail.data.collection import Collection, agree, open_collection
-from vitrail.data.dataset import Arrays, Source
+from vitrail.data.dataset import Arrays, ImageDataset
 from vitrail.data.labels import Labels
 
 
@@ -123,11 +123,11 @@ def test_named_sets_are_asked_with_their_folder(here: Path, monkeypatch: pytest.
 
     asked: list[object] = []
 
-    def named(name: str, root: Path | None = None, *, download: bool, progress: object) -> dict[str, Source]:
+    def named(name: str, root: Path | None = None, *, download: bool, progress: object) -> dict[str, ImageDataset]:
         asked.append((name, root, download))
         return {"test": source([0], "a"), "train": source([0], "a")}
 
-    def task(name: str, root: Path | None = None, *, download: bool, progress: object) -> dict[str, Source]:
+    def task(name: str, root: Path | None = None, *, download: bool, progress: object) -> dict[str, ImageDataset]:
         asked.append((name, root, download))
         return {"train": source([0], "a")}
 

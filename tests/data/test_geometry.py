@@ -16,9 +16,9 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
 from vitrail.data.dataset import Arrays
 from vitrail.data.geometry import Geometry
-from vitrail.data.loader import stream
+from vitrail.data.loader import train_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.randomness import Draws
+from vitrail.data.randomness import CounterRng
 from vitrail.data.targets import IGNORED, Masks
 from vitrail.data.transforms.augmentation import Augmentation, cifar, simple_three_augment
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop, Squash
@@ -43,8 +43,8 @@ def crops(draw: st.DrawFn) -> Crop:
     return ResizeCrop(size=size, resize=(size[0] + draw(st.integers(0, 9)), size[1] + 3), padding=padding)
 
 
-def drawn(seed: int, count: int = 1) -> Draws:
-    return Draws.of(seed=seed, epoch=np.zeros(count, np.int64), sample=np.arange(count))
+def drawn(seed: int, count: int = 1) -> CounterRng:
+    return CounterRng.for_samples(seed=seed, epoch=np.zeros(count, np.int64), sample=np.arange(count))
 
 
 def gradient(whole: Pair) -> Tensor:
@@ -63,7 +63,7 @@ def test_the_mask_shows_where_the_pixels_come_from(whole: Pair, crop: Crop, flip
     agree to a pixel, or as many as become one; the border has neither."""
     augmentation = Augmentation(crop=crop, flip=flip)
     source = Arrays(gradient(whole).permute(1, 2, 0).numpy()[None])
-    pixels = augmentation(source.picture(0), drawn(seed)).int()
+    pixels = augmentation(source.open_image(0), drawn(seed)).int()
     geometry = augmentation.geometry(whole, drawn(seed))
     assert geometry.size == augmentation.size == tuple(pixels.shape[1:])
     border = geometry.mask(torch.zeros(whole, dtype=torch.uint8), IGNORED) == IGNORED
@@ -84,7 +84,7 @@ def test_without_resizing_masks_are_the_very_pixels(size: Pair, seed: int, flip:
     """A window of a padded image, as on CIFAR: every pixel is one of the image."""
     source = masked([size])
     augmentation = Augmentation(crop=ResizeCrop(size=size, resize=size, padding=1), flip=flip)
-    pixels = augmentation(source.picture(0), drawn(seed))
+    pixels = augmentation(source.open_image(0), drawn(seed))
     seen = augmentation.geometry(size, drawn(seed)).mask(torch.from_numpy(painted(0, size)), 0)
     assert torch.equal(pixels, seen.expand(3, *seen.shape))
 
@@ -187,7 +187,7 @@ def test_preprocessing_says_where_its_pixels_come_from(
     resize = None if more is None else min(image) + more
     preparing = Preprocessing(image=image, resize=resize, interpolation=interpolation, antialias=antialias)
     source = Arrays(gradient(whole).permute(1, 2, 0).numpy()[None])
-    pixels = preparing.pixels(source.picture(0).rgb()).int()
+    pixels = preparing.pixels(source.open_image(0).rgb()).int()
     geometry = preparing.geometry(whole)
     assert geometry.size == image == tuple(pixels.shape[1:])
     border = geometry.mask(torch.zeros(whole, dtype=torch.uint8), IGNORED) == IGNORED
@@ -223,17 +223,17 @@ def test_a_view_that_mirrors_and_pads_by_hand() -> None:
 @pytest.mark.parametrize("crop", [cifar(8, padding=1), simple_three_augment(16)], ids=["zeros", "reflect"])
 def test_borders_count_for_nothing(crop: Augmentation) -> None:
     """Reflected pixels are in the image twice; the mask has them once."""
-    seen = next(stream(masked([(20, 20)] * 8), crop, batch=8, seed=0, targets=Masks()))
+    seen = next(train_batches(masked([(20, 20)] * 8), crop, batch=8, seed=0, targets=Masks()))
     assert set((seen.target == IGNORED).unique().tolist()) == {False, True}
 
 
 def test_policies_that_move_pixels_are_refused() -> None:
     moving = Augmentation(crop=Squash(size=(4, 4)), policy=RandAugment())
     with pytest.raises(ConfigError, match=r"augmentation\.policy=none|or none"):
-        stream(masked([(9, 9)]), (moving,), batch=1, seed=0, targets=Masks())
+        train_batches(masked([(9, 9)]), (moving,), batch=1, seed=0, targets=Masks())
     for policy in (ThreeAugment(), Distort(), None):
         fine = Augmentation(crop=Squash(size=(4, 4)), policy=policy)
-        assert len(next(stream(masked([(9, 9)]), fine, batch=1, seed=0, targets=Masks())))
+        assert len(next(train_batches(masked([(9, 9)]), fine, batch=1, seed=0, targets=Masks())))
 
 
 @pytest.mark.parametrize("flip", [False, True])

@@ -13,21 +13,21 @@ from PIL import Image
 
 from tests.data.decode.fuzzing import mutate
 from tests.data.decode.hostile import bombs, no_pictures, samples
-from vitrail.core.errors import BadPicture
-from vitrail.data.decode.image import Picture
-from vitrail.data.loader import Batch, stream, sweep
+from vitrail.core.errors import BadImage
+from vitrail.data.decode.image import EncodedImage
+from vitrail.data.loader import Batch, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.readers.folder import Files, read_classes, read_flat
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, inception
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.data.transforms.policy import RandAugment
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 
 
 def is_sound(data: bytes) -> bool:
     try:
-        Picture(data).rgb()
-    except BadPicture:
+        EncodedImage(data).rgb()
+    except BadImage:
         return False
     return True
 
@@ -47,11 +47,11 @@ def damaged(count: int) -> dict[str, bytes]:
 
 EPOCH = """
 import json, resource, sys
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.data.loader import stream
 from vitrail.data.readers.folder import read_flat
 from vitrail.data.transforms.augmentation import inception
-source, ledger = read_flat(sys.argv[1]), Ledger()
+source, ledger = read_flat(sys.argv[1]), UnreadableLog()
 list(stream(source, inception(32), batch=8, seed=0, stop=2))  # what every process needs is loaded before they start
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 seen, empty = set(), set()
@@ -111,7 +111,7 @@ def pieces(source: Files, spans: list[tuple[int, int, int, int]]) -> list[Batch]
     for start, stop, world, workers in spans:
         ranks = [
             list(
-                stream(
+                train_batches(
                     source,
                     VIEWS,
                     batch=8,
@@ -151,8 +151,8 @@ def test_stopped_anywhere_and_gone_on_with_otherwise(photographs: Files, seed: i
 def test_a_file_that_goes_away_is_named(photographs: Files, tmp_path: Path) -> None:
     for i in range(3):
         (tmp_path / f"{i}.png").write_bytes(samples()["png"])
-    source, ledger = read_flat(tmp_path), Ledger()
+    source, ledger = read_flat(tmp_path), UnreadableLog()
     (tmp_path / "1.png").unlink()
-    (batch,) = sweep(source, Preprocessing(image=(8, 8)), batch=3, ledger=ledger)
+    (batch,) = eval_batches(source, Preprocessing(image=(8, 8)), batch=3, ledger=ledger)
     assert batch.valid.tolist() == [True, False, True]
     assert [str(entry) for entry in ledger.known.values()] == ["1.png: No such file or directory"]

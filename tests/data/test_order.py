@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.core.errors import ConfigError
-from vitrail.data.randomness import Order
+from vitrail.data.randomness import EpochOrder
 
 LENGTHS = st.one_of(st.integers(1, 50), st.integers(51, 20_000))
 
 
 @given(length=LENGTHS, seed=st.integers(0, 2**63), epoch=st.integers(0, 2**40))
 def test_every_sample_exactly_once_an_epoch(length: int, seed: int, epoch: int) -> None:
-    samples = Order(length, seed)(epoch, np.arange(length))
+    samples = EpochOrder(length, seed)(epoch, np.arange(length))
     assert np.array_equal(np.sort(samples), np.arange(length))
 
 
 @given(length=LENGTHS, seed=st.integers(0, 2**63), data=st.data())
 def test_a_place_is_the_same_alone_and_in_company(length: int, seed: int, data: st.DataObject) -> None:
-    order = Order(length, seed)
+    order = EpochOrder(length, seed)
     place = data.draw(st.integers(0, length - 1))
     assert order(3, np.array([place]))[0] == order(3, np.arange(length))[place]
 
@@ -33,7 +33,7 @@ def test_a_place_is_the_same_alone_and_in_company(length: int, seed: int, data: 
 def test_small_sets_see_all_their_permutations_about_equally_often() -> None:
     """Chi-square over all permutations: its mean is their number less one; five sigma above is allowed."""
     for length in (2, 3, 5):
-        seen = Counter(tuple(Order(length, seed)(0, np.arange(length)).tolist()) for seed in range(2400))
+        seen = Counter(tuple(EpochOrder(length, seed)(0, np.arange(length)).tolist()) for seed in range(2400))
         expected = 2400 / math.factorial(length)
         chi = sum((seen[p] - expected) ** 2 / expected for p in itertools.permutations(range(length)))
         freedom = math.factorial(length) - 1
@@ -43,21 +43,21 @@ def test_small_sets_see_all_their_permutations_about_equally_often() -> None:
 def test_neighbours_are_strangers() -> None:
     """No trend, no runs: the correlation of place and sample, and of neighbours, is that of chance."""
     length = 100_000
-    samples = Order(length, 7)(0, np.arange(length)).astype(float)
+    samples = EpochOrder(length, 7)(0, np.arange(length)).astype(float)
     for one, other in ((np.arange(length), samples), (samples[:-1], samples[1:]), (samples[:-7], samples[7:])):
         assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(length)
 
 
 def test_epochs_and_seeds_differ() -> None:
-    orders = [Order(1000, seed)(epoch, np.arange(1000)) for seed in range(4) for epoch in range(4)]
+    orders = [EpochOrder(1000, seed)(epoch, np.arange(1000)) for seed in range(4) for epoch in range(4)]
     for one, other in itertools.combinations(orders, 2):
         assert np.count_nonzero(one == other) < 12  # by chance about one place agrees
 
 
 def test_the_order_is_pinned() -> None:
     """What a run of last year read at step s is what it reads today."""
-    assert Order(10, 0)(0, np.arange(10)).tolist() == PINNED_TEN
-    assert Order(300_000_000, 1)(2, np.array([0, 1, 299_999_999])).tolist() == PINNED_LARGE
+    assert EpochOrder(10, 0)(0, np.arange(10)).tolist() == PINNED_TEN
+    assert EpochOrder(300_000_000, 1)(2, np.array([0, 1, 299_999_999])).tolist() == PINNED_LARGE
 
 
 PINNED_TEN = [5, 4, 1, 8, 2, 7, 9, 0, 6, 3]
@@ -66,7 +66,7 @@ PINNED_LARGE = [92191296, 35584287, 108319727]
 
 @given(length=st.integers(1, 40), repeats=st.integers(1, 4), seed=st.integers(0, 99))
 def test_the_stream_goes_on_from_epoch_to_epoch(length: int, repeats: int, seed: int) -> None:
-    at = Order(length, seed).stream(np.arange(3 * length * repeats), repeats)
+    at = EpochOrder(length, seed).locate(np.arange(3 * length * repeats), repeats)
     for epoch in range(3):
         inside = at.epoch == epoch
         assert np.array_equal(np.bincount(at.sample[inside], minlength=length), np.full(length, repeats))
@@ -75,17 +75,17 @@ def test_the_stream_goes_on_from_epoch_to_epoch(length: int, repeats: int, seed:
 
 def test_a_place_outside_is_refused() -> None:
     with pytest.raises(ConfigError, match="epoch of 5"):
-        Order(5, 0)(0, np.array([5]))
+        EpochOrder(5, 0)(0, np.array([5]))
     with pytest.raises(ConfigError, match="epoch of 5"):
-        Order(5, 0)(0, np.array([-1]))
+        EpochOrder(5, 0)(0, np.array([-1]))
     with pytest.raises(ConfigError, match="at least one"):
-        Order(0, 0)
+        EpochOrder(0, 0)
 
 
 WHOLE = """
 import resource, numpy as np
-from vitrail.data.randomness import Order
-n, order = {count}, Order({count}, 5)
+from vitrail.data.randomness import EpochOrder
+n, order = {count}, EpochOrder({count}, 5)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 seen = np.zeros(n // 8 + 1, np.uint8) if {whole} else None
 for first in range(0, n if {whole} else 2**20, 2**16):

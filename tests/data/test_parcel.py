@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.data.prefetch import Parcel
+from vitrail.data.prefetch import PackedArrays
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 NUMBERS = np.random.default_rng(0)
@@ -24,7 +24,7 @@ NUMBERS = np.random.default_rng(0)
     ],
 )
 def test_they_come_out_as_they_went_in(arrays: list[Any], device: str) -> None:
-    sent = Parcel(arrays).sent(torch.device(device))
+    sent = PackedArrays(arrays).sent(torch.device(device))
     assert len(sent) == len(arrays)
     for tensor, array in zip(sent, arrays, strict=True):
         assert tensor.device.type == device
@@ -34,10 +34,10 @@ def test_they_come_out_as_they_went_in(arrays: list[Any], device: str) -> None:
 
 
 def test_they_share_one_piece_of_memory() -> None:
-    sent = Parcel([np.arange(3), np.ones(2, np.float32), np.array([True])]).sent(torch.device("cpu"))
+    sent = PackedArrays([np.arange(3), np.ones(2, np.float32), np.array([True])]).sent(torch.device("cpu"))
     assert len({tensor.untyped_storage().data_ptr() for tensor in sent}) == 1
 
 
 def test_what_has_no_place_in_it_is_refused() -> None:
     with pytest.raises(TypeError, match="float64"):
-        Parcel([np.zeros(2)])
+        PackedArrays([np.zeros(2)])

@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional as F
 
 from tests.data.decode.hostile import exif, saved
 from vitrail.core.errors import ConfigError
-from vitrail.data.decode.image import Picture
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
 
@@ -81,7 +81,7 @@ def test_files_and_pictures_that_others_opened_give_the_same_pixels() -> None:
     ):
         content = saved(image, "PNG", **({"exif": block} if block else {}))
         theirs = made.pixels(Image.open(io.BytesIO(content)))
-        assert torch.equal(theirs, made.pixels(Picture(content).rgb()))
+        assert torch.equal(theirs, made.pixels(EncodedImage(content).rgb()))
         assert np.array_equal(theirs.permute(1, 2, 0), np.broadcast_to(wanted.reshape(30, 40, -1), (30, 40, 3)))
 
 

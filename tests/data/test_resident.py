@@ -13,16 +13,16 @@ import torch
 from tests.data.pictures import Listed, encoded, listed, noise
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.dataset import Arrays
-from vitrail.data.device_dataset import Resident, fits, groups
+from vitrail.data.device_dataset import DeviceDataset, fits, groups
 from vitrail.data.labels import Labels
-from vitrail.data.loader import Batch, stream, sweep
+from vitrail.data.loader import Batch, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.randomness import Draws
+from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, cifar
 from vitrail.data.transforms.batched import BatchedAugmentation, Plan
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.policy import Distort, RandAugment, ThreeAugment
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PICTURES = np.random.default_rng(0).integers(0, 256, (23, 32, 32, 3), dtype=np.uint8)
@@ -50,19 +50,19 @@ def nearly_same(one: Batch, other: Batch) -> bool:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("augmentation", [cifar(32), Augmentation(crop=Squash(size=(32, 32)))], ids=["pad", "flip"])
 def test_the_stream_is_the_loaders_bit_for_bit(device: str, augmentation: Augmentation) -> None:
-    resident = Resident(SOURCE, device=device)
+    resident = DeviceDataset(SOURCE, device=device)
     for rank in range(2):
-        here = resident.stream(augmentation, batch=10, seed=3, start=1, stop=6, rank=rank, world=2, repeats=2)
-        there = stream(SOURCE, augmentation, batch=10, seed=3, start=1, stop=6, rank=rank, world=2, repeats=2)
+        here = resident.train_batches(augmentation, batch=10, seed=3, start=1, stop=6, rank=rank, world=2, repeats=2)
+        there = train_batches(SOURCE, augmentation, batch=10, seed=3, start=1, stop=6, rank=rank, world=2, repeats=2)
         assert all(same(a, b) for a, b in zip(there, here, strict=True))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_sweep_is_the_loaders(device: str) -> None:
     for rank in range(2):
-        here = Resident(SOURCE, device=device).sweep(batch=8, rank=rank, world=2)
+        here = DeviceDataset(SOURCE, device=device).eval_batches(batch=8, rank=rank, world=2)
         for one, other in zip(
-            sweep(SOURCE, Preprocessing(image=(32, 32)), batch=8, rank=rank, world=2), here, strict=True
+            eval_batches(SOURCE, Preprocessing(image=(32, 32)), batch=8, rank=rank, world=2), here, strict=True
         ):
             there = other.to("cpu")
             assert torch.equal(one.sample, there.sample)
@@ -81,10 +81,10 @@ FULL = [
 def test_the_thread_changes_nothing_and_a_later_start_goes_on_where_it_was(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resident = Resident(SOURCE, device=device)
+    resident = DeviceDataset(SOURCE, device=device)
 
     def taken(ahead: int, start: int = 0) -> list[Batch]:
-        there = resident.stream(FULL, batch=16, seed=5, start=start, stop=9, repeats=3, ahead=ahead)
+        there = resident.train_batches(FULL, batch=16, seed=5, start=start, stop=9, repeats=3, ahead=ahead)
         return [batch.to("cpu") for batch in there]
 
     wanted = taken(0)
@@ -109,10 +109,10 @@ GROUPED = [
 @pytest.mark.parametrize("augmentations", GROUPED, ids=["two views", "inception", "three", "pad"])
 def test_the_size_of_a_group_changes_nothing(augmentations: list[Augmentation]) -> None:
     """Over the ends of epochs (23 samples, 3 times each, 12 a step), on both processes, from any step on."""
-    resident = Resident(SOURCE, device="cpu")
+    resident = DeviceDataset(SOURCE, device="cpu")
 
     def taken(group: int | None, rank: int, start: int = 0, ahead: int = 2) -> list[Batch]:
-        batches = resident.stream(
+        batches = resident.train_batches(
             augmentations,
             batch=12,
             seed=5,
@@ -149,7 +149,7 @@ def test_groups_end_at_multiples_wherever_one_starts_and_at_the_stop() -> None:
 
 def test_a_group_is_small_enough() -> None:
     """About 4,096 images, fewer where they are large, and never less than one step."""
-    resident = Resident(SOURCE, device="cpu")
+    resident = DeviceDataset(SOURCE, device="cpu")
     assert resident.grouped(512, [(32, 32)]) == 1
     assert resident.grouped(16, [(32, 32)]) == 32
     assert resident.grouped(16, [(32, 32), (64, 64)]) == 8
@@ -163,13 +163,15 @@ def test_the_steps_of_a_group_are_parts_of_the_same_tensors_and_the_next_group_i
 ) -> None:
     plans = list[int]()
 
-    def plan(self: BatchedAugmentation, draws: Draws, size: tuple[int, int]) -> Plan:
+    def plan(self: BatchedAugmentation, draws: CounterRng, size: tuple[int, int]) -> Plan:
         plans.append(len(draws))
         return before(self, draws, size)
 
     before = BatchedAugmentation.plan
     monkeypatch.setattr(BatchedAugmentation, "plan", plan)
-    with closing(Resident(SOURCE, device="cpu").stream(FULL[0], batch=4, seed=0, ahead=4, group=5)) as batches:
+    with closing(
+        DeviceDataset(SOURCE, device="cpu").train_batches(FULL[0], batch=4, seed=0, ahead=4, group=5)
+    ) as batches:
         several = list(itertools.islice(batches, 6))
         deadline = time.monotonic() + 10
         while len(plans) < 3 and time.monotonic() < deadline:
@@ -185,7 +187,7 @@ def test_the_steps_of_a_group_are_parts_of_the_same_tensors_and_the_next_group_i
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("group", [1, 4])
 def test_the_host_never_waits(group: int) -> None:
-    batches = Resident(SOURCE, device="cuda").stream(FULL, batch=16, seed=0, group=group)
+    batches = DeviceDataset(SOURCE, device="cuda").train_batches(FULL, batch=16, seed=0, group=group)
     list(itertools.islice(batches, 8))
     torch.cuda.synchronize()
     try:
@@ -200,10 +202,10 @@ def working() -> int:
 
 
 def test_the_thread_ends_with_the_iterator() -> None:
-    resident = Resident(SOURCE, device="cpu")
+    resident = DeviceDataset(SOURCE, device="cpu")
 
     def begun() -> Iterator[Batch]:
-        batches = resident.stream(cifar(32), batch=4, seed=0)
+        batches = resident.train_batches(cifar(32), batch=4, seed=0)
         next(batches)
         return batches
 
@@ -211,9 +213,9 @@ def test_the_thread_ends_with_the_iterator() -> None:
     assert working() == 1
     del endless
     assert working() == 0
-    assert len(list(resident.stream(cifar(32), batch=4, seed=0, stop=3))) == 3
+    assert len(list(resident.train_batches(cifar(32), batch=4, seed=0, stop=3))) == 3
     assert working() == 0
-    resident.stream(cifar(32), batch=4, seed=0)  # nothing was asked of it
+    resident.train_batches(cifar(32), batch=4, seed=0)  # nothing was asked of it
     assert working() == 0
 
 
@@ -221,7 +223,7 @@ def test_an_error_while_drawing_reaches_the_one_who_asks(monkeypatch: pytest.Mon
     def draw(*_: object) -> None:
         raise ZeroDivisionError("in the other thread")
 
-    batches = Resident(SOURCE, device="cpu").stream(FULL[0], batch=4, seed=0)
+    batches = DeviceDataset(SOURCE, device="cpu").train_batches(FULL[0], batch=4, seed=0)
     monkeypatch.setattr(RandAugment, "draw", draw)
     with pytest.raises(ZeroDivisionError, match="other thread"):
         next(batches)
@@ -229,19 +231,19 @@ def test_an_error_while_drawing_reaches_the_one_who_asks(monkeypatch: pytest.Mon
 
 
 def test_what_cannot_be_drawn_is_refused_at_once() -> None:
-    resident = Resident(SOURCE, device="cpu")
+    resident = DeviceDataset(SOURCE, device="cpu")
     with pytest.raises(ConfigError, match="Distort uses hue"):
-        resident.stream(Augmentation(crop=cifar(32).crop, policy=Distort()), batch=4, seed=0)
+        resident.train_batches(Augmentation(crop=cifar(32).crop, policy=Distort()), batch=4, seed=0)
     with pytest.raises(ConfigError, match="repeats=0"):
-        resident.stream(cifar(32), batch=4, seed=0, repeats=0)
+        resident.train_batches(cifar(32), batch=4, seed=0, repeats=0)
     with pytest.raises(ConfigError, match="group=0"):
-        resident.stream(cifar(32), batch=4, seed=0, group=0)
+        resident.train_batches(cifar(32), batch=4, seed=0, group=0)
 
 
 def test_several_views_and_their_draws() -> None:
     both = [cifar(32), cifar(32)]
-    (here,) = Resident(SOURCE, device="cpu").stream(both, batch=6, seed=0, stop=1)
-    (there,) = stream(SOURCE, both, batch=6, seed=0, stop=1)
+    (here,) = DeviceDataset(SOURCE, device="cpu").train_batches(both, batch=6, seed=0, stop=1)
+    (there,) = train_batches(SOURCE, both, batch=6, seed=0, stop=1)
     assert same(there, here)
     assert not torch.equal(*here.views)
 
@@ -249,23 +251,25 @@ def test_several_views_and_their_draws() -> None:
 def test_pictures_of_several_sizes_need_one() -> None:
     source = Listed([encoded(noise(0)), encoded(noise(1, 9, 9))])
     with pytest.raises(DataError, match=r"image-1\.png: is of another size than the first image, 12 x 10; give a size"):
-        Resident(source, device="cpu")
-    assert Resident(source, device="cpu", size=(8, 8)).pixels.shape == (2, 3, 8, 8)
+        DeviceDataset(source, device="cpu")
+    assert DeviceDataset(source, device="cpu", size=(8, 8)).pixels.shape == (2, 3, 8, 8)
 
 
 def test_unreadable_ones_are_named_and_not_valid() -> None:
     source = Listed([encoded(noise(0)), b"", encoded(noise(2))])
-    ledger = Ledger()
-    (batch,) = Resident(source, device="cpu", ledger=ledger).stream(cifar((12, 10), padding=1), batch=3, seed=0, stop=1)
+    ledger = UnreadableLog()
+    (batch,) = DeviceDataset(source, device="cpu", ledger=ledger).train_batches(
+        cifar((12, 10), padding=1), batch=3, seed=0, stop=1
+    )
     assert list(ledger.known) == ["picture-1.png"]
     assert batch.valid.tolist() == [sample != 1 for sample in batch.sample.tolist()]
 
 
 def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
     with pytest.raises(ConfigError, match="23 images of 32 x 32"):
-        Resident(SOURCE, device="cpu", limit=1000)
+        DeviceDataset(SOURCE, device="cpu", limit=1000)
     with pytest.raises(DataError, match="without images"):
-        Resident(listed(0), device="cpu")
+        DeviceDataset(listed(0), device="cpu")
 
 
 def test_whether_a_source_fits() -> None:
@@ -294,8 +298,8 @@ def test_few_pictures_are_looked_at() -> None:
 def test_a_first_picture_that_cannot_be_read() -> None:
     source = Listed([b"", encoded(noise(0)), encoded(noise(1))])
     assert fits(source, 10**6)[0]
-    resident = Resident(source, device="cpu")
+    resident = DeviceDataset(source, device="cpu")
     assert resident.size == (12, 10)
     assert resident.valid.tolist() == [False, True, True]
     with pytest.raises(DataError, match=r"picture-1\.png"):
-        Resident(Listed([b"", b""]), device="cpu")
+        DeviceDataset(Listed([b"", b""]), device="cpu")

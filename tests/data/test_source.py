@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import Listed, encoded, listed, noise
-from vitrail.core.errors import BadPicture, DataError
+from vitrail.core.errors import BadImage, DataError
 from vitrail.data import dataset as source_module
-from vitrail.data.dataset import Arrays, Concat, Relabelled, Subset
+from vitrail.data.dataset import Arrays, Concat, RelabelledDataset, Subset
 from vitrail.data.labels import Labels
 from vitrail.data.readers.folder import read_flat
 
@@ -33,38 +33,38 @@ def test_sources_end_to_end() -> None:
     assert both.labels.values.tolist() == [0, 1, 0, 1, 2]
     with pytest.raises(DataError, match="different classes"):
         Concat([listed(2), listed(2, classes=2)])
-    mixed = Concat([listed(1), Relabelled(listed(1), Labels.several([[1, 2]]), listed(1).classes)])
+    mixed = Concat([listed(1), RelabelledDataset(listed(1), Labels.several([[1, 2]]), listed(1).classes)])
     assert [mixed.labels[i] for i in range(2)] == [(0,), (1, 2)]
 
 
 def test_other_labels_must_be_as_many() -> None:
     with pytest.raises(DataError, match="2 labels for 3"):
-        Relabelled(listed(3), Labels(np.zeros(2, np.int64)), ["a"])
+        RelabelledDataset(listed(3), Labels(np.zeros(2, np.int64)), ["a"])
     with pytest.raises(DataError, match="1 labels for 2"):
         Arrays(np.zeros((2, 4, 4), np.uint8), Labels(np.zeros(1, np.int64)))
 
 
 def test_pictures_of_arrays() -> None:
     grey = Arrays(np.stack([np.full((4, 6), 9, np.uint8)]))
-    assert grey.picture(0).size == (4, 6)
-    assert np.asarray(grey.picture(0).rgb()).tolist() == [[[9, 9, 9]] * 6] * 4
+    assert grey.open_image(0).size == (4, 6)
+    assert np.asarray(grey.open_image(0).rgb()).tolist() == [[[9, 9, 9]] * 6] * 4
     assert grey.name(0) == "array[0]"
 
 
 def test_what_cannot_be_read_is_named() -> None:
     source = Listed([b"", FileNotFoundError(2, "No such file")])
-    with pytest.raises(BadPicture, match=r"^image-0\.png: "):
-        source.picture(0)
-    with pytest.raises(BadPicture, match=r"^image-1\.png: No such file$"):
-        source.picture(1)
+    with pytest.raises(BadImage, match=r"^image-0\.png: "):
+        source.open_image(0)
+    with pytest.raises(BadImage, match=r"^image-1\.png: No such file$"):
+        source.open_image(1)
 
 
 def test_fingerprints_tell_what_matters() -> None:
     base = listed(4)
     same, fewer, swapped = listed(4), Subset(listed(4), [0, 1, 2]), Subset(listed(4), [1, 0, 2, 3])
-    relabelled = Relabelled(listed(4), Labels(np.array([0, 1, 2, 1])), base.classes)
-    renamed = Relabelled(listed(4), base.labels, ["a", "b", "c"])
-    several = Relabelled(listed(4), Labels.several([[0], [1], [2], [0]]), base.classes)
+    relabelled = RelabelledDataset(listed(4), Labels(np.array([0, 1, 2, 1])), base.classes)
+    renamed = RelabelledDataset(listed(4), base.labels, ["a", "b", "c"])
+    several = RelabelledDataset(listed(4), Labels.several([[0], [1], [2], [0]]), base.classes)
     assert base.fingerprint == same.fingerprint == Subset(base, [0, 1, 2, 3]).fingerprint
     prints = [base, fewer, swapped, relabelled, renamed, several]
     assert len({source.fingerprint for source in prints}) == len(prints)

@@ -9,12 +9,12 @@ from PIL import Image
 
 from tests.data.masked import PIXEL_CLASSES, Masked, Unlabelled, masked, painted, palette
 from tests.data.pictures import encoded, listed, noise
-from vitrail.core.errors import BadPicture, DataError
-from vitrail.data.dataset import Arrays, Concat, Relabelled, Subset
+from vitrail.core.errors import BadImage, DataError
+from vitrail.data.dataset import Arrays, Concat, RelabelledDataset, Subset
 from vitrail.data.decode.image import read_indices
 from vitrail.data.geometry import Geometry
 from vitrail.data.labels import Labels
-from vitrail.data.loader import sweep
+from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.readers.synthetic_shapes import Shapes
 from vitrail.data.targets import IGNORED, ClassLabels, Masks
@@ -29,14 +29,14 @@ def png(image: Image.Image, **more: object) -> bytes:
 def test_classes_of_images_are_a_row_each() -> None:
     source = listed(5)
     assert ClassLabels().batch(source, np.array([4, 0])).tolist() == [1, 0]
-    several = Relabelled(source, Labels.several([(0, 2), (), (1,), (), ()]), source.classes)
+    several = RelabelledDataset(source, Labels.several([(0, 2), (), (1,), (), ()]), source.classes)
     assert ClassLabels().batch(several, np.array([0, 1])).tolist() == [[0, 2], [-1, -1]]
 
 
 def test_masks_are_passed_on_with_the_samples() -> None:
     source = masked([(12, 10), (9, 8), (7, 7)])
     joined = Concat([source, source])
-    relabelled = Relabelled(source, Labels(np.array([1, 0, 1])), ("a", "b"))
+    relabelled = RelabelledDataset(source, Labels(np.array([1, 0, 1])), ("a", "b"))
     for other, index, wanted in ((Subset(source, [2, 1]), 1, 1), (joined, 4, 1), (relabelled, 2, 2)):
         assert other.pixel_classes == PIXEL_CLASSES
         assert np.array_equal(read_indices(other.mask(index)), painted(wanted, [(12, 10), (9, 8), (7, 7)][wanted]))
@@ -91,7 +91,7 @@ def grey(values: "np.ndarray", bits: int) -> bytes:
 def test_masks_of_16_bits_hold_indices_too() -> None:
     values = painted(3).astype(np.uint16)
     assert np.array_equal(read_indices(png(Image.fromarray(values))), values)
-    with pytest.raises(BadPicture, match="256"):
+    with pytest.raises(BadImage, match="256"):
         read_indices(png(Image.fromarray(values + np.uint16(256 - values.max()))))
 
 
@@ -107,12 +107,12 @@ def test_masks_of_16_bits_hold_indices_too() -> None:
         np.full((12, 10), len(PIXEL_CLASSES), np.uint8),
         np.zeros((12, 10), np.int64),
         FileNotFoundError(2, "No such file or directory", "mask.png"),
-        BadPicture("not there"),
+        BadImage("not there"),
     ],
     ids=["turned", "size", "colour", "JPEG", "cut", "empty", "index", "type", "missing", "refused"],
 )
 def test_a_mask_that_cannot_be_used_says_why(mask: "bytes | np.ndarray | Exception") -> None:
-    with pytest.raises(BadPicture, match=r"^mask: \w+"):
+    with pytest.raises(BadImage, match=r"^mask: \w+"):
         Masks().read(Masked([mask]), 0, (12, 10))
 
 
@@ -128,4 +128,4 @@ def test_pixels_may_count_for_nothing() -> None:
 
 def test_data_without_masks_are_refused_before_anything_is_read() -> None:
     with pytest.raises(DataError, match="masks"):
-        next(sweep(listed(3), Preprocessing(image=(4, 4)), batch=2, targets=Masks()))
+        next(eval_batches(listed(3), Preprocessing(image=(4, 4)), batch=2, targets=Masks()))

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitrail.data import training_record
 from vitrail.data.collection import open_collection
-from vitrail.data.dataset import Arrays, Concat, Relabelled, Source, Subset
+from vitrail.data.dataset import Arrays, Concat, ImageDataset, RelabelledDataset, Subset
 from vitrail.data.labels import Labels
 from vitrail.data.training_record import KEY, abridge, find_exposure, hash_contents, interleave, record_training
 
@@ -33,17 +33,17 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def opened(path: Path | str) -> Source:
+def opened(path: Path | str) -> ImageDataset:
     return next(iter(open_collection(str(path)).splits.values()))
 
 
-def trained(*sources: Source, **more: Any) -> dict[str, Any]:
+def trained(*sources: ImageDataset, **more: Any) -> dict[str, Any]:
     """The provenance of weights that were trained on these, as it comes back from a file."""
     made = [record_training(one, out_of=len(one), selection={}, others={}) for one in sources]
     return json.loads(json.dumps({KEY: made, **more}))
 
 
-def seen(provenance: dict[str, Any], source: Source) -> set[str]:
+def seen(provenance: dict[str, Any], source: ImageDataset) -> set[str]:
     """The names of the samples that were trained on, where all is recorded."""
     found = find_exposure(provenance, source)
     assert not found.unrecorded
@@ -88,7 +88,7 @@ def test_images_are_recognised_in_archives_and_lists(photos: Path, tmp_path: Pat
 
 def test_what_is_built_of_sources_keeps_the_content_of_its_samples() -> None:
     one = Arrays(pixels(), Labels(np.arange(COUNT) % 3), NAMES)
-    two = Relabelled(one, Labels(np.zeros(COUNT, np.int64)), ("all",))
+    two = RelabelledDataset(one, Labels(np.zeros(COUNT, np.int64)), ("all",))
     hashes = hash_contents(one)
     assert (hash_contents(two) == hashes).all()
     assert (hash_contents(Subset(two, [3, 1])) == hashes[[3, 1]]).all()

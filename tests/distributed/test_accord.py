@@ -3,14 +3,14 @@
 import torch
 
 from tests.distributed.pair import together
-from vitrail.distributed.collectives import EVERY, Accord
+from vitrail.distributed.collectives import EVERY, FlagSync
 from vitrail.distributed.process_group import World
 
 STEPS = 12
 
 
 def test_alone_a_flag_is_seen_at_once() -> None:
-    accord = Accord(World(device=torch.device("cpu")))
+    accord = FlagSync(World(device=torch.device("cpu")))
     assert [accord(step, (step == 3, False)) for step in (1, 2, 3, 4)] == [
         (False, False),
         (False, False),
@@ -21,7 +21,7 @@ def test_alone_a_flag_is_seen_at_once() -> None:
 
 def seen(world: World, rank: int, raised_at: int) -> list[int]:
     """At which steps this process sees the flag that one of them raises at a step, and leaves up until it is seen."""
-    accord, raised, found = Accord(world), False, list[int]()
+    accord, raised, found = FlagSync(world), False, list[int]()
     for step in range(1, STEPS + 1):
         raised = raised or (step == raised_at and world.rank == rank)
         other, told = accord(step, (False, raised))
@@ -45,8 +45,8 @@ def test_all_see_a_flag_at_the_same_step_and_once() -> None:
 
 
 def left_up(world: World) -> list[int]:
-    accord = Accord(world)
-    return [step for step in range(1, STEPS + 1) if accord(step, (world.first,))[0]]
+    accord = FlagSync(world)
+    return [step for step in range(1, STEPS + 1) if accord(step, (world.is_main,))[0]]
 
 
 def test_a_flag_that_stays_up_is_seen_again_once_its_cause_had_time_to_go() -> None:

@@ -65,7 +65,7 @@ def share(world: World, sharding: Sharding) -> list[str]:
         values = expected(config)
         for name, tensor in learner.network.state_dict().items():
             found = whole(tensor, world)
-            if world.first and not torch.equal(found, values[name]):
+            if world.is_main and not torch.equal(found, values[name]):
                 wrong.append(f"{kind}: {name}")
         if not torch.isfinite(parallel(*inputs(kind)).total):
             wrong.append(f"{kind} does not run")
@@ -128,7 +128,7 @@ def fetched(world: World, sharding: Sharding) -> tuple[list[str], int]:
     learner = hollow(KINDS["vit"])
     parallelise(learner, world=world, sharding=sharding, values=lambda module: fill(module, rows))
     found = {name: whole(parameter, world) for name, parameter in learner.named_parameters()}
-    return [name for name in file if world.first and not torch.equal(found[name], file[name])], asked
+    return [name for name in file if world.is_main and not torch.equal(found[name], file[name])], asked
 
 
 def test_a_file_is_read_by_rows() -> None:

@@ -235,7 +235,7 @@ def shared(world: World) -> dict[str, float]:
     """How far the weights of FSDP are from those of DDP after three steps."""
     kinds = ("vit", "resnet", "hybrid")
     ways = [[learn(world, Way(kind=kind, sharding=way, steps=3))[1] for way in ("fsdp", "ddp")] for kind in kinds]
-    return {kind: apart(*pair) for kind, pair in zip(kinds, ways, strict=True)} if world.first else {}
+    return {kind: apart(*pair) for kind, pair in zip(kinds, ways, strict=True)} if world.is_main else {}
 
 
 def test_sharded_and_replicated_learn_the_same() -> None:

@@ -26,7 +26,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_process_needs_no_group() -> None:
     with joined("cpu") as world:
         assert not torch.distributed.is_initialized()
-        assert (world.rank, world.size, world.nodes, world.first, world.backend) == (0, 1, 1, True, "")
+        assert (world.rank, world.size, world.nodes, world.is_main, world.backend) == (0, 1, 1, True, "")
         tensor = torch.tensor([2.0])
         assert world.sum_(tensor) is tensor
         assert tensor.item() == 2
@@ -73,9 +73,9 @@ def talk(world: World) -> dict[str, object]:
         "who": (world.rank, world.size, world.local_rank, world.local_size, world.nodes, world.backend),
         "sum": total.tolist(),
         "agree": world.agree({"seed": 10 + world.rank}),
-        "broadcast": world.broadcast("plan" if world.first else None),
+        "broadcast": world.broadcast("plan" if world.is_main else None),
         "gather": world.gather(world.rank * 2),
-        "all": (world.all_true(True), world.all_true(world.first)),
+        "all": (world.all_true(True), world.all_true(world.is_main)),
     }
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.tiny import VIT
-from vitrail.core.errors import BadPicture, ConfigError, DataError
-from vitrail.data.dataset import Arrays, Encoded, Source
-from vitrail.data.device_dataset import Resident
+from vitrail.core.errors import BadImage, ConfigError, DataError
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset
+from vitrail.data.device_dataset import DeviceDataset
 from vitrail.data.labels import Labels
-from vitrail.data.loader import Batch, sweep
+from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.metrics import accuracy
 from vitrail.evaluation.metrics.accuracy import Score, evaluate
@@ -44,11 +44,11 @@ def pictures(labels: Labels | None = None, count: int = COUNT) -> Arrays:
 
 
 def scored(
-    source: Source, network: Callable[[Tensor], Tensor] | None = None, batch: int = 5, extremes: int = 0
+    source: ImageDataset, network: Callable[[Tensor], Tensor] | None = None, batch: int = 5, extremes: int = 0
 ) -> Score:
     return evaluate(
         Linear() if network is None else network,
-        sweep(source, PLAIN, batch=batch),
+        eval_batches(source, PLAIN, batch=batch),
         PLAIN,
         classes=CLASSES,
         device="cpu",
@@ -56,8 +56,8 @@ def scored(
     )
 
 
-def logits_of(source: Source, network: nn.Module) -> Tensor:
-    images = torch.stack([PLAIN(source.picture(at).rgb()) for at in range(len(source))])
+def logits_of(source: ImageDataset, network: nn.Module) -> Tensor:
+    images = torch.stack([PLAIN(source.open_image(at).rgb()) for at in range(len(source))])
     return network(images).detach()
 
 
@@ -93,7 +93,7 @@ class Torn(Arrays):
 
     def read(self, index: int) -> Encoded:
         if index in (3, 22):
-            raise BadPicture("torn")
+            raise BadImage("torn")
         return super().read(index)
 
 
@@ -109,7 +109,7 @@ def test_unreadable_pictures_are_counted_and_left_out() -> None:
 
 def test_a_resident_set_has_the_same_score() -> None:
     source = pictures()
-    batches = Resident(source, device="cpu").sweep(batch=5)
+    batches = DeviceDataset(source, device="cpu").eval_batches(batch=5)
     score = evaluate(Linear(), batches, PLAIN, classes=CLASSES, device="cpu")
     assert score.row() == scored(source).row()
 
@@ -167,11 +167,11 @@ def test_a_network_that_has_lost_its_numbers_is_scored_as_such() -> None:
 
 def test_few_and_very_many_classes() -> None:
     source = pictures(Labels(np.arange(COUNT) % 3))
-    few = evaluate(Linear(3), sweep(source, PLAIN, batch=5), PLAIN, classes=3, device="cpu")
+    few = evaluate(Linear(3), eval_batches(source, PLAIN, batch=5), PLAIN, classes=3, device="cpu")
     assert few.correct5 is None
     assert few.top5 is None
     many = accuracy.CONFUSION + 1
-    score = evaluate(Linear(many), sweep(source, PLAIN, batch=5), PLAIN, classes=many, device="cpu")
+    score = evaluate(Linear(many), eval_batches(source, PLAIN, batch=5), PLAIN, classes=many, device="cpu")
     assert score.confusion is None
 
 
@@ -195,7 +195,7 @@ def test_processes_that_share_a_split_all_get_the_score_of_the_whole(size: int) 
 
     def part(rank: int) -> None:
         world = Rank(rank, size, barrier, table)
-        batches = sweep(source, PLAIN, batch=2 * size, rank=rank, world=size)
+        batches = eval_batches(source, PLAIN, batch=2 * size, rank=rank, world=size)
         scores[rank] = evaluate(Linear(), batches, PLAIN, classes=CLASSES, device="cpu", world=world, extremes=5)
 
     threads = [threading.Thread(target=part, args=(rank,)) for rank in range(size)]
@@ -215,7 +215,7 @@ def test_processes_that_share_a_split_all_get_the_score_of_the_whole(size: int) 
 def batches_for(network_image: tuple[int, int], count: int = 6) -> Iterator[Batch]:
     rng = np.random.default_rng(1)
     pixels = rng.integers(0, 256, (count, *network_image, 3), dtype=np.uint8)
-    return sweep(
+    return eval_batches(
         Arrays(pixels, Labels(np.arange(count) % 5), tuple("abcde"), called="set"), of_size(network_image), batch=4
     )
 
@@ -274,7 +274,7 @@ def test_half_the_bits_give_nearly_the_same_loss(precision: str) -> None:
 @pytest.mark.gpu
 def test_the_host_does_not_wait_for_a_batch() -> None:
     network = Linear().cuda()
-    batches = [batch.to("cuda") for batch in sweep(pictures(), PLAIN, batch=5)]
+    batches = [batch.to("cuda") for batch in eval_batches(pictures(), PLAIN, batch=5)]
 
     def watched() -> Iterator[Batch]:
         torch.cuda.set_sync_debug_mode("error")

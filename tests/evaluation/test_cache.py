@@ -11,10 +11,10 @@ import torch
 
 from tests.models.tiny import VIT
 from vitrail.checkpoint.weights import fresh
-from vitrail.core.errors import BadPicture, DataError
-from vitrail.data.dataset import Arrays, Encoded, Relabelled, Source
+from vitrail.core.errors import BadImage, DataError
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset, RelabelledDataset
 from vitrail.data.labels import Labels
-from vitrail.data.loader import Batch, sweep
+from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen.feature_cache import Kept, cached_features, contents
 from vitrail.evaluation.frozen.features import features
@@ -39,12 +39,12 @@ class Counting:
     def __init__(self, preprocessing: Preprocessing = PLAIN) -> None:
         self.asked, self.preprocessing = 0, preprocessing
 
-    def __call__(self, source: Source) -> Iterator[Batch]:
+    def __call__(self, source: ImageDataset) -> Iterator[Batch]:
         self.asked += 1
-        return sweep(source, self.preprocessing, batch=4)
+        return eval_batches(source, self.preprocessing, batch=4)
 
 
-def kept(folder: Path | None, source: Source | None = None, model: Model | None = None, **more: object) -> Kept:
+def kept(folder: Path | None, source: ImageDataset | None = None, model: Model | None = None, **more: object) -> Kept:
     batches = Counting()
     found = cached_features(
         model or network(), source or pictures(), PLAIN, "cpu", batches=batches, folder=folder, **more
@@ -56,7 +56,7 @@ def kept(folder: Path | None, source: Source | None = None, model: Model | None 
 def test_the_second_time_they_are_there_to_the_last_bit(tmp_path: Path) -> None:
     first, second = kept(tmp_path / "deep" / "cache"), kept(tmp_path / "deep" / "cache")
     assert (first.found, second.found, first.trouble, second.trouble) == (False, True, "", "")
-    exact, labels = features(network(), sweep(pictures(), PLAIN, batch=4), PLAIN, "cpu")
+    exact, labels = features(network(), eval_batches(pictures(), PLAIN, batch=4), PLAIN, "cpu")
     for found in (first, second):
         assert torch.equal(found.features, exact)
         assert torch.equal(found.labels, labels)
@@ -94,7 +94,7 @@ def test_whatever_they_depend_on_makes_others(change: str, tmp_path: Path) -> No
 def test_other_labels_share_the_file_and_keep_their_own(tmp_path: Path) -> None:
     kept(tmp_path)
     several = [[0], [1, 2], [], *([[3]] * 8)]
-    other = kept(tmp_path, Relabelled(pictures(), Labels.several(several), "abcd"))
+    other = kept(tmp_path, RelabelledDataset(pictures(), Labels.several(several), "abcd"))
     assert other.found
     assert other.labels.tolist() == [[0, -1], [1, 2], [-1, -1], *([[3, -1]] * 8)]
 
@@ -133,7 +133,7 @@ class Torn(Arrays):
 
     def read(self, index: int) -> Encoded:
         if index == 3 and self.torn:
-            raise BadPicture("torn")
+            raise BadImage("torn")
         return super().read(index)
 
 
@@ -152,7 +152,7 @@ def test_an_unreadable_picture_is_out_until_it_can_be_read(tmp_path: Path, monke
     assert len(mended.samples) == 11
 
 
-class Named(Source):
+class Named(ImageDataset):
     """Files of one size, known by their names: nothing but their bytes tells two such sets apart."""
 
     def __init__(self, shade: int) -> None:

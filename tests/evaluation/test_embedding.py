@@ -21,9 +21,9 @@ from tests.distributed.pair import together
 from tests.models.tiny import VIT, awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.dataset import Arrays, Encoded, Source
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset
 from vitrail.data.labels import Labels
-from vitrail.data.loader import sweep
+from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen import embed as embedding
@@ -66,11 +66,11 @@ def pictures(count: int = 90, seed: int = 0, labels: bool = True, kind: type[Arr
     return kind(pixels, given, tuple("abc") if labels else (), called=f"set{seed}")
 
 
-def both() -> dict[str, Source]:
+def both() -> dict[str, ImageDataset]:
     return {"train": pictures(), "test": pictures(40, 1, labels=False)}
 
 
-def made(out: Path, splits: dict[str, Source] | None = None, **options: Any) -> Embedded:
+def made(out: Path, splits: dict[str, ImageDataset] | None = None, **options: Any) -> Embedded:
     return embed(network(), splits or both(), out, batch=4, **options)
 
 
@@ -92,7 +92,7 @@ def test_every_picture_has_its_row(tmp_path: Path) -> None:
     assert [row["label"] for row in rows[:8]] == ["a", "b", "c", "a", "b", "c", None, "b"]
     assert {row["label"] for row in rows[90:]} == {None}
     expected = torch.cat(
-        [features(network(), sweep(part, PLAIN, batch=4), PLAIN, "cpu")[0] for part in both().values()]
+        [features(network(), eval_batches(part, PLAIN, batch=4), PLAIN, "cpu")[0] for part in both().values()]
     )
     found = np.array([row["feature"] for row in rows], np.float32)
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-6, atol=1e-6)

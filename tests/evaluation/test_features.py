@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.models.tiny import RESNET, VIT
-from vitrail.core.errors import BadPicture, DataError
+from vitrail.core.errors import BadImage, DataError
 from vitrail.data.dataset import Arrays, Encoded
-from vitrail.data.decode.image import Picture
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.labels import Labels
-from vitrail.data.loader import sweep
+from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen import features as module
 from vitrail.evaluation.frozen.features import Squared, extract, features
@@ -32,10 +32,10 @@ def test_the_last_layer_of_them_gives_the_logits(config: ModelConfig, monkeypatc
     last = getattr(network.head, "classifier", network.head)
     torch.nn.init.normal_(last.weight)
     source, plain = pictures(config.image, Labels(np.arange(11) % 5)), Preprocessing(image=config.image)
-    read, labels = features(network, sweep(source, plain, batch=3), plain, "cpu")
+    read, labels = features(network, eval_batches(source, plain, batch=3), plain, "cpu")
     assert network.training
     network.eval()
-    images = torch.stack([plain(source.picture(at).rgb()) for at in range(11)])
+    images = torch.stack([plain(source.open_image(at).rgb()) for at in range(11)])
     assert read.dtype == torch.float32
     torch.testing.assert_close(last(read), network(images), rtol=1e-4, atol=1e-5)
     assert labels.tolist() == [at % 5 for at in range(11)]
@@ -44,7 +44,7 @@ def test_the_last_layer_of_them_gives_the_logits(config: ModelConfig, monkeypatc
 def test_several_labels_are_filled_up_to_the_widest() -> None:
     rows = [[0], [1], [2], [3, 4, 0], []]
     source, plain = pictures(VIT.image, Labels.several(rows)), Preprocessing(image=VIT.image)
-    _, labels = features(build(VIT), sweep(source, plain, batch=2), plain, "cpu")
+    _, labels = features(build(VIT), eval_batches(source, plain, batch=2), plain, "cpu")
     assert labels.tolist() == [[0, -1, -1], [1, -1, -1], [2, -1, -1], [3, 4, 0], [-1, -1, -1]]
 
 
@@ -52,12 +52,12 @@ def test_an_unreadable_picture_has_no_features() -> None:
     class Torn(Arrays):
         def read(self, index: int) -> Encoded:
             if index == 1:
-                raise BadPicture("torn")
+                raise BadImage("torn")
             return super().read(index)
 
     whole = pictures(VIT.image, Labels(np.arange(5)))
     torn, plain = Torn(whole.pictures, whole.labels, whole.classes), Preprocessing(image=VIT.image)
-    read, labels = features(build(VIT), sweep(torn, plain, batch=2), plain, "cpu")
+    read, labels = features(build(VIT), eval_batches(torn, plain, batch=2), plain, "cpu")
     assert labels.tolist() == [0, 2, 3, 4]
     assert len(read) == 4
 
@@ -68,17 +68,17 @@ def test_no_pictures_is_an_error() -> None:
 
     class Gone(Arrays):
         def read(self, index: int) -> Encoded:
-            raise BadPicture("gone")
+            raise BadImage("gone")
 
     whole, plain = pictures(VIT.image, Labels(np.arange(5))), Preprocessing(image=VIT.image)
     gone = Gone(whole.pictures, whole.labels, whole.classes)
     with pytest.raises(DataError, match="none that can be read"):
-        features(build(VIT), sweep(gone, plain, batch=2), plain, "cpu")
+        features(build(VIT), eval_batches(gone, plain, batch=2), plain, "cpu")
 
 
 def test_places_in_the_source_come_along() -> None:
     source, plain = pictures(VIT.image, Labels(np.arange(5))), Preprocessing(image=VIT.image)
-    found = extract(build(VIT), sweep(source, plain, batch=2), plain, "cpu")
+    found = extract(build(VIT), eval_batches(source, plain, batch=2), plain, "cpu")
     assert found.samples.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -86,7 +86,7 @@ def test_the_references_view_is_the_centre_of_a_larger_square() -> None:
     """An image of 512 x 256 with a gradient each way: resized to 256 x 256, and 16 pixels cut off on every side."""
     down, across = np.meshgrid(np.arange(256), np.arange(512) / 2, indexing="ij")
     pixels = np.stack([down, across, 0 * down], 2).astype(np.uint8)
-    (seen,) = Squared((224, 224))(Picture(pixels), [])
+    (seen,) = Squared((224, 224))(EncodedImage(pixels), [])
     assert seen.shape == (3, 224, 224)
     assert seen[0, :, 0].tolist() == list(range(16, 240))
     np.testing.assert_allclose(seen[1, 0].numpy(), np.arange(16, 240), atol=1)
@@ -97,7 +97,7 @@ def test_the_references_view_cuts_levels_off() -> None:
     """big_vision casts what tf.image.resize gives to bytes, which truncates: bilinear from half-pixel centres."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (11, 23, 3), dtype=np.uint8)
-    (seen,) = Squared((14, 14))(Picture(pixels), [])
+    (seen,) = Squared((14, 14))(EncodedImage(pixels), [])
 
     def shares(old: int, new: int) -> np.ndarray:
         out = np.zeros((new, old))

@@ -14,7 +14,7 @@ from tests.models.tiny import HYBRID, RESNET, VIT, awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Arrays, Encoded, Source
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset
 from vitrail.data.labels import Labels
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen.closed_form_classifier import Instant, at_most, fit, some_of
@@ -53,7 +53,7 @@ def pictures(config: ModelConfig, counts: tuple[int, ...] = (9, 9, 9), seed: int
     return Arrays(pixels.clip(0, 255).astype(np.uint8), Labels(labels), tuple("abcdef"[: len(counts)]), called="set")
 
 
-def collection(**splits: Source) -> Collection:
+def collection(**splits: ImageDataset) -> Collection:
     return Collection(name="set", kind="arrays", path=None, splits=splits)
 
 
@@ -70,7 +70,7 @@ def test_logits_are_the_closed_form_s_answer(config: ModelConfig, tmp_path: Path
     loaded = vitrail.load(tmp_path / "w.safetensors")
     assert loaded.card is not None
     prepared = loaded.card.preprocessing
-    images = torch.stack([prepared(source.picture(at).rgb()) for at in range(len(source))])
+    images = torch.stack([prepared(source.open_image(at).rgb()) for at in range(len(source))])
     with torch.no_grad():
         features = last_read(network(config), images)
         logits = loaded(images)
@@ -102,7 +102,7 @@ def test_the_answer_scores_as_the_closed_form_does() -> None:
     prepared = Preprocessing(image=VIT.image)
     with torch.no_grad():
         x, y = (
-            last_read(network(VIT), torch.stack([prepared(part.picture(at).rgb()) for at in range(len(part))]))
+            last_read(network(VIT), torch.stack([prepared(part.open_image(at).rgb()) for at in range(len(part))]))
             for part in (train, test)
         )
     labels = torch.from_numpy(train.labels.values).long()

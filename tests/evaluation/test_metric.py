@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.evaluation.test_accuracy import COUNT, PLAIN, Rank, Torn, pictures
-from vitrail.data.dataset import Source
-from vitrail.data.loader import Batch, sweep
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.loader import Batch, eval_batches
 from vitrail.evaluation.metrics.metric import Criterion, Together, is_better, score_batches
 
 TARGETS = torch.linspace(-1.0, 1.0, COUNT, dtype=torch.float64)
@@ -36,8 +36,8 @@ def brightness(images: Tensor) -> Tensor:
     return images.mean((1, 2, 3))
 
 
-def wanted(source: Source, places: list[int]) -> float:
-    images = torch.stack([PLAIN(source.picture(at).rgb()) for at in places])
+def wanted(source: ImageDataset, places: list[int]) -> float:
+    images = torch.stack([PLAIN(source.open_image(at).rgb()) for at in places])
     return float((brightness(images).double() - TARGETS[places]).abs().mean())
 
 
@@ -46,7 +46,7 @@ def test_a_regression_counts_every_readable_image_once(batch: int) -> None:
     source, seen = pictures(), list[int]()
     torn = Torn(source.pictures, source.labels, source.classes)
     found = score_batches(
-        brightness, sweep(torn, PLAIN, batch=batch), PLAIN, AbsoluteError(), device="cpu", progress=seen.append
+        brightness, eval_batches(torn, PLAIN, batch=batch), PLAIN, AbsoluteError(), device="cpu", progress=seen.append
     )
     there = [at for at in range(COUNT) if at not in (3, 22)]
     assert found == (pytest.approx(wanted(source, there)), COUNT - 2)
@@ -61,7 +61,7 @@ def test_processes_add_up_what_they_counted() -> None:
     found = [(np.nan, 0)] * size
 
     def part(rank: int) -> None:
-        batches = sweep(source, PLAIN, batch=2 * size, rank=rank, world=size)
+        batches = eval_batches(source, PLAIN, batch=2 * size, rank=rank, world=size)
         world = Rank(rank, size, barrier, table)
         found[rank] = score_batches(brightness, batches, PLAIN, AbsoluteError(), device="cpu", world=world)
 

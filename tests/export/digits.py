@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from vitrail.checkpoint.bundle import Card
 from vitrail.data.collection import open_collection
-from vitrail.data.loader import sweep
+from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.export import Pictures
 from vitrail.models.build import Model, build
@@ -34,7 +34,7 @@ DIGITS = open_collection("digits")
 def trained(config: ModelConfig, steps: int = 120, lr: float = 3e-3) -> Model:
     """A network with a card, in evaluation mode."""
     preprocessing = Preprocessing(image=config.image)
-    (batch,) = sweep(DIGITS.splits["train"], preprocessing, batch=len(DIGITS.splits["train"]))
+    (batch,) = eval_batches(DIGITS.splits["train"], preprocessing, batch=len(DIGITS.splits["train"]))
     images, labels = preprocessing.normalise(batch.pixels), batch.target
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -43,7 +43,7 @@ def test_a_number_has_an_error_and_no_same_answer() -> None:
         NumberTask(),
         outputs=1,
     )
-    values = [float(mean_of(PLAIN(source.picture(at).rgb())[None])) for at in range(6)]
+    values = [float(mean_of(PLAIN(source.open_image(at).rgb())[None])) for at in range(6)]
     errors = [abs(values[at] - truth) for at, truth in ((0, 0), (1, 3), (2, 0), (3, 3), (5, 3))]
     assert (found.count, found.labelled, found.agree, found.agreement) == (6, 5, None, None)
     assert found.criterion.name == "mae"

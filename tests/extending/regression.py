@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.core.errors import BadLabels
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
 from vitrail.data.targets import Targets
@@ -25,7 +25,7 @@ from vitrail.tasks.task import PredictionOptions, Task, register_task
 class Numbers(Targets):
     """float32 [B]."""
 
-    def batch(self, source: Source, samples: NDArray[np.int64]) -> Tensor:
+    def batch(self, source: ImageDataset, samples: NDArray[np.int64]) -> Tensor:
         values = np.array([float(name) for name in source.classes], np.float32)
         return torch.from_numpy(values[source.labels.rows(samples)])
 

@@ -46,7 +46,7 @@ def error_by_hand(folder: Path, split: str = "test") -> float:
     """The mean error over a split, image by image."""
     model, source = vitrail.load(folder), open_collection("digits").split(split)
     prepare = card_of(model).preprocessing
-    images = torch.stack([prepare(source.picture(at).rgb()) for at in range(len(source))])
+    images = torch.stack([prepare(source.open_image(at).rgb()) for at in range(len(source))])
     with torch.no_grad():
         found = model(images)[:, 0]
     return float((found - torch.from_numpy(source.labels.values.astype(np.float32))).abs().mean())

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.loader import stream
+from vitrail.data.loader import train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.readers import arrays as digits
 from vitrail.data.transforms.augmentation import cifar
@@ -49,7 +49,7 @@ def learnt_rows(objective: Objective, *, steps: int, rate: float, same: bool = F
     optimiser = torch.optim.AdamW(weights, lr=rate, weight_decay=0.05)
     rows: list[list[float]] = []
     source = digits.read_digits()["train"]
-    batches = list(stream(source, objective.views(AUGMENTATION), batch=32, seed=0, stop=1 if same else steps))
+    batches = list(train_batches(source, objective.views(AUGMENTATION), batch=32, seed=0, stop=1 if same else steps))
     for step in range(steps):
         given = batches[0 if same else step]
         outcome: ObjectiveOutput = objective(*objective.inputs(given, seed=0, step=step))
@@ -66,7 +66,7 @@ def learnt_rows(objective: Objective, *, steps: int, rate: float, same: bool = F
 
 def feature_rank(objective: Objective) -> float:
     """The exponential of the entropy of the features' normalised singular values."""
-    given: Any = next(iter(stream(digits.read_digits()["train"], AUGMENTATION, batch=128, seed=1, stop=1)))
+    given: Any = next(iter(train_batches(digits.read_digits()["train"], AUGMENTATION, batch=128, seed=1, stop=1)))
     network = objective.eval_network
     training = network.training
     with torch.no_grad():

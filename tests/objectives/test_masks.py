@@ -19,7 +19,7 @@ def numbers(
 def test_numbers_are_splitmix_of_all_that_they_depend_on() -> None:
     """In Python's whole numbers, of any size, cut off at 64 bits."""
     found = numbers(5, 6)
-    start = int(draws.keyed(draws.number("a"), 3, 11)[0])
+    start = int(draws.hash_keys(draws.hash_word("a"), 3, 11)[0])
     for row in range(5):
         key = draws.mixed((start + (4 * 2**40 + 7 * row - 1) * draws.STEP) % 2**64)
         for at in range(6):

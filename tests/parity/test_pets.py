@@ -8,8 +8,8 @@ import torch
 
 from vitrail.checkpoint.weights import load
 from vitrail.data.collection import open_collection
-from vitrail.data.dataset import Source, Subset
-from vitrail.data.loader import sweep
+from vitrail.data.dataset import ImageDataset, Subset
+from vitrail.data.loader import eval_batches
 from vitrail.data.splits import few_shot, first_shots
 from vitrail.evaluation.frozen.features import features
 from vitrail.evaluation.frozen.fewshot import ridge
@@ -31,11 +31,11 @@ def test_five_pictures_a_breed_are_enough_for_three_in_four(tmp_path: Path, monk
     prepare = network.card.preprocessing  # type: ignore[union-attr]
     train, test = (open_collection(DATA / f"pets_{name}.tar").splits for name in ("trainval", "test"))
     (learnt,), (scored,) = train.values(), test.values()
-    parts: list[Source] = [
+    parts: list[ImageDataset] = [
         Subset(learnt, few_shot(learnt.labels, CLASSES, SHOTS, seed=0)),
         Subset(scored, np.sort(first_shots(scored.labels, CLASSES, TESTED))),
     ]
-    (x, y), (seen, truth) = (features(network, sweep(part, prepare, batch=32), prepare, "cpu") for part in parts)
+    (x, y), (seen, truth) = (features(network, eval_batches(part, prepare, batch=32), prepare, "cpu") for part in parts)
     assert (x.shape, seen.shape) == ((CLASSES * SHOTS, 192), (CLASSES * TESTED, 192))
     assert torch.equal(y.bincount(), torch.full((CLASSES,), SHOTS))
     assert 0.70 < ridge(x, y, CLASSES).accuracy(seen, truth) < 0.87

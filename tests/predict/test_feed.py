@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 from vitrail.predict.prefetch import grouped, prepared
 
 
 def slowly(number: int) -> int:
     time.sleep(0.002 * (number % 3))
     if number % 5 == 4:
-        raise BadPicture(f"{number} is bad")
+        raise BadImage(f"{number} is bad")
     return 10 * number
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 from vitrail.predict.image_input import image_from, is_one
 
 BYTES = np.zeros((4, 5, 3), np.uint8)
@@ -65,7 +65,7 @@ def test_one_or_several(given: object, one: bool) -> None:
     ],
 )
 def test_what_could_mean_two_things_or_nothing_is_refused(given: object, reason: str) -> None:
-    with pytest.raises(BadPicture, match=reason):
+    with pytest.raises(BadImage, match=reason):
         image_from(given)
 
 
@@ -77,7 +77,7 @@ def test_files_that_are_no_pictures(tmp_path: Path) -> None:
         "broken.jpg": "broken.jpg: No such file or directory",
         ".": "is a folder; give its files",
     }.items():
-        with pytest.raises(BadPicture, match=reason):
+        with pytest.raises(BadImage, match=reason):
             image_from(tmp_path / name)
 
 

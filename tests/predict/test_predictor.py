@@ -13,7 +13,7 @@ from PIL import Image
 import vitrail
 from tests.models.tiny import RESNET, VIT
 from tests.predict.pictures import CLASSES, NETWORKS, drawn, folder_of, network, weights
-from vitrail.core.errors import BadPicture, ConfigError, UnknownName, WeightsNotFound
+from vitrail.core.errors import BadImage, ConfigError, UnknownName, WeightsNotFound
 from vitrail.evaluation.frozen.features import last_read
 from vitrail.inspection.weights_and_features import patch_features
 from vitrail.predict.predictor import Predictor
@@ -249,7 +249,7 @@ def test_a_bad_picture_in_a_list_is_named(tmp_path: Path) -> None:
     asker = Predictor(network(VIT), device="cpu", batch=2)
     names = folder_of(tmp_path, 5)
     Path(names[3]).write_text("<html>")
-    with pytest.raises(BadPicture, match=r"03\.png: not an image: starts with '<html>'"):
+    with pytest.raises(BadImage, match=r"03\.png: not an image: starts with '<html>'"):
         asker(names)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.models.tiny import VIT
 from tests.predict.pictures import drawn, network
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 from vitrail.predict import image_input as remote
 from vitrail.predict.predictor import Predictor
 
@@ -69,7 +69,7 @@ def test_an_address_is_a_picture_where_that_was_asked_for(host: str) -> None:
     model = network(VIT)
     asker = Predictor(model, device="cpu", urls=True)
     assert asker(f"{host}/cat.png") == asker(PICTURE.getvalue()) == asker(f"{host}/moved")
-    with pytest.raises(BadPicture, match="none is fetched unless asked for"):
+    with pytest.raises(BadImage, match="none is fetched unless asked for"):
         Predictor(model, device="cpu")(f"{host}/cat.png")
 
 
@@ -84,20 +84,20 @@ def test_an_address_is_a_picture_where_that_was_asked_for(host: str) -> None:
     ],
 )
 def test_what_cannot_be_had_says_why(host: str, path: str, reason: str) -> None:
-    with pytest.raises(BadPicture, match=reason):
+    with pytest.raises(BadImage, match=reason):
         Predictor(network(VIT), device="cpu", urls=True)(host + path)
 
 
 def test_no_more_and_no_longer_than_agreed(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "TIMEOUT_S", 0.3)
-    with pytest.raises(BadPicture, match=r"was not here after|cannot be fetched"):
+    with pytest.raises(BadImage, match=r"was not here after|cannot be fetched"):
         remote.fetch(f"{host}/slow")
     monkeypatch.setattr(remote, "MAX_BYTES", 100)
-    with pytest.raises(BadPicture, match="more than 100 bytes are not fetched"):
+    with pytest.raises(BadImage, match="more than 100 bytes are not fetched"):
         remote.fetch(f"{host}/cat.png")
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://localhost/a", "data://x", "http://"])
 def test_only_the_web_is_asked(url: str) -> None:
-    with pytest.raises(BadPicture):
+    with pytest.raises(BadImage):
         remote.fetch(url)

@@ -12,7 +12,7 @@ import torch
 
 from tests.data.readers.named import writers
 from tests.studies.conftest import QUICK
-from vitrail.core.errors import ConfigError, Exploded
+from vitrail.core.errors import ConfigError, Diverged
 from vitrail.core.paper_tables import TABLE_9
 from vitrail.data.datasets.vtab_tasks import TASKS
 from vitrail.data.transforms.crop import ResizeCrop, Squash
@@ -249,7 +249,7 @@ def test_a_task_that_explodes_leaves_the_others(
 
     def blow(self: loop.Training) -> loop.Result:
         if self.run.name == "vtab-cifar100":
-            raise Exploded("no longer finite")
+            raise Diverged("no longer finite")
         return honest(self)
 
     monkeypatch.setattr(loop.Training, "go", blow)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.core.errors import BadLabels
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
 from vitrail.data.targets import Targets
@@ -24,7 +24,7 @@ from vitrail.tasks.task import PredictionOptions, Task
 class Numbers(Targets):
     """float32 [B], NaN where there is no label."""
 
-    def batch(self, source: Source, samples: NDArray[np.int64]) -> Tensor:
+    def batch(self, source: ImageDataset, samples: NDArray[np.int64]) -> Tensor:
         values = np.array([*map(float, source.classes), np.nan], np.float32)
         return torch.from_numpy(values[source.labels.rows(samples)])
 
@@ -78,7 +78,9 @@ class NumberTask(Task):
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> NumberMetric:
         return NumberMetric(device)
 
-    def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
+    def report_sections(
+        self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
+    ) -> list[Section]:
         if source is None:
             return []
         rows = [(source.name(at), f"{error:.3f}") for at, error in score.errors.items()]

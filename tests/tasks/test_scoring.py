@@ -71,7 +71,7 @@ def slow_errors(data: str = "photos") -> dict[str, float]:
     source = vitrail.open_collection(data).split("test")
     for at in range(len(source)):
         if "torn" not in source.name(at):
-            image = model.card.preprocessing(source.picture(at).rgb())[None]
+            image = model.card.preprocessing(source.open_image(at).rgb())[None]
             with torch.inference_mode():
                 value = float(model(image)[0, 0])
             errors[source.name(at)] = abs(value - float(source.classes[source.labels[at][0]]))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed import parallel
 from vitrail.distributed.meta_init import local, whole
 from vitrail.distributed.process_group import World
@@ -72,7 +72,7 @@ def learnt(world: World, run: Run, dtype: torch.dtype, nudge: float = 0.0) -> di
         batch=run.batch,
         seed=run.seed,
         world=world,
-        ledger=Ledger(),
+        ledger=UnreadableLog(),
     )
     for batch in feed.stream(0, run.steps):
         step(batch, step=batch.step, rate=run.optim.lr, micro=run.micro)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.geometry import Geometry
 from vitrail.data.targets import ClassLabels
 from vitrail.evaluation.metrics.metric import Criterion
@@ -35,7 +35,9 @@ class GaugeTask(Task):
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> NoReturn:
         raise NotImplementedError
 
-    def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
+    def report_sections(
+        self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
+    ) -> list[Section]:
         return [Notes(title=f"Readings on {title}", lines=[f"{name}: {score}" for name in names])]
 
 

@@ -108,9 +108,9 @@ def expected(run: Run) -> dict[str, float]:
     prepared = model.card.preprocessing
 
     def of(source: Any) -> Any:
-        from vitrail.data.loader import sweep
+        from vitrail.data.loader import eval_batches
 
-        return features(model, sweep(source, prepared, batch=64), prepared, "cpu")
+        return features(model, eval_batches(source, prepared, batch=64), prepared, "cpu")
 
     head = fit_head(*of(pictures.train), 10)
     found: dict[str, float] = {}

@@ -113,7 +113,7 @@ def accuracy(weights: Path, split: str) -> float:
     assert source is not None
     network = vitrail.load(weights)
     prepare = network.card.preprocessing  # type: ignore[union-attr]
-    images = torch.stack([prepare(source.picture(at).rgb()) for at in range(len(source))])
+    images = torch.stack([prepare(source.open_image(at).rgb()) for at in range(len(source))])
     with torch.inference_mode():
         return float(np.mean(network(images).argmax(-1).numpy() == source.labels.values))
 

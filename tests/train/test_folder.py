@@ -485,7 +485,7 @@ class TestStory:
         ("state", "words"),
         [
             ("interrupted", "interrupted by a signal, step 130 of 500, at 20"),
-            ("exploded", "exploded: loss, gradient or weights were no longer finite, step 130 of 500, at 20"),
+            ("diverged", "diverged: loss, gradient or weights were no longer finite, step 130 of 500, at 20"),
             ("failed", "failed with an error, step 130 of 500, at 20"),
             ("done", "done, step 130 of 500, at 20"),
         ],
@@ -502,7 +502,7 @@ class TestStory:
         assert "  weights: last.safetensors" in rest
         assert f"  report: {tmp_path / 'report.html'}" in rest
         assert any("a word before the end" in line for line in rest) == (state != "done")
-        assert ("  go on with: vitrail pretrain --resume runs/tiny" in rest) == (state not in ("done", "exploded"))
+        assert ("  go on with: vitrail pretrain --resume runs/tiny" in rest) == (state not in ("done", "diverged"))
 
     def test_after_a_power_cut(self, tmp_path: Path) -> None:
         self.begun(tmp_path).close()

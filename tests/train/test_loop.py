@@ -23,8 +23,8 @@ from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.store import layout as points
 from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.checkpoint.store.reader import latest
-from vitrail.core.errors import ConfigError, Exploded, OutOfMemory, TrainingError
-from vitrail.data.randomness import Order
+from vitrail.core.errors import ConfigError, Diverged, OutOfMemory, TrainingError
+from vitrail.data.randomness import EpochOrder
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
 from vitrail.data.transforms.mixup_cutmix import Mix
@@ -135,7 +135,7 @@ def test_the_written_weights_are_the_averaged_ones_and_score_as_the_run_said(tmp
     pictures = find_pictures(tiny_run().data)
     assert pictures.watch is not None
     prepare = network.card.preprocessing  # type: ignore[union-attr]
-    images = torch.stack([prepare(pictures.watch.picture(i).rgb()) for i in range(len(pictures.watch))])
+    images = torch.stack([prepare(pictures.watch.open_image(i).rgb()) for i in range(len(pictures.watch))])
     with torch.inference_mode():
         said = network(images).argmax(-1).numpy()
     assert result.watch is not None
@@ -234,7 +234,7 @@ POISON = 5
 def poisoned(monkeypatch: pytest.MonkeyPatch, run: Run) -> str:
     """Makes one training image give a loss that is not a number; its name."""
     source = find_pictures(run.data).train
-    pixels = torch.from_numpy(np.array(source.picture(POISON).rgb())).permute(2, 0, 1)
+    pixels = torch.from_numpy(np.array(source.open_image(POISON).rgb())).permute(2, 0, 1)
     honest = ClassificationObjective.forward
 
     def forward(self: ClassificationObjective, *inputs: Tensor) -> ObjectiveOutput:
@@ -258,7 +258,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(tmp_path: Path, mo
     result = go(run, tmp_path / "run", watching)
     assert result.state == "done"
     skipped = [row["skipped"] for row in watching.rows if row["kind"] == "train"][-1]
-    order = Order(len(find_pictures(run.data).train), run.seed).stream(np.arange(6400), 1)
+    order = EpochOrder(len(find_pictures(run.data).train), run.seed).locate(np.arange(6400), 1)
     assert skipped == (order.sample == POISON).sum() > 2
     assert any("left out" in note for note in watching.notes)
     assert all(tensor.isfinite().all() for tensor in weights(result.folder).values())
@@ -269,14 +269,14 @@ def test_too_many_of_them_end_the_run_which_names_step_and_pictures(
 ) -> None:
     run = seen_as_they_are(steps=100, batch=64, micro=64, keep=Keep(steps=10), bad_steps=2)
     name = poisoned(monkeypatch, run)
-    with pytest.raises(Exploded, match="vitrail replay"):
+    with pytest.raises(Diverged, match="vitrail replay"):
         go(run, tmp_path / "run")
     out = tmp_path / "run"
     status = json.loads((out / "status.json").read_text())
-    assert status["state"] == "exploded"
+    assert status["state"] == "diverged"
     bad = json.loads((out / "bad_batch.json").read_text())
     assert name in bad["pictures"]
-    assert "exploded" in (out / "report.html").read_text()
+    assert "diverged" in (out / "report.html").read_text()
     again = replay(run_in(out), find_pictures(run.data), out, bad["step"], ALONE)
     assert not again.finite
     assert again.seen[0].name == name
@@ -504,7 +504,7 @@ def test_with_strict_data_the_run_fails_but_keeps_what_it_had(tmp_path: Path) ->
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "failed"
     steps = [int(path.name) for path in (tmp_path / "run/checkpoints").iterdir()]
     assert len(steps) == 1
-    order = Order(60, run.seed).stream(np.arange(160), 1)
+    order = EpochOrder(60, run.seed).locate(np.arange(160), 1)
     source = find_pictures(run.data).train
     bad = next(index for index in range(60) if source.name(index).endswith("cat/7.png"))
     assert steps[0] == int(np.flatnonzero(order.sample == bad)[0]) // 4

@@ -17,7 +17,7 @@ from PIL import Image
 import vitrail
 from tests.train.killed import digest_of
 from tests.train.tiny import MODEL, tiny_run
-from vitrail.core.errors import ConfigError, DataError, Exploded, MismatchedWeights, WorkerDied
+from vitrail.core.errors import ConfigError, DataError, Diverged, MismatchedWeights, WorkerDied
 from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.distributed.process_group import World
 from vitrail.optim.config import Optim, Schedule
@@ -128,14 +128,14 @@ def test_a_network_that_answers_nan_still_leaves_its_weights(tmp_path: Path, mon
 
 def test_weights_that_overflow_at_the_end_are_an_explosion_and_no_matter_of_room(tmp_path: Path) -> None:
     run = tiny_run(steps=6, optim=Optim(kind="sgd", lr=1e39), schedule=Schedule(decay="constant"), average=0.0)
-    with pytest.raises(Exploded) as caught:
+    with pytest.raises(Diverged) as caught:
         go(run, tmp_path / "run")
     said = str(caught.value)
     assert "model/network." in said
     assert "holds NaN or infinity" in said
     assert "optim.lr" in said
     assert "room" not in said
-    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "exploded"
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "diverged"
     assert said in describe(tmp_path / "run")
     assert "overflowed" in (tmp_path / "run/report.html").read_text()
 
@@ -150,7 +150,7 @@ def test_what_was_saved_before_weights_overflowed_is_named(tmp_path: Path, monke
                 self.parts.objective.network.head.classifier.weight.fill_(torch.inf)  # type: ignore[union-attr]
 
     monkeypatch.setattr(loop.Training, "update", last_one_overflows)
-    with pytest.raises(Exploded, match=r"the checkpoint of step 4 is intact.*--force.*optim\.clip=1"):
+    with pytest.raises(Diverged, match=r"the checkpoint of step 4 is intact.*--force.*optim\.clip=1"):
         go(tiny_run(steps=8, average=0.0), tmp_path / "run")
     monkeypatch.undo()
     assert go(tiny_run(steps=8, average=0.0), tmp_path / "run").state == "done"
@@ -179,11 +179,11 @@ def test_a_point_of_a_search_that_explodes_is_the_last_and_the_others_count(tmp_
     watching = Watching()
     found = search(run, {"optim.lr": (1e30, 0.01)}, out=tmp_path / "run", world=ALONE, observer=watching)
     assert [point.settings for point in found.points] == [("optim.lr=0.01",), ("optim.lr=1e+30",)]
-    assert found.points[1].exploded
+    assert found.points[1].diverged
     assert found.final is not None
     tried = json.loads((tmp_path / "run/sweep.json").read_text())["tried"]
-    assert tried[1]["dev accuracy"] == "exploded"
-    with pytest.raises(Exploded, match="every point"):
+    assert tried[1]["dev accuracy"] == "diverged"
+    with pytest.raises(Diverged, match="every point"):
         search(run, {"optim.lr": (1e30, 2e30)}, out=tmp_path / "none", world=ALONE, observer=watching)
 
 

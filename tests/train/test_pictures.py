@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Arrays, Source, Subset
+from vitrail.data.dataset import Arrays, ImageDataset, Subset
 from vitrail.data.labels import Labels
 from vitrail.data.splits import Selection
 from vitrail.train.config import Data
@@ -24,7 +24,7 @@ def collection(count: int, classes: int) -> Collection:
     return Collection(name="made", kind="made", path=None, splits={"train": train})
 
 
-def members(source: Source) -> set[int]:
+def members(source: ImageDataset) -> set[int]:
     return set(source.indices.tolist()) if isinstance(source, Subset) else set(range(len(source)))
 
 
@@ -94,7 +94,7 @@ def test_any_split_that_there_is_can_be_watched(splits: tuple[str, ...], dev: fl
     assert cut(parts, Data(source="made", dev=dev, watch="any")).watched == watched
 
 
-def dropping(path: Path, source: Source, *indices: int) -> str:
+def dropping(path: Path, source: ImageDataset, *indices: int) -> str:
     """The file of a selection that leaves some out, as `vitrail data dedup` writes it."""
     rule = {"name": "dedup", "against": {"made@test": "0"}}
     made = Selection(source=source.fingerprint, rule=rule, indices=np.array(indices, np.int64), drop=True)
@@ -118,7 +118,7 @@ def test_what_a_selection_drops_is_not_trained_on(part: float, tmp_path: Path) -
     assert found.fingerprint != cut(whole, Data(source="made", part=part, dev=0.2, test="none")).fingerprint
 
 
-def roots(source: Source) -> set[int]:
+def roots(source: ImageDataset) -> set[int]:
     """The places in the whole set, through selections of selections."""
     places = np.arange(len(source))
     while isinstance(source, Subset):

@@ -17,7 +17,7 @@ from tests.train.tiny import tiny_run
 from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.training_record import KEY, find_exposure
 from vitrail.distributed.process_group import World
 from vitrail.optim.config import Schedule
@@ -57,7 +57,7 @@ def provenance_of(weights: Path) -> dict[str, Any]:
     return read_bundle(weights).card.provenance
 
 
-def source(photos: Path) -> Source:
+def source(photos: Path) -> ImageDataset:
     return open_collection(str(photos)).split("train")
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from tests.train.gauge import GaugeTask, gauge_rows
 from vitrail.core.atomic_files import NotOnDisk
-from vitrail.core.errors import BadPicture
-from vitrail.data.dataset import Arrays, Source
+from vitrail.core.errors import BadImage
+from vitrail.data.dataset import Arrays, ImageDataset
 from vitrail.evaluation.metrics.accuracy import Answer, Score
 from vitrail.report import page as page_module
 from vitrail.report.charts import Charts, Lines
@@ -55,11 +55,11 @@ class Shelf(Arrays):
 
     def read(self, index: int) -> NDArray[np.uint8]:
         if index == 2:
-            raise BadPicture("gone")
+            raise BadImage("gone")
         return super().read(index)
 
 
-def shelf() -> Source:
+def shelf() -> ImageDataset:
     return Shelf(np.random.default_rng(0).integers(0, 256, (3, 8, 8), dtype=np.uint8))
 
 
@@ -220,10 +220,10 @@ def test_every_field_may_be_missing_or_null() -> None:
 def test_an_exploded_run_says_so_and_still_draws(tmp_path: Path) -> None:
     rows = [train_row(step) for step in range(10, 500, 10)]
     rows += [train_row(step, loss=math.nan, accuracy=math.nan, norm=math.inf, skipped=12) for step in (500, 510)]
-    facts = full_facts(status="exploded", message="Loss not finite since step 498.", command="vitrail replay run")
+    facts = full_facts(status="diverged", message="Loss not finite since step 498.", command="vitrail replay run")
     write_report(written(tmp_path, rows), facts)
     text = text_of(tmp_path)
-    assert 'class="status exploded"' in text
+    assert 'class="status diverged"' in text
     assert "Loss not finite since step 498." in text
     assert "12 updates were left out" in text
     assert "vitrail replay run" in text

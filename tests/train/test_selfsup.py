@@ -23,7 +23,7 @@ from vitrail.checkpoint.store.reader import latest
 from vitrail.core.config_overrides import plain, restored
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.transforms.mixup_cutmix import Mix
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.parallel import Whole
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
@@ -145,7 +145,7 @@ def test_heads_and_teacher_begin_alike_whatever_was_drawn_before(kind: str) -> N
     for before in (0, 1):
         torch.manual_seed(before)
         state = torch.get_rng_state()
-        parts = assemble(resolve(run, pictures, ALONE), pictures, ALONE, Ledger(), saved=None)
+        parts = assemble(resolve(run, pictures, ALONE), pictures, ALONE, UnreadableLog(), saved=None)
         assert torch.equal(torch.get_rng_state(), state)
         made.append(parts.objective)
     for (name, one), other in zip(made[0].state_dict().items(), made[1].state_dict().values(), strict=True):
@@ -156,7 +156,7 @@ def test_heads_and_teacher_begin_alike_whatever_was_drawn_before(kind: str) -> N
 
 def test_another_seed_draws_other_heads() -> None:
     first, second = (
-        assemble(resolve(run, find_pictures(run.data), ALONE), find_pictures(run.data), ALONE, Ledger(), saved=None)
+        assemble(resolve(run, find_pictures(run.data), ALONE), find_pictures(run.data), ALONE, UnreadableLog(), saved=None)
         for run in (selfsup_run("mae", seed=1), selfsup_run("mae", seed=2))
     )
     weights = [parts.objective.get_parameter("decoder.narrow.weight") for parts in (first, second)]
@@ -267,7 +267,7 @@ def test_samples_that_are_compared_stay_together() -> None:
     assert resolve(run, pictures, ALONE).micro == 256
     assert resolve(selfsup_run("mae", batch=256, micro=0), pictures, ALONE).micro == 128  # as many as help
     with pytest.raises(ConfigError, match=r"micro=128 would cut the 256 samples .* compares the samples of a batch"):
-        assemble(resolve(replace(run, micro=128), pictures, ALONE), pictures, ALONE, Ledger(), saved=None)
+        assemble(resolve(replace(run, micro=128), pictures, ALONE), pictures, ALONE, UnreadableLog(), saved=None)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_step_in_bfloat16_is_one_graph(kind: str) -> None:
     assert isinstance(run.model, ViTConfig)
     run = replace(run, model=replace(run.model, position="sincos2d", dropout=0.0, stochastic_depth=0.0))
     pictures = find_pictures(run.data)
-    parts = assemble(resolve(run, pictures, ALONE), pictures, ALONE, Ledger(), saved=None)
+    parts = assemble(resolve(run, pictures, ALONE), pictures, ALONE, UnreadableLog(), saved=None)
     whole = Whole(parts.objective, ALONE.device, "bfloat16", cast_weights=True)
     inputs = parts.objective.inputs(next(iter(parts.feed.stream(0, 1))), seed=0, step=0)
     torch.compiler.reset()  # of what other tests have compiled
@@ -300,7 +300,7 @@ def test_cost_and_memory_are_those_of_the_objective(kind: str) -> None:
     pictures = find_pictures(run.data)
     run = resolve(run, pictures, ALONE)
     assert run.model is not None
-    parts = assemble(run, pictures, ALONE, Ledger(), saved=None)
+    parts = assemble(run, pictures, ALONE, UnreadableLog(), saved=None)
     assert parts.cost.macs == run.objective.macs_per_image(run.model)
     held = sum(tensor.numel() for tensor in parts.objective.state_dict().values())
     state, each = needed(run, ALONE)
@@ -316,7 +316,7 @@ def test_the_cost_of_a_classification_is_that_of_its_network() -> None:
     pictures = find_pictures(run.data)
     run = resolve(run, pictures, ALONE)
     assert run.model is not None
-    assert assemble(run, pictures, ALONE, Ledger(), saved=None).cost.macs == run.model.macs
+    assert assemble(run, pictures, ALONE, UnreadableLog(), saved=None).cost.macs == run.model.macs
 
 
 @pytest.mark.parametrize("kind", ["mae", "moco"])

@@ -13,9 +13,9 @@ import vitrail
 from tests.distributed.pair import together
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.data.dataset import Arrays, Subset
-from vitrail.data.loader import Augmented, sweep
+from vitrail.data.loader import Augmented, eval_batches
 from vitrail.data.transforms.mixup_cutmix import Mix
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.collapse import indicators
 from vitrail.evaluation.frozen.features import features
@@ -106,7 +106,7 @@ def test_the_numbers_are_those_of_the_weights_that_were_written(runs: dict[str, 
         assert ready is not None
         assert pictures.watch is not None
         (near, near_labels), (mine, labels) = (
-            features(network, sweep(source, ready, batch=64), ready, "cpu")
+            features(network, eval_batches(source, ready, batch=64), ready, "cpu")
             for source in (pictures.train, pictures.watch)
         )
         right = classify(find_nearest(near, mine, 20), near_labels, 10, 20) == labels
@@ -131,14 +131,14 @@ def test_the_loss_is_the_objectives_own_on_views_that_stay_the_same(runs: dict[s
     for kind in ("mae", "moco"):
         pictures = find_pictures(run_of(kind).data)
         run = resolve(run_of(kind), pictures, ALONE)
-        parts = assemble(run, pictures, ALONE, Ledger(), saved=None)
-        scorer = Scorer(run=run, parts=parts, pictures=pictures, world=ALONE, ledger=Ledger())
+        parts = assemble(run, pictures, ALONE, UnreadableLog(), saved=None)
+        scorer = Scorer(run=run, parts=parts, pictures=pictures, world=ALONE, ledger=UnreadableLog())
         row = scorer.score("watch", 0)
         assert scorer.score("watch", 0) == row
         objective = parts.objective.eval()
         assert pictures.watch is not None
         views, total, count = Augmented(objective.views(run.augmentation)), 0.0, 0.0
-        for batch in sweep(pictures.watch, views, batch=16 if kind == "moco" else 72):
+        for batch in eval_batches(pictures.watch, views, batch=16 if kind == "moco" else 72):
             with torch.no_grad():
                 found = objective(*objective.inputs(batch, seed=0, step=3))
             total, count = total + float(found.total), count + float(found.count)
@@ -168,7 +168,7 @@ def unlabelled(watched: bool) -> Pictures:
     """Images of digits, and nothing known of them."""
     known = find_pictures(run_of("mae").data)
     parts = [Subset(known.train, range(60)), Subset(known.train, range(60, 90))]
-    train_, watch = (Arrays(np.stack([part.picture(at).rgb() for at in range(len(part))])) for part in parts)
+    train_, watch = (Arrays(np.stack([part.open_image(at).rgb() for at in range(len(part))])) for part in parts)
     return Pictures(
         title="heap",
         classes=(),

@@ -10,7 +10,7 @@ from importlib import resources
 from typing import Any, Final, TypeAlias
 
 from vitrail.checkpoint.bundle import Bundle
-from vitrail.core.text import times
+from vitrail.core.text import format_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.training_record import KEY
 from vitrail.models.family import ModelConfig
@@ -40,7 +40,7 @@ def model_card(bundle: Bundle, *, name: str | None = None) -> str:
         blank=False,
         task=hub_task(config),
         title=plain(name or title),
-        summary=f"{title} {about}, {config.parameters:,} parameters, for images of {times(config.image)} pixels.",
+        summary=f"{title} {about}, {config.parameters:,} parameters, for images of {format_size(config.image)} pixels.",
         place=json.dumps(name or "."),
         file=json.dumps("model.safetensors"),
         network=network_rows(config),
@@ -98,7 +98,7 @@ def network_rows(config: ModelConfig) -> list[Row]:
 def picture_rows(preprocessing: Preprocessing) -> list[Row]:
     resize = preprocessing.resize
     return [
-        ("size", f"{times(preprocessing.image)} pixels, RGB"),
+        ("size", f"{format_size(preprocessing.image)} pixels, RGB"),
         ("resized to", "that size, whatever the aspect" if resize is None else f"{resize} on the shorter side, centre"),
         ("interpolation", preprocessing.interpolation + ("" if preprocessing.antialias else ", not antialiased")),
         ("mean", ", ".join(f"{value:g}" for value in preprocessing.mean)),

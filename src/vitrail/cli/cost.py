@@ -11,7 +11,7 @@ from vitrail.core.atomic_files import check_writable
 from vitrail.core.console import giga, millions, print_table
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.core.paper_tables import JFT_CLASSES, JFT_IMAGES, jft_epochs, printed_exaflops
-from vitrail.core.text import Pair, times
+from vitrail.core.text import Pair, format_size
 from vitrail.evaluation.result import Measure, Result, weights_facts
 from vitrail.evaluation.speed import counted_macs, tpuv3_core_days, training_flops
 from vitrail.models.family import ModelConfig, to_dict
@@ -154,7 +154,7 @@ def show_size(networks: list[Asked], options: CostOptions) -> None:
             config = adapted(one.config, image_size=size, classes=options.classes)
             tokens = f"{config.tokens:,}" if config.tokens else "-"
             cells = [
-                times(config.image),
+                format_size(config.image),
                 f"{config.classes:,}",
                 tokens,
                 millions(config.parameters),
@@ -172,7 +172,7 @@ def show_training(networks: list[Asked], trainings: list[list[Training]], option
             flops, printed = exaflops(one, training, options), table_6(one, training, options)
             cells = [f"{training.images:,}", f"{training.epochs:g}", f"{classes_of(one, training, options):,}"]
             cells += [amount(flops), "" if printed is None else f"{printed:,g}", amount(tpuv3_core_days(flops * 1e18))]
-            rows.append([one.name, times(trained_at(one, options)), training.name, *cells])
+            rows.append([one.name, format_size(trained_at(one, options)), training.name, *cells])
     heads = ("network", "image", "data", "pictures", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3 core-days")
     print_table(heads, rows, left=3, title="Training")
     print("exaFLOPs are 6 x MACs x images x epochs, as in the paper; core-days at the pace of its ViT-L/16.")
@@ -214,7 +214,7 @@ def show_memory(networks: list[Asked], options: CostOptions) -> None:
             room = [card * 1e9 - memory.CUDA_OWN - state for card in CARDS]
             fits = [max(int(left * memory.USED) // each, 0) for left in room]
             cells = [f"{state / 1e9:,.2f} GB", f"{each / 1e6:,.1f} MB", *(f"{count:,}" for count in fits)]
-            rows.append([one.name, times(config.image), "recomputed" if recompute else "kept", *cells])
+            rows.append([one.name, format_size(config.image), "recomputed" if recompute else "kept", *cells])
     heads = ("network", "image", "activations", "weights, moments", "an image", *(f"in {card} GB" for card in CARDS))
     title = "Memory of training, and how many images fit at once (reckoned: AdamW, bfloat16 with float32 masters)"
     print_table(heads, rows, left=3, title=title)
@@ -256,7 +256,7 @@ def show_speed(found: list[Measured], networks: list[Asked], title: str) -> None
             held = "?" if best.memory is None else f"{best.memory / 1e6:,.0f} MB"
             largest = "?" if speed.largest is None else f"{'' if speed.tried else 'about '}{speed.largest:,}"
             cells = [f"{best.images_per_s:,.4g}", str(best.batch), f"{amount(first.seconds * 1e3)} ms at {first.batch}"]
-            rows.append([one.name, times(size), *cells, held, f"{work:,.3g}", largest, speed.stopped])
+            rows.append([one.name, format_size(size), *cells, held, f"{work:,.3g}", largest, speed.stopped])
     heads = (
         "network",
         "image",
@@ -295,22 +295,26 @@ def result(
     measures = [Measure(name="parameters", value=config.parameters, unit="count")]
     for size in sizes_of(one, options):
         sized = adapted(config, image_size=size)
-        measures.append(Measure(name=f"MACs {times(sized.image)}", value=sized.macs, unit="count"))
+        measures.append(Measure(name=f"MACs {format_size(sized.image)}", value=sized.macs, unit="count"))
     for training in trainings:
         name = f"exaFLOPs {training.name}, {training.epochs:g} epochs"
         measures.append(Measure(name=name, value=exaflops(one, training, options), unit="number"))
     details: dict[str, Any] = {}
     for size, speed in found.speeds.items() if found else ():
         best = speed.best
-        measures.append(Measure(name=f"img/s {times(size)}", value=best.images_per_s, count=best.batch, unit="img/s"))
+        measures.append(
+            Measure(name=f"img/s {format_size(size)}", value=best.images_per_s, count=best.batch, unit="img/s")
+        )
         if best.memory is not None:
-            measures.append(Measure(name=f"memory {times(size)}", value=best.memory, count=best.batch, unit="bytes"))
+            measures.append(
+                Measure(name=f"memory {format_size(size)}", value=best.memory, count=best.batch, unit="bytes")
+            )
         if speed.largest is not None:
-            measures.append(Measure(name=f"largest batch {times(size)}", value=speed.largest, unit="count"))
+            measures.append(Measure(name=f"largest batch {format_size(size)}", value=speed.largest, unit="count"))
         points = [
             {"batch": p.batch, "seconds": p.seconds, "passes": p.passes, "memory": p.memory} for p in speed.points
         ]
-        details[times(size)] = {"points": points, "tried": speed.tried, "ended by": speed.stopped}
+        details[format_size(size)] = {"points": points, "tried": speed.tried, "ended by": speed.stopped}
     return Result(
         kind="cost",
         weights=facts if one.bundle is None else weights_facts(one.text, network(one.bundle)),

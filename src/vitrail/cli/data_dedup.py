@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-    from vitrail.data.dataset import Source
+    from vitrail.data.dataset import ImageDataset
     from vitrail.data.dedup.match import Embed
 
 
@@ -28,7 +28,7 @@ def run(options: DedupOptions) -> int:
     if not (options.against or options.within):
         raise ConfigError("nothing to compare with; name test sets behind --against, or ask for --within")
     called, train = chosen(options.train, ("train",), options.download)
-    tests: dict[str, Source] = {}
+    tests: dict[str, ImageDataset] = {}
     for text in options.against:
         name, source = chosen(text, ("test", "val"), options.download)
         name = text if name in tests else name  # two folders of one name are told apart by their paths
@@ -96,7 +96,7 @@ def embedder(weights: str) -> "Embed":
     return embed
 
 
-def chosen(text: str, splits: tuple[str, ...], download: bool) -> "tuple[str, Source]":
+def chosen(text: str, splits: tuple[str, ...], download: bool) -> "tuple[str, ImageDataset]":
     """The split that a text names, else the first of the usual ones, else the only one."""
     from vitrail.cli.opening import open_data
 

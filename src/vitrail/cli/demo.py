@@ -106,7 +106,7 @@ def digit(out: Path) -> Path:
     source = open_collection("digits").splits["test"]
     path = out / f"a-{source.classes[int(source.labels.rows(np.array([SHOWN]))[0])]}.png"
     file = io.BytesIO()
-    source.picture(SHOWN).rgb().resize((128, 128), Image.Resampling.BILINEAR).save(file, "PNG")
+    source.open_image(SHOWN).rgb().resize((128, 128), Image.Resampling.BILINEAR).save(file, "PNG")
     write_file(path, file.getvalue())
     return path
 

@@ -10,9 +10,9 @@ from vitrail.cli.progress import bars, on_interrupt
 from vitrail.cli.subject import headline, subject
 from vitrail.core.atomic_files import check_writable
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import times
+from vitrail.core.text import format_size
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.distributed.process_group import World, joined
 from vitrail.evaluation.frozen.embed import Embedded, embed
 from vitrail.evaluation.frozen.embedding_file import FORMATS
@@ -29,7 +29,7 @@ def run(options: EmbedOptions) -> int:
     if options.batch < 0:
         raise ConfigError(f"--batch {options.batch} must be at least 1")
     with joined(options.device, timeout_s=PATIENCE_S) as world:
-        if world.first:
+        if world.is_main:
             check_writable(out)
             if options.download:
                 open_data(options.data, download=True)
@@ -44,16 +44,18 @@ def run(options: EmbedOptions) -> int:
             "source": collection.name,
             "made_by": "vitrail embed",
         }
-        if world.first:
-            image = times(about.preprocessing.image)
+        if world.is_main:
+            image = format_size(about.preprocessing.image)
             count = sum(map(len, splits.values()))
             print(headline(options.weights, about.facts, f"{image} px", options.precision))
             print(f"{collection.title}: {count:,} images of {', '.join(splits)}", flush=True)
         kept = on_interrupt("the parts that are done are kept; the same command resumes")
-        with bars() as bar, kept if world.first else contextlib.nullcontext():
-            if world.first:
+        with bars() as bar, kept if world.is_main else contextlib.nullcontext():
+            if world.is_main:
                 bar("pictures", 0, sum(map(len, splits.values())))
-            tell = (lambda done, total: bar("pictures", done * world.size, total * world.size)) if world.first else None
+            tell = (
+                (lambda done, total: bar("pictures", done * world.size, total * world.size)) if world.is_main else None
+            )
             done = embed(
                 about.network,
                 splits,
@@ -68,7 +70,7 @@ def run(options: EmbedOptions) -> int:
                 force=options.force,
                 tell=tell,
             )
-        if world.first:
+        if world.is_main:
             tell_of(done, options.type)
     return 1 if done.unreadable and not done.pictures else 0
 
@@ -78,7 +80,7 @@ def shared_workers(world: World) -> int:
     return max(default_workers() // world.local_size, min(1, (os.cpu_count() or 1) - 1))
 
 
-def wanted(collection: Collection, split: str | None) -> dict[str, Source]:
+def wanted(collection: Collection, split: str | None) -> dict[str, ImageDataset]:
     if split is None:
         return dict(collection.splits)
     chosen = collection.split(split)

@@ -38,16 +38,16 @@ def run(options: EvaluateOptions) -> int:
     check_batch(options)
     check_distinct({"--out": options.out, "--page": options.page, "--answers": options.answers})
     with joined(options.device) as world:
-        for path in (options.out, options.page, options.answers) if world.first else ():
+        for path in (options.out, options.page, options.answers) if world.is_main else ():
             if path is not None:
                 check_writable(path)
-        if options.download and world.first:
+        if options.download and world.is_main:
             open_data(options.data, download=True)
         world.barrier()
         collection = open_data(options.data, download=options.download)
         split, _ = chosen(collection, "test", "val")
         done = scored(options, sizes, collection, split, world)
-        if world.first:
+        if world.is_main:
             for size, one in zip(sizes, done, strict=False):  # fewer of them after an interrupt
                 write(options, one, size if len(sizes) > 1 else None)
             show(options, done, collection, split)

@@ -17,8 +17,8 @@ from vitrail.cli.subject import alone, batches, headline, subject
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import times
-from vitrail.data.dataset import Source
+from vitrail.core.text import format_size
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
 from vitrail.evaluation.frozen.closed_form_classifier import Instant, Several, fit
 from vitrail.evaluation.frozen.fewshot import PENALTIES
@@ -37,7 +37,7 @@ def run(options: FitOptions) -> int:
     kept = "" if options.no_cache else "; features that are complete are kept for the next start"
     with alone(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
         about = subject(options.weights, device, image_size=options.image_size)
-        print(headline(options.weights, about.facts, f"{times(about.preprocessing.image)} px"))
+        print(headline(options.weights, about.facts, f"{format_size(about.preprocessing.image)} px"))
         counts = ", ".join(f"{len(source):,} of {split}" for split, source in collection.splits.items())
         print(f"{collection.title}: {len(collection.classes):,} classes; images: {counts}", flush=True)
         with bars() as advance:
@@ -89,7 +89,7 @@ def check(options: FitOptions) -> None:
         raise ConfigError(f"--shots {options.shots} must be at least 1")
 
 
-def pictures(options: FitOptions, about: Subject, source: Source, advance: Advance) -> Iterator[Batch]:
+def pictures(options: FitOptions, about: Subject, source: ImageDataset, advance: Advance) -> Iterator[Batch]:
     """The images of a source; how far they are is told on stderr."""
     advance("features", 0, len(source))
     found = batches(options, source, about.preprocessing, about.device)

@@ -18,7 +18,7 @@ from vitrail.cli.subject import alone, batches, headline, subject
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.collection import Collection, agree
-from vitrail.data.dataset import Source, Subset
+from vitrail.data.dataset import ImageDataset, Subset
 from vitrail.data.loader import Batch
 from vitrail.data.splits import stratified
 from vitrail.evaluation.exposure import Scope, choose_unseen, count_images, find_shared
@@ -51,12 +51,12 @@ class Task:
     def classes(self) -> tuple[str, ...]:
         return self.collection.classes
 
-    def learnt_from(self) -> Source:
+    def learnt_from(self) -> ImageDataset:
         source = self.collection.splits[self.train]
         left = [part for part in (self.held, self.shared) if part is not None and len(part)]
         return Subset(source, np.setdiff1d(np.arange(len(source)), np.concatenate(left))) if left else source
 
-    def scored(self) -> Source:
+    def scored(self) -> ImageDataset:
         source = self.collection.splits[self.test]
         return source if self.held is None else Subset(source, self.held)
 
@@ -73,7 +73,7 @@ class Frozen:
     train_labels: Tensor
     test: Tensor
     test_labels: Tensor
-    source: Source  # what is scored
+    source: ImageDataset  # what is scored
     scope: Scope
     found: bool  # whether all of them were kept from before
     kept: bool  # whether all of them are there for later
@@ -208,14 +208,14 @@ def frozen(options: FrozenOptions, about: Subject, task: Task) -> Frozen:
     )
 
 
-def extracted(options: FrozenOptions, about: Subject, source: Source, called: str) -> Kept:
+def extracted(options: FrozenOptions, about: Subject, source: ImageDataset, called: str) -> Kept:
     """The features of one split. They are told of on stderr while they are made."""
     view = Squared(about.preprocessing.image) if options.reference else about.preprocessing
 
     kept = "" if options.no_cache else "; features that are complete are kept for the next start"
     with bars() as bar, on_interrupt(f"no score was written{kept}"):
 
-        def pictures(bare: Source) -> Iterator[Batch]:
+        def pictures(bare: ImageDataset) -> Iterator[Batch]:
             bar(f"features of {called}", 0, len(bare))
             found = batches(options, bare, view, about.device)
             return counted(found, lambda done: bar(f"features of {called}", min(done, len(bare)), len(bare)))

@@ -12,14 +12,14 @@ from vitrail.cli.options.inspect import InspectOptions
 from vitrail.cli.progress import bars
 from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import millions, print_table
-from vitrail.core.errors import BadPicture, ConfigError, DataError, unknown
-from vitrail.core.text import times
+from vitrail.core.errors import BadImage, ConfigError, DataError, unknown
+from vitrail.core.text import format_size
 from vitrail.models.family import ModelConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from vitrail.data.dataset import Source
+    from vitrail.data.dataset import ImageDataset
     from vitrail.evaluation.subject import Subject
     from vitrail.inspection.context import Given, Pixels
     from vitrail.inspection.page import Part
@@ -157,7 +157,7 @@ def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Lo
     return Looked(about=about, given=given, data=facts, unreadable=gone)
 
 
-def crowd(options: InspectOptions, data: str) -> "tuple[str, Source, tuple[str, ...]]":
+def crowd(options: InspectOptions, data: str) -> "tuple[str, ImageDataset, tuple[str, ...]]":
     """Images of the set, evenly spread over it, and the names of those among them that cannot be read. These are
     found before anything is measured: every number says of how many images it is."""
     import numpy as np
@@ -181,7 +181,7 @@ def crowd(options: InspectOptions, data: str) -> "tuple[str, Source, tuple[str, 
     return f"{collection.title}@{split}", Subset(source, places[sound]), gone
 
 
-def many(options: InspectOptions, about: "Subject", source: "Source") -> "Iterator[torch.Tensor]":
+def many(options: InspectOptions, about: "Subject", source: "ImageDataset") -> "Iterator[torch.Tensor]":
     """Prepared images of the set, those that can be read. Attention of all heads is large, so batches are small."""
     from vitrail.cli.subject import batches
     from vitrail.inspection.context import portion
@@ -194,20 +194,20 @@ def many(options: InspectOptions, about: "Subject", source: "Source") -> "Iterat
 
 def opened_picture(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]":
     """Prepared bytes [3, H, W] of a file, and the same to look at."""
-    from vitrail.data.decode.image import Picture
+    from vitrail.data.decode.image import EncodedImage
     from vitrail.inspection.page import prepare
 
     if path.is_dir():
         raise DataError(f"{path} is a folder; name it behind the weights, not behind --images")
     try:
-        return prepare(Picture(path.read_bytes()).rgb(), about.preprocessing)
+        return prepare(EncodedImage(path.read_bytes()).rgb(), about.preprocessing)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
-    except BadPicture as error:
-        raise BadPicture(f"{path}: {error}") from None
+    except BadImage as error:
+        raise BadImage(f"{path}: {error}") from None
 
 
-def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor, Pixels]]":
+def sampled(source: "ImageDataset", about: "Subject") -> "list[tuple[str, torch.Tensor, Pixels]]":
     """A few images of the set to show, evenly spread over it; for one that cannot be read the next that can."""
     from vitrail.inspection.page import prepare
 
@@ -215,13 +215,13 @@ def sampled(source: "Source", about: "Subject") -> "list[tuple[str, torch.Tensor
     for start in sorted({round(index * (len(source) - 1) / max(SHOWN - 1, 1)) for index in range(SHOWN)}):
         for at in range(start, len(source)):
             if at not in found:
-                with contextlib.suppress(BadPicture):
-                    found[at] = prepare(source.picture(at).rgb(), about.preprocessing)
+                with contextlib.suppress(BadImage):
+                    found[at] = prepare(source.open_image(at).rgb(), about.preprocessing)
                     break
     return [(Path(source.name(at)).name, *both) for at, both in found.items()]
 
 
-def names_of(options: InspectOptions, about: "Subject", source: "Source | None") -> tuple[str, ...] | None:
+def names_of(options: InspectOptions, about: "Subject", source: "ImageDataset | None") -> tuple[str, ...] | None:
     """What the classes are called: by a file, by the weights, or by the set where it has as many."""
     from vitrail.tasks.classification.answers import numbered
 
@@ -390,11 +390,11 @@ def facts(looked: Looked) -> "list[Tile]":
 
     config = looked.about.network.config
     count = sum(parameter.numel() for parameter in looked.about.network.parameters())
-    tiles = [Tile(value=millions(count), label="parameters"), Tile(value=times(config.image), label="pixels")]
+    tiles = [Tile(value=millions(count), label="parameters"), Tile(value=format_size(config.image), label="pixels")]
     if config.tokens:
         about = dict(config.table)
         tiles += [
-            Tile(value=times(config.grid), label="patches", note=other(config.prefix)),
+            Tile(value=format_size(config.grid), label="patches", note=other(config.prefix)),
             Tile(value=str(config.layers), label="layers", note=f"of {about['heads']} heads, width {config.features}"),
         ]
     else:

@@ -12,8 +12,8 @@ from vitrail.cli.options.predict import PredictOptions
 from vitrail.cli.predict_output import Output, output
 from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.core.console import millions
-from vitrail.core.errors import BadPicture, ConfigError, DataError
-from vitrail.core.text import times
+from vitrail.core.errors import BadImage, ConfigError, DataError
+from vitrail.core.text import format_size
 from vitrail.data.class_names import bundled_names
 from vitrail.report.page import printable
 
@@ -111,7 +111,7 @@ def headline(weights: str, asker: "Predictor[Any]") -> str:
         f", each by itself; chosen from {100 * asker.threshold:g} %" if asker.multi_label else ""
     )
     classes += ", named as ImageNet's" if asker.labels == bundled_names("imagenet") else ""
-    return f"{named}: {type(network).__name__}, {count} parameters, {times(image)} px, {classes}"
+    return f"{named}: {type(network).__name__}, {count} parameters, {format_size(image)} px, {classes}"
 
 
 def drawing(folder: Path | None, asker: "Predictor[Any]") -> "Drawn | None":
@@ -165,17 +165,17 @@ class Session:
             None if self.files is None else limit_size(image),
         )
 
-    def answer(self, batch: "Sequence[tuple[Found, PreparedImage | BadPicture]]") -> None:
+    def answer(self, batch: "Sequence[tuple[Found, PreparedImage | BadImage]]") -> None:
         """One call of the network, and a word on every image in its place."""
         import torch
 
-        views = [thing.view for _, thing in batch if not isinstance(thing, BadPicture)]
+        views = [thing.view for _, thing in batch if not isinstance(thing, BadImage)]
         pixels = torch.stack([view.pixels for view in views]) if views else None
         answers = iter(() if pixels is None else self.predict(pixels, views))
         maps = iter(() if pixels is None or self.drawn is None else self.drawn.maps(pixels))
         for found, thing in batch:
             self.seen += 1
-            if isinstance(thing, BadPicture):
+            if isinstance(thing, BadImage):
                 self.failed += 1
                 reason = str(thing).removeprefix(f"{found.path}: ")
                 tell(f"passed over {found.path}: {reason}")

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from vitrail.checkpoint.bundled_weights import DEFAULT, is_shipped
 from vitrail.checkpoint.import_weights import FOLDER_FILES
 from vitrail.core.atomic_files import similar_paths
-from vitrail.core.errors import BadPicture, ConfigError, DataError
+from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.data.dataset import Strings
 from vitrail.data.decode.headers import format_of
 from vitrail.data.decode.image import is_unsupported, suffixes
@@ -70,7 +70,7 @@ def has_picture(path: str) -> bool:
     try:
         with open(path, "rb") as file:
             format_of(file.read(CHUNK))
-    except (OSError, BadPicture):
+    except (OSError, BadImage):
         return False
     return True
 

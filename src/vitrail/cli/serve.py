@@ -11,7 +11,7 @@ from vitrail.cli.labels import renamed
 from vitrail.cli.options.serve import TOKEN, ServeOptions
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import times
+from vitrail.core.text import format_size
 
 if TYPE_CHECKING:
     import socket
@@ -141,7 +141,7 @@ def announce(served: "Served", listener: "socket.socket") -> None:
     print(f"{address(listener)}  (Ctrl-C stops it)")
     print(
         f"model: {about['name']}: {about['network']}, {millions(about['parameters'])} parameters, "
-        f"{times(served.predictor.preprocessing.image)} px, {about['outputs']}, on {place}"
+        f"{format_size(served.predictor.preprocessing.image)} px, {about['outputs']}, on {place}"
     )
     print(
         f"limits: {limits['max_bytes'] / 2**20:g} MiB and {limits['max_images']} images a request, "

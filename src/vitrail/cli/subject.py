@@ -12,7 +12,7 @@ from vitrail.cli.options.groups import LoadingOptions
 from vitrail.cli.progress import reading, waiting
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import joined
@@ -43,7 +43,7 @@ def subject(weights: str, device: torch.device, *, image_size: int | None) -> Su
 
 
 def batches(
-    options: LoadingOptions, source: Source, preprocessing: Preprocessing | Views, device: torch.device
+    options: LoadingOptions, source: ImageDataset, preprocessing: Preprocessing | Views, device: torch.device
 ) -> Iterator[Batch]:
     """Every image once, prepared, as the options say."""
     check_batch(options)

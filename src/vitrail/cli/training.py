@@ -103,7 +103,7 @@ def leave(status: int) -> NoReturn:
 
 def started(options: TrainingOptions, asked: Asked, out: Path | None, going_on: bool) -> int:
     with joined(options.device) as world, observer(world.rank) as watching:
-        if options.download and world.first:
+        if options.download and world.is_main:
             fetch(asked.data or recipe(asked.recipe).data.source)
         world.barrier()
         asked = with_class_names(asked, options.labels, options.rename)
@@ -146,7 +146,7 @@ def forecast(plan: Planned, asked: Asked, world: World) -> int:
     runs = 1.0 if grid is None else runs_worth(plan.run, grid, world, with_changes)
     run = plan.run if grid is None else on_everything(plan.run)
     found = preflight(run, find_pictures(run.data, task_of(run.objective)), world, base=plan.base)
-    if world.first:
+    if world.is_main:
         print_table(("what", "to expect"), list(found.figures.items()), title="A dry run: nothing is kept", left=2)
         print(f"time: about {duration(found.seconds)} for all steps, without scoring")
         if grid is not None:
@@ -191,7 +191,7 @@ def start(
         return show_search(found, asked, out, world)
     result = train(plan.run, out=out, world=world, command=command, force=force, observer=observer, why=plan.why)
     status = show_result(result, asked, world)
-    if world.first and result.state == "done" and (text := more_time(budget, asked)):
+    if world.is_main and result.state == "done" and (text := more_time(budget, asked)):
         print(text)
     return status
 

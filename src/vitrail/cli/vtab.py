@@ -16,7 +16,7 @@ from vitrail.cli.training import leave
 from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import DataError, TrainingError
-from vitrail.core.text import times
+from vitrail.core.text import format_size
 from vitrail.data.datasets.catalogue import SETS
 from vitrail.data.datasets.vtab import find_task
 from vitrail.data.datasets.vtab_tasks import TASKS
@@ -78,19 +78,19 @@ def again(options: VtabOptions) -> str:
 def started(study: Study, facts: dict[str, Any], options: VtabOptions) -> int:
     with joined(options.device) as world:
         if options.dry_run:
-            return forecast(study, world) if world.first else 0
+            return forecast(study, world) if world.is_main else 0
 
         def noted(outcome: Outcome) -> None:
             result(study, outcome, facts).write(study.out / "result.json")
             write_file(study.out / "report.html", html(study, outcome, options.weights).encode())
 
-        if options.download and world.first:
+        if options.download and world.is_main:
             fetch(study)
         world.barrier()
         places = () if options.jobs == 1 else places_for(options.device, options.jobs)
         with observer(world.rank) as watching:
             outcome = go(study, world=world, observer=watching, noted=noted, places=places)
-        if world.first:
+        if world.is_main:
             noted(outcome)
             show(study, outcome)
         ended(study, outcome)
@@ -168,7 +168,7 @@ def forecast(study: Study, world: World) -> int:
     flops = training_flops(each, left * run.steps * run.batch) + 2 * each * test
     print(
         f"{left} task{'s' * (left != 1)} to train for {run.steps:,} steps of {run.batch} images of "
-        f"{times(run.augmentation.size)}, and "
+        f"{format_size(run.augmentation.size)}, and "
         f"{test:,} images to score: {flops / 1e18:.3g} exaFLOPs, {tpuv3_core_days(flops):.3g} TPUv3-core-days"
     )
     seconds = flops / measured_flops(world.device) / world.size

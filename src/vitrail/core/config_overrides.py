@@ -18,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from vitrail.core.errors import ConfigError, UnknownName, unknown
-from vitrail.core.text import times
+from vitrail.core.text import format_size
 
 WORDS = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 
@@ -190,7 +190,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, tuple):
         items = cast(tuple[Any, ...], value)
         if len(items) == 2 and all(type(item) is int for item in items):
-            return times((items[0], items[1]))
+            return format_size((items[0], items[1]))
         return ",".join(text_of(item) for item in items)
     return type(value).__name__ if is_dataclass(value) else str(value)
 

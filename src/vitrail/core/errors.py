@@ -6,11 +6,11 @@ VitrailError
 │   └── ImageSizeError     the image does not fit the patch grid
 ├── DataError              a collection of images cannot be used as asked; names the file or the sample
 │   ├── SourceNotFound     neither a path nor a known name, or its files are missing; says which file goes where
-│   ├── BadPicture         one file that is not an image we read: the reason, and the name where it is known
+│   ├── BadImage           one file that is not an image we read: the reason, and the name where it is known
 │   ├── BadLabels          an empty class, a class that train lacks, a label outside the range
 │   └── WorkerDied         a loader process ended; names the sample it was reading
 ├── TrainingError          a run cannot go on; its folder says how far it came
-│   ├── Exploded           loss or gradient was not finite too often, or weights overflowed
+│   ├── Diverged           loss or gradient was not finite too often, or weights overflowed
 │   └── RankLost           a process of a job died or hung; names it
 ├── OutOfMemory            a step does not fit into the memory of a device; says what to change
 └── WeightsError           a weight file cannot be used; names the file and the first offending tensor
@@ -53,7 +53,7 @@ class SourceNotFound(DataError):
     """A source that is neither a path nor a known name, or whose files are not there."""
 
 
-class BadPicture(DataError):
+class BadImage(DataError):
     """A file that is not an image, or not one that is safe or sensible to decode."""
 
 
@@ -69,7 +69,7 @@ class TrainingError(VitrailError):
     """A run that cannot go on."""
 
 
-class Exploded(TrainingError):
+class Diverged(TrainingError):
     """A run whose loss or gradient was not finite too often, or whose weights overflowed."""
 
 

@@ -23,6 +23,6 @@ def pair(size: int | Pair | list[int]) -> Pair:
     return (int(size[0]), int(size[1]))
 
 
-def times(size: Pair) -> str:
+def format_size(size: Pair) -> str:
     """ "14x14", as the paper writes sizes."""
     return f"{size[0]}x{size[1]}"

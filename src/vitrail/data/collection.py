@@ -28,7 +28,7 @@ import numpy as np
 
 from vitrail.core.atomic_files import near_paths
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.data.dataset import Relabelled, Source
+from vitrail.data.dataset import ImageDataset, RelabelledDataset
 from vitrail.data.labels import NONE, Labels
 from vitrail.data.readers.detect_format import READINGS, Found, is_pattern, read_as, read_columns, read_path
 from vitrail.data.readers.folder import split_name, unread_files
@@ -58,7 +58,7 @@ class Collection:
     name: str  # as it was asked for, without the split
     kind: str  # what it was found to be, in words
     path: Path | None  # none for a set that is in the package
-    splits: dict[str, Source]
+    splits: dict[str, ImageDataset]
     notes: tuple[str, ...] = ()  # what is odd but no mistake
 
     @property
@@ -94,7 +94,7 @@ class Collection:
         if not self.pixel_classes:
             raise BadLabels(f"{self.name} has no masks: give every image one, {LAYOUTS}")
 
-    def split(self, name: str) -> Source:
+    def split(self, name: str) -> ImageDataset:
         """One of the splits: by its name, or by another usual word for it."""
         found = self.splits.get(name) or self.splits.get(split_name(name) or "")
         if found is None:
@@ -200,7 +200,7 @@ def open_known(name: str, place: Path | None, fetching: Fetching) -> Collection:
     return replace(made, notes=(*odd, *made.notes))
 
 
-def embedded(name: str) -> dict[str, Source]:
+def embedded(name: str) -> dict[str, ImageDataset]:
     from vitrail.data.readers import arrays as digits
     from vitrail.data.readers import synthetic_shapes as shapes
 
@@ -217,7 +217,7 @@ def collected(name: str, path: Path | None, found: Found) -> Collection:
     return Collection(name=name, kind=kind, path=path, splits=agreed, notes=(*read, *ignored(agreed), *notes))
 
 
-def ignored(splits: dict[str, Source]) -> list[str]:
+def ignored(splits: dict[str, ImageDataset]) -> list[str]:
     """A note for the files that were passed over."""
     counts = [(split, getattr(inner(source), "ignored", (0, ()))) for split, source in splits.items()]
     unread = {split: getattr(inner(source), "unsupported", ()) for split, source in splits.items()}
@@ -236,15 +236,15 @@ def ignored_files(counts: Sequence[tuple[str, tuple[int, tuple[str, ...]]]]) -> 
     ]
 
 
-def inner(source: Source) -> Source:
-    return source.source if isinstance(source, Relabelled) else source
+def inner(source: ImageDataset) -> ImageDataset:
+    return source.source if isinstance(source, RelabelledDataset) else source
 
 
-def agree(where: str, splits: dict[str, Source]) -> tuple[dict[str, Source], list[str]]:
+def agree(where: str, splits: dict[str, ImageDataset]) -> tuple[dict[str, ImageDataset], list[str]]:
     """All splits with the classes of the first one that has labels, train where there is one. A class that only another
     split has is refused; so is an empty split, or a label outside the range."""
     first = next((split for split, source in splits.items() if source.classes), None)
-    out: dict[str, Source] = {}
+    out: dict[str, ImageDataset] = {}
     notes: list[str] = []
     for split, source in splits.items():
         if not len(source):
@@ -265,7 +265,7 @@ def agree(where: str, splits: dict[str, Source]) -> tuple[dict[str, Source], lis
     return out, notes
 
 
-def check_masks(where: str, splits: dict[str, Source]) -> list[str]:
+def check_masks(where: str, splits: dict[str, ImageDataset]) -> list[str]:
     """Refuses splits whose masks have different classes; a note for each split without masks where others have some."""
     masked = {split: source.pixel_classes for split, source in splits.items() if source.pixel_classes}
     first = next(iter(masked), None)
@@ -278,7 +278,7 @@ def check_masks(where: str, splits: dict[str, Source]) -> list[str]:
     return [f"{split} has no masks" for split in splits if masked and split not in masked]
 
 
-def renumbered(where: str, split: str, source: Source, first: str, classes: tuple[str, ...]) -> Source:
+def renumbered(where: str, split: str, source: ImageDataset, first: str, classes: tuple[str, ...]) -> ImageDataset:
     """A split with the class numbers of another one."""
     place = {name: i for i, name in enumerate(classes)}
     strange = [name for name in source.classes if name not in place]
@@ -290,7 +290,7 @@ def renumbered(where: str, split: str, source: Source, first: str, classes: tupl
             f"({len(source.classes)} classes in {split}, {len(classes)} in {first})"
         )
     table = np.array([*(place[name] for name in source.classes), NONE], np.int64)  # -1 finds the last
-    return Relabelled(source, Labels(table[source.labels.values], source.labels.starts), classes)
+    return RelabelledDataset(source, Labels(table[source.labels.values], source.labels.starts), classes)
 
 
 def brief(names: list[str]) -> str:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import BadPicture, DataError
-from vitrail.data.decode.image import Picture
+from vitrail.core.errors import BadImage, DataError
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.labels import Labels
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ DIGESTED_BYTES: Final = 256 << 20  # read for the digest of a source; all of it 
 DIGESTED_IMAGES: Final = (1024, 100_000)  # read at least, however large they are, and at most, however small
 
 
-class Source(ABC):
+class ImageDataset(ABC):
     """N samples. A reader of a format fills in `classes`, `labels`, `read` and `name`; it opens its files lazily, in
     the process that reads, and keeps what it knows of the samples in arrays, so that loader processes share it."""
 
@@ -44,14 +44,14 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Encoded:
-        """The bytes of an image file, or pixels [H, W, 3] or [H, W]. BadPicture or OSError where that fails."""
+        """The bytes of an image file, or pixels [H, W, 3] or [H, W]. BadImage or OSError where that fails."""
 
     @abstractmethod
     def name(self, index: int) -> str:
         """What a person would call the sample: a path, a member of an archive, a row."""
 
     def mask(self, index: int) -> Encoded:
-        """The class of every pixel: bytes of a PNG of class indices, or uint8 [H, W]. BadPicture or OSError where that
+        """The class of every pixel: bytes of a PNG of class indices, or uint8 [H, W]. BadImage or OSError where that
         fails."""
         raise DataError(f"{self.name(index)} has no mask: the data have none")
 
@@ -59,21 +59,21 @@ class Source(ABC):
         """Bytes of each sample [N] where that is quick to know; part of the fingerprint."""
         return None
 
-    def picture(self, index: int) -> Picture:
-        """A sample with its header read and checked. BadPicture, with the sample's name, where it cannot be used."""
+    def open_image(self, index: int) -> EncodedImage:
+        """A sample with its header read and checked. BadImage, with the sample's name, where it cannot be used."""
         try:
-            return Picture(self.read(index))
-        except BadPicture as error:
-            raise BadPicture(f"{self.name(index)}: {error}") from None
+            return EncodedImage(self.read(index))
+        except BadImage as error:
+            raise BadImage(f"{self.name(index)}: {error}") from None
         except OSError as error:
-            raise BadPicture(f"{self.name(index)}: {error.strerror or error}") from None
+            raise BadImage(f"{self.name(index)}: {error.strerror or error}") from None
 
     def content_hash(self, index: int) -> int:
         """64 bits of the content of a sample, the same under any name and in any place; 0 where it cannot be read. The
         last bit is set for pixels, so that they never agree with the bytes of an image file."""
         try:
             return hash_content(self.read(index))
-        except (BadPicture, OSError):
+        except (BadImage, OSError):
             return 0
 
     @cached_property
@@ -99,7 +99,7 @@ def hash_content(content: Encoded) -> int:
     return int.from_bytes(digest.digest(), "little") & ~1 | (not isinstance(content, bytes))
 
 
-def sampled(source: Source) -> "NDArray[np.int64]":
+def sampled(source: ImageDataset) -> "NDArray[np.int64]":
     """The places of the samples that a digest of the contents reads."""
     count, total = len(source), total_bytes(source)
     least, most = DIGESTED_IMAGES
@@ -107,14 +107,14 @@ def sampled(source: Source) -> "NDArray[np.int64]":
     return np.linspace(0, count - 1, some).astype(np.int64)
 
 
-def total_bytes(source: Source) -> int:
+def total_bytes(source: ImageDataset) -> int:
     """Of all samples together; where sizes are not known, as if all were as large as the first."""
     sizes = source.sizes()
     if sizes is not None:
         return int(np.maximum(sizes, 0).sum())
     try:
         first = source.read(0) if len(source) else b""
-    except (BadPicture, OSError):
+    except (BadImage, OSError):
         return 0
     return len(source) * (len(first) if isinstance(first, bytes) else first.nbytes)
 
@@ -135,21 +135,21 @@ def hashed(
     return digest.hexdigest()
 
 
-def hash_names(source: Source, words: Iterable[str]) -> str:
+def hash_names(source: ImageDataset, words: Iterable[str]) -> str:
     """The fingerprint of a source that is known by its words, labels, sizes and the names of its samples."""
     names = (source.name(i).encode("utf-8", "surrogateescape") + b"\0" for i in range(len(source)))
     return hashed("source", words, [source.labels.values, source.labels.starts, source.sizes()], names)
 
 
-def pixel_class_words(source: Source) -> tuple[str, ...]:
+def pixel_class_words(source: ImageDataset) -> tuple[str, ...]:
     """What masks add to a fingerprint: nothing where there are none."""
     return ("masks", *source.pixel_classes) if source.pixel_classes else ()
 
 
-class Subset(Source):
+class Subset(ImageDataset):
     """Some samples of another source, in the given order. One of a subset is one of the whole."""
 
-    def __init__(self, source: Source, indices: "NDArray[np.int64] | Sequence[int]") -> None:
+    def __init__(self, source: ImageDataset, indices: "NDArray[np.int64] | Sequence[int]") -> None:
         self.source = source
         self.indices = np.asarray(indices, np.int64)
         if self.indices.size and not (int(self.indices.min()) >= 0 and int(self.indices.max()) < len(source)):
@@ -183,10 +183,10 @@ class Subset(Source):
         return None if sizes is None else sizes[self.indices]
 
 
-class Concat(Source):
+class Concat(ImageDataset):
     """Sources with the same classes, one after the other: Flowers' train and val, say."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[ImageDataset]) -> None:
         self.sources = tuple(sources)
         if len({source.classes for source in sources}) != 1:
             raise DataError("sources with different classes cannot be joined")
@@ -208,7 +208,7 @@ class Concat(Source):
         known = [size for size in sizes if size is not None]
         return np.concatenate(known) if len(known) == len(sizes) else None
 
-    def place(self, index: int) -> tuple[Source, int]:
+    def place(self, index: int) -> tuple[ImageDataset, int]:
         part = int(np.searchsorted(self.ends, index, side="right"))
         return self.sources[part], index - (int(self.ends[part - 1]) if part else 0)
 
@@ -229,10 +229,10 @@ class Concat(Source):
         return source.content_hash(within)
 
 
-class Relabelled(Source):
+class RelabelledDataset(ImageDataset):
     """The same images with other labels: ReaL's, another task of a set, a class merged."""
 
-    def __init__(self, source: Source, labels: Labels, classes: Sequence[str]) -> None:
+    def __init__(self, source: ImageDataset, labels: Labels, classes: Sequence[str]) -> None:
         if len(labels) != len(source):
             raise DataError(f"{len(labels)} labels for {len(source)} samples")
         self.source, self.labels, self.classes = source, labels, tuple(classes)
@@ -259,7 +259,7 @@ class Relabelled(Source):
         return self.source.sizes()
 
 
-class Arrays(Source):
+class Arrays(ImageDataset):
     """Images that are in memory already: uint8 [N, H, W, 3] or [N, H, W], an array or anything indexed like one."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """A source that fits lives on the accelerator as uint8, and is augmented there in batches. No DataLoader on this path.
 
-    resident = Resident(source, device="cuda")
-    for batch in resident.stream(augmentation, batch=1024, seed=0): ...
+    resident = DeviceDataset(source, device="cuda")
+    for batch in resident.train_batches(augmentation, batch=1024, seed=0): ...
 
 The order and the draws are those of `loader.stream`: the same samples at the same step, cropped and turned alike.
 Several steps are drawn and augmented at once where their images are small, for it is launches that take time then; a
@@ -18,19 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.core.errors import BadPicture, ConfigError, DataError
-from vitrail.core.text import Pair, times
-from vitrail.data.dataset import Source
-from vitrail.data.decode.image import Picture
+from vitrail.core.errors import BadImage, ConfigError, DataError
+from vitrail.core.text import Pair, format_size
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.geometry import Geometry
-from vitrail.data.loader import Batch, Plain, Share, sweep
-from vitrail.data.prefetch import Ahead, Parcel
+from vitrail.data.loader import Batch, Plain, Share, eval_batches
+from vitrail.data.prefetch import PackedArrays, Prefetcher
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.randomness import Draws, Order
+from vitrail.data.randomness import CounterRng, EpochOrder
 from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.transforms.augmentation import Augmentation, check_geometries
 from vitrail.data.transforms.batched import BatchedAugmentation, Plan, find_sources, gather_masks
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 
 LOAD_BATCH: Final = 256
 MOVING: Final = "targets that follow crops and flips have no batched form, masks excepted"
@@ -43,7 +43,7 @@ GROUPED_BYTES: Final = {"cpu": 6 << 20}
 GROUPED_BYTES_ELSEWHERE: Final = 64 << 20
 
 
-def fits(source: Source, limit: int, targets: Targets = CLASS_LABELS) -> tuple[bool, str]:
+def fits(source: ImageDataset, limit: int, targets: Targets = CLASS_LABELS) -> tuple[bool, str]:
     """Whether a source can live on a device that has `limit` bytes for it, and why or why not. Only some headers are
     read: images of another size among the rest are found when the source is loaded."""
     if targets.moves and targets.fill is None:
@@ -51,30 +51,30 @@ def fits(source: Source, limit: int, targets: Targets = CLASS_LABELS) -> tuple[b
     size, seen = None, np.unique(np.linspace(0, len(source) - 1, LOOKED_AT).astype(np.int64)) if len(source) else []
     for index in seen:
         try:
-            picture = source.picture(int(index))
-        except BadPicture:
+            picture = source.open_image(int(index))
+        except BadImage:
             continue  # not valid on the device either, which is not a reason against it
         if size is not None and picture.size != size:
-            return False, f"images are of several sizes, {times(size)} and {times(picture.size)}"
+            return False, f"images are of several sizes, {format_size(size)} and {format_size(picture.size)}"
         size = picture.size
     if size is None:
         return False, "there is no image that can be read"
     need = room(source, size, targets)
-    told = f"{len(source):,} images of {times(size)} take {need / 1e9:.2f} GB"
+    told = f"{len(source):,} images of {format_size(size)} take {need / 1e9:.2f} GB"
     return need <= limit, f"{told}, {limit / 1e9:.2f} GB are allowed"
 
 
-def room(source: Source, size: Pair, targets: Targets) -> int:
+def room(source: ImageDataset, size: Pair, targets: Targets) -> int:
     """The bytes that all images take at one size, with their masks where they have them."""
     return len(source) * (4 if targets.moves else 3) * size[0] * size[1]
 
 
-def first_size(source: Source) -> Pair:
+def first_size(source: ImageDataset) -> Pair:
     """The size of the first image that can be read."""
     for index in range(len(source) - 1):
-        with suppress(BadPicture):
-            return source.picture(index).size
-    return source.picture(len(source) - 1).size
+        with suppress(BadImage):
+            return source.open_image(index).size
+    return source.open_image(len(source) - 1).size
 
 
 class AsIs:
@@ -84,27 +84,27 @@ class AsIs:
         self.sizes = (size,)
         self.plain = Plain(Preprocessing(image=size))
 
-    def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
+    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
         if picture.size != self.sizes[0]:
-            raise BadPicture(ODD)
+            raise BadImage(ODD)
         return self.plain(picture, draws)
 
-    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]:
+    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
         return self.plain.geometries(whole, draws)
 
 
-class Resident:
+class DeviceDataset:
     """All images of a source as one tensor on a device, uint8 [N, 3, H, W], brought to `size` where one is given."""
 
     def __init__(
         self,
-        source: Source,
+        source: ImageDataset,
         *,
         device: torch.device | str,
         size: Pair | None = None,
         limit: int | None = None,
         workers: int = 0,
-        ledger: Ledger | None = None,
+        ledger: UnreadableLog | None = None,
         targets: Targets = CLASS_LABELS,
     ) -> None:
         """`limit` is the number of bytes that the images may take."""
@@ -126,7 +126,7 @@ class Resident:
         self.valid = torch.zeros(len(source), dtype=torch.bool, device=self.device)
         self.target = self.whole_target((height, width))
         loaded = targets if targets.moves else CLASS_LABELS
-        for batch in sweep(source, view, batch=LOAD_BATCH, workers=workers, ledger=ledger, targets=loaded):
+        for batch in eval_batches(source, view, batch=LOAD_BATCH, workers=workers, ledger=ledger, targets=loaded):
             if odd := next((entry for entry in batch.unreadable if entry.reason == ODD), None):
                 raise DataError(f"{odd}, {height} x {width}; give a size that all are brought to")
             first, count = batch.step * LOAD_BATCH, int((batch.sample >= 0).sum())
@@ -150,7 +150,7 @@ class Resident:
         """Of the images as they lie on the device."""
         return (self.pixels.shape[-2], self.pixels.shape[-1])
 
-    def stream(
+    def train_batches(
         self,
         augmentations: Augmentation | Sequence[Augmentation],
         *,
@@ -173,7 +173,7 @@ class Resident:
             raise ConfigError(f"group={group} must be at least 1")
         several = tuple(augmentations) if isinstance(augmentations, Sequence) else (augmentations,)
         views = [BatchedAugmentation(augmentation) for augmentation in several]
-        share, order = Share(batch=batch, rank=rank, world=world), Order(len(self), seed)
+        share, order = Share(batch=batch, rank=rank, world=world), EpochOrder(len(self), seed)
         group = group or self.grouped(share.local, [view.size for view in views])
         blocks = groups(start, stop, group, block=max(1, DRAWN // (share.local * group)))
         if self.targets.moves:
@@ -189,7 +189,7 @@ class Resident:
 
     def batches(self, views: Sequence[BatchedAugmentation], drawn: "Iterator[Prepared]", ahead: int) -> Iterator[Batch]:
         """What was drawn on the host, done on the device."""
-        with closing(Ahead(drawn, ahead)) if ahead else nullcontext(drawn) as several:
+        with closing(Prefetcher(drawn, ahead)) if ahead else nullcontext(drawn) as several:
             for group in several:
                 yield from self.handed_out(views, group)
 
@@ -217,13 +217,13 @@ class Resident:
             targets = tuple(gather_masks(targets[0], next(arrays), next(arrays), self.targets.fill) for _ in views)
         return self.batch(group.steps.start, tuple(seen), targets, taken, epoch)
 
-    def sweep(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+    def eval_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Every sample once, as it is; as in `loader.sweep` the last batch has places without an image."""
         share = Share(batch=batch, rank=rank, world=world)
         for step in range(-(-len(self) // batch)):
             places = share.places(step)
             inside = np.minimum(places, len(self) - 1)
-            taken, epoch, exists = Parcel([inside, np.zeros_like(places), places < len(self)]).sent(self.device)
+            taken, epoch, exists = PackedArrays([inside, np.zeros_like(places), places < len(self)]).sent(self.device)
             target = self.target.index_select(0, taken)
             if self.targets.fill is not None:
                 target = target.masked_fill_(~exists[:, None, None], self.targets.fill)
@@ -255,7 +255,7 @@ class Prepared(NamedTuple):
 
     steps: range
     plans: list[Plan]
-    parcel: Parcel
+    parcel: PackedArrays
 
 
 def groups(start: int, stop: int | None, most: int, block: int = 1) -> Iterator[list[range]]:
@@ -274,7 +274,7 @@ def prepared(
     views: Sequence[BatchedAugmentation],
     size: Pair,
     share: Share,
-    order: Order,
+    order: EpochOrder,
     repeats: int,
     *,
     moving: bool = False,
@@ -282,9 +282,11 @@ def prepared(
     """The host's part of each group of steps. Needs no device, and reads no images."""
     for block in blocks:
         first = block[0][0]
-        at = order.stream(np.concatenate([share.places(step) for steps in block for step in steps]), repeats)
+        at = order.locate(np.concatenate([share.places(step) for steps in block for step in steps]), repeats)
         draws = [
-            Draws.of(seed=order.seed, epoch=at.epoch, sample=at.sample, view=at.repeat * len(views) + number)
+            CounterRng.for_samples(
+                seed=order.seed, epoch=at.epoch, sample=at.sample, view=at.repeat * len(views) + number
+            )
             for number in range(len(views))
         ]
         for steps in block:
@@ -294,4 +296,4 @@ def prepared(
             if moving:
                 for view, drawn in zip(views, draws, strict=True):
                     arrays += find_sources(view.augmentation, drawn.rows(part), size)
-            yield Prepared(steps, plans, Parcel([at.sample[part], at.epoch[part], *arrays]))
+            yield Prepared(steps, plans, PackedArrays([at.sample[part], at.epoch[part], *arrays]))

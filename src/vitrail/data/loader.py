@@ -23,16 +23,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitrail.core.errors import BadPicture, ConfigError, DataError, WorkerDied
+from vitrail.core.errors import BadImage, ConfigError, DataError, WorkerDied
 from vitrail.core.text import Pair
-from vitrail.data.dataset import Source
-from vitrail.data.decode.image import Picture
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.geometry import Geometry
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.randomness import Draws, Order, Positions
+from vitrail.data.randomness import CounterRng, EpochOrder, Positions
 from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.transforms.augmentation import Augmentation, check_geometries, views
-from vitrail.data.unreadable_log import Ledger, Unreadable
+from vitrail.data.unreadable_log import UnreadableLog, UnreadableSample
 
 PATIENCE_S = 600.0  # a batch that takes longer means a store that hangs
 
@@ -43,8 +43,8 @@ class Views(Protocol):
 
     @property
     def sizes(self) -> tuple[Pair, ...]: ...
-    def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]: ...
-    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]: ...
+    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]: ...
+    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Augmented:
     def sizes(self) -> tuple[Pair, ...]:
         return tuple(augmentation.size for augmentation in self.augmentations)
 
-    def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
+    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
         return views(self.augmentations, picture, draws)
 
-    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]:
+    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
         return tuple(each.geometry(whole, drawn) for each, drawn in zip(self.augmentations, draws, strict=True))
 
 
@@ -74,10 +74,10 @@ class Plain:
     def sizes(self) -> tuple[Pair, ...]:
         return (self.preprocessing.image,)
 
-    def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
+    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
         return (self.preprocessing.pixels(picture.rgb()),)
 
-    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]:
+    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
         return (self.preprocessing.geometry(whole),)
 
 
@@ -91,7 +91,7 @@ class Batch:
     sample: Tensor  # int64 [B], the place in the source; -1 past the end
     epoch: Tensor  # int64 [B]
     valid: Tensor  # bool [B]
-    unreadable: tuple[Unreadable, ...] = ()
+    unreadable: tuple[UnreadableSample, ...] = ()
 
     @property
     def pixels(self) -> Tensor:
@@ -158,7 +158,9 @@ class Share:
 class Steps(Dataset[Batch]):
     """Step in, batch out. This is all that a loader process runs."""
 
-    def __init__(self, source: Source, views: Views, share: Share, seed: int, repeats: int, targets: Targets) -> None:
+    def __init__(
+        self, source: ImageDataset, views: Views, share: Share, seed: int, repeats: int, targets: Targets
+    ) -> None:
         targets.check(source)
         self.source, self.views, self.share, self.seed, self.repeats = source, views, share, seed, repeats
         self.targets = targets
@@ -176,12 +178,14 @@ class Steps(Dataset[Batch]):
         at, exists = self.at(step)
         views = tuple(torch.empty((len(exists), 3, *size), dtype=torch.uint8) for size in self.views.sizes)
         draws = [
-            Draws.of(seed=self.seed, epoch=at.epoch, sample=at.sample, view=at.repeat * len(views) + number)
+            CounterRng.for_samples(
+                seed=self.seed, epoch=at.epoch, sample=at.sample, view=at.repeat * len(views) + number
+            )
             for number in range(len(views))
         ]
         blanks = [self.targets.blank(size) for size in self.views.sizes] if self.targets.moves else []
         moving = tuple(blank.repeat(len(exists), *[1] * blank.ndim) for blank in blanks)
-        valid, unreadable = exists.copy(), list[Unreadable]()
+        valid, unreadable = exists.copy(), list[UnreadableSample]()
         info = get_worker_info()
         mine = self.reading[0 if info is None else info.id]
         mine[0] = os.getpid()
@@ -192,7 +196,7 @@ class Steps(Dataset[Batch]):
             fault = self.fill(sample, *into, [draw.row(int(place)) for draw in draws])
             if fault is not None:
                 valid[place] = False
-                unreadable.append(Unreadable(sample, self.source.name(sample), fault))
+                unreadable.append(UnreadableSample(sample, self.source.name(sample), fault))
         mine[1] = -1
         for view in views:
             view[torch.from_numpy(~valid)] = 0
@@ -208,17 +212,17 @@ class Steps(Dataset[Batch]):
             unreadable=tuple(unreadable),
         )
 
-    def fill(self, sample: int, views: list[Tensor], targets: list[Tensor], draws: list[Draws]) -> str | None:
+    def fill(self, sample: int, views: list[Tensor], targets: list[Tensor], draws: list[CounterRng]) -> str | None:
         """Puts a sample's views where they belong, and its targets where those move; the reason where that fails."""
         try:
-            picture = Picture(self.source.read(sample))
+            picture = EncodedImage(self.source.read(sample))
             for place, pixels in zip(views, self.views(picture, draws), strict=True):
                 place.copy_(pixels)
             if targets:
                 target = self.targets.read(self.source, sample, picture.size)
                 for place, geometry in zip(targets, self.views.geometries(picture.size, draws), strict=True):
                     place.copy_(self.targets.view(target, geometry))
-        except BadPicture as error:
+        except BadImage as error:
             fault = str(error)
         except OSError as error:
             fault = error.strerror or str(error)
@@ -234,7 +238,7 @@ class Endless(Steps):
     """Training: shuffled epochs, one after the other."""
 
     def at(self, step: int) -> tuple[Positions, NDArray[np.bool_]]:
-        at = Order(len(self.source), self.seed).stream(self.share.places(step), self.repeats)
+        at = EpochOrder(len(self.source), self.seed).locate(self.share.places(step), self.repeats)
         return at, np.ones(len(at.sample), np.bool_)
 
 
@@ -248,8 +252,8 @@ class Once(Steps):
         return Positions(epoch=nought, sample=places, repeat=nought), places < len(self.source)
 
 
-def stream(
-    source: Source,
+def train_batches(
+    source: ImageDataset,
     augmentations: Augmentation | Sequence[Augmentation] | Views,
     *,
     batch: int,
@@ -261,7 +265,7 @@ def stream(
     repeats: int = 1,
     workers: int = 0,
     pin: bool = False,
-    ledger: Ledger | None = None,
+    ledger: UnreadableLog | None = None,
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
     """The training batches from step `start` on, without end or up to `stop`. With `repeats` every sample comes so many
@@ -282,8 +286,8 @@ def stream(
     return load(endless, steps, workers=workers, pin=pin, ledger=ledger)
 
 
-def sweep(
-    source: Source,
+def eval_batches(
+    source: ImageDataset,
     views: Preprocessing | Views,
     *,
     batch: int,
@@ -291,7 +295,7 @@ def sweep(
     world: int = 1,
     workers: int = 0,
     pin: bool = False,
-    ledger: Ledger | None = None,
+    ledger: UnreadableLog | None = None,
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
     """Every sample once. All processes get the same number of batches of the same shape."""
@@ -302,7 +306,7 @@ def sweep(
 
 
 def load(
-    steps: Steps, wanted: "range | itertools.count[int]", *, workers: int, pin: bool, ledger: Ledger | None
+    steps: Steps, wanted: "range | itertools.count[int]", *, workers: int, pin: bool, ledger: UnreadableLog | None
 ) -> Iterator[Batch]:
     """Runs the steps, in this process or in `workers` others, and hands the batches over in order."""
     steps.watch(workers)
@@ -322,7 +326,7 @@ def load(
             worker_init_fn=stand_apart,
         )
         batches = iter(loader)
-    ledger = Ledger() if ledger is None else ledger
+    ledger = UnreadableLog() if ledger is None else ledger
     while True:
         try:
             batch = next(batches)

@@ -1,10 +1,10 @@
 """Work that is done before it is asked for, in one thread, in order.
 
-    with closing(Ahead(map(prepare, steps), depth=4)) as prepared:
+    with closing(Prefetcher(map(prepare, steps), depth=4)) as prepared:
         for step in prepared: ...
 
 What comes out is what the iterator alone would give, errors included. The thread ends when the iterator does, when
-`close` is called, when nobody holds the `Ahead` any longer, and when Python exits.
+`close` is called, when nobody holds the `Prefetcher` any longer, and when Python exits.
 
 Small arrays that go to a device together: one piece of memory, one copy, and views of it on the other side.
 """
@@ -37,7 +37,7 @@ class Table(Generic[Item]):
             self.room.put(None)
 
 
-class Ahead(Iterator[Item]):
+class Prefetcher(Iterator[Item]):
     """The items of an iterator, up to `depth` of them made in advance."""
 
     def __init__(self, items: Iterator[Item], depth: int) -> None:
@@ -103,7 +103,7 @@ class Run(NamedTuple):
     shapes: list[tuple[int, ...]]
 
 
-class Parcel:
+class PackedArrays:
     """Arrays of int64, float32, uint8 or bool, packed. Packing needs no device, and may be done in any thread."""
 
     __slots__ = ("bytes", "count", "runs")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.core.text import LARGEST_SIDE, Pair, times
+from vitrail.core.text import LARGEST_SIDE, Pair, format_size
 from vitrail.data.decode.image import upright_rgb
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ class Preprocessing:
         for ours, theirs in zip(self.image, image, strict=True):
             if ours > max(ALLOWED, STRETCH * theirs):
                 raise ConfigError(
-                    f"preprocessing makes images of {times(self.image)} for a network of {times(image)}; at most "
+                    f"preprocessing makes images of {format_size(self.image)} for a network of "
+                    f"{format_size(image)}; at most "
                     f"{STRETCH} times its side, or {ALLOWED}, is allowed"
                 )
 

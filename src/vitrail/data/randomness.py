@@ -49,7 +49,7 @@ def mixed(x: int) -> int:
     return x ^ x >> 31
 
 
-def keyed(*parts: "int | NDArray[np.integer[Any]]") -> Keys:
+def hash_keys(*parts: "int | NDArray[np.integer[Any]]") -> Keys:
     """One key [B] from several integers or integer arrays, in order; scalars are broadcast, and count modulo 2**64."""
     one, rest = 0, iter(parts)  # of the scalars in front
     for part in rest:
@@ -66,7 +66,7 @@ def keyed(*parts: "int | NDArray[np.integer[Any]]") -> Keys:
 
 
 @lru_cache(maxsize=256)
-def number(text: str) -> int:
+def hash_word(text: str) -> int:
     """A word as a number that is the same in every process."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -74,10 +74,10 @@ def number(text: str) -> int:
 @lru_cache(maxsize=256)
 def streams(purpose: str, count: int) -> Keys:
     """What sets a purpose's numbers apart [1, count]. Kept, for it would take longer than all else that a draw does."""
-    return keyed(number(purpose), np.arange(count, dtype=np.uint64))[None, :]
+    return hash_keys(hash_word(purpose), np.arange(count, dtype=np.uint64))[None, :]
 
 
-class Draws:
+class CounterRng:
     """The random numbers of B samples, by purpose. Another purpose, or one more, never shifts the rest."""
 
     __slots__ = ("keys", "mixed")
@@ -87,27 +87,27 @@ class Draws:
         self.mixed = mix(keys[:, None] + GOLDEN) if mixed is None else mixed  # [B, 1], what all purposes start from
 
     @classmethod
-    def of(
+    def for_samples(
         cls,
         *,
         seed: int,
         epoch: "int | NDArray[np.int64]",
         sample: "int | NDArray[np.int64]",
         view: "int | NDArray[np.int64]" = 0,
-    ) -> "Draws":
+    ) -> "CounterRng":
         """Those of one sample, or of a batch where `sample` (and perhaps `epoch`) is an array [B]."""
-        return cls(keyed(seed, epoch, sample, view))
+        return cls(hash_keys(seed, epoch, sample, view))
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    def row(self, index: int) -> "Draws":
+    def row(self, index: int) -> "CounterRng":
         """Those of one sample of a batch."""
         return self.rows(slice(index, index + 1))
 
-    def rows(self, some: "slice | NDArray[np.int64]") -> "Draws":
+    def rows(self, some: "slice | NDArray[np.int64]") -> "CounterRng":
         """Those of some samples of a batch."""
-        return Draws(self.keys[some], self.mixed[some])
+        return CounterRng(self.keys[some], self.mixed[some])
 
     def bits(self, purpose: str, count: int = 1) -> Keys:
         """Whole 64-bit numbers [B, count]."""
@@ -133,12 +133,12 @@ class Draws:
 
 
 ROUNDS: Final = 16  # with 8, sets of five or six still show a preference among their permutations
-ORDER: Final = number("order")
+ORDER: Final = hash_word("order")
 ONE: Final = np.uint64(1)  # 63 bits and a coordinate never wrap
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class EpochOrder:
     """A permutation of `length` things for every (seed, epoch)."""
 
     length: int
@@ -152,7 +152,7 @@ class Order:
         """The samples at these positions of an epoch; `epoch` is one number or one a position."""
         rows = isqrt(self.length - 1) + 1
         columns = -(-self.length // rows)
-        key = np.broadcast_to(keyed(ORDER, self.seed, epoch), position.shape)
+        key = np.broadcast_to(hash_keys(ORDER, self.seed, epoch), position.shape)
         if position.size and not (int(position.min()) >= 0 and int(position.max()) < self.length):
             raise ConfigError(
                 f"positions {position.min()} to {position.max()} are not all in an epoch of {self.length}"
@@ -162,7 +162,7 @@ class Order:
             sample[out] = feistel(sample[out], rows, columns, key[out])
         return sample.astype(np.int64)
 
-    def stream(self, position: NDArray[np.int64], repeats: int = 1) -> "Positions":
+    def locate(self, position: NDArray[np.int64], repeats: int = 1) -> "Positions":
         """Places in the endless stream of one epoch after another, each sample `repeats` times in a row."""
         draw, view = np.divmod(position, repeats)
         epoch, within = np.divmod(draw, self.length)

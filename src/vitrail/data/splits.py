@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import cache_folder, read_text, replacing
 from vitrail.core.errors import BadLabels, ConfigError, DataError, reason_of
-from vitrail.data.dataset import Source, Subset
+from vitrail.data.dataset import ImageDataset, Subset
 from vitrail.data.labels import NONE, Labels
-from vitrail.data.randomness import Order, keyed, number
+from vitrail.data.randomness import EpochOrder, hash_keys, hash_word
 
 KIND = "vitrail selection 1"
 
@@ -43,7 +43,7 @@ class Selection:
         head = json.dumps([KIND, self.source, self.rule, self.drop], sort_keys=True)
         return sha256(head.encode() + np.ascontiguousarray(self.indices, "<i8").tobytes()).hexdigest()
 
-    def apply(self, source: Source) -> Subset:
+    def apply(self, source: ImageDataset) -> Subset:
         """The chosen samples. A source that has changed since is refused."""
         if source.fingerprint != self.source:
             raise DataError(
@@ -101,7 +101,7 @@ def stratified(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.
     if not 0 < fraction < 1:
         raise ConfigError(f"fraction={fraction} must lie between 0 and 1")
     count = len(labels)
-    lot = keyed(number("stratified"), seed, np.arange(count))
+    lot = hash_keys(hash_word("stratified"), seed, np.arange(count))
     group = np.zeros(count, np.int64) if labels.multiple else labels.values.astype(np.int64)
     order = np.lexsort((lot, group))  # by class, and by lot inside a class
     present, first, sizes = np.unique(group[order], return_index=True, return_counts=True)
@@ -123,7 +123,7 @@ def share(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.int64
     Unlike `stratified`, whose remainders go to other classes from one fraction to the next, nothing ever leaves."""
     if not 0 < fraction <= 1:
         raise ConfigError(f"fraction={fraction} must be above 0 and at most 1")
-    lot = keyed(number("share"), seed, np.arange(len(labels)))
+    lot = hash_keys(hash_word("share"), seed, np.arange(len(labels)))
     group = np.zeros(len(labels), np.int64) if labels.multiple else labels.values.astype(np.int64)
     order = np.lexsort((lot, group))  # by class, and by lot inside a class
     present, first, sizes = np.unique(group[order], return_index=True, return_counts=True)
@@ -143,7 +143,7 @@ def nested(count: int, size: int, *, seed: int = 0) -> NDArray[np.int64]:
     """A random subset of `size` among `count`, ascending; for one seed, a larger one holds every smaller one (4.3)."""
     if not 0 < size <= count:
         raise ConfigError(f"size={size}: a subset of {count} samples has between 1 and {count}")
-    return np.sort(Order(count, keyed_seed("nested", seed))(0, np.arange(size, dtype=np.int64)))
+    return np.sort(EpochOrder(count, keyed_seed("nested", seed))(0, np.arange(size, dtype=np.int64)))
 
 
 def few_shot(labels: Labels, classes: int, shots: int, *, seed: int = 0) -> NDArray[np.int64]:
@@ -168,7 +168,7 @@ def first_shots(labels: Labels, classes: int, shots: int) -> NDArray[np.int64]:
     return np.concatenate([np.flatnonzero(labels.values == number)[:shots] for number in range(classes)])
 
 
-def dev_split(source: Source, fraction: float, *, seed: int = 0) -> tuple[Selection, Selection]:
+def dev_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> tuple[Selection, Selection]:
     """The part to train on and the dev part, as selections that say what they are."""
     held = stratified(source.labels, fraction, seed=seed)
     rule = {"name": "dev", "fraction": fraction, "seed": seed}
@@ -179,19 +179,19 @@ def dev_split(source: Source, fraction: float, *, seed: int = 0) -> tuple[Select
     )
 
 
-def share_split(source: Source, fraction: float, *, seed: int = 0) -> Selection:
+def share_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> Selection:
     """A share of every class as a selection."""
     rule = {"name": "share", "fraction": fraction, "seed": seed}
     return Selection(source=source.fingerprint, rule=rule, indices=share(source.labels, fraction, seed=seed))
 
 
-def few_shot_split(source: Source, shots: int, *, seed: int = 0) -> Selection:
+def few_shot_split(source: ImageDataset, shots: int, *, seed: int = 0) -> Selection:
     """A few-shot draw as a selection."""
     chosen = few_shot(source.labels, len(source.classes), shots, seed=seed)
     return Selection(source=source.fingerprint, rule={"name": "few-shot", "shots": shots, "seed": seed}, indices=chosen)
 
 
-def nested_split(source: Source, size: int, *, seed: int = 0) -> Selection:
+def nested_split(source: ImageDataset, size: int, *, seed: int = 0) -> Selection:
     """A subset of Section 4.3 as a selection."""
     rule = {"name": "nested", "size": size, "seed": seed}
     return Selection(source=source.fingerprint, rule=rule, indices=nested(len(source), size, seed=seed))
@@ -207,4 +207,4 @@ def keep(selection: Selection) -> Selection:
 
 def keyed_seed(purpose: str, seed: int) -> int:
     """A seed of one purpose's own."""
-    return int(keyed(number(purpose), seed)[0])
+    return int(hash_keys(hash_word(purpose), seed)[0])

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.core.errors import BadPicture, DataError
-from vitrail.core.text import Pair, times
-from vitrail.data.dataset import Source
+from vitrail.core.errors import BadImage, DataError
+from vitrail.core.text import Pair, format_size
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import read_indices
 from vitrail.data.geometry import Geometry
 
@@ -28,15 +28,15 @@ class Targets:
     # Of those that are one value a pixel, the value of borders: whole batches can be moved on a device then.
     fill: ClassVar[int | None] = None
 
-    def check(self, source: Source) -> None:
+    def check(self, source: ImageDataset) -> None:
         """DataError where a source does not have them."""
 
-    def batch(self, source: Source, samples: NDArray[np.int64]) -> Tensor:
+    def batch(self, source: ImageDataset, samples: NDArray[np.int64]) -> Tensor:
         """Those of the samples [B, ...], where they do not move."""
         raise NotImplementedError(f"{type(self).__name__}.batch")
 
-    def read(self, source: Source, sample: int, size: Pair) -> Any:
-        """Those of one sample, whose upright image has `size`: read once for all its views. BadPicture where they
+    def read(self, source: ImageDataset, sample: int, size: Pair) -> Any:
+        """Those of one sample, whose upright image has `size`: read once for all its views. BadImage where they
         cannot be used, which makes the sample unreadable."""
         raise NotImplementedError(f"{type(self).__name__}.read")
 
@@ -52,7 +52,7 @@ class Targets:
 class ClassLabels(Targets):
     """The classes of whole images: int64 [B], or [B, M], filled up with -1, where samples have several."""
 
-    def batch(self, source: Source, samples: NDArray[np.int64]) -> Tensor:
+    def batch(self, source: ImageDataset, samples: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(source.labels.rows(samples))
 
 
@@ -64,24 +64,24 @@ class Masks(Targets):
 
     moves, fill = True, IGNORED
 
-    def check(self, source: Source) -> None:
+    def check(self, source: ImageDataset) -> None:
         if not source.pixel_classes:
             raise DataError("these data have no masks; put a PNG of class indices next to every image")
 
-    def read(self, source: Source, sample: int, size: Pair) -> Tensor:
+    def read(self, source: ImageDataset, sample: int, size: Pair) -> Tensor:
         try:
             indices = read_indices(source.mask(sample))
-        except BadPicture as error:
-            raise BadPicture(f"mask: {error}") from None
+        except BadImage as error:
+            raise BadImage(f"mask: {error}") from None
         except OSError as error:
-            raise BadPicture(f"mask: {error.strerror or error}") from None
+            raise BadImage(f"mask: {error.strerror or error}") from None
         height, width = indices.shape
         if (height, width) != size:
-            raise BadPicture(f"mask: its size is {times((height, width))}, that of the image {times(size)}")
+            raise BadImage(f"mask: its size is {format_size((height, width))}, that of the image {format_size(size)}")
         known = len(source.pixel_classes)
         among = f"are {known} classes, 0 to {known - 1}"
         if (wrong := indices[(indices >= known) & (indices != IGNORED)]).size:
-            raise BadPicture(
+            raise BadImage(
                 f"mask: class {wrong.max()} of pixels, but there {'is 1 class, 0' if known == 1 else among}, "
                 f"and {IGNORED} for pixels that count for nothing"
             )

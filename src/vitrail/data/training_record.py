@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.dataset import Relabelled, Source, Subset, total_bytes
+from vitrail.data.dataset import ImageDataset, RelabelledDataset, Subset, total_bytes
 
 Hashes = NDArray[np.uint64]
 
@@ -26,7 +26,7 @@ TOLD: Final = 64  # samples between two words on how far it is
 
 
 def hash_contents(
-    source: Source, *, rank: int = 0, world: int = 1, advance: Callable[[int], None] | None = None
+    source: ImageDataset, *, rank: int = 0, world: int = 1, advance: Callable[[int], None] | None = None
 ) -> Hashes:
     """The content hash of every sample, or of every world-th one from `rank` on; 0 for one that cannot be read.
     `advance` hears how many samples of all are done."""
@@ -49,10 +49,10 @@ def interleave(shares: Sequence[Hashes]) -> Hashes:
     return whole
 
 
-def trace(source: Source) -> tuple[Source, NDArray[np.int64]]:
+def trace(source: ImageDataset) -> tuple[ImageDataset, NDArray[np.int64]]:
     """The source that the samples are drawn from, and their places in it."""
     places = np.arange(len(source))
-    while isinstance(source, Subset | Relabelled):
+    while isinstance(source, Subset | RelabelledDataset):
         if isinstance(source, Subset):
             places = source.indices[places]
         source = source.source
@@ -64,7 +64,7 @@ MOST_IMAGES: Final = 100_000
 MOST_BYTES: Final = 16 << 30
 BULK: Final = ("hashes", "places")  # fields that are of no use to a reader
 
-Hashing = Callable[[Source], Hashes]  # of every sample; several processes may share the work
+Hashing = Callable[[ImageDataset], Hashes]  # of every sample; several processes may share the work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,11 +81,11 @@ class Exposure:
 
 
 def record_training(
-    train: Source,
+    train: ImageDataset,
     *,
     out_of: int,
     selection: Mapping[str, Any],
-    others: Mapping[str, Source],
+    others: Mapping[str, ImageDataset],
     hashing: Hashing = hash_contents,
 ) -> dict[str, Any]:
     """The record of a training on `train`, which `selection` chose of `out_of` images; `others` are sources of the same
@@ -109,7 +109,7 @@ def record_training(
     return {**facts, "source": base.fingerprint, "places": encode(bits), "apart": apart}
 
 
-def find_exposure(provenance: Mapping[str, Any], source: Source, hashing: Hashing = hash_contents) -> Exposure:
+def find_exposure(provenance: Mapping[str, Any], source: ImageDataset, hashing: Hashing = hash_contents) -> Exposure:
     """Which samples of a source the weights with this provenance were trained on. All processes call it."""
     seen, unrecorded = np.zeros(len(source), np.bool_), list[str]()
     hashes: Hashes | None = None
@@ -136,7 +136,7 @@ def list_records(provenance: Mapping[str, Any]) -> Iterator[tuple[str, list[dict
         name = str(cast("Mapping[str, Any]", link).get("weights") or "?") if isinstance(link, Mapping) else ""
 
 
-def match(record: Mapping[str, Any], source: Source, hashes: Hashes | None) -> NDArray[np.bool_] | None:
+def match(record: Mapping[str, Any], source: ImageDataset, hashes: Hashes | None) -> NDArray[np.bool_] | None:
     """Which samples of a source are in a record; none where it cannot tell, or is damaged."""
     try:
         if "hashes" in record:

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from vitrail.core.errors import BadPicture, DataError
+from vitrail.core.errors import BadImage, DataError
 
 FILE: Final = "unreadable.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableSample:
     """A sample that gave no pixels, and why."""
 
     sample: int
@@ -27,7 +27,7 @@ class Unreadable:
         return f"{self.name}: {self.reason}"
 
 
-class Ledger:
+class UnreadableLog:
     """Collects what was unreadable. With a folder it writes `unreadable.jsonl` there, and goes on with one it finds;
     with `strict` the first one is an error. `tell` hears of each file once."""
 
@@ -36,11 +36,11 @@ class Ledger:
         folder: Path | None = None,
         *,
         strict: bool = False,
-        tell: Callable[[Unreadable], None] | None = None,
+        tell: Callable[[UnreadableSample], None] | None = None,
     ) -> None:
         self.path = None if folder is None else folder / FILE
         self.strict, self.tell = strict, tell
-        self.known: dict[str, Unreadable] = {}
+        self.known: dict[str, UnreadableSample] = {}
         self.times = 0  # how often one was met, which grows with the epochs
         if self.path is not None and self.path.exists():
             self.known = {entry.name: entry for entry in earlier(self.path)}
@@ -49,11 +49,11 @@ class Ledger:
         """How many files were unreadable."""
         return len(self.known)
 
-    def note(self, found: Iterable[Unreadable]) -> None:
+    def note(self, found: Iterable[UnreadableSample]) -> None:
         """Takes what a batch met."""
         for entry in found:
             if self.strict:
-                raise BadPicture(f"{entry}; without --strict such files are left out and listed")
+                raise BadImage(f"{entry}; without --strict such files are left out and listed")
             self.times += 1
             if entry.name in self.known:
                 continue
@@ -65,13 +65,13 @@ class Ledger:
                 self.tell(entry)
 
 
-def earlier(path: Path) -> list[Unreadable]:
+def earlier(path: Path) -> list[UnreadableSample]:
     """The entries of a list from an earlier run; a last line that was cut off is passed over."""
-    entries: list[Unreadable] = []
+    entries: list[UnreadableSample] = []
     lines = path.read_bytes().splitlines(keepends=True)
     for at, line in enumerate(lines):
         try:
-            entries.append(Unreadable(**json.loads(line)))
+            entries.append(UnreadableSample(**json.loads(line)))
         except (ValueError, TypeError):
             if at == len(lines) - 1 and not line.endswith(b"\n"):
                 break

@@ -21,7 +21,7 @@ from vitrail.distributed.process_group import World
 EVERY = 2  # steps between two rounds
 
 
-class Accord:
+class FlagSync:
     """The flags of a world, step by step."""
 
     def __init__(self, world: World) -> None:

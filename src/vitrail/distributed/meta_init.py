@@ -37,7 +37,7 @@ def local(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
 def owned(tensor: Tensor, world: World) -> bool:
     """Whether this process writes its rows: for each row of each tensor exactly one does."""
     if not isinstance(tensor, DTensor):
-        return world.first
+        return world.is_main
     replicas = [
         place
         for place, placement in zip(_coordinate(tensor), tensor.placements, strict=True)
@@ -62,7 +62,7 @@ def whole(tensor: Tensor, world: World) -> Tensor:
     must call it, tensor by tensor."""
     world.moved()
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.detach().cpu() if world.first else torch.empty_like(full, device="meta")
+    return full.detach().cpu() if world.is_main else torch.empty_like(full, device="meta")
 
 
 def _shard(tensor: DTensor) -> tuple[int, int]:

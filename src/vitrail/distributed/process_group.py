@@ -96,7 +96,7 @@ class World:
         return self.size // self.local_size
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes what is written once."""
         return self.rank == 0
 

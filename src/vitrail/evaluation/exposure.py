@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import DataError
-from vitrail.data.dataset import Source, Subset, total_bytes
+from vitrail.data.dataset import ImageDataset, Subset, total_bytes
 from vitrail.data.splits import Selection
 from vitrail.data.training_record import (
     MOST_BYTES,
@@ -88,7 +88,7 @@ def count_images(count: int) -> str:
 
 
 def choose_unseen(
-    source: Source,
+    source: ImageDataset,
     called: str,
     *,
     weights: str,
@@ -97,7 +97,7 @@ def choose_unseen(
     without: Path | None = None,
     world: World | None = None,
     advance: Advance = stay_silent,
-) -> tuple[Source, Scope]:
+) -> tuple[ImageDataset, Scope]:
     """The images to score: without those of `without`, and without those that the weights were trained on, unless they
     are asked for. Where none is left, that is an error. All processes call it."""
     dropped, selection = 0, ""
@@ -116,7 +116,7 @@ def choose_unseen(
     return Subset(source, np.flatnonzero(~exposure.seen)), scope
 
 
-def find_shared(train: Source, test: Source) -> "NDArray[np.int64] | None":
+def find_shared(train: ImageDataset, test: ImageDataset) -> "NDArray[np.int64] | None":
     """The places of the images of `train` that are in `test`, too; none where there are too many to look."""
     if any(len(one) > MOST_IMAGES or total_bytes(one) > MOST_BYTES for one in (train, test)):
         return None
@@ -124,7 +124,7 @@ def find_shared(train: Source, test: Source) -> "NDArray[np.int64] | None":
     return np.flatnonzero(np.isin(learnt, scored[scored != 0]))
 
 
-def hash_together(source: Source, world: World | None, advance: Advance) -> Hashes:
+def hash_together(source: ImageDataset, world: World | None, advance: Advance) -> Hashes:
     """The content hashes of a source; several processes share the reading."""
     rank, size = (0, 1) if world is None else (world.rank, world.size)
     tell = (lambda done: advance("which images were seen", done, len(source))) if rank == 0 else None
@@ -132,7 +132,7 @@ def hash_together(source: Source, world: World | None, advance: Advance) -> Hash
     return share if world is None else interleave(world.gather(share))
 
 
-def leave_out(source: Source, path: Path) -> tuple[Source, str]:
+def leave_out(source: ImageDataset, path: Path) -> tuple[ImageDataset, str]:
     """The images that a drop.json leaves, and its hash."""
     selection = Selection.load(path)
     if not selection.drop:

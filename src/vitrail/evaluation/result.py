@@ -28,7 +28,7 @@ from vitrail.core.errors import DataError, VitrailError, reason_of, unknown
 from vitrail.evaluation.metrics.intervals import Interval, wilson
 
 if TYPE_CHECKING:
-    from vitrail.data.dataset import Source
+    from vitrail.data.dataset import ImageDataset
     from vitrail.data.splits import Selection
     from vitrail.models.backbone import Backbone
 
@@ -135,7 +135,7 @@ def weights_facts(name: str, network: "Backbone") -> dict[str, Any]:
 
 
 def data_facts(
-    name: str, split: str, source: "Source", *, deduplicated: bool | None, selection: "Selection | None" = None
+    name: str, split: str, source: "ImageDataset", *, deduplicated: bool | None, selection: "Selection | None" = None
 ) -> dict[str, Any]:
     """Of the images. `deduplicated` is whether copies of them were taken out of what the network was trained on:
     none where nobody knows. `selection` is what took them out."""
@@ -149,7 +149,7 @@ def data_facts(
     }
 
 
-def deduplicated(source: "Source", selection: "Selection | None", provenance: Mapping[str, Any]) -> bool | None:
+def deduplicated(source: "ImageDataset", selection: "Selection | None", provenance: Mapping[str, Any]) -> bool | None:
     """Whether copies of these images were left out of training (4.1): by a selection of `vitrail data dedup` that was
     made against them, else as the weights themselves say, else none: nobody knows."""
     if selection is None:

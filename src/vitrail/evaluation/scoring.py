@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.targets import Targets
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.exposure import Advance
 from vitrail.evaluation.frozen.features import Precision
@@ -76,10 +76,10 @@ class EvaluationSetting:
     how: Scoring
     world: World
     advance: Advance
-    ledger: Ledger = field(default_factory=Ledger)  # what could not be read here
+    ledger: UnreadableLog = field(default_factory=UnreadableLog)  # what could not be read here
 
     @property
-    def source(self) -> Source:
+    def source(self) -> ImageDataset:
         return self.collection.splits[self.split]
 
     def run(self, metric: Metric[ResultT], targets: Targets) -> ResultT:
@@ -87,7 +87,7 @@ class EvaluationSetting:
         world, source = self.world, self.source
         self.about.computing_in(self.how.precision)
         tell = lambda done: self.advance("pictures", min(done * world.size, len(source)), len(source))  # noqa: E731
-        if world.first:
+        if world.is_main:
             tell(0)
         batches = read_all(
             source,
@@ -109,7 +109,7 @@ class EvaluationSetting:
                 device=world.device,
                 world=world,
                 precision=self.how.precision,
-                progress=tell if world.first else None,
+                progress=tell if world.is_main else None,
             )
         except DataError as error:  # nothing could be scored
             reasons = [f"; {entry}" for entry in self.ledger.known.values()]

@@ -13,12 +13,12 @@ from vitrail.checkpoint.weights import network as network_of
 from vitrail.checkpoint.weights import operate
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Source
-from vitrail.data.loader import Batch, Views, sweep
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.loader import Batch, Views, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import Selection
 from vitrail.data.targets import CLASS_LABELS, Targets
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.evaluation.frozen.features import Precision
 from vitrail.evaluation.result import data_facts, deduplicated, weights_facts
 from vitrail.models.build import Model
@@ -67,7 +67,7 @@ def make_subject(name: str, bundle: Bundle, device: torch.device, *, image_size:
     )
 
 
-def chosen(collection: Collection, *names: str) -> tuple[str, Source]:
+def chosen(collection: Collection, *names: str) -> tuple[str, ImageDataset]:
     """The first of the named splits that is there; the only one, whatever it is called."""
     if len(collection.splits) == 1:
         return next(iter(collection.splits.items()))
@@ -92,7 +92,7 @@ def data_of(about: Subject, collection: Collection, split: str, path: Path | Non
 
 
 def read_all(
-    source: Source,
+    source: ImageDataset,
     preprocessing: Preprocessing | Views,
     device: torch.device,
     *,
@@ -100,7 +100,7 @@ def read_all(
     workers: int = 0,
     rank: int = 0,
     world: int = 1,
-    ledger: Ledger | None = None,
+    ledger: UnreadableLog | None = None,
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
     """Every image once, prepared. A process's batch has one size, however many processes there are: a product over
@@ -109,7 +109,7 @@ def read_all(
     if batch < 0:
         raise ConfigError(f"batch {batch} must be at least 1")
     size = batch or (256 if device.type == "cuda" else 64)
-    return sweep(
+    return eval_batches(
         source,
         preprocessing,
         batch=min(size, max(len(source), 1)) * world,

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.core.errors import DataError
-from vitrail.data.dataset import Source
-from vitrail.data.loader import Batch, sweep
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import CLASS_LABELS, Targets
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.models.family import ModelConfig
 
 CALIBRATION: Final = 128  # images
@@ -39,18 +39,20 @@ class Pictures:
     """`source` is scored on; `has_targets` where the network's task finds its targets there, numbered as the outputs
     are. `calibration` is where int8 finds its ranges, the same images unless there are others."""
 
-    source: Source
+    source: ImageDataset
     has_targets: bool = False
-    calibration: Source | None = None
+    calibration: ImageDataset | None = None
     batch: int = 64
     workers: int = 0
     progress: Callable[[str, int, int | None], None] = lambda what, done, total: None
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: UnreadableLog = field(default_factory=UnreadableLog)
 
     def batches(self, preprocessing: Preprocessing, targets: Targets = CLASS_LABELS) -> Iterator[Batch]:
         """Every image once."""
         size = min(self.batch, max(len(self.source), 1))
-        every = sweep(self.source, preprocessing, batch=size, workers=self.workers, ledger=self.ledger, targets=targets)
+        every = eval_batches(
+            self.source, preprocessing, batch=size, workers=self.workers, ledger=self.ledger, targets=targets
+        )
         for done, batch in enumerate(every, start=1):
             yield batch
             self.progress("pictures", min(done * size, len(self.source)), len(self.source))
@@ -65,7 +67,7 @@ class Pictures:
         if not len(source):
             raise DataError("there are no images to calibrate int8 with")
         places = np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).astype(np.int64))
-        for batch in sweep(Subset(source, places), preprocessing, batch=min(8, len(places)), ledger=self.ledger):
+        for batch in eval_batches(Subset(source, places), preprocessing, batch=min(8, len(places)), ledger=self.ledger):
             if bool(batch.valid.any()):
                 yield batch.pixels[batch.valid]
 

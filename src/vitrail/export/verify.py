@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.core.errors import DataError, ExportFailed
-from vitrail.core.text import Pair, times
+from vitrail.core.text import Pair, format_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import CLASS_LABELS
 from vitrail.evaluation.metrics.metric import Criterion, Metric
@@ -76,7 +76,7 @@ class Report:
         """Image, batch, largest difference, relative, same answer: as text for a table."""
         return [
             (
-                times(case.image),
+                format_size(case.image),
                 str(case.batch),
                 f"{case.absolute:.2e}",
                 f"{case.relative:.2e}",
@@ -126,7 +126,7 @@ def check(
     if not report.worst <= bar:
         case = max(cases, key=lambda case: case.relative if case.relative == case.relative else float("inf"))
         raise ExportFailed(
-            f"{subject}: in {against} it is {case.relative:.1e} off the network at {times(case.image)} and batch "
+            f"{subject}: in {against} it is {case.relative:.1e} off the network at {format_size(case.image)} and batch "
             f"{case.batch}, where {bar:g} is allowed; nothing was written"
         )
     return report

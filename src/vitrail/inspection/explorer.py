@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.text import Pair, times
+from vitrail.core.text import Pair, format_size
 
 Floats = NDArray[np.floating[Any]]
 
@@ -55,7 +55,8 @@ class Plan:
         said: list[str] = []
         if self.block > 1:
             said.append(
-                f"{self.block} x {self.block} patches of the {times(self.grid)} grid are taken together, so that a "
+                f"{self.block} x {self.block} patches of the {format_size(self.grid)} grid are taken together, "
+                "so that a "
                 "rollout is near the exact one and not equal to it"
             )
         if len(self.kept) < self.layers:

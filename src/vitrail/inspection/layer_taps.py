@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError, ImageSizeError
-from vitrail.core.text import Pair, times
+from vitrail.core.text import Pair, format_size
 from vitrail.models.backbone import LayerTap, Taps, resting
 from vitrail.models.vit import ViT
 
@@ -87,7 +87,8 @@ def fitted(images: Tensor, network: ViT) -> Tensor:
     if tuple(images.shape[1:]) != (network.config.channels, *network.config.image):
         raise ImageSizeError(
             f"images of {tuple(images.shape)} do not fit a network for [B, {network.config.channels}, "
-            f"{times(network.config.image).replace('x', ', ')}]; load it with image_size=... to resize its positions"
+            f"{format_size(network.config.image).replace('x', ', ')}]; load it with image_size=... to resize "
+            "its positions"
         )
     return images
 
@@ -125,7 +126,7 @@ def check_maps(maps: Tensor, images: Tensor) -> None:
     if not fits or maps.shape[1] > images.shape[2] or maps.shape[2] > images.shape[3]:
         raise ConfigError(
             f"maps of {list(maps.shape)} do not fit {images.shape[0]} images of "
-            f"{times((images.shape[2], images.shape[3]))}; [B, rows, columns] is wanted"
+            f"{format_size((images.shape[2], images.shape[3]))}; [B, rows, columns] is wanted"
         )
 
 

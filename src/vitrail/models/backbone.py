@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Self, overload
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import times
+from vitrail.core.text import format_size
 from vitrail.models.family import ModelConfig
 from vitrail.models.positions import Numerics
 
@@ -126,7 +126,7 @@ class Backbone(nn.Module, ABC):
     ) -> dict[str, Tensor]:
         """Its tensors for another image size (3.2)."""
         if old.tied_to_size and new.image != old.image:
-            raise ConfigError(f"{old.tied_to_size}; keep image_size={times(old.image)}")
+            raise ConfigError(f"{old.tied_to_size}; keep image_size={format_size(old.image)}")
         return tensors
 
     @classmethod

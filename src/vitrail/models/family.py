@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar, cast, get_
 
 from vitrail.core.config_overrides import Choice
 from vitrail.core.errors import ConfigError, ImageSizeError, unknown
-from vitrail.core.text import LARGEST_SIDE, Pair, pair, times
+from vitrail.core.text import LARGEST_SIDE, Pair, format_size, pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +348,7 @@ def check_most(config: ModelConfig) -> None:
         if field.name in MOST and getattr(config, field.name) > MOST[field.name]:
             raise ConfigError(f"{field.name}={getattr(config, field.name)} is more than {MOST[field.name]:,}")
     if max(config.image) > LARGEST_SIDE:
-        raise ImageSizeError(f"image={times(config.image)} is larger than {LARGEST_SIDE} pixels a side")
+        raise ImageSizeError(f"image={format_size(config.image)} is larger than {LARGEST_SIDE} pixels a side")
 
 
 def check_positive_pairs(config: ModelConfig, *names: str) -> None:

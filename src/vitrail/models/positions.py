@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.core.text import Pair, times
+from vitrail.core.text import Pair, format_size
 from vitrail.models.vit_config import ViTConfig
 
 Numerics: TypeAlias = Literal["reference", "bilinear", "bicubic"]
@@ -74,7 +74,7 @@ def resize_position(table: Tensor, old: Pair, new: Pair, numerics: Numerics = "r
     rows = table.shape[-2]
     prefix = rows - old[0] * old[1]
     if prefix < 0:
-        raise ConfigError(f"a table of {rows} positions is too short for a grid of {times(old)}")
+        raise ConfigError(f"a table of {rows} positions is too short for a grid of {format_size(old)}")
     if tuple(old) == tuple(new):
         return table
     flat = table.reshape(rows, table.shape[-1])
@@ -89,7 +89,7 @@ def resize_positions(
     if old.grid == new.grid:
         return tensors
     if old.tied_to_size:
-        raise ConfigError(f"{old.tied_to_size}; keep image_size={times(old.image)}")
+        raise ConfigError(f"{old.tied_to_size}; keep image_size={format_size(old.image)}")
     out = dict(tensors)
     for name, tensor in tensors.items():
         if not name.startswith("position.tables."):

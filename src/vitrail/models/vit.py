@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.core.errors import ImageSizeError
-from vitrail.core.text import Pair, times
+from vitrail.core.text import Pair, format_size
 from vitrail.models import attention
 from vitrail.models.attention import Attention
 from vitrail.models.backbone import Backbone, Intermediates, Taps, layer_numbers
@@ -255,10 +255,10 @@ class ViT(Backbone):
         whole = images.ndim == 4 and step and not (images.shape[2] % step[0] or images.shape[3] % step[1])
         whole = whole and images.shape[2] > 0 and images.shape[3] > 0
         if not whole or images.shape[1] != config.channels:
-            fits = f"; multiples of {times(step)} do, too" if step else ""
+            fits = f"; multiples of {format_size(step)} do, too" if step else ""
             raise ImageSizeError(
                 f"images of {tuple(images.shape)} do not fit a network for [B, {config.channels}, "
-                f"{times(config.image).replace('x', ', ')}]{fits}"
+                f"{format_size(config.image).replace('x', ', ')}]{fits}"
             )
 
     def _other_grid(self, images: Tensor) -> Pair | None:
@@ -391,7 +391,8 @@ class ViT(Backbone):
         patches = features[:, self.config.prefix :]
         if patches.shape[1] != grid[0] * grid[1]:
             raise ImageSizeError(
-                f"{patches.shape[1]} patches are not those of images of {times(size)}, which have {times(grid)}; "
+                f"{patches.shape[1]} patches are not those of images of {format_size(size)}, which have "
+                f"{format_size(grid)}; "
                 "give forward_head the image_size, or call the network itself"
             )
         return head(self.norm(patches) if self.config.norm_after_pool else patches, grid, size)

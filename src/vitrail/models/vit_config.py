@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from vitrail.core.errors import ConfigError, ImageSizeError
-from vitrail.core.text import Pair, times
+from vitrail.core.text import Pair, format_size
 from vitrail.models.family import (
     MOST_PATCHES,
     Attention,
@@ -115,7 +115,9 @@ class ViTConfig(ModelConfig):
 
     def _check_image(self) -> None:
         if self.backbone is not None and self.backbone.image != self.image:
-            raise ConfigError(f"image={times(self.image)} but the backbone was made for {times(self.backbone.image)}")
+            raise ConfigError(
+                f"image={format_size(self.image)} but the backbone was made for {format_size(self.backbone.image)}"
+            )
         if self.backbone is not None and self.backbone.channels != self.channels:
             raise ConfigError(f"channels={self.channels} but the backbone takes {self.backbone.channels}")
         if self.backbone is not None and (self.backbone.unit, self.backbone.classes) != ("postactivation", 0):
@@ -126,12 +128,13 @@ class ViTConfig(ModelConfig):
                 low = size - left
                 near = f"use {low} or {low + patch}" if low else f"use {patch}"
                 raise ImageSizeError(
-                    f"{what} {times(ground)} leaves {left} pixel{'s' if left > 1 else ''} over at patch "
-                    f"{times(self.patch)}; {near}"
+                    f"{what} {format_size(ground)} leaves {left} pixel{'s' if left > 1 else ''} over at patch "
+                    f"{format_size(self.patch)}; {near}"
                 )
         if self.patches > MOST_PATCHES:
             raise ImageSizeError(
-                f"image {times(self.image)} at patch {times(self.patch)} has {self.patches:,} patches, more than "
+                f"image {format_size(self.image)} at patch {format_size(self.patch)} has {self.patches:,} "
+                "patches, more than "
                 f"{MOST_PATCHES:,}; use a smaller image or a larger patch"
             )
 
@@ -187,7 +190,10 @@ class ViTConfig(ModelConfig):
     def tied_to_size(self) -> str:
         if self.position != "relative":
             return ""
-        return f"relative positions run over the raster index of a {times(self.grid)} grid and cannot be resized in 2-D"
+        return (
+            f"relative positions run over the raster index of a {format_size(self.grid)} grid and cannot be "
+            f"resized in 2-D"
+        )
 
     @property
     def open_sizes(self) -> ImageSizes:
@@ -210,7 +216,7 @@ class ViTConfig(ModelConfig):
         if self.backbone is not None:
             return f"hybrid ViT of {self.depth} layers, width {self.width}"
         height, width = self.patch
-        patch = str(height) if height == width else times(self.patch)
+        patch = str(height) if height == width else format_size(self.patch)
         return f"ViT of {self.depth} layers, width {self.width}, patch {patch}"
 
     @property
@@ -221,7 +227,7 @@ class ViTConfig(ModelConfig):
     @property
     def table(self) -> list[tuple[str, str]]:
         return [
-            ("patches", times(self.grid)),
+            ("patches", format_size(self.grid)),
             ("layers", str(self.depth)),
             ("heads", str(self.heads)),
             ("width", str(self.width)),
@@ -312,7 +318,7 @@ def vit_steps(c: ViTConfig) -> Iterator[Step]:
         yield from trunk_steps(c.backbone)
         channels = c.backbone.features
     inside = math.prod(c.patch) * channels
-    yield Step(f"patches {times(c.patch)}", (n, inside))
+    yield Step(f"patches {format_size(c.patch)}", (n, inside))
     yield Step("embeddings E", (n, d), inside * d + d, n * inside * d)
     if c.class_token:
         yield Step("class token", (n + 1, d), d)

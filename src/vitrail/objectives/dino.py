@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import ConfigError, ImageSizeError
-from vitrail.core.text import Pair, pair, times
+from vitrail.core.text import Pair, format_size, pair
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
@@ -92,7 +92,8 @@ class DINO(ObjectiveConfig):
         size = self.local(model.image, model.patch)
         if any(side % part for side, part in zip(size, model.patch, strict=True)):
             raise ImageSizeError(
-                f"objective.local_size={self.local_size} is not a whole number of {times(model.patch)} patches; use a "
+                f"objective.local_size={self.local_size} is not a whole number of {format_size(model.patch)} "
+                "patches; use a "
                 "multiple of the patch, or 0 for half the image"
             )
         return model if size == model.image else check_resizable(model, "dino")

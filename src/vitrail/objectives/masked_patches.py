@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.core.text import times
+from vitrail.core.text import format_size
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World
@@ -113,7 +113,8 @@ class MaskedPatches(ObjectiveConfig):
         side = SIDES.get(self.target, 1)
         if min(config.patch) < side:
             raise ConfigError(
-                f"objective.target='{self.target}' makes {side}x{side} of a patch, and patch={times(config.patch)} "
+                f"objective.target='{self.target}' makes {side}x{side} of a patch, and "
+                f"patch={format_size(config.patch)} "
                 "is smaller; use larger patches or another target"
             )
         return config

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import Pair, times
+from vitrail.core.text import Pair, format_size
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop, Range
 from vitrail.data.transforms.policy import Distort
@@ -93,5 +93,5 @@ def represent_at(network: ViT, images: Tensor, at: PositionsAt) -> Tensor:
     size = (images.shape[2], images.shape[3])
     if size == network.config.image:
         return network.represent(images)
-    assert size == at.size, f"{times(size)} images, positions for {times(at.size)}"
+    assert size == at.size, f"{format_size(size)} images, positions for {format_size(at.size)}"
     return network.represent(images, at(network))

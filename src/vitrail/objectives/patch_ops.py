@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
-from vitrail.data.randomness import FACTORS, GOLDEN, SHIFTS, keyed, number
+from vitrail.data.randomness import FACTORS, GOLDEN, SHIFTS, hash_keys, hash_word
 from vitrail.data.transforms.batched import shifted, wrapped
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
@@ -118,7 +118,7 @@ def mix(bits: Tensor) -> Tensor:
 def draw_bits(purpose: str, count: int, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> Tensor:
     """64 random bits in each number, int64 [B, count], of samples [B] in their epochs [B]. No two in a row are equal,
     for `mix` is a bijection."""
-    start = wrapped(int(keyed(number(purpose), seed, step)[0]))
+    start = wrapped(int(hash_keys(hash_word(purpose), seed, step)[0]))
     keys = mix(((epoch << ROOM) + sample) * STEP + start)
     return mix(keys[:, None] + torch.arange(1, count + 1, device=keys.device) * STEP)
 

@@ -3,7 +3,7 @@
 import torch
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.randomness import keyed, number
+from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.distributed.process_group import World
 from vitrail.models.backbone import Backbone
@@ -33,7 +33,7 @@ def build_objective(
     """The objective around a network that may have no storage yet. Its heads are drawn from the seed alone, whatever
     was drawn before; torch's generators stay as they were."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(keyed(number("heads"), seed)[0] >> 1))
+        torch.manual_seed(int(hash_keys(hash_word("heads"), seed)[0] >> 1))
         return config.build(network, ObjectiveContext(classes, preprocessing, mix, steps, world))
 
 

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitrail.core.errors import BadPicture
-from vitrail.data.decode.image import Picture
+from vitrail.core.errors import BadImage
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.readers.folder import read_file
 
 MAX_BYTES: Final = 64 * 2**20
@@ -50,7 +50,7 @@ class Upward(urllib.request.HTTPRedirectHandler):
         allowed = ("https",) if req.type == "https" else ("http", "https")
         if urlsplit(newurl).scheme not in allowed:
             fp.close()
-            raise BadPicture(f"redirects to {newurl[:200]!r}, which is not followed")
+            raise BadImage(f"redirects to {newurl[:200]!r}, which is not followed")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -61,9 +61,9 @@ def is_address(text: str) -> bool:
 
 
 def fetch(url: str) -> bytes:
-    """What lies at an address, whole. BadPicture with the reason where it is too large, too slow or not there."""
+    """What lies at an address, whole. BadImage with the reason where it is too large, too slow or not there."""
     if urlsplit(url).scheme.lower() not in ("http", "https"):
-        raise BadPicture("only http and https addresses are fetched")
+        raise BadImage("only http and https addresses are fetched")
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -79,14 +79,14 @@ def fetch(url: str) -> bytes:
     try:
         answer = opener.open(asked, timeout=TIMEOUT_S)
         if answer is None:
-            raise BadPicture("no answer that could be read")
+            raise BadImage("no answer that could be read")
         with answer:
             return _received(answer, until)
     except urllib.error.HTTPError as error:
         error.close()
-        raise BadPicture(f"the server answers {error.code} {error.reason}") from None
+        raise BadImage(f"the server answers {error.code} {error.reason}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise BadPicture(f"cannot be fetched: {getattr(error, 'reason', None) or error}") from None
+        raise BadImage(f"cannot be fetched: {getattr(error, 'reason', None) or error}") from None
 
 
 def _received(answer: http.client.HTTPResponse, until: float) -> bytes:
@@ -94,12 +94,12 @@ def _received(answer: http.client.HTTPResponse, until: float) -> bytes:
     while chunk := answer.read1(CHUNK):
         content += chunk
         if len(content) > MAX_BYTES:
-            raise BadPicture(f"more than {MAX_BYTES:,} bytes are not fetched")
+            raise BadImage(f"more than {MAX_BYTES:,} bytes are not fetched")
         if time.monotonic() > until:
-            raise BadPicture(f"was not here after {TIMEOUT_S:.0f} s")
+            raise BadImage(f"was not here after {TIMEOUT_S:.0f} s")
     length = answer.headers.get("Content-Length", "")
     if length.isdecimal() and len(content) < int(length):
-        raise BadPicture(f"the connection broke after {len(content):,} of {int(length):,} bytes")
+        raise BadImage(f"the connection broke after {len(content):,} of {int(length):,} bytes")
     return bytes(content)
 
 
@@ -117,21 +117,21 @@ def is_one(given: object) -> bool:
 
 def image_from(given: object, fetch: Callable[[str], bytes] | None = None) -> Image.Image:
     """The image as Pillow has it, its pixels perhaps not decoded yet. `fetch` gets the bytes behind an address; where
-    there is none, addresses are refused. BadPicture names what was given."""
+    there is none, addresses are refused. BadImage names what was given."""
     if isinstance(given, Image.Image):
         return given
     try:
         if isinstance(given, str | os.PathLike):
-            return Picture(_read(cast("str | os.PathLike[str]", given), fetch)).rgb()
+            return EncodedImage(_read(cast("str | os.PathLike[str]", given), fetch)).rgb()
         if isinstance(given, bytes | bytearray | memoryview):
-            return Picture(bytes(given)).rgb()
+            return EncodedImage(bytes(given)).rgb()
         if isinstance(given, np.ndarray):
-            return Picture(_bytes(cast("NDArray[Any]", given))).rgb()
+            return EncodedImage(_bytes(cast("NDArray[Any]", given))).rgb()
         if isinstance(given, Tensor):
-            return Picture(_bytes(_channels_last(given))).rgb()
-    except BadPicture as error:
-        raise BadPicture(f"{named(given)}: {error}") from None
-    raise BadPicture(
+            return EncodedImage(_bytes(_channels_last(given))).rgb()
+    except BadImage as error:
+        raise BadImage(f"{named(given)}: {error}") from None
+    raise BadImage(
         f"{named(given)} is not an image; give a file's name, bytes, a Pillow image, an array, a tensor, or a list"
     )
 
@@ -150,23 +150,23 @@ def named(given: object) -> str:
 def _read(path: "str | os.PathLike[str]", fetch: Callable[[str], bytes] | None) -> bytes:
     if isinstance(path, str) and is_address(path):
         if fetch is None:
-            raise BadPicture("is an address, and none is fetched unless asked for: vitrail.predictor(..., urls=True)")
+            raise BadImage("is an address, and none is fetched unless asked for: vitrail.predictor(..., urls=True)")
         return fetch(path)
     try:
         return read_file(os.fspath(path))
     except IsADirectoryError:
-        raise BadPicture("is a folder; give its files, or `vitrail predict` the folder") from None
+        raise BadImage("is a folder; give its files, or `vitrail predict` the folder") from None
     except OSError as error:
-        raise BadPicture(error.strerror or str(error)) from None
+        raise BadImage(error.strerror or str(error)) from None
     except ValueError as error:  # a NUL in the name
-        raise BadPicture(str(error)) from None
+        raise BadImage(str(error)) from None
 
 
 def _channels_last(tensor: Tensor) -> "NDArray[Any]":
     """[C, H, W] -> [H, W, C], on the host."""
     if tensor.ndim == 3 and tensor.shape[0] not in (1, 3):
         where = "; its channels are last: permute(2, 0, 1)" if tensor.shape[2] in (1, 3, 4) else ""
-        raise BadPicture(f"a tensor of an image is [3, H, W], [1, H, W] or [H, W]{where}")
+        raise BadImage(f"a tensor of an image is [3, H, W], [1, H, W] or [H, W]{where}")
     host = tensor.detach().cpu()
     host = host.float() if host.is_floating_point() else host  # numpy knows no bfloat16
     return (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
@@ -177,10 +177,10 @@ def _bytes(pixels: "NDArray[Any]") -> "NDArray[np.uint8]":
     if pixels.dtype == np.uint8:
         return _checked(cast("NDArray[np.uint8]", pixels))
     if pixels.dtype.kind != "f":
-        raise BadPicture(f"{pixels.dtype} could have any range; give uint8 from 0 to 255, or floats from 0 to 1")
+        raise BadImage(f"{pixels.dtype} could have any range; give uint8 from 0 to 255, or floats from 0 to 1")
     low, high = (float(pixels.min()), float(pixels.max())) if pixels.size else (0.0, 0.0)
     if not (low >= 0 and high <= 1):
-        raise BadPicture(
+        raise BadImage(
             f"floats from {low:g} to {high:g} could be bytes, or normalised already; give floats from 0 to 1, or uint8"
         )
     return _checked(np.rint(pixels.astype(np.float64) * 255).astype(np.uint8))
@@ -188,5 +188,5 @@ def _bytes(pixels: "NDArray[Any]") -> "NDArray[np.uint8]":
 
 def _checked(pixels: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
     if pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4) and pixels.shape[0] in (1, 3):
-        raise BadPicture("an array of an image is [H, W, 3]; its channels are first: transpose(1, 2, 0)")
+        raise BadImage("an array of an image is [H, W, 3]; its channels are first: transpose(1, 2, 0)")
     return pixels

@@ -22,8 +22,8 @@ from vitrail.checkpoint.bundle import card_of
 from vitrail.checkpoint.bundled_weights import DEFAULT
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import bundle_of, network, operate
-from vitrail.core.errors import BadPicture, ConfigError, UnknownName, unknown
-from vitrail.core.text import Pair, times
+from vitrail.core.errors import BadImage, ConfigError, UnknownName, unknown
+from vitrail.core.text import Pair, format_size
 from vitrail.data.decode.image import upright_rgb
 from vitrail.data.geometry import Geometry
 from vitrail.data.preprocessing import Preprocessing
@@ -152,7 +152,7 @@ class Predictor(Generic[PredictionT]):
     def __call__(self, pictures: "Iterable[Given]", topk: int | None = None) -> list[PredictionT]: ...
     def __call__(self, pictures: "Given | Iterable[Given]", topk: int | None = None) -> PredictionT | list[PredictionT]:
         """What the network says of one image; of several, a list. Of a classifier these are the `topk` (5) likeliest
-        classes. What is not an image raises BadPicture."""
+        classes. What is not an image raises BadImage."""
         answers = list(self.stream(pictures, topk))
         return answers[0] if is_one(pictures) else answers
 
@@ -186,8 +186,8 @@ class Predictor(Generic[PredictionT]):
         try:
             upright = upright_rgb(image)
             pixels = self.preprocessing.pixels(upright)
-        except BadPicture as error:
-            raise BadPicture(f"{named(picture)}: {error}") from None
+        except BadImage as error:
+            raise BadImage(f"{named(picture)}: {error}") from None
         return View(pixels, self.preprocessing.geometry((upright.height, upright.width)))
 
     def normalise(self, batch: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ class Predictor(Generic[PredictionT]):
         if batch.dtype != torch.uint8 or batch.ndim != 4 or tuple(batch.shape[1:]) != (3, *self.preprocessing.image):
             raise ConfigError(
                 f"a batch of {batch.dtype} {list(batch.shape)}; prepared images are torch.uint8 [N, 3, "
-                f"{times(self.preprocessing.image).replace('x', ', ')}]: stack what `prepare` gives"
+                f"{format_size(self.preprocessing.image).replace('x', ', ')}]: stack what `prepare` gives"
             )
         pixels = batch.to(self.device, non_blocking=True)
         return ((pixels.float() / 255 - self._mean) / self._std).to(self._type)
@@ -243,7 +243,7 @@ class Predictor(Generic[PredictionT]):
     def __repr__(self) -> str:
         kind = type(self.network).__name__
         outputs = self.task.describe_outputs(self.labels)
-        return f"Predictor({kind}, {times(self.preprocessing.image)} px, {outputs}, {self.device})"
+        return f"Predictor({kind}, {format_size(self.preprocessing.image)} px, {outputs}, {self.device})"
 
     def _read(self, batch: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
         with torch.inference_mode():
@@ -304,7 +304,7 @@ def registered_task(name: str, weights: str | Path | Model) -> Task:
         raise UnknownName(f"{whose}{error}; import the module that registers it first") from None
 
 
-def usable(made: View | BadPicture) -> View:
-    if isinstance(made, BadPicture):
+def usable(made: View | BadImage) -> View:
+    if isinstance(made, BadImage):
         raise made
     return made

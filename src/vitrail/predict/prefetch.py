@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from PIL import Image
 
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -26,7 +26,7 @@ def default_threads() -> int:
 
 def prepared(
     given: Iterable[Item], prepare: Callable[[Item], Made], *, ahead: int, threads: int
-) -> "Generator[tuple[Item, Made | BadPicture]]":
+) -> "Generator[tuple[Item, Made | BadImage]]":
     """Each thing with what `prepare` makes of it, or with the reason why that is nothing. Without threads it is made
     when it is asked for."""
     things = iter(given)
@@ -34,7 +34,7 @@ def prepared(
         yield from ((thing, attempt(prepare, thing)) for thing in things)
         return
     pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
-    waiting = deque[tuple[Item, "Future[Made | BadPicture]"]]()
+    waiting = deque[tuple[Item, "Future[Made | BadImage]"]]()
     try:
         while True:
             for thing in islice(things, max(ahead, 1) - len(waiting)):
@@ -47,20 +47,20 @@ def prepared(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def begun(pool: ThreadPoolExecutor, prepare: Callable[[Item], Made], thing: Item) -> "Future[Made | BadPicture]":
+def begun(pool: ThreadPoolExecutor, prepare: Callable[[Item], Made], thing: Item) -> "Future[Made | BadImage]":
     """A Pillow image is made here and now: it may be opened but not decoded, given twice, and two threads must not
     decode it at once."""
     if not isinstance(thing, Image.Image):
         return pool.submit(attempt, prepare, thing)
-    future: Future[Made | BadPicture] = Future()
+    future: Future[Made | BadImage] = Future()
     future.set_result(attempt(prepare, thing))
     return future
 
 
-def attempt(prepare: Callable[[Item], Made], thing: Item) -> Made | BadPicture:
+def attempt(prepare: Callable[[Item], Made], thing: Item) -> Made | BadImage:
     try:
         return prepare(thing)
-    except BadPicture as error:
+    except BadImage as error:
         return error
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import Pair, pair, times
+from vitrail.core.text import Pair, format_size, pair
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop
@@ -112,9 +112,9 @@ def reasons(
     image, steps = run.augmentation.size, run.steps or round(run.epochs * count / run.batch)
     size = "as asked for" if given else "the weights' own; change it with --image-size"
     if image != config.image:
-        size += f", positions resized from {times(config.image)}"
+        size += f", positions resized from {format_size(config.image)}"
     if picture is not None and max(picture) < min(image):
-        size += f"; the images, typically {times(picture)}, are enlarged"
+        size += f"; the images, typically {format_size(picture)}, are enlarged"
     held = "the val split chooses the best weights" if has_val else "no images held out: there are too few"
     if run.data.dev:
         held = f"{100 * run.data.dev:g} % of the training images held out to choose the best weights"
@@ -126,7 +126,7 @@ def reasons(
     cut = f"crops of {100 * crop.area[0]:g} to 100 % of an image" if isinstance(crop, InceptionCrop) else str(crop)
     flip = " and flips; --set augmentation.flip=0 if left and right differ" if run.augmentation.flip else ", no flips"
     return (
-        f"image size {times(image)}: {size}",
+        f"image size {format_size(image)}: {size}",
         held,
         f"batch {run.batch} for {count:,} training images; change it with --batch"
         + ("" if run.batch < BATCH else ". It is accumulated where memory is short"),

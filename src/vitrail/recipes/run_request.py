@@ -10,7 +10,7 @@ from vitrail.checkpoint.find_weights import find_weights
 from vitrail.core.errors import ConfigError, DataError, VitrailError
 from vitrail.core.text import Pair
 from vitrail.data.collection import open_collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.recipes.finetune import for_data, reasons, warmup_for
 from vitrail.recipes.registry import recipe
 from vitrail.recipes.run_overrides import RATES, grid, on_data, resized, started_from, with_changes, with_task
@@ -156,12 +156,12 @@ def check_classes(run: Run, settings: Iterable[str]) -> None:
         )
 
 
-def usual_size(source: Source) -> Pair | None:
+def usual_size(source: ImageDataset) -> Pair | None:
     """The median height and width of some images; none where they cannot be read."""
     sizes: list[Pair] = []
     for index in np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).astype(int).tolist():
         try:
-            sizes.append(source.picture(index).size)
+            sizes.append(source.open_image(index).size)
         except DataError:  # the run will say so
             continue
     if not sizes:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitrail.report.page import data_uri
 
-State: TypeAlias = Literal["running", "done", "interrupted", "exploded", "failed"]
+State: TypeAlias = Literal["running", "done", "interrupted", "diverged", "failed"]
 Mood: TypeAlias = Literal["right", "wrong", ""]
 Picture: TypeAlias = Image.Image | NDArray[np.uint8]  # an array is [H, W, 3] or [H, W]
 

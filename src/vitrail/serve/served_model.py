@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitrail.data.decode.image import Picture
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.geometry import Geometry
 from vitrail.inspection.layer_taps import Tokens, has_attention, output_row, patches, precise, stream, tokens_of
 from vitrail.inspection.rollout import onward
@@ -114,12 +114,12 @@ class Served:
         self.room = Room(settings.decode_bytes, settings.timeout_s)
 
     def prepare(self, data: bytes) -> tuple[Tensor, Seen]:
-        """Bytes to prepared pixels; BadPicture where they are none, or too many by what their header says. Refused
+        """Bytes to prepared pixels; BadImage where they are none, or too many by what their header says. Refused
         where the images of others take the memory for decoding for too long."""
         # Without antialiasing the whole image becomes floats, 12 bytes a pixel, before it is resized.
         times = 1 if self.predictor.preprocessing.antialias else 2
         with Reservation(self.room) as reservation:
-            image = Picture(
+            image = EncodedImage(
                 data, max_pixels=self.settings.max_pixels, reserve=lambda size: reservation.take(times * size)
             ).rgb()
             return self._prepared(image)
@@ -157,7 +157,7 @@ class Served:
         """A prediction for people: its text, its bars, and a drawing of it over the image, as PNG."""
         task = self.predictor.task
         with Reservation(self.room) as reservation:
-            image = Picture(data, max_pixels=self.settings.max_pixels, reserve=reservation.take).rgb()
+            image = EncodedImage(data, max_pixels=self.settings.max_pixels, reserve=reservation.take).rgb()
             image.thumbnail((SHOWN, SHOWN), Image.Resampling.BICUBIC, reducing_gap=2.0)
             drawing, content = task.draw(prediction, image), io.BytesIO()
             if drawing is not None:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
-from vitrail.core.errors import BadPicture, ConfigError
+from vitrail.core.errors import BadImage, ConfigError
 from vitrail.serve.batch_queue import Kind, Line, Ticket
 from vitrail.serve.http_errors import Gone, Refused, unavailable
 from vitrail.serve.metrics import Metrics
@@ -131,7 +131,7 @@ class Service:
             return
         try:
             self.line.put(ticket, *self.served.prepare(upload.data))
-        except BadPicture as error:
+        except BadImage as error:
             self._fail(ticket, Refused(415, "not an image that is read", f"{upload.name}: {error}"))
         except Exception as error:
             self._fail(ticket, error)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from vitrail.checkpoint.bundle import card_of
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.exposure import Advance, Scope, choose_unseen, stay_silent
 from vitrail.evaluation.result import Result
@@ -23,7 +23,7 @@ class Scored:
     """One network at one size on one split."""
 
     about: Subject
-    source: Source  # what was scored
+    source: ImageDataset  # what was scored
     scope: Scope
     found: Evaluated
     result: Result

@@ -21,7 +21,7 @@ from torch import Tensor
 from vitrail.checkpoint.bundle import Bundle, Card, card_of
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.targets import Targets
 from vitrail.evaluation.metrics.intervals import Interval
 from vitrail.evaluation.metrics.metric import Criterion, Metric
@@ -156,12 +156,12 @@ class Task(ABC):
         """The network with a head for so many outputs; `new_head` throws the whole old one away (3.2)."""
         return adapted(model, **(model.linear_head(outputs) if new_head else {"classes": outputs}))
 
-    def card_facts(self, objective: ObjectiveConfig, source: Source) -> Mapping[str, Any]:
+    def card_facts(self, objective: ObjectiveConfig, source: ImageDataset) -> Mapping[str, Any]:
         """More fields of the card that travels with the weights."""
         del objective, source
         return {}
 
-    def check_targets(self, objective: ObjectiveConfig, source: Source, names: Sequence[str]) -> list[str]:
+    def check_targets(self, objective: ObjectiveConfig, source: ImageDataset, names: Sequence[str]) -> list[str]:
         """What looks wrong about the targets of training images before a run starts, in words."""
         del objective, source, names
         return []
@@ -172,7 +172,9 @@ class Task(ABC):
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> Metric[Any]:
         """A metric whose result is a `TaskScore`. It may keep some of the best and worst images for the report."""
 
-    def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
+    def report_sections(
+        self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
+    ) -> list[Section]:
         """What pages show of a score besides its numbers. `title` says of which split and weights it is."""
         del score, source, names, title
         return []
@@ -208,7 +210,7 @@ class Task(ABC):
         if not score.count:
             raise DataError("no image could be scored: all are unreadable or without a target; choose another split")
         row, seed = score.row(), setting.how.seed
-        if setting.world.first:
+        if setting.world.is_main:
             setting.advance("computing intervals", 0, None)
         intervals = self.intervals(score, seed=seed)
         measures = measure_row(row, self.criteria, intervals, score.count)
@@ -230,7 +232,7 @@ class Task(ABC):
 
     def match_targets(
         self, collection: Collection, split: str, bundle: Bundle, *, by_number: bool = False
-    ) -> tuple[Source | None, tuple[str, ...]]:
+    ) -> tuple[ImageDataset | None, tuple[str, ...]]:
         """The images of a split with targets that are numbered as the outputs of the network, and notes on that; none
         where the data have no targets for this task. With `by_number` their names may differ."""
         source = collection.splits[split]

@@ -16,8 +16,8 @@ from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.store.reader import Saved
 from vitrail.checkpoint.weights import head_changes, network, operate
 from vitrail.core.errors import ConfigError
-from vitrail.data.randomness import keyed, number
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.randomness import hash_keys, hash_word
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.meta_init import draw
 from vitrail.distributed.parallel import Parallel, parallelise
 from vitrail.distributed.process_group import World
@@ -119,7 +119,7 @@ def fresh_network(config: ModelConfig, seed: int) -> Model:
 
 
 def start_seed(seed: int) -> int:
-    return int(keyed(number("initialise"), seed)[0] >> 1)
+    return int(hash_keys(hash_word("initialise"), seed)[0] >> 1)
 
 
 Values: TypeAlias = Callable[[nn.Module], None]  # gives them to a module that has storage and nothing in it
@@ -140,7 +140,7 @@ def assemble(
     run: ResolvedRun,
     pictures: Pictures,
     world: World,
-    ledger: Ledger,
+    ledger: UnreadableLog,
     *,
     saved: Saved | None,
     head: tuple[Tensor, Tensor] | None = None,

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from vitrail.data import loader
-from vitrail.data.dataset import Source
-from vitrail.data.device_dataset import Resident, fits
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.device_dataset import DeviceDataset, fits
 from vitrail.data.loader import Batch, Plain, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.transforms.augmentation import Augmentation, check_geometries
 from vitrail.data.transforms.batched import unsupported
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.train.config import Data
 
@@ -31,7 +31,7 @@ def room(device: torch.device) -> int:
 
 
 def may_reside(
-    source: Source, augmentations: Sequence[Augmentation], device: torch.device, targets: Targets = CLASS_LABELS
+    source: ImageDataset, augmentations: Sequence[Augmentation], device: torch.device, targets: Targets = CLASS_LABELS
 ) -> tuple[bool, str]:
     """Whether a set can lie on the device and be augmented there, and why."""
     can, reason = fits(source, room(device), targets)
@@ -55,14 +55,14 @@ class Feed:
 
     def __init__(
         self,
-        source: Source,
+        source: ImageDataset,
         augmentations: tuple[Augmentation, ...],
         data: Data,
         *,
         batch: int,
         seed: int,
         world: World,
-        ledger: Ledger,
+        ledger: UnreadableLog,
         targets: Targets = CLASS_LABELS,
     ) -> None:
         self.source, self.augmentations, self.data = source, augmentations, data
@@ -70,7 +70,7 @@ class Feed:
         if targets.moves:
             check_geometries(augmentations)
         self.targets = targets
-        self.resident: Resident | None = None
+        self.resident: DeviceDataset | None = None
         self.batches: Iterator[Batch] | None = None  # held on to: they know what a process read that dies
 
     def stream(self, start: int, stop: int) -> Iterator[Batch]:
@@ -78,8 +78,8 @@ class Feed:
         world, device = self.world, self.world.device
         if self.data.resident == "on":
             if self.resident is None:
-                self.resident = Resident(self.source, device=device, ledger=self.ledger, targets=self.targets)
-            yield from self.resident.stream(
+                self.resident = DeviceDataset(self.source, device=device, ledger=self.ledger, targets=self.targets)
+            yield from self.resident.train_batches(
                 self.augmentations,
                 batch=self.batch,
                 seed=self.seed,
@@ -90,7 +90,7 @@ class Feed:
                 repeats=self.data.repeats,
             )
             return
-        self.batches = loader.stream(
+        self.batches = loader.train_batches(
             self.source,
             self.augmentations,
             batch=self.batch,
@@ -114,13 +114,13 @@ class Sweep:
 
     def __init__(
         self,
-        source: Source,
+        source: ImageDataset,
         views: Preprocessing | Views,
         data: Data,
         *,
         batch: int,
         world: World,
-        ledger: Ledger,
+        ledger: UnreadableLog,
         targets: Targets = CLASS_LABELS,
     ) -> None:
         self.source, self.data, self.targets = source, data, targets
@@ -137,7 +137,7 @@ class Sweep:
             return
         kept: list[Batch] = []
         world = self.world
-        self.batches = loader.sweep(
+        self.batches = loader.eval_batches(
             self.source,
             self.views,
             batch=self.batch,

@@ -22,8 +22,8 @@ from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import network, operate
 from vitrail.core.atomic_files import cache_folder
 from vitrail.core.errors import ConfigError, DataError, TrainingError, VitrailError, WeightsError
-from vitrail.data.dataset import Source, Subset
-from vitrail.data.loader import Batch, sweep
+from vitrail.data.dataset import ImageDataset, Subset
+from vitrail.data.loader import Batch, eval_batches
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.closed_form_classifier import some_of
 from vitrail.evaluation.frozen.feature_cache import cached_features
@@ -61,7 +61,7 @@ class Baseline:
         return {row["split"]: row for row in self.rows}
 
 
-def scored_splits(pictures: Pictures) -> dict[str, Source]:
+def scored_splits(pictures: Pictures) -> dict[str, ImageDataset]:
     found = {pictures.watched: pictures.watch, pictures.tested: pictures.test}
     return {name: source for name, source in found.items() if source is not None}
 
@@ -122,7 +122,7 @@ def baseline(
     if run.baseline != "on":
         return Baseline()
     found, refused = Baseline(), ""
-    if world.first:
+    if world.is_main:
         try:
             found = made(run, pictures, world, folder.path, observer)
         except (VitrailError, torch.OutOfMemoryError) as error:
@@ -227,7 +227,7 @@ class Taking:
     advance: Advance = ignore
     wholes: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor, Tensor]])
 
-    def features(self, source: Source) -> tuple[Tensor, Tensor]:
+    def features(self, source: ImageDataset) -> tuple[Tensor, Tensor]:
         """Features [N, D] and labels [N] or [N, M]."""
         if not (isinstance(source, Subset) and len(source.source) <= LEARNT):
             return self.extracted(source)[:2]
@@ -238,19 +238,19 @@ class Taking:
         mine = torch.isin(samples, torch.from_numpy(source.indices))
         return features[mine], labels[mine]
 
-    def extracted(self, source: Source) -> tuple[Tensor, Tensor, Tensor]:
+    def extracted(self, source: ImageDataset) -> tuple[Tensor, Tensor, Tensor]:
         prepared, world = self.run.preprocessing, self.world
         found = cached_features(
             self.model, source, prepared, world.device, batches=self.batches, folder=cache_folder("features")
         )
         return found.features, found.labels, found.samples
 
-    def batches(self, source: Source) -> Iterator[Batch]:
+    def batches(self, source: ImageDataset) -> Iterator[Batch]:
         cuda = self.world.device.type == "cuda"
         size = min(256 if cuda else 64, len(source))
         resident = self.run.data.resident == "on"  # a set so small that processes would take longer
         workers = 0 if resident else worker_count(self.run.data, self.world)
-        found = sweep(source, self.run.preprocessing, batch=size, workers=workers, pin=cuda)
+        found = eval_batches(source, self.run.preprocessing, batch=size, workers=workers, pin=cuda)
         return count_batches(found, "closed form", len(source), self.advance)
 
 

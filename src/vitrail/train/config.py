@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from vitrail.core.config_overrides import hints, members
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.core.text import times
+from vitrail.core.text import format_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.mixup_cutmix import Mix
@@ -154,12 +154,13 @@ class RunRequest:
         size = self.augmentation.size
         if self.model is not None and self.model.image != size:
             raise ConfigError(
-                f"the network takes {times(self.model.image)} but the augmentation gives {times(size)}; "
+                f"the network takes {format_size(self.model.image)} but the augmentation gives {format_size(size)}; "
                 "--image-size sets both"
             )
         if self.preprocessing is not None and self.preprocessing.image != size:
             raise ConfigError(
-                f"preprocessing.image={times(self.preprocessing.image)} but the network is trained at {times(size)}"
+                f"preprocessing.image={format_size(self.preprocessing.image)} but the network is trained at "
+                f"{format_size(size)}"
             )
 
 

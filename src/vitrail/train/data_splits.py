@@ -12,7 +12,7 @@ from vitrail.checkpoint.bundle import renaming
 from vitrail.checkpoint.store.reader import Saved
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.collection import Collection, open_collection
-from vitrail.data.dataset import Source, total_bytes
+from vitrail.data.dataset import ImageDataset, total_bytes
 from vitrail.data.splits import Selection, dev_split, share_split
 from vitrail.data.training_record import KEY as KEY
 from vitrail.data.training_record import (
@@ -39,13 +39,15 @@ class Pictures:
 
     title: str
     classes: tuple[str, ...]
-    train: Source
-    watch: Source | None
-    test: Source | None
+    train: ImageDataset
+    watch: ImageDataset | None
+    test: ImageDataset | None
     watched: str  # the name of the split, "" for none
     tested: str
     notes: tuple[str, ...] = ()
-    others: dict[str, Source] = field(default_factory=dict[str, Source])  # all splits but the one to train on
+    others: dict[str, ImageDataset] = field(
+        default_factory=dict[str, ImageDataset]
+    )  # all splits but the one to train on
     without: Selection | None = None
     renamed: dict[str, Any] = field(default_factory=dict[str, Any])  # what the data call the classes, if otherwise
     out_of: int = 0  # images of the split that the training images were chosen from
@@ -91,7 +93,7 @@ def cut(collection: Collection, data: Data, task: Task | None = CLASSIFICATION) 
     whole = only_or(collection, data.train)
     known = collection.classes if task is None else task.output_names(collection)
     train, without = available(collection, data)
-    dev: Source | None = None
+    dev: ImageDataset | None = None
     if data.dev:
         rest, held = dev_split(train, data.dev)
         if not len(held.indices):
@@ -128,7 +130,7 @@ def output_names(collection: Collection, data: Data, known: tuple[str, ...]) -> 
     return data.names or known
 
 
-def available(collection: Collection, data: Data) -> tuple[Source, Selection | None]:
+def available(collection: Collection, data: Data) -> tuple[ImageDataset, Selection | None]:
     """What there is to learn from, before a part of it is held out, and what was left out of it."""
     train, without = only_or(collection, data.train), None
     if data.without:
@@ -136,7 +138,7 @@ def available(collection: Collection, data: Data) -> tuple[Source, Selection | N
     return part_of(train, data) if data.part < 1 else train, without
 
 
-def left_of(train: Source, file: str) -> tuple[Source, Selection]:
+def left_of(train: ImageDataset, file: str) -> tuple[ImageDataset, Selection]:
     """Without what `vitrail data dedup` wants left out, and its selection."""
     try:
         without = Selection.load(Path(file))
@@ -153,21 +155,21 @@ def left_of(train: Source, file: str) -> tuple[Source, Selection]:
     return left, without
 
 
-def part_of(train: Source, data: Data) -> Source:
+def part_of(train: ImageDataset, data: Data) -> ImageDataset:
     try:
         return share_split(train, data.part, seed=data.part_seed).apply(train)
     except BadLabels as error:
         raise DataError(f"data.part={data.part} of {len(train):,} training images: {error}") from None
 
 
-def only_or(collection: Collection, name: str) -> Source:
+def only_or(collection: Collection, name: str) -> ImageDataset:
     """The named split; a collection of one split, whatever it is called, is meant whole."""
     if len(collection.splits) == 1:
         return next(iter(collection.splits.values()))
     return collection.split(name)
 
 
-def chosen(asked: str, parts: dict[str, Source], usual: tuple[str, ...], field: str) -> str:
+def chosen(asked: str, parts: dict[str, ImageDataset], usual: tuple[str, ...], field: str) -> str:
     if asked == "auto":
         return next((name for name in usual if name in parts), "")
     if asked in ("", "none"):
@@ -238,7 +240,7 @@ def note_seen(
             )
 
 
-def hash_together(source: Source, world: World, advance: Advance = ignore) -> Hashes:
+def hash_together(source: ImageDataset, world: World, advance: Advance = ignore) -> Hashes:
     """The content hashes of a source; the processes share the reading."""
     tell = lambda done: advance(READING, done, len(source))  # noqa: E731
     return interleave(world.gather(hash_contents(source, rank=world.rank, world=world.size, advance=tell)))

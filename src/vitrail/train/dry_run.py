@@ -15,12 +15,12 @@ import torch
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.core.errors import BadPicture, DataError
-from vitrail.core.text import Pair, times
-from vitrail.data.dataset import Source
+from vitrail.core.errors import BadImage, DataError
+from vitrail.core.text import Pair, format_size
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
 from vitrail.data.transforms.mixup_cutmix import Mix
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World, synchronise
 from vitrail.evaluation.speed import training_flops
 from vitrail.models.zoo import network_name
@@ -57,7 +57,7 @@ def preflight(run: Run, pictures: Pictures, world: World, *, base: RunRequest | 
     forecast.warnings += [*pictures.notes, *data_warnings(resolved, pictures), *weights_warnings(resolved)]
     forecast.warnings += rate_warnings(resolved, base) + length_warnings(resolved, pictures)
     describe(forecast, pictures, world)
-    parts = assemble(resolved, pictures, world, Ledger(), saved=None)
+    parts = assemble(resolved, pictures, world, UnreadableLog(), saved=None)
     timed(forecast, parts, world)
     return forecast
 
@@ -72,7 +72,7 @@ def describe(forecast: Forecast, pictures: Pictures, world: World) -> None:
     figures["pictures"] = f"{samples:,} to train on{watched}{tested}; {describe_targets(run, pictures)}"
     figures["network"] = (
         f"{network_name(run.model)}: {run.model.parameters:,} parameters, {work / 1e9:.3g} GMAC an image "
-        f"of {times(run.model.image)}"
+        f"of {format_size(run.model.image)}"
     )
     figures["batch"] = (
         f"{run.batch}: {world.size} process{'es' if world.size > 1 else ''} x "
@@ -145,7 +145,7 @@ def data_warnings(run: ResolvedRun, pictures: Pictures) -> list[str]:
     sides: list[int] = []
     for index in chosen.tolist():
         try:
-            picture = pictures.train.picture(index)
+            picture = pictures.train.open_image(index)
             picture.rgb()
             sides.append(min(picture.size))
             if task is not None and task.targets.moves:
@@ -164,12 +164,12 @@ def data_warnings(run: ResolvedRun, pictures: Pictures) -> list[str]:
     return found
 
 
-def read_target(task: Task, source: Source, index: int, size: Pair) -> None:
-    """Raises BadPicture, with the image's name, where the target cannot be used."""
+def read_target(task: Task, source: ImageDataset, index: int, size: Pair) -> None:
+    """Raises BadImage, with the image's name, where the target cannot be used."""
     try:
         task.targets.read(source, index, size)
-    except BadPicture as error:
-        raise BadPicture(f"{source.name(index)}: {error}") from None
+    except BadImage as error:
+        raise BadImage(f"{source.name(index)}: {error}") from None
 
 
 def weights_warnings(run: ResolvedRun) -> list[str]:
@@ -255,7 +255,7 @@ def seconds_per_image(run: Run, pictures: Pictures, world: World) -> float:
     trial = resolve(short, pictures, world)
     cuda = world.device.type == "cuda"
     with torch.random.fork_rng(devices=[world.device] if cuda else []):
-        parts = assemble(trial, pictures, world, Ledger(), saved=None)
+        parts = assemble(trial, pictures, world, UnreadableLog(), saved=None)
         images, begun = 0, time.perf_counter()
         for batch in parts.feed.stream(0, trial.steps):
             parts.step(batch, step=batch.step, rate=0.0, micro=trial.micro)

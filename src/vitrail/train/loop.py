@@ -17,11 +17,11 @@ import torch
 
 from vitrail.checkpoint.store.reader import Saved
 from vitrail.checkpoint.store.writer import Store
-from vitrail.core.errors import DataError, Exploded, OutOfMemory, TrainingError, VitrailError
+from vitrail.core.errors import DataError, Diverged, OutOfMemory, TrainingError, VitrailError
 from vitrail.data.loader import Batch, blamed
-from vitrail.data.randomness import Order
-from vitrail.data.unreadable_log import Ledger, Unreadable
-from vitrail.distributed.collectives import Accord
+from vitrail.data.randomness import EpochOrder
+from vitrail.data.unreadable_log import UnreadableLog, UnreadableSample
+from vitrail.distributed.collectives import FlagSync
 from vitrail.distributed.process_group import World
 from vitrail.optim.schedules import rate
 from vitrail.report.sections import State
@@ -78,8 +78,8 @@ def train(
             result = training.go()
             training.close()
             return result
-        except Exploded as error:
-            folder.status("exploded", message=str(error))
+        except Diverged as error:
+            folder.status("diverged", message=str(error))
             world.barrier()  # all of them raise this; a process that left would end the one that still writes
             raise
         except KeyboardInterrupt:  # a checkpoint that is being written is not waited for: it is whole or not there
@@ -113,7 +113,9 @@ class Training:
         """`micro` is as asked for, 0 for whatever fits: a resume keeps what it had unless another is asked for."""
         self.run, self.pictures, self.world, self.folder, self.observer = run, pictures, world, folder, observer
         self.advance = advance_of(observer)
-        self.ledger = Ledger(folder.path if world.rank == 0 else None, strict=run.data.strict, tell=self.unreadable)
+        self.ledger = UnreadableLog(
+            folder.path if world.rank == 0 else None, strict=run.data.strict, tell=self.unreadable
+        )
         self.store = Store(
             folder.path / "checkpoints",
             rank=world.rank,
@@ -131,13 +133,13 @@ class Training:
         self.scorer = Scorer(
             run=run, parts=self.parts, pictures=pictures, world=world, ledger=self.ledger, advance=self.advance
         )
-        self.accord = Accord(world)
+        self.accord = FlagSync(world)
         self.rows: dict[str, dict[str, Any]] = {}  # the last scores, by kind
         self.shown: Scored | None = None  # what the report shows: of the best weights, once there are some
         if saved is None:
             note_seen(pictures, self.trained_on, provenance_of(self.parts.objective.eval_network), world, folder.note)
             self.folder.rewind(0)  # a start that was killed before its first checkpoint may have left rows
-            if world.first:
+            if world.is_main:
                 (folder.path / BEST).unlink(missing_ok=True)  # likewise: a run that chooses none has none
         else:
             self.take_up(saved, micro)
@@ -171,7 +173,7 @@ class Training:
                 self.draw()
                 if self.step % self.run.evaluation.every == 0 or self.step == self.run.steps:
                     self.evaluate()
-                clock = self.world.first and self.clock_says_save()
+                clock = self.world.is_main and self.clock_says_save()
                 stopping, save = self.accord(self.step, (bool(stop), clock))
                 ending = self.ending(stopping)
                 if ending or save or (self.run.keep.steps and self.step % self.run.keep.steps == 0):
@@ -248,7 +250,7 @@ class Training:
             self.skipped_before = reading.skipped
             self.folder.note(messages.left_out(more, reading, self.run.bad_steps))
         if reading.skipped >= self.run.bad_steps:
-            self.explode(reading)
+            self.stop_diverged(reading)
         if time.monotonic() - self.reported_at > REPORT_S:
             self.report("running")
 
@@ -417,27 +419,27 @@ class Training:
         else:
             self.report_failed = False
 
-    def explode(self, reading: Reading) -> None:
+    def stop_diverged(self, reading: Reading) -> None:
         """Too many updates left out: keeps the weights, which those never touched, and says which batch it was."""
         names = self.samples(reading.first_bad)
         self.folder.write_json("bad_batch.json", {"step": reading.first_bad, "pictures": names})
         self.save()
         kept = self.step if self.store.wait() else self.store.last
         self.write(LAST, None)
-        self.blow_up(messages.exploded(reading, kept, self.folder.path))
+        self.blow_up(messages.diverged(reading, kept, self.folder.path))
 
     def blow_up(self, message: str) -> NoReturn:
         self.folder.log(message)
-        self.report("exploded", message)
-        raise Exploded(message)
+        self.report("diverged", message)
+        raise Diverged(message)
 
     def samples(self, step: int) -> list[str]:
         """The names of the images of a global step."""
         places = np.arange(step * self.run.batch, (step + 1) * self.run.batch, dtype=np.int64)
-        at = Order(len(self.pictures.train), self.run.seed).stream(places, self.run.data.repeats)
+        at = EpochOrder(len(self.pictures.train), self.run.seed).locate(places, self.run.data.repeats)
         return [self.pictures.train.name(int(sample)) for sample in at.sample]
 
-    def unreadable(self, entry: Unreadable) -> None:
+    def unreadable(self, entry: UnreadableSample) -> None:
         self.folder.note(f"unreadable, left out: {entry}")
 
     def close(self) -> None:

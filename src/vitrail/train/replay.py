@@ -12,7 +12,7 @@ from vitrail.checkpoint.store.reader import latest
 from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
 from vitrail.data.targets import ClassLabels
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.optim.optimiser import total_norm
 from vitrail.tasks.registry import targets_of
@@ -58,7 +58,7 @@ def replay(run: Run, pictures: Pictures, folder: Path, step: int, world: World) 
     notes: list[str] = []
     saved = latest(folder / "checkpoints", notes.append)
     head = kept_head(folder) if saved is None and resolved.start == "closed-form" else None
-    parts = assemble(resolved, pictures, world, Ledger(), saved=saved, head=head)
+    parts = assemble(resolved, pictures, world, UnreadableLog(), saved=saved, head=head)
     batch = next(iter(parts.feed.stream(step, step + 1)))
     micro = resolved.micro if saved is None else int(saved.facts["micro"])
     inputs = parts.objective.inputs(batch, seed=resolved.seed, step=step)

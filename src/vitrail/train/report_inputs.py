@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from vitrail.core.config_overrides import plain
 from vitrail.core.errors import VitrailError
-from vitrail.data.dataset import Source
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.report.page import Section
 from vitrail.report.sections import Mood, Picture, State, Strip, Strips, pane
 from vitrail.tasks.classification.task import CLASSIFICATION
@@ -74,14 +74,14 @@ def neighbours(seen: Seen, split: str, classes: Sequence[str]) -> Strips:
     )
 
 
-def label(source: Source, sample: int, classes: Sequence[str]) -> str:
+def label(source: ImageDataset, sample: int, classes: Sequence[str]) -> str:
     return ", ".join(classes[at] for at in source.labels[sample] if at < len(classes))
 
 
-def picture(source: Source, sample: int) -> Picture | None:
+def picture(source: ImageDataset, sample: int) -> Picture | None:
     """None where it cannot be read any more."""
     try:
-        return source.picture(sample).rgb()
+        return source.open_image(sample).rgb()
     except VitrailError:
         return None
 
@@ -96,7 +96,7 @@ def present(
     run: ResolvedRun,
     pictures: Pictures,
     scored: Scored | None,
-    ledger: Ledger,
+    ledger: UnreadableLog,
     cost: Cost,
     state: State,
     message: str,

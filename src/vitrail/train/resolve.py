@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from vitrail.core.errors import ConfigError
-from vitrail.core.text import times
+from vitrail.core.text import format_size
 from vitrail.data.device_dataset import first_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World, name_device
@@ -134,7 +134,7 @@ def summary(run: ResolvedRun, pictures: Pictures, world: World, out: Path) -> tu
     device = name_device(world.device)
     return (
         f"run folder {out}; report {out / 'report.html'}",
-        f"{network_name(run.model)}: {run.model.parameters:,} parameters, {times(run.model.image)} px, from "
+        f"{network_name(run.model)}: {run.model.parameters:,} parameters, {format_size(run.model.image)} px, from "
         f"{run.weights or 'scratch'}",
         f"{pictures.title}: {len(pictures.train):,} images{dropped}, {describe_targets(run, pictures)}{watched}",
         f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(pictures.train):,.1f} epochs; "

@@ -90,11 +90,11 @@ def open_folder(
         folder = RunFolder.open(
             out,
             rank=world.rank,
-            config=config_of(run, pictures) if world.first else {},
+            config=config_of(run, pictures) if world.is_main else {},
             command=dict(command),
             force=force,
             tell=tell,
-            free=free_in(out) if world.first else FREE,
+            free=free_in(out) if world.is_main else FREE,
         )
     except ConfigError as error:
         refused = str(error)

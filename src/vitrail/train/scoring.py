@@ -25,9 +25,9 @@ from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.core.errors import DataError, VitrailError
 from vitrail.data.collection import Collection, open_collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.meta_init import local, put
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
@@ -117,7 +117,7 @@ class Scorer:
     parts: Parts
     pictures: Pictures
     world: World
-    ledger: Ledger
+    ledger: UnreadableLog
     advance: Advance = ignore
     sweeps: dict[str, Sweep] = field(default_factory=dict[str, Sweep])
     latest: Scored | None = None
@@ -147,7 +147,7 @@ class Scorer:
         network = self.parts.objective.eval_network
         return Together(network, self.parts.parallel) if self.run.sharding in ("fsdp", "hsdp") else network
 
-    def split(self, part: str) -> tuple[str, Source]:
+    def split(self, part: str) -> tuple[str, ImageDataset]:
         """Its name and its images, of "watch" or "test"."""
         watch, test = (self.pictures.watched, self.pictures.watch), (self.pictures.tested, self.pictures.test)
         name, source = watch if part == "watch" else test
@@ -172,7 +172,7 @@ class Scorer:
             self.sweeps[part], f"scoring {split}", len(source), self.advance, processes=self.world.size
         )
 
-    def alone(self, source: Source) -> Sweep:
+    def alone(self, source: ImageDataset) -> Sweep:
         """Batches that every process sees whole."""
         world = World(device=self.world.device)
         return Sweep(

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.core.errors import DataError
-from vitrail.data.dataset import Source, Subset
-from vitrail.data.loader import Augmented, Batch, sweep
+from vitrail.data.dataset import ImageDataset, Subset
+from vitrail.data.loader import Augmented, Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.unreadable_log import Ledger
+from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.closed_form_classifier import some_of
 from vitrail.evaluation.frozen.collapse import indicators
@@ -55,8 +55,8 @@ class Seen:
 
     rebuilt: tuple[tuple[NDArray[np.uint8], ...], ...]
     company: tuple[Company, ...]
-    source: Source
-    beside: Source
+    source: ImageDataset
+    beside: ImageDataset
 
 
 @dataclass(kw_only=True, slots=True)
@@ -67,19 +67,19 @@ class Look:
     parts: Parts
     pictures: Pictures
     world: World
-    ledger: Ledger
+    ledger: UnreadableLog
     advance: Advance = ignore
     sweeps: dict[str, Sweep] = field(default_factory=dict[str, Sweep])
-    some: Source | None = None
+    some: ImageDataset | None = None
 
     @property
-    def beside(self) -> Source:
+    def beside(self) -> ImageDataset:
         """The training images that are neighbours, chosen when they are first asked for."""
         if self.some is None:
             self.some = some_of(self.pictures.train, MOST)
         return self.some
 
-    def score(self, split: str, source: Source) -> tuple[dict[str, Any], Seen]:
+    def score(self, split: str, source: ImageDataset) -> tuple[dict[str, Any], Seen]:
         """The columns of a row of metrics, and what there is to see."""
         beside, mine = self.frozen("beside", self.beside), self.frozen(split, source)
         row: dict[str, Any] = {"split": split, "measure": "k-NN"}
@@ -101,7 +101,7 @@ class Look:
         found = indicators(some, device=self.world.device)
         return {"rank": found.rank, "width": found.width, "similarity": found.similarity, "spread": found.spread}
 
-    def seen(self, source: Source, mine: Frozen, beside: Frozen) -> Seen:
+    def seen(self, source: ImageDataset, mine: Frozen, beside: Frozen) -> Seen:
         shown = to_show(source.labels, REBUILT)
         there = [at for sample in shown[:ASKED] for at in (mine.samples == int(sample)).nonzero()[:, 0].tolist()]
         queries = Frozen(features=mine.features[there], samples=mine.samples[there], labels=mine.labels[there])
@@ -112,7 +112,7 @@ class Look:
             beside=self.beside,
         )
 
-    def frozen(self, name: str, source: Source) -> Frozen:
+    def frozen(self, name: str, source: ImageDataset) -> Frozen:
         """Features of a source, in every process: each lays its part into a table that is then summed."""
         prepare = prepared(self.preprocessing, self.world.device, self.precision)
         parts: list[tuple[Tensor, ...]] = []
@@ -136,7 +136,7 @@ class Look:
             return self.parts.parallel.ask(last_read, images)
         return last_read(self.objective.eval_network, images)
 
-    def loss(self, split: str, source: Source) -> float:
+    def loss(self, split: str, source: ImageDataset) -> float:
         """The objective's own, of at most 5,000 images, in the precision of training."""
         views = Augmented(self.objective.views(self.run.augmentation))
         sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
@@ -154,11 +154,13 @@ class Look:
         # Without inputs, for floats among those would be rounded; targets are to stay as they are.
         return self.parts.parallel.ask(lambda _: question())
 
-    def rebuilt(self, source: Source) -> tuple[tuple[NDArray[np.uint8], ...], ...]:
+    def rebuilt(self, source: ImageDataset) -> tuple[tuple[NDArray[np.uint8], ...], ...]:
         objective = self.objective
         if not isinstance(objective, Rebuilds):
             return ()
-        batch = next(sweep(source, self.preprocessing, batch=len(source), ledger=self.ledger)).to(self.world.device)
+        batch = next(eval_batches(source, self.preprocessing, batch=len(source), ledger=self.ledger)).to(
+            self.world.device
+        )
         pixels = batch.pixels[batch.valid]
         if not len(pixels):
             return ()
@@ -168,7 +170,7 @@ class Look:
         return tuple(zip(*arrays, strict=True))
 
     def sweep(
-        self, name: str, source: Source, views: Preprocessing | Augmented, *, batch: int = BATCH
+        self, name: str, source: ImageDataset, views: Preprocessing | Augmented, *, batch: int = BATCH
     ) -> Iterator[Batch]:
         """The batches of a source, made once."""
         if name not in self.sweeps:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.loader import Batch
-from vitrail.data.randomness import keyed, number
+from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
 from vitrail.objectives.objective import Objective, ObjectiveOutput
@@ -157,7 +157,7 @@ def divided(inputs: tuple[Tensor, ...], micro: int) -> list[tuple[Tensor, ...]]:
 def seed_generators(device: torch.device, seed: int, step: int, rank: int, part: int) -> None:
     """Dropout and the like draw from torch's generators: set from where we are, never saved. Those of other devices
     stay as they are: to set them, too, as `torch.manual_seed` does, takes most of a millisecond."""
-    key = int(keyed(number("step"), seed, step, rank, part)[0] >> 1)
+    key = int(hash_keys(hash_word("step"), seed, step, rank, part)[0] >> 1)
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(key)

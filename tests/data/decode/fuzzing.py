@@ -3,7 +3,7 @@
     python -m tests.data.decode.fuzzing --files 100 --seed 0
 
 Run as a program of its own, because a process that has threads should not fork. A copy should be read, or be refused
-with BadPicture and a short reason. Any other exception, a warning, a crash, a hang or a blow-up ends the run with exit
+with BadImage and a short reason. Any other exception, a warning, a crash, a hang or a blow-up ends the run with exit
 status 1, and the file is left in ``--keep``; so does a word on stderr, but for libtiff's, which Pillow lets speak. The
 same seed does the same damage.
 """
@@ -25,8 +25,8 @@ from pathlib import Path
 
 from tests.data.decode.hostile import chunk, chunks, samples
 from tests.forked import reports
-from vitrail.core.errors import BadPicture
-from vitrail.data.decode.image import Picture
+from vitrail.core.errors import BadImage
+from vitrail.data.decode.image import EncodedImage
 
 BATCH = 100  # files a child
 MEMORY = 1500 << 20  # bytes a child may map beyond what it was born with
@@ -88,11 +88,11 @@ def attempt(content: bytes, scale: int) -> tuple[str, str]:
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     outcome, words = "read", ""
     try:
-        picture = Picture(content)
+        picture = EncodedImage(content)
         image = picture.rgb(scale)
         if image.mode != "RGB" or (scale == 1 and picture.size != (image.height, image.width)):
             outcome, words = "exception", f"{image.mode} {image.size} for {picture.size}"
-    except BadPicture as error:
+    except BadImage as error:
         words = str(error)
         outcome = "refused" if words.isprintable() and 0 < len(words) < 250 and " at 0x" not in words else "exception"
         if "more memory than there is" in words:

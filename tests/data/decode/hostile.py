@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageSequence
 
-from vitrail.data.decode.image import Picture
+from vitrail.data.decode.image import EncodedImage
 
 Values = Sequence[int]
 
@@ -32,7 +32,7 @@ def saved(image: "Image.Image | NDArray[Any]", kind: str, **options: Any) -> byt
 
 def pixels(data: "bytes | NDArray[Any]", scale: int = 1) -> NDArray[np.uint8]:
     """What the reader makes of a file; its size must be the one announced."""
-    picture = Picture(data)
+    picture = EncodedImage(data)
     image = picture.rgb(scale)
     assert image.mode == "RGB"
     if scale == 1:

@@ -15,9 +15,9 @@ from PIL.PngImagePlugin import PngInfo
 
 from tests.data.decode import hostile
 from tests.data.decode.hostile import chunk, photo, pixels, png, saved, tiff_of
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 from vitrail.data.decode.headers import FORMATS
-from vitrail.data.decode.image import DECODERS, MAX_PIXELS, SMALL, Picture
+from vitrail.data.decode.image import DECODERS, MAX_PIXELS, SMALL, EncodedImage
 
 PHOTO = photo()
 
@@ -25,8 +25,8 @@ PHOTO = photo()
 @pytest.mark.parametrize("kind", sorted(hostile.no_pictures()))
 def test_no_picture_says_what_it_is(kind: str) -> None:
     content, words = hostile.no_pictures()[kind]
-    with pytest.raises(BadPicture) as caught:
-        Picture(content)
+    with pytest.raises(BadImage) as caught:
+        EncodedImage(content)
     assert words in str(caught.value)
 
 
@@ -41,8 +41,8 @@ def test_only_the_list_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (opener, _) in list(Image.OPEN.items()):
         monkeypatch.setitem(Image.OPEN, name, (opener, asked))
     for content, _ in hostile.no_pictures().values():
-        with pytest.raises(BadPicture):
-            Picture(content)
+        with pytest.raises(BadImage):
+            EncodedImage(content)
     for content in hostile.samples().values():
         pixels(content)
 
@@ -52,10 +52,10 @@ def test_truncated(kind: str) -> None:
     """Every prefix is read or refused, and a half is refused; text formats and a first frame may be whole in it."""
     content = hostile.samples()[kind]
     for end in [*range(min(len(content), 120)), *range(120, len(content), 53)]:
-        with suppress(BadPicture):
+        with suppress(BadImage):
             pixels(content[:end])
     if kind not in ("jpeg mpo", "gif animated", "png animated", "webp animated", "bmp packed"):
-        with pytest.raises(BadPicture):
+        with pytest.raises(BadImage):
             pixels(content[: len(content) // 2])
 
 
@@ -64,7 +64,7 @@ def test_bad_checksums_of_png() -> None:
     for name in (b"IHDR", b"IDAT"):
         at = content.index(name)
         end = at + 4 + int.from_bytes(content[at - 4 : at])
-        with pytest.raises(BadPicture, match="checksum"):
+        with pytest.raises(BadImage, match="checksum"):
             pixels(content[:end] + bytes([content[end] ^ 1]) + content[end + 1 :])
 
 
@@ -95,7 +95,7 @@ def claims_itself_twice() -> bytes:
     ],
 )
 def test_reasons(content: bytes, words: str) -> None:
-    with pytest.raises(BadPicture) as caught:
+    with pytest.raises(BadImage) as caught:
         pixels(content)
     assert words in str(caught.value)
     assert str(caught.value).isprintable()
@@ -112,13 +112,13 @@ def test_whatever_a_decoder_throws_is_a_bad_picture(error: Exception, monkeypatc
     def fail(*_: object) -> None:
         raise error
 
-    picture = Picture(saved(PHOTO, "PNG"))
+    picture = EncodedImage(saved(PHOTO, "PNG"))
     monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
-    with pytest.raises(BadPicture, match="PNG"):
+    with pytest.raises(BadImage, match="PNG"):
         picture.rgb()
     monkeypatch.setitem(DECODERS, "PNG", fail)
-    with pytest.raises(BadPicture, match="PNG"):
-        Picture(saved(PHOTO, "PNG"))
+    with pytest.raises(BadImage, match="PNG"):
+        EncodedImage(saved(PHOTO, "PNG"))
 
 
 def test_an_interrupt_is_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_an_interrupt_is_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(DECODERS, "PNG", stop)
     with pytest.raises(KeyboardInterrupt):
-        Picture(saved(PHOTO, "PNG"))
+        EncodedImage(saved(PHOTO, "PNG"))
 
 
 # Bombs
@@ -135,8 +135,8 @@ def test_an_interrupt_is_not_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", sorted(hostile.bombs()))
 def test_bombs_are_refused_from_the_header(kind: str) -> None:
-    with pytest.raises(BadPicture) as caught:
-        Picture(hostile.bombs()[kind])
+    with pytest.raises(BadImage) as caught:
+        EncodedImage(hostile.bombs()[kind])
     assert "unreadable" not in str(caught.value)  # not left to a decoder to find out
 
 
@@ -144,16 +144,16 @@ MEASURE = """
 import resource, sys, warnings
 warnings.simplefilter("error")
 from pathlib import Path
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 from vitrail.data.decode.image import Image
 files = sorted(Path(sys.argv[1]).iterdir())
-Picture(files[0].read_bytes()).rgb()
+EncodedImage(files[0].read_bytes()).rgb()
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in files[1:]:
     try:
-        Picture(path.read_bytes()).rgb()
+        EncodedImage(path.read_bytes()).rgb()
         sys.exit(f"{path.name} was read")
-    except BadPicture:
+    except BadImage:
         pass
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) >> 10)
 """
@@ -184,19 +184,19 @@ def test_metadata_bombs_do_not_keep_a_picture_from_being_read() -> None:
 
 def test_the_limit_is_an_argument() -> None:
     content = saved(PHOTO, "PNG")
-    assert Picture(content, max_pixels=24 * 32).size == (24, 32)
-    with pytest.raises(BadPicture, match="32 x 24 pixels are more than the limit of 767"):
-        Picture(content, max_pixels=767)
+    assert EncodedImage(content, max_pixels=24 * 32).size == (24, 32)
+    with pytest.raises(BadImage, match="32 x 24 pixels are more than the limit of 767"):
+        EncodedImage(content, max_pixels=767)
     assert 100e6 < MAX_PIXELS < 180e6
 
 
 def test_large_pictures_are_read_without_a_warning() -> None:
     """Beyond the size where Pillow warns, as long as the file is in proportion; and small ones of one colour."""
     sized = hostile.jpeg_header(10000, 10000) + b"\0" * 100_000
-    assert Picture(sized).size == (10000, 10000)
+    assert EncodedImage(sized).size == (10000, 10000)
     values = np.zeros((1, 100_000), np.uint8)
-    with pytest.raises(BadPicture, match="10000 x 10000 pixels are more than the limit of 89,478,485"):
-        Picture(tiff_of(values, more={256: (4, [10000]), 257: (4, [10000])}))  # here Pillow cannot but warn
+    with pytest.raises(BadImage, match="10000 x 10000 pixels are more than the limit of 89,478,485"):
+        EncodedImage(tiff_of(values, more={256: (4, [10000]), 257: (4, [10000])}))  # here Pillow cannot but warn
     blank = saved(Image.new("1", (4000, 4000)), "PNG")
     assert SMALL > 4000 * 4000
     assert pixels(blank).shape == (4000, 4000, 3)
@@ -205,6 +205,6 @@ def test_large_pictures_are_read_without_a_warning() -> None:
 def test_pillow_is_left_as_it_was() -> None:
     before = (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
     for content in [*hostile.samples().values(), *hostile.bombs().values()]:
-        with suppress(BadPicture):
+        with suppress(BadImage):
             pixels(content)
     assert before == (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)

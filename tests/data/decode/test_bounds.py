@@ -16,9 +16,9 @@ from PIL import Image
 
 from tests.data.decode import hostile
 from tests.data.decode.hostile import chunk, photo, pixels, saved, tiff
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 from vitrail.data.decode.bounds import FREE
-from vitrail.data.decode.image import Picture
+from vitrail.data.decode.image import EncodedImage
 
 PHOTO = photo()
 MANY = 150_000  # pieces: as many steps as this are far too many
@@ -97,16 +97,16 @@ def test_a_bounded_number_of_steps(kind: str) -> None:
     content = files()[kind]
 
     def read() -> None:
-        with suppress(BadPicture):
-            Picture(content).rgb()
+        with suppress(BadImage):
+            EncodedImage(content).rgb()
 
     assert steps(read) < STEPS
 
 
 @pytest.mark.parametrize("kind", ["ppm comment", "jpeg segments", "png empty pixels", "gif blocks", "webp chunks"])
 def test_what_is_made_to_take_long_is_refused(kind: str) -> None:
-    with pytest.raises(BadPicture):
-        Picture(files()[kind])
+    with pytest.raises(BadImage):
+        EncodedImage(files()[kind])
 
 
 def test_an_honest_file_may_have_many_pieces() -> None:
@@ -140,7 +140,7 @@ def test_netpbm_as_pillow_reads_it(kind: str, most: int) -> None:
     for content in random_of(kind, (13, 9) if kind == "grey" else (13, 9, 3), most):
         with Image.open(io.BytesIO(content)) as image:
             expected = np.asarray(image)
-        ours = np.asarray(Picture(content).image)
+        ours = np.asarray(EncodedImage(content).image)
         assert ours.dtype == expected.dtype
         assert np.array_equal(ours, expected)
 
@@ -149,7 +149,7 @@ def test_netpbm_bits_as_pillow_reads_them() -> None:
     rows = b"10110\n01 1 0 1\n# half\n11111 00000"
     content = b"P1\n5 4\n" + rows
     with Image.open(io.BytesIO(content)) as image:
-        assert np.array_equal(np.asarray(Picture(content).image), np.asarray(image))
+        assert np.array_equal(np.asarray(EncodedImage(content).image), np.asarray(image))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_netpbm_bits_as_pillow_reads_them() -> None:
     ],
 )
 def test_damaged_netpbm(content: bytes) -> None:
-    with pytest.raises(BadPicture) as caught:
+    with pytest.raises(BadImage) as caught:
         pixels(content)
     words = str(caught.value)
     assert words.isprintable()

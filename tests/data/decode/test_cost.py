@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.data.decode.hostile import photo, saved
-from vitrail.core.errors import BadPicture
-from vitrail.data.decode.image import Picture, decoding_bytes
+from vitrail.core.errors import BadImage
+from vitrail.data.decode.image import EncodedImage, decoding_bytes
 
 KINDS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
 
@@ -19,7 +19,7 @@ KINDS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"]
 def test_reserved_once_before_anything_is_decoded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     content = saved(photo(), kind) if kind != "GIF" else saved(Image.fromarray(photo()).quantize(64), "GIF")
     asked: list[int] = []
-    picture = Picture(content, reserve=asked.append)
+    picture = EncodedImage(content, reserve=asked.append)
     assert asked == [decoding_bytes(kind, (32, 24), len(content))]
     assert asked[0] > 4 * 32 * 24
     picture.rgb()
@@ -36,7 +36,7 @@ def test_whoever_has_no_room_raises_his_own(kind: str) -> None:
         raise Full(size)
 
     with pytest.raises(Full):
-        Picture(saved(photo(), kind), reserve=refuse)
+        EncodedImage(saved(photo(), kind), reserve=refuse)
 
 
 def blank_webp(width: int, height: int) -> bytes:
@@ -47,17 +47,17 @@ def blank_webp(width: int, height: int) -> bytes:
 
 def test_a_small_webp_of_many_pixels_is_a_bomb() -> None:
     content = blank_webp(6000, 5000)
-    with pytest.raises(BadPicture, match="bomb"):
-        Picture(content)
-    with pytest.raises(BadPicture, match="bomb"):
-        Picture(content + b"\0" * 100_000)
-    assert Picture(content + b"\0" * 200_000).size == (5000, 6000)
+    with pytest.raises(BadImage, match="bomb"):
+        EncodedImage(content)
+    with pytest.raises(BadImage, match="bomb"):
+        EncodedImage(content + b"\0" * 100_000)
+    assert EncodedImage(content + b"\0" * 200_000).size == (5000, 6000)
 
 
 def test_one_picture_has_a_limit_of_memory() -> None:
     """The same number of pixels is fine as a JPEG."""
-    with pytest.raises(BadPicture, match="GB"):
-        Picture(blank_webp(12000, 10000) + b"\0" * 1_000_000)
+    with pytest.raises(BadImage, match="GB"):
+        EncodedImage(blank_webp(12000, 10000) + b"\0" * 1_000_000)
 
 
 MEASURE = """
@@ -71,9 +71,9 @@ def most():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024
 
 small, large = (Path(name).read_bytes() for name in sys.argv[1:])
-Picture(small).rgb()
+EncodedImage(small).rgb()
 before, said = most(), []
-Picture(large, reserve=said.append).rgb()
+EncodedImage(large, reserve=said.append).rgb()
 print((most() - before) / said[0])
 """
 

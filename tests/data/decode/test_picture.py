@@ -14,8 +14,8 @@ from PIL import Image, ImageOps
 
 from tests.data.decode import hostile
 from tests.data.decode.hostile import chunk, exif, photo, pixels, png, saved, segment, tiff_of, with_segments
-from vitrail.core.errors import BadPicture
-from vitrail.data.decode.image import Picture, upright_rgb
+from vitrail.core.errors import BadImage
+from vitrail.data.decode.image import EncodedImage, upright_rgb
 
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"
 PHOTO = photo()
@@ -106,7 +106,7 @@ def test_orientation(orientation: int, scale: int, kind: str) -> None:
     else:
         content = saved(photo(64, 96), kind, exif=exif(orientation, "<" if orientation % 2 else ">"), **options)
     wanted = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
-    assert Picture(content).size == (wanted.height, wanted.width)
+    assert EncodedImage(content).size == (wanted.height, wanted.width)
     found = pixels(content, scale)
     if scale == 1 or kind != "JPEG":
         assert np.array_equal(found, np.asarray(wanted))
@@ -114,7 +114,9 @@ def test_orientation(orientation: int, scale: int, kind: str) -> None:
         half = np.asarray(wanted.resize((wanted.width // 2, wanted.height // 2), Image.Resampling.BOX))
         assert found.shape == half.shape
         assert np.abs(found.astype(int) - half).mean() < 3
-    assert np.array_equal(np.asarray(upright_rgb(Picture(content).rgb())), pixels(content))  # nobody turns it again
+    assert np.array_equal(
+        np.asarray(upright_rgb(EncodedImage(content).rgb())), pixels(content)
+    )  # nobody turns it again
 
 
 def xmp(orientation: int) -> bytes:
@@ -144,7 +146,7 @@ def raw_profile() -> bytes:
     ids=["jpeg xmp", "jpeg late", "jpeg junk", "png late", "png xmp", "png text", "png packed", "webp xmp"],
 )
 def test_orientation_is_found_where_programs_put_it(content: bytes) -> None:
-    assert Picture(content).size == (32, 24)
+    assert EncodedImage(content).size == (32, 24)
     assert np.abs(pixels(content).astype(int) - np.rot90(PHOTO, -1)).mean() < 12
 
 
@@ -253,7 +255,7 @@ def test_floats() -> None:
     assert list(pixels(tiff_of(odd))[0, :3, 0]) == [0, 255, 0]
     signalling = tiff_of(ramp).replace(struct.pack("<f", 1.0), b"\1\0\x80\x7f")
     assert pixels(signalling)[0, -1, 0] == 0
-    with pytest.raises(BadPicture, match="none of its pixels is a finite number"):
+    with pytest.raises(BadImage, match="none of its pixels is a finite number"):
         pixels(tiff_of(np.full((4, 4), np.nan, np.float32)))
 
 
@@ -278,8 +280,8 @@ def test_arrays(shape: tuple[int, ...]) -> None:
     ],
 )
 def test_arrays_that_are_no_picture(values: NDArray[Any]) -> None:
-    with pytest.raises(BadPicture, match="an image is uint8"):
-        Picture(values)
+    with pytest.raises(BadImage, match="an image is uint8"):
+        EncodedImage(values)
 
 
 # Smaller, for less
@@ -289,27 +291,27 @@ def test_arrays_that_are_no_picture(values: NDArray[Any]) -> None:
 @pytest.mark.parametrize("scale", [2, 4, 8])
 def test_jpeg_at_a_fraction(mode: str, scale: int) -> None:
     content = saved(Image.fromarray(photo(403, 509)).convert(mode), "JPEG", exif=exif(6))
-    picture = Picture(content)
+    picture = EncodedImage(content)
     assert picture.size == (509, 403)
     small = picture.rgb(scale)
     assert (small.height, small.width) == (-(-509 // scale), -(-403 // scale))
-    whole = np.asarray(Picture(content).rgb().resize(small.size, Image.Resampling.BOX)).astype(int)
+    whole = np.asarray(EncodedImage(content).rgb().resize(small.size, Image.Resampling.BOX)).astype(int)
     assert np.abs(np.asarray(small).astype(int) - whole).mean() < 4
-    assert Picture(saved(photo(40, 50), "PNG")).rgb(scale).size == (50, 40)
+    assert EncodedImage(saved(photo(40, 50), "PNG")).rgb(scale).size == (50, 40)
 
 
 def test_a_second_call_finds_the_same() -> None:
-    picture = Picture(saved(PHOTO, "JPEG", exif=exif(6)))
+    picture = EncodedImage(saved(PHOTO, "JPEG", exif=exif(6)))
     assert np.array_equal(np.asarray(picture.rgb()), np.asarray(picture.rgb()))
 
 
 def test_what_a_failed_decoder_left_behind_is_not_handed_out() -> None:
     packed = bytearray(zlib.compress(b"".join(b"\0" + row.tobytes() for row in PHOTO), 0))
     packed[-4] ^= 1  # only the sum behind the last row is wrong
-    broken = Picture(png(32, 24).replace(chunk(b"IDAT", zlib.compress(b"")), chunk(b"IDAT", bytes(packed))))
-    short = Picture(saved(photo(200, 200), "JPEG")[:-900])
+    broken = EncodedImage(png(32, 24).replace(chunk(b"IDAT", zlib.compress(b"")), chunk(b"IDAT", bytes(packed))))
+    short = EncodedImage(saved(photo(200, 200), "JPEG")[:-900])
     for picture in (broken, short, broken, short):
-        with pytest.raises(BadPicture):
+        with pytest.raises(BadImage):
             picture.rgb()
 
 

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.core.errors import BadPicture
-from vitrail.data.dataset import Source
+from vitrail.core.errors import BadImage
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.labels import Labels
 
 SUFFIXES: Final = (".webp", ".jpg", ".jpeg", ".png")
 
 
-class Files(Source):
+class Files(ImageDataset):
     """Image files in memory, with names."""
 
     def __init__(self, files: Sequence[bytes], names: Sequence[str]) -> None:
@@ -27,7 +27,7 @@ class Files(Source):
 
     def read(self, index: int) -> bytes:
         if not self.files[index]:
-            raise BadPicture("the file is empty")
+            raise BadImage("the file is empty")
         return self.files[index]
 
     def name(self, index: int) -> str:
@@ -88,17 +88,17 @@ COPIES: Final[dict[str, Copy]] = {
 class Planted:
     """TRAIN as it was, TEST with a copy of each kind of some of its images and with strangers."""
 
-    train: Source
+    train: ImageDataset
     test: Files
     truth: dict[int, tuple[int, str]]  # by test number: the train number that it is a copy of, and how it was made
 
 
-def plant(train: Source, strangers: Source, *, every: int = 1, seed: int = 0) -> Planted:
+def plant(train: ImageDataset, strangers: ImageDataset, *, every: int = 1, seed: int = 0) -> Planted:
     """Copies every so-manyth image of TRAIN in each way."""
     rng = np.random.default_rng(seed)
     files, names, truth = [], [], {}
     for index in range(0, len(train), every):
-        picture = train.picture(index).rgb()
+        picture = train.open_image(index).rgb()
         for kind, copy in COPIES.items():
             truth[len(files)] = index, kind
             files.append(copy(picture, rng))

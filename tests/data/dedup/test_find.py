@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.data.dedup.planted import COPIES, Files, encoded, mirrored, plant, scenes, score
 from vitrail.core.errors import ConfigError, DataError, WorkerDied
-from vitrail.data.dataset import Arrays, Source
+from vitrail.data.dataset import Arrays, ImageDataset
 from vitrail.data.dedup import deduplicate as pool
 from vitrail.data.dedup.block_files import KINDS
 from vitrail.data.dedup.deduplicate import Job, Outcome, find
@@ -24,7 +24,7 @@ from vitrail.data.dedup.record import Record, bit_table, checked_against
 from vitrail.data.splits import Selection
 
 
-def run(tmp_path: Path, train: Source, *, out: str = "out", cache: str = "cache", **rest: object) -> Outcome:
+def run(tmp_path: Path, train: ImageDataset, *, out: str = "out", cache: str = "cache", **rest: object) -> Outcome:
     tests = rest.pop("tests", {})
     return find(Job(train=train, tests=tests, out=tmp_path / out, cache=tmp_path / cache, **rest))  # type: ignore[arg-type]
 
@@ -57,7 +57,9 @@ def test_planted_copies_are_found_and_strangers_are_not(tmp_path: Path) -> None:
 def test_the_selection_drops_the_duplicates_and_nothing_else(tmp_path: Path) -> None:
     train, strangers = scenes(30, 1), scenes(10, 2)
     copied = [3, 4, 17]
-    test = Files([COPIES["jpeg 50"](train.picture(i).rgb(), np.random.default_rng(0)) for i in copied], ["a", "b", "c"])
+    test = Files(
+        [COPIES["jpeg 50"](train.open_image(i).rgb(), np.random.default_rng(0)) for i in copied], ["a", "b", "c"]
+    )
     test = Files(test.files + strangers.files, test.names + strangers.names)
     outcome = run(tmp_path, train, tests={"test": test})
     selection = Selection.load(tmp_path / "out" / "drop.json")
@@ -143,7 +145,7 @@ def test_who_is_train_and_who_is_test_does_not_matter(tmp_path: Path) -> None:
 
 def test_within_a_set_the_first_of_each_group_stays(tmp_path: Path) -> None:
     base = scenes(6, 1)
-    picture = base.picture(2).rgb()
+    picture = base.open_image(2).rgb()
     copies = [encoded(picture, "JPEG", 60), encoded(mirrored(picture)), encoded(picture)]
     train = Files([*base.files, *copies], [*base.names, "jpeg", "mirrored", "exact"])
     outcome = run(tmp_path, train, within=True, block=4)
@@ -175,12 +177,12 @@ def test_blank_and_tiny_pictures_are_compared_exactly_only(tmp_path: Path) -> No
     train = Files([*blank, *tiny, *faint], [f"{i}" for i in range(10)])
     outcome = run(tmp_path, train, tests={"test": train})
     assert by_kind(outcome) == {(i, i): "exact" for i in range(10)}
-    big = Files([encoded(train.picture(i).rgb().resize((128, 128))) for i in range(10)], train.names)
+    big = Files([encoded(train.open_image(i).rgb().resize((128, 128))) for i in range(10)], train.names)
     assert not len(run(tmp_path, train, tests={"test": big}, out="big").pairs)
 
 
 def test_the_same_shape_in_another_colour_is_another_picture(tmp_path: Path) -> None:
-    mask = np.asarray(scenes(1, 1).picture(0).rgb().convert("L"), np.float64)[..., None] / 255
+    mask = np.asarray(scenes(1, 1).open_image(0).rgb().convert("L"), np.float64)[..., None] / 255
 
     def tinted(one: list[int], other: list[int]) -> bytes:
         return encoded(Image.fromarray((mask * one + (1 - mask) * other).astype(np.uint8)))
@@ -192,7 +194,7 @@ def test_the_same_shape_in_another_colour_is_another_picture(tmp_path: Path) -> 
 
 def test_many_equal_pictures_make_few_pairs_but_all_are_counted(tmp_path: Path) -> None:
     one, other = scenes(2, 1).files
-    near = COPIES["jpeg 50"](scenes(2, 1).picture(1).rgb(), np.random.default_rng(0))
+    near = COPIES["jpeg 50"](scenes(2, 1).open_image(1).rgb(), np.random.default_rng(0))
     train = Files([one] * 30 + [near] * 20, [f"{i}" for i in range(50)])
     test = Files([one] * 25 + [other] * 15, [f"{i}" for i in range(40)])
     outcome = run(tmp_path, train, tests={"test": test})
@@ -204,7 +206,7 @@ def test_many_equal_pictures_make_few_pairs_but_all_are_counted(tmp_path: Path) 
 def test_prints_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def watched(source: Source, start: int, stop: int):
+    def watched(source: ImageDataset, start: int, stop: int):
         asked.append(stop - start)
         return prints_of(source, start, stop)
 

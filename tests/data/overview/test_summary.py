@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.core.errors import BadPicture, WorkerDied
+from vitrail.core.errors import BadImage, WorkerDied
 from vitrail.data.collection import Collection, agree, open_collection
-from vitrail.data.dataset import Arrays, Source
+from vitrail.data.dataset import Arrays, ImageDataset
 from vitrail.data.labels import Labels
 from vitrail.data.tools import overview as samples
 from vitrail.data.tools import overview as summary
@@ -35,7 +35,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def one(source: Source, name: str = "x") -> Collection:
+def one(source: ImageDataset, name: str = "x") -> Collection:
     return Collection(name=name, kind="arrays", path=None, splits={"train": source})
 
 
@@ -75,9 +75,9 @@ def test_masks_are_counted_and_checked(tmp_path: Path) -> None:
 
 
 def test_strict_stops_at_the_first(photos: Path) -> None:
-    with pytest.raises(BadPicture, match=r"^b/cut.jpg: .*"):
+    with pytest.raises(BadImage, match=r"^b/cut.jpg: .*"):
         summary.summarise(open_collection(photos), check=True, strict=True)
-    with pytest.raises(BadPicture, match=r"^b/empty.jpg: .*empty"):
+    with pytest.raises(BadImage, match=r"^b/empty.jpg: .*empty"):
         summary.summarise(open_collection(photos), strict=True)
 
 

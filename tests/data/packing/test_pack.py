@@ -16,8 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.core.errors import BadLabels, BadPicture, ConfigError, DataError, WorkerDied
-from vitrail.data.dataset import Arrays, Encoded, Source, Subset
+from vitrail.core.errors import BadImage, BadLabels, ConfigError, DataError, WorkerDied
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Subset
 from vitrail.data.decode.image import read_indices
 from vitrail.data.labels import Labels
 from vitrail.data.readers import shards
@@ -45,7 +45,7 @@ def smooth(width: int, height: int) -> bytes:
     return file.getvalue()
 
 
-class Listed(Source):
+class Listed(ImageDataset):
     """Samples from a list of bytes or pixels; an OSError or a crash where the list says so."""
 
     def __init__(self, items: list[Any], labels: Labels | None = None, classes: tuple[str, ...] = ()) -> None:
@@ -144,7 +144,7 @@ def test_large_pictures_are_made_smaller_and_others_left_alone(tmp_path: Path) -
     report = pack({"train": Listed(items)}, tmp_path / "out", max_side=100, workers=1)
     assert report.reencoded == 7
     source = shards.read(tmp_path / "out")["train"]
-    sizes = [source.picture(i).size for i in range(len(items))]
+    sizes = [source.open_image(i).size for i in range(len(items))]
     assert sizes == [
         *((75, 100), (100, 50), (10, 100), (100, 50), (50, 100), (50, 100), (64, 64), (20, 30), (100, 50), (1, 100)),
     ]
@@ -152,10 +152,10 @@ def test_large_pictures_are_made_smaller_and_others_left_alone(tmp_path: Path) -
     assert suffixes == ["jpg", "jpg", "png", "jpg", "png", "jpg", "gif", "png", "png", "jpg"]
     assert source.read(3) == items[3]
     assert source.read(6) == items[6]
-    assert np.asarray(source.picture(7).rgb()).tolist() == items[7].tolist()
+    assert np.asarray(source.open_image(7).rgb()).tolist() == items[7].tolist()
     assert not Image.open(io.BytesIO(bytes(source.read(1)))).getexif()
     want = Image.open(io.BytesIO(items[0])).resize((100, 75), Image.Resampling.LANCZOS)
-    difference = np.abs(np.asarray(want, np.int16) - np.asarray(source.picture(0).rgb(), np.int16))
+    difference = np.abs(np.asarray(want, np.int16) - np.asarray(source.open_image(0).rgb(), np.int16))
     assert difference.mean() < 4  # JPEG's doing
 
 
@@ -195,7 +195,7 @@ def test_masks_are_packed(tmp_path: Path) -> None:
     assert all(np.array_equal(read_indices(train.mask(i)), values) for i in range(3))
     pack({"train": train}, tmp_path / "small", max_side=50, workers=1)
     small = shards.read(tmp_path / "small")["train"]
-    assert [small.picture(i).size for i in range(3)] == [(30, 50)] * 3
+    assert [small.open_image(i).size for i in range(3)] == [(30, 50)] * 3
     assert all(np.array_equal(read_indices(small.mask(i)), values[::2, ::2]) for i in range(3))
     assert small.pixel_classes == source.pixel_classes
 
@@ -227,7 +227,7 @@ def test_unreadable_pictures_are_left_out_and_listed(tmp_path: Path) -> None:
 def test_strict_stops_at_the_first(tmp_path: Path, workers: int) -> None:
     source = photos(30)
     source.items[17] = b"<html>"
-    with pytest.raises(BadPicture, match=r"cat/17\.jpg"):
+    with pytest.raises(BadImage, match=r"cat/17\.jpg"):
         pack({"train": source}, tmp_path / "out", strict=True, workers=workers)
 
 
@@ -252,7 +252,7 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-def stopped(tmp_path: Path, source: Source, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def stopped(tmp_path: Path, source: ImageDataset, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs, and is stopped in the middle of the shard `after`."""
     real, count = write.TarFile.finish, 0
 
@@ -269,7 +269,7 @@ def stopped(tmp_path: Path, source: Source, after: int, monkeypatch: pytest.Monk
             pack({"train": source, "val": photos(12)}, tmp_path / "out", shard_size=SHARD, workers=1)
 
 
-def finished(tmp_path: Path, source: Source) -> PackReport:
+def finished(tmp_path: Path, source: ImageDataset) -> PackReport:
     return pack({"train": source, "val": photos(12)}, tmp_path / "out", shard_size=SHARD, workers=1)
 
 
@@ -442,6 +442,6 @@ def test_real_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (report.splits, report.unreadable) == ({"val": 50}, 0)
     again = shards.read(tmp_path / "out")["val"]
     for i in range(50):
-        height, width = some.picture(i).size
-        assert max(again.picture(i).size) == min(256, max(height, width))
+        height, width = some.open_image(i).size
+        assert max(again.open_image(i).size) == min(256, max(height, width))
         assert again.labels[i] == some.labels[i]

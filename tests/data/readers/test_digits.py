@@ -29,8 +29,8 @@ def test_ink_fills_the_range_and_a_sample_is_a_picture() -> None:
     assert (pictures.shape, pictures.dtype, labels.shape) == ((1797, 8, 8), np.uint8, (1797,))
     assert (pictures.min(), pictures.max()) == (0, 255)
     source = digits.read_digits()["test"]
-    assert source.picture(3).size == (8, 8)
-    assert source.picture(3).rgb().mode == "RGB"
+    assert source.open_image(3).size == (8, 8)
+    assert source.open_image(3).rgb().mode == "RGB"
     assert source.name(3) == "digits/test[3]"
 
 

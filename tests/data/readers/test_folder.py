@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitrail.core.errors import BadLabels, BadPicture, DataError
+from vitrail.core.errors import BadImage, BadLabels, DataError
 from vitrail.data.readers import detect_format as recognise
 from vitrail.data.readers import folder
 from vitrail.data.readers.folder import Files
@@ -42,7 +42,7 @@ def test_class_folders_by_name_and_depth(tmp_path: Path) -> None:
         "dog/b.png",
     ]
     assert source.labels.values.tolist() == [0, 0, 1, 1]
-    assert source.picture(3).size == (4, 5)
+    assert source.open_image(3).size == (4, 5)
     assert source.sizes().tolist() == [os.path.getsize(tmp_path / source.name(i)) for i in range(4)]
 
 
@@ -133,8 +133,8 @@ def test_links_are_followed_and_loops_survived(tmp_path: Path) -> None:
     assert source.classes == ("a", "b")
     assert source.labels.counts(2).tolist() == [4, 2]  # a also sees b through the link, once
     bad = [i for i in range(len(source)) if source.name(i).endswith("self.png")]
-    with pytest.raises(BadPicture, match=r"a/self.png: "):
-        source.picture(bad[0])
+    with pytest.raises(BadImage, match=r"a/self.png: "):
+        source.open_image(bad[0])
 
 
 def test_names_that_are_not_utf8_survive(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_names_that_are_not_utf8_survive(tmp_path: Path) -> None:
         Image.new("L", (3, 3)).save(file, "PNG")
     tree(tmp_path, "b/1.png")
     source = opened(tmp_path)
-    assert source.picture(1).size == (3, 3)
+    assert source.open_image(1).size == (3, 3)
     assert os.fsencode(source.name(1)) == b"caf\xe9/\xff.png"
     assert len(source.fingerprint) == 64
 
@@ -172,8 +172,8 @@ def test_what_is_no_regular_file_is_a_bad_picture_and_never_waited_for(tmp_path:
     reasons = {}
     for i in range(len(source)):
         try:
-            source.picture(i)
-        except BadPicture as error:
+            source.open_image(i)
+        except BadImage as error:
             reasons[Path(source.name(i)).name] = str(error)
     assert reasons.keys() == {"pipe.png", "zero.png", "gone.png"}
     assert "a/pipe.png: is not a regular file" in reasons["pipe.png"]
@@ -185,8 +185,8 @@ def test_what_is_no_regular_file_is_a_bad_picture_and_never_waited_for(tmp_path:
 def test_file_beyond_all_measure_is_refused_unread(tmp_path: Path) -> None:
     tree(tmp_path, "a.png")
     os.truncate(tmp_path / "a.png", folder.MAX_BYTES + 1)
-    with pytest.raises(BadPicture, match="536,870,913 bytes"):
-        opened(tmp_path).picture(0)
+    with pytest.raises(BadImage, match="536,870,913 bytes"):
+        opened(tmp_path).open_image(0)
 
 
 def test_fingerprint_moves_with_the_folder_and_sees_changes(tmp_path: Path) -> None:

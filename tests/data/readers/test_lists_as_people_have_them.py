@@ -107,7 +107,7 @@ def test_files_that_are_not_quite_where_the_list_says(
     text = "image,label\n" + "".join(f'"{cell}",{label}\n' for cell, label in zip(cells, ("x", "y"), strict=True))
     opened = open_collection(write(tmp_path, text, *images))
     assert [name for name, _ in found(opened)] == list(images)
-    assert opened.split("train").picture(1).size == (3, 4)
+    assert opened.split("train").open_image(1).size == (3, 4)
 
 
 def test_a_file_of_the_same_name_elsewhere_is_not_taken(tmp_path: Path) -> None:

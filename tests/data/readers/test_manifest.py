@@ -35,7 +35,7 @@ def test_csv_by_any_separator(separator: str, newline: str, here: Path) -> None:
     source = listed(here, text)["train"]
     assert source.classes == ("cat", "dog")
     assert rows(source) == [("0.png", ("dog",)), ("1.png", ("cat",)), ("2.png", ("dog",))]
-    assert source.picture(1).rgb().getpixel((0, 0)) == (1, 0, 0)
+    assert source.open_image(1).rgb().getpixel((0, 0)) == (1, 0, 0)
 
 
 def test_quotes_hold_separators_and_line_breaks(here: Path) -> None:
@@ -145,7 +145,7 @@ def test_label_outside_the_given_classes(here: Path) -> None:
 def test_missing_files_are_met_when_read_unless_all_are(here: Path) -> None:
     source = listed(here, "path,label\ngone.png,a\n1.png,b\n")["train"]
     with pytest.raises(DataError, match=r"gone.png: No such file"):
-        source.picture(0)
+        source.open_image(0)
     with pytest.raises(SourceNotFound, match=r"line 2: no file .*elsewhere/0.png"):
         listed(here, "path,label\nelsewhere/0.png,a\nelsewhere/1.png,b\n")
 

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.core.errors import BadLabels, BadPicture, DataError
+from vitrail.core.errors import BadImage, BadLabels, DataError
 from vitrail.data.collection import Collection, open_collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import read_indices
 from vitrail.data.readers import masks
 from vitrail.data.readers.masks import MaskedFiles
@@ -47,7 +47,7 @@ def write_set(root: Path, *layout: tuple[str, str], count: int = 3) -> Path:
     return root
 
 
-def masks_of(source: Source) -> list[NDArray[np.uint8]]:
+def masks_of(source: ImageDataset) -> list[NDArray[np.uint8]]:
     return [read_indices(source.mask(i)) for i in range(len(source))]
 
 
@@ -86,7 +86,7 @@ def test_layouts_with_splits(tmp_path: Path, layout: str, prefix: str) -> None:
         assert len(source) == 3
         assert source.pixel_classes == NAMES
         assert all(np.array_equal(mask, indices(i)) for i, mask in enumerate(masks_of(source)))
-        assert [source.picture(i).size for i in range(3)] == [(6, 8)] * 3
+        assert [source.open_image(i).size for i in range(3)] == [(6, 8)] * 3
     found.need_masks()
     with pytest.raises(BadLabels, match="segmentation"):
         found.need_labels()
@@ -221,7 +221,7 @@ def test_damaged_masks_are_left_to_whoever_reads_them(tmp_path: Path) -> None:
     assert source.pixel_classes == ("class 0", "class 1", "class 2")
     assert np.array_equal(read_indices(source.mask(4)), indices(4))
     for i in range(3):
-        with pytest.raises((BadPicture, OSError)):
+        with pytest.raises((BadImage, OSError)):
             read_indices(source.mask(i))
 
 
@@ -342,7 +342,7 @@ def test_a_set_without_masks(tmp_path: Path) -> None:
 def test_splits_must_agree(tmp_path: Path) -> None:
     from vitrail.data.collection import collected
 
-    sources: dict[str, Source] = {}
+    sources: dict[str, ImageDataset] = {}
     for split, names in (("train", NAMES), ("val", NAMES[:2])):
         sources[split] = MaskedFiles(str(tmp_path), ["a.jpg"], ["a.png"])
         sources[split].pixel_classes = names
@@ -369,7 +369,7 @@ def test_identity_of_a_set(tmp_path: Path) -> None:
     """The fingerprint is another when masks or their classes change; the digest of the contents is about images."""
     write_set(tmp_path, *FLAT_LAYOUTS["folders"])
 
-    def opened() -> Source:
+    def opened() -> ImageDataset:
         return open_collection(tmp_path).splits["train"]
 
     first = opened()

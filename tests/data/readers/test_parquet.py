@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.core.errors import BadLabels, BadPicture, DataError, SourceNotFound
-from vitrail.data.dataset import Source
+from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.readers import arrays, parquet
 from vitrail.data.readers import arrow_columns as columns
 
@@ -31,8 +31,8 @@ def table(count: int, first: int = 0, **more: Any) -> Any:
     return pa.table({"image": cells, "label": [i % 3 for i in range(first, first + count)], **more})
 
 
-def shades(source: Source) -> list[int]:
-    return [int(np.asarray(source.picture(i).rgb())[0, 0, 0]) for i in range(len(source))]
+def shades(source: ImageDataset) -> list[int]:
+    return [int(np.asarray(source.open_image(i).rgb())[0, 0, 0]) for i in range(len(source))]
 
 
 def test_files_as_the_hub_lays_them_out(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_rows_without_a_picture_are_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": cells}), tmp_path / "x.parquet")
     source = parquet.read(tmp_path / "x.parquet")["train"]
     for i, words in enumerate((r"x\.parquet:0: .*path '/etc/passwd' and not the bytes", ":1: .*no image", ":2: ")):
-        with pytest.raises(BadPicture, match=words):
-            source.picture(i)
+        with pytest.raises(BadImage, match=words):
+            source.open_image(i)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         parquet.read_saved(tmp_path / "empty")
 
 
-def all_shades(source: Source, queue: "multiprocessing.Queue[list[int]]") -> None:
+def all_shades(source: ImageDataset, queue: "multiprocessing.Queue[list[int]]") -> None:
     queue.put(shades(source))
 
 
@@ -232,8 +232,8 @@ def test_pictures_saved_by_path(tmp_path: Path, hugging_face: Any) -> None:
     data.to_parquet(str(tmp_path / "x.parquet"))
     (tmp_path / "a.png").unlink()
     assert shades(parquet.read_saved(tmp_path / "saved")["train"]) == [9]  # the library embeds them
-    with pytest.raises(BadPicture, match=r"x\.parquet:0: .*a\.png' and not the bytes; embed them"):
-        parquet.read(tmp_path / "x.parquet")["train"].picture(0)  # here it does not
+    with pytest.raises(BadImage, match=r"x\.parquet:0: .*a\.png' and not the bytes; embed them"):
+        parquet.read(tmp_path / "x.parquet")["train"].open_image(0)  # here it does not
 
 
 def test_arrays_of_an_npz_file(tmp_path: Path) -> None:

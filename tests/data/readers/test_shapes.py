@@ -126,7 +126,7 @@ def test_default_set() -> None:
     assert {name: len(source) for name, source in splits.items()} == {"train": 10_000, "test": 2_000}
     assert splits["train"].classes == tuple(COLOURS)
     assert not np.array_equal(splits["train"].read(0), splits["test"].read(0))
-    assert splits["train"].picture(0).size == (64, 64)
+    assert splits["train"].open_image(0).size == (64, 64)
 
 
 def test_mistakes() -> None:

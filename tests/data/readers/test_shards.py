@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.core.errors import BadLabels, BadPicture, DataError, SourceNotFound
-from vitrail.data.randomness import Order
+from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound
+from vitrail.data.randomness import EpochOrder
 from vitrail.data.readers import shards
 from vitrail.data.readers.detect_format import by_split, expand
 from vitrail.data.readers.shards import index, reader
@@ -74,7 +74,7 @@ def test_members_of_one_key_are_one_sample(tmp_path: Path) -> None:
     assert [source.labels[i] for i in range(3)] == [(2,), (0,), ()]
     assert source.classes == ("0", "1", "2")
     assert source.read(1) == members["cats/b.PNG"]
-    assert source.picture(2).size == (6, 8)
+    assert source.open_image(2).size == (6, 8)
     assert np.asarray(source.sizes()).tolist() == [len(members[n]) for n in ("./a.jpg", "cats/b.PNG", "c.webp")]
     with pytest.raises(IndexError):
         source.read(3)
@@ -432,8 +432,8 @@ def test_a_shard_that_shrinks_under_us_is_named(tmp_path: Path) -> None:
     source.read(0)
     with open(path, "r+b") as file:
         file.truncate(1500)
-    with pytest.raises(BadPicture, match=r"set\.tar:0002\.png: 0 of .* bytes"):
-        source.picture(2)
+    with pytest.raises(BadImage, match=r"set\.tar:0002\.png: 0 of .* bytes"):
+        source.open_image(2)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the real shards are not next to the checkout")
@@ -481,7 +481,7 @@ def test_a_shuffled_pass_over_100k_samples_takes_no_memory(tmp_path: Path) -> No
     for part in range(10):
         tar(tmp_path / f"set/{part:03d}.tar", {f"{i:05d}.png": kinds[i % 10] for i in range(10_000)})
     source = shards.read(tmp_path / "set")["train"]
-    order = Order(len(source), seed=0)
+    order = EpochOrder(len(source), seed=0)
     seen = 0
     before = 0
     for start in range(0, len(source), 1000):

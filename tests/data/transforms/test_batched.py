@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tests.data.transforms.test_crop import drawn, pixels
 from vitrail.core.errors import ConfigError
-from vitrail.data.decode.image import Picture
-from vitrail.data.prefetch import Parcel
-from vitrail.data.randomness import Draws
+from vitrail.data.decode.image import EncodedImage
+from vitrail.data.prefetch import PackedArrays
+from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import (
     Augmentation,
     RandomErasing,
@@ -31,13 +31,13 @@ SMOOTH = np.stack([pixels(32, 40, seed) for seed in range(24)])
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def together(augmentation: Augmentation, arrays: Any, draws: Draws, device: str = "cpu") -> Tensor:
+def together(augmentation: Augmentation, arrays: Any, draws: CounterRng, device: str = "cpu") -> Tensor:
     batch = torch.from_numpy(arrays).permute(0, 3, 1, 2).contiguous().to(device)
     return BatchedAugmentation(augmentation)(batch, draws).cpu()
 
 
-def one_by_one(augmentation: Augmentation, arrays: Any, draws: Draws) -> Tensor:
-    return torch.stack([augmentation(Picture(array), draws.row(i)) for i, array in enumerate(arrays)])
+def one_by_one(augmentation: Augmentation, arrays: Any, draws: CounterRng) -> Tensor:
+    return torch.stack([augmentation(EncodedImage(array), draws.row(i)) for i, array in enumerate(arrays)])
 
 
 def close(one: Tensor, other: Tensor, most: int, mean: float) -> None:
@@ -146,7 +146,7 @@ def test_the_batch_is_left_as_it_was_and_comes_out_the_same_again() -> None:
     first = augment(batch, drawn(24))
     assert torch.equal(batch, before)
     assert torch.equal(first, augment(batch, drawn(24)))
-    halves = [augment(batch[part], Draws(drawn(24).keys[part])) for part in (slice(0, 12), slice(12, 24))]
+    halves = [augment(batch[part], CounterRng(drawn(24).keys[part])) for part in (slice(0, 12), slice(12, 24))]
     assert torch.equal(first, torch.cat(halves))
 
 
@@ -162,7 +162,7 @@ def test_a_plan_made_elsewhere_gives_the_same(crop: Any, policy: Any, device: st
         plan = pool.submit(augment.plan, drawn(24), (32, 40)).result()
     wanted = augment(batch, drawn(24))
     assert torch.equal(augment.apply(plan, batch), wanted)
-    assert torch.equal(augment.apply(plan, batch, iter(Parcel(plan.arrays).sent(batch.device))), wanted)
+    assert torch.equal(augment.apply(plan, batch, iter(PackedArrays(plan.arrays).sent(batch.device))), wanted)
 
 
 def test_a_plan_is_for_one_shape() -> None:

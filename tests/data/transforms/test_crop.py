@@ -13,8 +13,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from vitrail.core.errors import ConfigError
-from vitrail.data.decode.image import Picture
-from vitrail.data.randomness import Draws
+from vitrail.data.decode.image import EncodedImage
+from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import Augmentation, bit, cifar, inception
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.hyper_rule import hyper_rule
@@ -32,8 +32,8 @@ def jpeg(array: np.ndarray[Any, np.dtype[np.uint8]], **options: Any) -> bytes:
     return file.getvalue()
 
 
-def drawn(count: int, seed: int = 0) -> Draws:
-    return Draws.of(seed=seed, epoch=0, sample=np.arange(count))
+def drawn(count: int, seed: int = 0) -> CounterRng:
+    return CounterRng.for_samples(seed=seed, epoch=0, sample=np.arange(count))
 
 
 @pytest.mark.parametrize("size", [(400, 500), (60, 500)])
@@ -128,11 +128,11 @@ def test_inception_crop_is_torchvisions_resized_crop(interpolation: Any) -> None
     array = pixels(90, 130)
     augmentation = Augmentation(crop=InceptionCrop(size=(24, 32), interpolation=interpolation), flip=0.0)
     for sample in range(20):
-        draws = Draws.of(seed=0, epoch=0, sample=sample)
+        draws = CounterRng.for_samples(seed=0, epoch=0, sample=sample)
         box = InceptionCrop(size=(24, 32)).boxes(draws, 90, 130)[0].tolist()
         mode = F.InterpolationMode(interpolation)
         wanted = F.pil_to_tensor(F.resized_crop(Image.fromarray(array), *box, [24, 32], interpolation=mode))
-        assert torch.equal(augmentation(Picture(array), draws), wanted)
+        assert torch.equal(augmentation(EncodedImage(array), draws), wanted)
 
 
 @pytest.mark.parametrize("resize", [(40, 44), 33])
@@ -140,10 +140,10 @@ def test_resize_crop_is_resize_and_then_crop(resize: Any) -> None:
     array, crop = pixels(90, 130), ResizeCrop(size=(24, 32), resize=resize)
     whole = Image.fromarray(array).resize((44, 40) if resize == (40, 44) else (47, 33), Image.Resampling.BILINEAR)
     for sample in range(20):
-        draws = Draws.of(seed=0, epoch=0, sample=sample)
+        draws = CounterRng.for_samples(seed=0, epoch=0, sample=sample)
         top, left = crop.windows(draws, (90, 130))[0].tolist()
         wanted = F.crop(F.pil_to_tensor(whole), top, left, 24, 32)
-        got = Augmentation(crop=crop, flip=0.0)(Picture(array), draws)
+        got = Augmentation(crop=crop, flip=0.0)(EncodedImage(array), draws)
         assert (got.int() - wanted.int()).abs().max() <= 1  # the same filter, its weights rounded once more
 
 
@@ -155,11 +155,11 @@ def test_cifar_crop_is_pad_and_crop(edge: Any) -> None:
     padded = F.pad(F.pil_to_tensor(Image.fromarray(array)), [4], padding_mode=mode)
     places = set()
     for sample in range(100):
-        draws = Draws.of(seed=0, epoch=0, sample=sample)
+        draws = CounterRng.for_samples(seed=0, epoch=0, sample=sample)
         top, left = crop.windows(draws, (32, 32))[0].tolist()
         places.add((top, left))
         wanted = padded[:, top : top + 32, left : left + 32]
-        assert torch.equal(Augmentation(crop=crop, flip=0.0)(Picture(array), draws), wanted)
+        assert torch.equal(Augmentation(crop=crop, flip=0.0)(EncodedImage(array), draws), wanted)
     assert {0, 8} <= {top for top, _ in places}
 
 
@@ -168,7 +168,7 @@ def test_flip_mirrors_half() -> None:
     plain = torch.from_numpy(array.copy()).permute(2, 0, 1)
     turned = 0
     for sample in range(200):
-        got = flat(Picture(array), Draws.of(seed=0, epoch=0, sample=sample))
+        got = flat(EncodedImage(array), CounterRng.for_samples(seed=0, epoch=0, sample=sample))
         mirrored = torch.equal(got, plain.flip(-1))
         assert mirrored or torch.equal(got, plain)
         turned += mirrored
@@ -189,7 +189,7 @@ def test_flip_mirrors_half() -> None:
 def test_the_size_is_always_the_one_asked_for(height: int, width: int, crop: Any) -> None:
     for data in (pixels(height, width), jpeg(pixels(height, width))):
         for sample in range(4):
-            got = Augmentation(crop=crop)(Picture(data), Draws.of(seed=0, epoch=0, sample=sample))
+            got = Augmentation(crop=crop)(EncodedImage(data), CounterRng.for_samples(seed=0, epoch=0, sample=sample))
             assert (got.shape, got.dtype) == ((3, 24, 32), torch.uint8)
 
 
@@ -200,12 +200,12 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
     augmentation = Augmentation(crop=InceptionCrop(size=(32, 32)))
     scales = set()
     for sample in range(40):
-        draws = Draws.of(seed=0, epoch=0, sample=sample)
+        draws = CounterRng.for_samples(seed=0, epoch=0, sample=sample)
         cut = augmentation.crop.cut((600, 800), draws)
         scales.add(cut.scale)
         assert min(cut.box[2:]) >= 32 * cut.scale
-        small = augmentation(Picture(data), draws)
-        whole = augmentation.finish(Picture(data).rgb(), (600, 800), cut, draws)
+        small = augmentation(EncodedImage(data), draws)
+        whole = augmentation.finish(EncodedImage(data).rgb(), (600, 800), cut, draws)
         neighbour = (whole.float() - whole.float().roll(1, -1)).abs().mean()
         assert (small.float() - whole.float()).abs().mean() < 0.4 * neighbour  # a shift by one pixel would make 1
     assert scales == {4, 8}
@@ -216,9 +216,9 @@ def test_a_turned_jpeg_is_cut_as_a_person_sees_it() -> None:
     exif[0x0112] = 6  # to be turned by a quarter
     array = pixels(200, 300)
     turned, upright = jpeg(array, exif=exif), jpeg(np.rot90(array, -1))
-    draws = Draws.of(seed=0, epoch=0, sample=1)
-    assert Picture(turned).size == (300, 200)
-    one, other = (inception(16)(Picture(data), draws) for data in (turned, upright))
+    draws = CounterRng.for_samples(seed=0, epoch=0, sample=1)
+    assert EncodedImage(turned).size == (300, 200)
+    one, other = (inception(16)(EncodedImage(data), draws) for data in (turned, upright))
     assert (one.float() - other.float()).abs().mean() < 3
 
 

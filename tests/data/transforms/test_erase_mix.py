@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 from tests.data.transforms.test_crop import drawn
 from vitrail.core.errors import ConfigError
-from vitrail.data.randomness import Draws
+from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import RandomErasing
 from vitrail.data.transforms.mixup_cutmix import Mix, one_hot
 
@@ -30,7 +30,7 @@ def test_erasing_covers_its_box_and_nothing_else() -> None:
     image = torch.full((3, 24, 32), 100, dtype=torch.uint8)
     for erase in (RandomErasing(probability=1.0, fill=7), RandomErasing(probability=1.0)):
         for sample in range(30):
-            draws = Draws.of(seed=0, epoch=0, sample=sample)
+            draws = CounterRng.for_samples(seed=0, epoch=0, sample=sample)
             top, left, height, width = erase.boxes(draws, 24, 32)[0].tolist()
             got = erase(image, draws)
             inside = torch.zeros(24, 32, dtype=torch.bool)
@@ -44,7 +44,7 @@ def test_erasing_covers_its_box_and_nothing_else() -> None:
 
 def test_erasing_noise_is_noise() -> None:
     erase = RandomErasing(probability=1.0, area=(0.3, 0.3), aspect=(1.0, 1.0))
-    draws = Draws.of(seed=0, epoch=0, sample=0)
+    draws = CounterRng.for_samples(seed=0, epoch=0, sample=0)
     top, left, height, width = erase.boxes(draws, 100, 100)[0].tolist()
     hole = erase(torch.zeros(3, 100, 100, dtype=torch.uint8), draws)[:, top : top + height, left : left + width]
     levels = np.bincount(hole.reshape(-1).numpy(), minlength=256)

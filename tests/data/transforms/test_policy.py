@@ -14,8 +14,8 @@ from torchvision.transforms.v2 import functional as F
 
 from tests.data.transforms.test_crop import drawn, pixels
 from vitrail.core.errors import ConfigError
-from vitrail.data.decode.image import Picture
-from vitrail.data.randomness import Draws
+from vitrail.data.decode.image import EncodedImage
+from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import (
     Augmentation,
     inception,
@@ -136,7 +136,7 @@ def test_same_key_same_pixels_other_key_other_pixels() -> None:
     array = pixels(50, 60)
 
     def see(**key: int) -> Tensor:
-        return augmentation(Picture(array), Draws.of(**{"seed": 0, "epoch": 0, "sample": 0, **key}))
+        return augmentation(EncodedImage(array), CounterRng.for_samples(**{"seed": 0, "epoch": 0, "sample": 0, **key}))
 
     assert torch.equal(see(), see())
     for other in ({"seed": 1}, {"epoch": 1}, {"sample": 1}, {"view": 1}):
@@ -144,27 +144,27 @@ def test_same_key_same_pixels_other_key_other_pixels() -> None:
 
 
 def test_one_part_more_changes_no_other_part() -> None:
-    array, draws = pixels(50, 60), Draws.of(seed=0, epoch=0, sample=5)
+    array, draws = pixels(50, 60), CounterRng.for_samples(seed=0, epoch=0, sample=5)
     plain = inception(24)
     grey = Augmentation(crop=plain.crop, policy=Distort(jitter_probability=0, grey=1.0, blur=0.0))
-    wanted = F.rgb_to_grayscale(plain(Picture(array), draws), num_output_channels=3)
-    assert torch.equal(grey(Picture(array), draws), wanted)
+    wanted = F.rgb_to_grayscale(plain(EncodedImage(array), draws), num_output_channels=3)
+    assert torch.equal(grey(EncodedImage(array), draws), wanted)
 
 
 def test_views_are_those_of_their_own_draws() -> None:
     several = multi_crop(size=32, local=16, count=3)
     array = pixels(60, 80)
-    draws = [Draws.of(seed=0, epoch=0, sample=0, view=view) for view in range(5)]
-    got = views(several, Picture(array), draws)
+    draws = [CounterRng.for_samples(seed=0, epoch=0, sample=0, view=view) for view in range(5)]
+    got = views(several, EncodedImage(array), draws)
     assert [tuple(view.shape) for view in got] == [(3, 32, 32)] * 2 + [(3, 16, 16)] * 3
     for view, augmentation, drawn_for in zip(got, several, draws, strict=True):
-        assert torch.equal(view, augmentation(Picture(array), drawn_for))
+        assert torch.equal(view, augmentation(EncodedImage(array), drawn_for))
 
 
 @pytest.mark.parametrize("make", [three_augment, simple_three_augment, inception])
 def test_named_ones_run(make: Any) -> None:
     for sample in range(6):
-        got = make(20)(Picture(pixels(50, 30)), Draws.of(seed=0, epoch=0, sample=sample))
+        got = make(20)(EncodedImage(pixels(50, 30)), CounterRng.for_samples(seed=0, epoch=0, sample=sample))
         assert (got.shape, got.dtype) == ((3, 20, 20), torch.uint8)
 
 
@@ -173,7 +173,7 @@ def test_nothing_global_is_drawn() -> None:
     before, legacy = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
     augmentation = Augmentation(crop=Squash(size=(20, 20)), policy=Distort(solarise=0.5))
     for sample in range(10):
-        augmentation(Picture(pixels(30, 30)), Draws.of(seed=0, epoch=0, sample=sample))
+        augmentation(EncodedImage(pixels(30, 30)), CounterRng.for_samples(seed=0, epoch=0, sample=sample))
     assert torch.equal(before, torch.get_rng_state())
     np.testing.assert_array_equal(legacy, np.random.get_state()[1])  # type: ignore[index]
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from tests.distributed.pair import together
 from tests.evaluation.test_accuracy import CLASSES, COUNT, PLAIN, Linear, Torn, logits_of, pictures, scored
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.labels import Labels
-from vitrail.data.loader import sweep
+from vitrail.data.loader import eval_batches
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.metrics.intervals import wilson
 from vitrail.evaluation.metrics.metric import score_batches
@@ -23,7 +23,7 @@ NAMES = tuple("abcdefg")
 
 
 def asked(
-    source: Source,
+    source: ImageDataset,
     labels: dict[str, Labels] | None = None,
     network: Callable[[Tensor], Tensor] | None = None,
     batch: int = 5,
@@ -31,10 +31,10 @@ def asked(
     named = {"original": source.labels} if labels is None else labels
     table = PredictionTable(len(source), CLASSES, named, torch.device("cpu"))
     network = Linear() if network is None else network
-    return score_batches(network, sweep(source, PLAIN, batch=batch), PLAIN, table, device="cpu")
+    return score_batches(network, eval_batches(source, PLAIN, batch=batch), PLAIN, table, device="cpu")
 
 
-def assessed(source: Source, **options: Callable[[Tensor], Tensor]) -> Assessment:
+def assessed(source: ImageDataset, **options: Callable[[Tensor], Tensor]) -> Assessment:
     said = asked(source, **options)
     return Assessment(judged=judge(said, source.labels, "original"), names=NAMES)
 
@@ -152,7 +152,7 @@ def test_nothing_to_score_is_refused() -> None:
 def shared(world: World, torn: bool) -> tuple[bytes, ...]:
     source = pictures()
     source = Torn(source.pictures, source.labels, source.classes) if torn else source
-    batches = sweep(source, PLAIN, batch=5 * world.size, rank=world.rank, world=world.size)
+    batches = eval_batches(source, PLAIN, batch=5 * world.size, rank=world.rank, world=world.size)
     table = PredictionTable(len(source), CLASSES, {"original": source.labels}, torch.device("cpu"))
     return raw(score_batches(Linear(), batches, PLAIN, table, device="cpu", world=world))
 

@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             mask = mask[1:]
         if at == 4:
             mask[0, 0] = 77
-        source.picture(at).rgb().save(path / "drawn" / "test" / "images" / f"{at:02}.png")
+        source.open_image(at).rgb().save(path / "drawn" / "test" / "images" / f"{at:02}.png")
         Image.fromarray(mask).save(path / "drawn" / "test" / "masks" / f"{at:02}.png")
     (path / "drawn" / "classes.txt").write_text("\n".join(shapes.pixel_classes))
     return path

@@ -71,7 +71,7 @@ def test_a_class_has_the_colour_of_its_drawing() -> None:
     assert colours[0] == ""
     assert colours[7] == "#{:02x}{:02x}{:02x}".format(*palette()[7].tolist())
     mask = np.array([[0, 7], [255, 7]], np.uint8)
-    image = SOURCE.picture(0).rgb().resize((2, 2))
+    image = SOURCE.open_image(0).rgb().resize((2, 2))
     drawn = np.asarray(lay_over(mask, image))
     assert np.array_equal(drawn[:, 0], np.asarray(image)[:, 0])
     assert not np.array_equal(drawn[:, 1], np.asarray(image)[:, 1])

@@ -31,7 +31,7 @@ from vitrail.checkpoint.formats.key_table import (
     same,
 )
 from vitrail.core.errors import ExportRefused, MismatchedWeights
-from vitrail.core.text import Pair, times
+from vitrail.core.text import Pair, format_size
 from vitrail.models.family import ModelConfig, Position
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
@@ -172,7 +172,7 @@ def describe_inferred(config: ModelConfig) -> str | None:
     position = getattr(config, "position", "learned")
     if position == "learned":
         return None
-    return f"no positions in the file: read as position={position!r} at {times(config.image)} px"
+    return f"no positions in the file: read as position={position!r} at {format_size(config.image)} px"
 
 
 def _infer_backbone(shapes: Shapes) -> ResNetConfig:

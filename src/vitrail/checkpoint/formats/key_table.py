@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitrail.checkpoint.files.weight_errors import check_budget, told
 from vitrail.core.errors import ExportRefused, MismatchedWeights
-from vitrail.core.text import Pair, pair, times
+from vitrail.core.text import Pair, format_size, pair
 from vitrail.models.build import skeleton
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
@@ -206,7 +206,9 @@ def grid_of(shapes: Shapes, rows: int, patch: Pair, class_token: bool) -> tuple[
         raise MismatchedWeights(
             f"{path}: {rows} positions make no square grid; pass image=(height, width) of the training images"
         )
-    raise MismatchedWeights(f"{path}: {rows} positions do not fit {times(image)} pixels at patch {times(patch)}")
+    raise MismatchedWeights(
+        f"{path}: {rows} positions do not fit {format_size(image)} pixels at patch {format_size(patch)}"
+    )
 
 
 def require_plain(

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import DataError, reason_of
-from vitrail.data.dataset import Arrays, Source
+from vitrail.data.dataset import Arrays, ImageDataset
 from vitrail.data.datasets.open_by_name import Absent, present
 from vitrail.data.labels import Labels
 
@@ -91,15 +91,15 @@ HUNDRED: Final = (
 )
 
 
-def cifar10(root: Path) -> dict[str, Source]:
+def cifar10(root: Path) -> dict[str, ImageDataset]:
     return read_cifar(root, TEN)
 
 
-def cifar100(root: Path) -> dict[str, Source]:
+def cifar100(root: Path) -> dict[str, ImageDataset]:
     return read_cifar(root, HUNDRED)
 
 
-def read_cifar(root: Path, versions: Sequence[Version]) -> dict[str, Source]:
+def read_cifar(root: Path, versions: Sequence[Version]) -> dict[str, ImageDataset]:
     """The first version that is there, unpacked or not."""
     for version in versions:
         wanted = (*version.train, *version.test, version.names)
@@ -138,7 +138,7 @@ def read_members(archive: Path, folder: str, wanted: Sequence[str]) -> dict[str,
     return found
 
 
-def assemble(files: dict[str, bytes], version: Version, split: str, where: Path) -> Source:
+def assemble(files: dict[str, bytes], version: Version, split: str, where: Path) -> ImageDataset:
     pictures: list[NDArray[np.uint8]] = []
     labels: list[NDArray[np.int64]] = []
     for name in version.train if split == "train" else version.test:
@@ -247,16 +247,16 @@ CLOTHES: Final = (
 MOST: Final = 2**31
 
 
-def mnist(root: Path) -> dict[str, Source]:
+def mnist(root: Path) -> dict[str, ImageDataset]:
     return read_mnist(root, tuple("0123456789"))
 
 
-def fashion_mnist(root: Path) -> dict[str, Source]:
+def fashion_mnist(root: Path) -> dict[str, ImageDataset]:
     return read_mnist(root, CLOTHES)
 
 
-def read_mnist(root: Path, classes: tuple[str, ...]) -> dict[str, Source]:
-    splits: dict[str, Source] = {}
+def read_mnist(root: Path, classes: tuple[str, ...]) -> dict[str, ImageDataset]:
+    splits: dict[str, ImageDataset] = {}
     for split, word in (("train", "train"), ("test", "t10k")):
         images = find(root, f"{word}-images", 3)
         labels = find(root, f"{word}-labels", 1)

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import cache_folder, replacing
-from vitrail.core.errors import BadPicture, DataError, reason_of
-from vitrail.data.dataset import Source, Strings
+from vitrail.core.errors import BadImage, DataError, reason_of
+from vitrail.data.dataset import ImageDataset, Strings
 from vitrail.data.datasets.open_by_name import Absent
 from vitrail.data.labels import Labels
 from vitrail.data.readers.folder import Files, below
@@ -153,7 +153,7 @@ def first_value(data: bytes, start: int, end: int) -> tuple[int, int] | int | No
     return None
 
 
-class Pieces(Source):
+class Pieces(ImageDataset):
     """Image files inside larger files: members of tar files, values in records."""
 
     def __init__(
@@ -175,7 +175,7 @@ class Pieces(Source):
             file.seek(int(self.offset[index]))
             data = file.read(length)
         if len(data) < length:
-            raise BadPicture(f"{self.paths[int(self.file[index])]} is cut short")
+            raise BadImage(f"{self.paths[int(self.file[index])]} is cut short")
         return data
 
     def name(self, index: int) -> str:
@@ -185,7 +185,7 @@ class Pieces(Source):
         return self.length
 
 
-class Records(Source):
+class Records(ImageDataset):
     """Pixels of one size, at equal distances in a file; read one by one, so that gigabytes cost no memory."""
 
     def __init__(
@@ -200,7 +200,7 @@ class Records(Source):
             file.seek(self.start + index * self.stride)
             data = file.read(length)
         if len(data) < length:
-            raise BadPicture(f"{self.path} is cut short")
+            raise BadImage(f"{self.path} is cut short")
         return np.frombuffer(data, np.uint8)
 
     def read(self, index: int) -> NDArray[np.uint8]:
@@ -260,7 +260,7 @@ class Tree(ABC):
     def read(self, name: str) -> bytes: ...
 
     @abstractmethod
-    def source(self, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> Source:
+    def source(self, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> ImageDataset:
         """Some of them as samples."""
 
 
@@ -278,7 +278,7 @@ class Folder(Tree):
         except OSError as error:
             raise DataError(f"{self.path / name}: {error.strerror or error}") from None
 
-    def source(self, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> Source:
+    def source(self, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> ImageDataset:
         made = Files(self.where, names, labels)
         made.classes = tuple(classes)
         return made
@@ -304,11 +304,11 @@ class Zip(Tree):
             raise DataError(f"{self.path} has no member {name}")
         return self.source([name], Labels.none(1), ()).read(0)  # type: ignore[return-value]
 
-    def source(self, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> Source:
+    def source(self, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> ImageDataset:
         return Zipped(self.path, [self.members[name] for name in names], labels, classes)
 
 
-class Zipped(Source):
+class Zipped(ImageDataset):
     """Members of a zip file, stored or deflated."""
 
     def __init__(
@@ -322,12 +322,12 @@ class Zipped(Source):
     def read(self, index: int) -> bytes:
         start, packed, size, method, checksum = (int(value) for value in self.table[index])
         if size > MOST_MEMBERS:
-            raise BadPicture(f"has {size:,} bytes; more than {MOST_MEMBERS:,} are not read as one image")
+            raise BadImage(f"has {size:,} bytes; more than {MOST_MEMBERS:,} are not read as one image")
         with open(self.path, "rb") as file:
             file.seek(start)
             header = file.read(LOCAL.size)
             if len(header) < LOCAL.size or header[:4] != b"PK\x03\x04":
-                raise BadPicture(f"{self.path} is damaged at byte {start:,}")
+                raise BadImage(f"{self.path} is damaged at byte {start:,}")
             _, name, extra = LOCAL.unpack(header)
             file.seek(name + extra, 1)
             data = file.read(packed)
@@ -335,11 +335,11 @@ class Zipped(Source):
             try:
                 data = zlib.decompressobj(-15).decompress(data, size + 1)
             except zlib.error as error:
-                raise BadPicture(f"{self.path} is damaged: {error}") from None
+                raise BadImage(f"{self.path} is damaged: {error}") from None
         elif method != zipfile.ZIP_STORED:
-            raise BadPicture(f"compressed by method {method}; unpack {self.path}")
+            raise BadImage(f"compressed by method {method}; unpack {self.path}")
         if len(data) != size or zlib.crc32(data) != checksum:
-            raise BadPicture(f"{self.path} is damaged: the member's checksum does not fit")
+            raise BadImage(f"{self.path} is damaged: the member's checksum does not fit")
         return data
 
     def name(self, index: int) -> str:

@@ -37,7 +37,7 @@ from typing import Any, Final
 import numpy as np
 
 from vitrail.core.errors import BadLabels, DataError, reason_of
-from vitrail.data.dataset import Relabelled, Source, Strings, Subset
+from vitrail.data.dataset import ImageDataset, RelabelledDataset, Strings, Subset
 from vitrail.data.datasets.file_formats import Folder, Pieces, Tables, kept
 from vitrail.data.datasets.matlab import read_mat
 from vitrail.data.datasets.open_by_name import Absent, present, read_text
@@ -54,9 +54,9 @@ NAMES: Final = "LOC_synset_mapping.txt"
 KAGGLE: Final = "ILSVRC/Data/CLS-LOC"
 
 
-def imagenet(root: Path) -> dict[str, Source]:
+def imagenet(root: Path) -> dict[str, ImageDataset]:
     """The splits that are there, at least one of train and val."""
-    splits: dict[str, Source] = {}
+    splits: dict[str, ImageDataset] = {}
     for where in (root, root / KAGGLE):
         if "train" not in splits and (where / "train").is_dir():
             splits["train"] = read_classes(where, "train")
@@ -71,7 +71,7 @@ def imagenet(root: Path) -> dict[str, Source]:
     return named(root, splits)
 
 
-def named(root: Path, splits: dict[str, Source]) -> dict[str, Source]:
+def named(root: Path, splits: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
     """With the same classes in each, and with words for them where a file gives some."""
     ids = next(iter(splits.values())).classes
     for split, source in splits.items():
@@ -80,7 +80,7 @@ def named(root: Path, splits: dict[str, Source]) -> dict[str, Source]:
             raise BadLabels(f"{root}: train and {split} do not have the same classes; {', '.join(odd[:5])} differ")
     words = class_words(root)
     classes = [words.get(identity, identity) for identity in ids]
-    return {split: Relabelled(source, source.labels, classes) for split, source in splits.items()}
+    return {split: RelabelledDataset(source, source.labels, classes) for split, source in splits.items()}
 
 
 def class_words(root: Path) -> dict[str, str]:
@@ -91,7 +91,7 @@ def class_words(root: Path) -> dict[str, str]:
     return {identity: words.partition(",")[0].strip() for identity, _, words in lines}
 
 
-def train_tar(path: Path) -> Source:
+def train_tar(path: Path) -> ImageDataset:
     """The members of its members. Reading a million headers takes minutes, once."""
     tables = kept("imagenet-train", [path], lambda: nested(path))
     classes = [str(name) for name in tables["classes"]]
@@ -135,7 +135,7 @@ def nested(path: Path) -> Tables:
     }
 
 
-def val_folder(root: Path, where: Path) -> Source:
+def val_folder(root: Path, where: Path) -> ImageDataset:
     """Class folders, or images side by side whose classes a list says."""
     entries = listed(str(where / "val"))
     if any(is_folder(entry) for entry in entries):
@@ -145,7 +145,7 @@ def val_folder(root: Path, where: Path) -> Source:
     return Folder(where).source([f"val/{name}" for name in names], labels, classes)
 
 
-def val_tar(root: Path) -> Source:
+def val_tar(root: Path) -> ImageDataset:
     from vitrail.data.readers.shards.tar import Tar
 
     path = root / VAL_TAR
@@ -233,7 +233,7 @@ def read_real(path: Path) -> list[tuple[int, ...]]:
     return rows
 
 
-def real_rows(source: Source, path: Path) -> list[tuple[int, ...]]:
+def real_rows(source: ImageDataset, path: Path) -> list[tuple[int, ...]]:
     """The ReaL labels of every image of a source, by its name; an empty row where an image has none."""
     rows = read_real(path)
     found = np.array([val_number(source.name(i)) for i in range(len(source))], np.int64)
@@ -244,13 +244,13 @@ def real_rows(source: Source, path: Path) -> list[tuple[int, ...]]:
     return [rows[number - 1] for number in found.tolist()]
 
 
-def real_labels(source: Source, path: Path) -> Source:
+def real_labels(source: ImageDataset, path: Path) -> ImageDataset:
     """Validation images of ImageNet with their ReaL labels. Those that have none are left out of the count."""
     rows = real_rows(source, path)
     kept = np.array([i for i, row in enumerate(rows) if row], np.int64)
     labels = Labels.several(rows[i] for i in kept.tolist())
     labels.check(len(source.classes), str(path))
-    return Relabelled(Subset(source, kept), labels, source.classes)
+    return RelabelledDataset(Subset(source, kept), labels, source.classes)
 
 
 IDS: Final = "imagenet21k_wordnet_ids.txt"
@@ -258,12 +258,12 @@ FURTHER: Final = "multilabel.json"
 FOLDERS: Final = ("", "winter21_whole", "fall11_whole", "train")
 
 
-def imagenet21k(root: Path) -> dict[str, Source]:
+def imagenet21k(root: Path) -> dict[str, ImageDataset]:
     """One class an image: that of its tar file."""
     return {"train": read(root)}
 
 
-def multilabel(root: Path) -> dict[str, Source]:
+def multilabel(root: Path) -> dict[str, ImageDataset]:
     """Several classes an image."""
     source = read(root)
     first: dict[str, int] = {}
@@ -280,7 +280,7 @@ def multilabel(root: Path) -> dict[str, Source]:
         if stem in rows:
             rows[stem] += [numbers[identity] for identity in identities]
     labels = Labels.several(dict.fromkeys(row) for row in rows.values())
-    return {"train": Relabelled(Subset(source, list(first.values())), labels, source.classes)}
+    return {"train": RelabelledDataset(Subset(source, list(first.values())), labels, source.classes)}
 
 
 def further(root: Path) -> dict[str, list[str]]:
@@ -294,7 +294,7 @@ def further(root: Path) -> dict[str, list[str]]:
         raise DataError(f'{path} is not of the form {{"image": ["class", ...], ...}} ({reason_of(error)})') from None
 
 
-def read(root: Path) -> Source:
+def read(root: Path) -> ImageDataset:
     home, tars = find(root)
     paths = [home / f"{identity}.tar" for identity in tars]
     tables = kept("imagenet21k", paths, lambda: index_archives(paths))

@@ -22,12 +22,12 @@ import numpy as np
 
 from vitrail.core.atomic_files import replacing
 from vitrail.core.errors import BadLabels, DataError, reason_of
-from vitrail.data.dataset import Arrays, Source
+from vitrail.data.dataset import Arrays, ImageDataset
 from vitrail.data.datasets.file_formats import Folder
 from vitrail.data.datasets.matlab import read_mat
 from vitrail.data.datasets.open_by_name import Absent, present, read_text, unpacked
 from vitrail.data.labels import Labels
-from vitrail.data.randomness import Order, number
+from vitrail.data.randomness import EpochOrder, hash_word
 from vitrail.data.readers.folder import below, is_folder, listed
 
 A_CLASS: Final = 30
@@ -36,7 +36,7 @@ ARCHIVE: Final = "101_ObjectCategories.tar.gz"
 WRAPPED: Final = "caltech-101/101_ObjectCategories.tar.gz"  # inside caltech-101.zip
 
 
-def caltech101(root: Path) -> dict[str, Source]:
+def caltech101(root: Path) -> dict[str, ImageDataset]:
     home = find(root)
     classes = [entry.name for entry in listed(str(home)) if is_folder(entry)]
     train: list[tuple[str, int]] = []
@@ -45,7 +45,7 @@ def caltech101(root: Path) -> dict[str, Source]:
         files = [f"{name}/{entry.name}" for entry in listed(str(home / name)) if entry.name.lower().endswith(".jpg")]
         if len(files) <= A_CLASS:
             raise DataError(f"{home / name} holds {len(files)} images; {A_CLASS} are for train and some for test")
-        order = Order(len(files), number(f"caltech101 {name}"))(0, np.arange(len(files)))
+        order = EpochOrder(len(files), hash_word(f"caltech101 {name}"))(0, np.arange(len(files)))
         train += [(files[i], label) for i in sorted(order[:A_CLASS])]
         test += [(files[i], label) for i in sorted(order[A_CLASS:])]
     return {
@@ -73,8 +73,8 @@ def find(root: Path) -> Path:
     return unpacked(root, FOLDER, ARCHIVE)
 
 
-def svhn(root: Path) -> dict[str, Source]:
-    splits: dict[str, Source] = {}
+def svhn(root: Path) -> dict[str, ImageDataset]:
+    splits: dict[str, ImageDataset] = {}
     for split in ("train", "test"):
         path = present(root, f"{split}_32x32.mat")
         held = read_mat(path, "X", "y")
@@ -93,7 +93,7 @@ LISTS: Final = {"train": "sun397_tfds_tr.txt", "val": "sun397_tfds_va.txt", "tes
 LEFT_OUT: Final = "c/church/outdoor/sun_bhenjvsvrtumjuri.jpg"  # decodes differently from one library to the next
 
 
-def sun397(root: Path) -> dict[str, Source]:
+def sun397(root: Path) -> dict[str, ImageDataset]:
     home = unpacked(root, "SUN397", "SUN397.tar.gz") if root.name != "SUN397" else root
     pictures, _ = below(str(home), "")
     names = sorted(name for name in pictures if name != LEFT_OUT and name.rpartition("/")[2].startswith("sun_"))
@@ -145,13 +145,13 @@ def counts(total: int) -> tuple[int, int, int]:
 
 
 def drawn_splits(names: list[str]) -> dict[str, list[str]]:
-    order = Order(len(names), number("sun397"))(0, np.arange(len(names)))
+    order = EpochOrder(len(names), hash_word("sun397"))(0, np.arange(len(names)))
     train, val, _ = counts(len(names))
     parts = {"train": order[:train], "val": order[train : train + val], "test": order[train + val :]}
     return {split: [names[i] for i in sorted(chosen)] for split, chosen in parts.items()}
 
 
-def pets(root: Path) -> dict[str, Source]:
+def pets(root: Path) -> dict[str, ImageDataset]:
     """Train is the official trainval list. A line is "Abyssinian_100 1 1 1": the image, and its class from 1."""
     lists = unpacked(root, "annotations", "annotations.tar.gz")
     images = unpacked(root, "images", "images.tar.gz")
@@ -180,7 +180,7 @@ def pets(root: Path) -> dict[str, Source]:
     }
 
 
-def flowers102(root: Path) -> dict[str, Source]:
+def flowers102(root: Path) -> dict[str, ImageDataset]:
     """The images are numbered from 1; setid.mat says which are in which split, imagelabels.mat the classes from 1."""
     sets = read_mat(present(root, "setid.mat"), "trnid", "valid", "tstid")
     targets = read_mat(present(root, "imagelabels.mat"), "labels")["labels"].ravel().astype(np.int64) - 1
@@ -188,7 +188,7 @@ def flowers102(root: Path) -> dict[str, Source]:
     from torchvision.datasets import Flowers102
 
     classes: list[str] = Flowers102.classes
-    splits: dict[str, Source] = {}
+    splits: dict[str, ImageDataset] = {}
     for split, field in (("train", "trnid"), ("val", "valid"), ("test", "tstid")):
         numbers = sets[field].ravel().astype(np.int64)
         if numbers.size and not (numbers.min() >= 1 and numbers.max() <= len(targets)):
@@ -199,14 +199,14 @@ def flowers102(root: Path) -> dict[str, Source]:
     return splits
 
 
-def dtd(root: Path) -> dict[str, Source]:
+def dtd(root: Path) -> dict[str, ImageDataset]:
     """The first of the ten official folds; a line is "banded/banded_0002.jpg"."""
     home = unpacked(root, "dtd", "dtd-r1.0.1.tar.gz") if not (root / "labels").is_dir() else root
     rows = {split: read_text(present(home / "labels", f"{split}1.txt")).split() for split in ("train", "val", "test")}
     classes = sorted({name.partition("/")[0] for name in rows["train"]})
     numbers = {name: i for i, name in enumerate(classes)}
     images = Folder(present(home, "images"))
-    splits: dict[str, Source] = {}
+    splits: dict[str, ImageDataset] = {}
     for split, names in rows.items():
         strange = sorted({name.partition("/")[0] for name in names} - set(classes))
         if strange:

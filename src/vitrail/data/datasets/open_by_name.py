@@ -22,7 +22,7 @@ from typing import Final, cast
 
 from vitrail.core.atomic_files import cache_folder, replacing
 from vitrail.core.errors import DataError, SourceNotFound, reason_of, unknown
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.datasets.catalogue import SETS, NamedSet
 from vitrail.data.datasets.download import Progress, fetch
 from vitrail.data.datasets.download_list import File
@@ -115,7 +115,7 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path}: {error.strerror or error}") from None
 
 
-Reader = Callable[[Path], dict[str, Source]]
+Reader = Callable[[Path], dict[str, ImageDataset]]
 
 
 def find_set(name: str) -> NamedSet:
@@ -127,7 +127,7 @@ def find_set(name: str) -> NamedSet:
 
 def open_named(
     name: str, root: Path | None = None, *, download: bool = False, progress: Progress | None = None
-) -> dict[str, Source]:
+) -> dict[str, ImageDataset]:
     """The splits of a data set, by their names: train, val, test.
 
     SourceNotFound, where files are missing, says which file goes where and where it comes from. With `download` what is
@@ -159,7 +159,7 @@ def folder_of(entry: NamedSet, root: Path | None = None) -> Path:
     return (Path(kept).expanduser() if kept else cache_folder("data")) / entry.folder
 
 
-def read(entry: NamedSet, home: Path, anywhere: bool) -> dict[str, Source]:
+def read(entry: NamedSet, home: Path, anywhere: bool) -> dict[str, ImageDataset]:
     """From the first place where the files are. Of several that lack some, the first complaint stands."""
     module, _, function = entry.reader.partition(":")
     reader = cast(Reader, getattr(import_module(module), function))
@@ -208,7 +208,7 @@ def readable(count: int) -> str:
     return f"{count} bytes"
 
 
-def differences(entry: NamedSet, splits: dict[str, Source]) -> list[str]:
+def differences(entry: NamedSet, splits: dict[str, ImageDataset]) -> list[str]:
     """Where what was opened differs from the official sizes: an incomplete copy, most often."""
     found = [
         f"{split}: {len(splits[split]):,} of {count:,} samples" if split in splits else f"{split}: not there"
@@ -219,7 +219,7 @@ def differences(entry: NamedSet, splits: dict[str, Source]) -> list[str]:
     return found + [f"{count} classes, not {entry.classes}" for count in sorted(classes - {entry.classes})]
 
 
-def only_split(splits: dict[str, Source], split: str, name: str) -> Source:
+def only_split(splits: dict[str, ImageDataset], split: str, name: str) -> ImageDataset:
     """One split of a set that was opened; DataError where it is not there."""
     if split not in splits:
         raise DataError(f"{name} has no split {split!r} here; it has {', '.join(splits)}")

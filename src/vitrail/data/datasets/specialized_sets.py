@@ -24,15 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from vitrail.core.errors import BadPicture, DataError, reason_of
-from vitrail.data.dataset import Relabelled, Source
+from vitrail.core.errors import BadImage, DataError, reason_of
+from vitrail.data.dataset import ImageDataset, RelabelledDataset
 from vitrail.data.datasets.file_formats import Folder, Tree, tree
 from vitrail.data.datasets.open_by_name import Absent, inflated, present
-from vitrail.data.decode.image import Picture
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.labels import Labels
 
 
-def eurosat(root: Path) -> dict[str, Source]:
+def eurosat(root: Path) -> dict[str, ImageDataset]:
     """2750/AnnualCrop/AnnualCrop_1.jpg and so on, unpacked or in EuroSAT.zip; newer copies say EuroSAT_RGB."""
     for folder in ("2750", "EuroSAT_RGB"):
         try:
@@ -42,12 +42,12 @@ def eurosat(root: Path) -> dict[str, Source]:
     raise Absent(root, ("2750", "EuroSAT_RGB", "EuroSAT.zip"))
 
 
-def resisc45(root: Path) -> dict[str, Source]:
+def resisc45(root: Path) -> dict[str, ImageDataset]:
     """NWPU-RESISC45/airplane/airplane_001.jpg and so on. A .rar has to be unpacked by hand; a .zip is read as it is."""
     return {"train": class_folders(*tree(root, "NWPU-RESISC45", "NWPU-RESISC45.zip"))}
 
 
-def class_folders(files: Tree, prefix: str) -> Source:
+def class_folders(files: Tree, prefix: str) -> ImageDataset:
     """What lies in a folder directly below the top is of that class."""
     inside = [name.removeprefix(prefix) for name in files.names() if name.startswith(prefix)]
     names = [name for name in inside if name.lower().endswith((".jpg", ".jpeg", ".png")) and name.count("/") == 1]
@@ -61,8 +61,8 @@ def class_folders(files: Tree, prefix: str) -> Source:
     return files.source([prefix + name for name in names], labels, classes)
 
 
-def pcam(root: Path) -> dict[str, Source]:
-    splits: dict[str, Source] = {}
+def pcam(root: Path) -> dict[str, ImageDataset]:
+    splits: dict[str, ImageDataset] = {}
     for split, word in (("train", "train"), ("val", "valid"), ("test", "test")):
         pictures = inflated(root, f"camelyonpatch_level_2_split_{word}_x.h5")
         targets = inflated(root, f"camelyonpatch_level_2_split_{word}_y.h5")
@@ -99,7 +99,7 @@ def member(file: Any, name: str, path: Path) -> Any:
     return file[name]
 
 
-class Hdf5(Source):
+class Hdf5(ImageDataset):
     """Images in the data set x. Each process that reads opens the file itself: handles do not survive a fork."""
 
     def __init__(self, path: Path, labels: Labels, classes: tuple[str, ...]) -> None:
@@ -115,7 +115,7 @@ class Hdf5(Source):
         try:
             return np.asarray(self.handle[1]["x"][index], np.uint8)
         except (OSError, KeyError, ValueError) as error:
-            raise BadPicture(str(error)) from None
+            raise BadImage(str(error)) from None
 
     def name(self, index: int) -> str:
         return f"{self.path.name}[{index}]"
@@ -128,7 +128,7 @@ GREY: Final = 128
 QUALITY: Final = 72
 
 
-def original(root: Path) -> dict[str, Source]:
+def original(root: Path) -> dict[str, ImageDataset]:
     """The images as they were given out, up to 5,000 pixels wide."""
     train, test = present(root, "trainLabels.csv"), present(root, "retinopathy_solution.csv")
     return {
@@ -138,7 +138,7 @@ def original(root: Path) -> dict[str, Source]:
     }
 
 
-def prepared(root: Path) -> dict[str, Source]:
+def prepared(root: Path) -> dict[str, ImageDataset]:
     """The images as VTAB has them."""
     return {split: Prepared(source, source.labels, source.classes) for split, source in original(root).items()}
 
@@ -157,17 +157,17 @@ def rows(path: Path, usage: str | None) -> list[tuple[str, int]]:
             ) from None
 
 
-def pictures(root: Path, folder: str, table: list[tuple[str, int]]) -> Source:
+def pictures(root: Path, folder: str, table: list[tuple[str, int]]) -> ImageDataset:
     labels = Labels(np.array([level for _, level in table], np.int64))
     labels.check(len(STAGES), str(root / folder))
     return Folder(present(root, folder)).source([f"{name}.jpeg" for name, _ in table], labels, STAGES)
 
 
-class Prepared(Relabelled):
+class Prepared(RelabelledDataset):
     """Images of eyes brought to one size and brightness on the way, as the winner of the competition did."""
 
     def read(self, index: int) -> bytes:
-        pixels = even(np.asarray(Picture(self.source.read(index)).rgb()))
+        pixels = even(np.asarray(EncodedImage(self.source.read(index)).rgb()))
         out = io.BytesIO()
         Image.fromarray(pixels).save(out, "JPEG", quality=QUALITY)
         return out.getvalue()

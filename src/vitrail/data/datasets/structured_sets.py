@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import cache_folder, replacing
 from vitrail.core.errors import DataError, reason_of
-from vitrail.data.dataset import Source, Strings
+from vitrail.data.dataset import ImageDataset, Strings
 from vitrail.data.datasets.file_formats import (
     Bits,
     Folder,
@@ -60,12 +60,12 @@ FEWEST, MOST = 3, 10
 CLEVR_EDGES: Final = (8.0, 8.5, 9.0, 9.5, 10.0)
 
 
-def count(root: Path) -> dict[str, Source]:
+def count(root: Path) -> dict[str, ImageDataset]:
     """Objects less three."""
     return read_clevr(root, lambda objects: len(objects) - FEWEST, [str(n) for n in range(FEWEST, MOST + 1)])
 
 
-def clevr_distance(root: Path) -> dict[str, Source]:
+def clevr_distance(root: Path) -> dict[str, ImageDataset]:
     """The depth of the nearest object, in six steps."""
     names = ["up to 8", *(f"up to {edge:g}" for edge in CLEVR_EDGES[1:]), "beyond 10"]
     return read_clevr(root, clevr_nearest, names)
@@ -76,9 +76,9 @@ def clevr_nearest(objects: list[dict[str, Any]]) -> int:
     return bisect_left(CLEVR_EDGES, min(float(one["pixel_coords"][2]) for one in objects))
 
 
-def read_clevr(root: Path, label: Callable[[list[dict[str, Any]]], int], classes: list[str]) -> dict[str, Source]:
+def read_clevr(root: Path, label: Callable[[list[dict[str, Any]]], int], classes: list[str]) -> dict[str, ImageDataset]:
     files, prefix = tree(root, "CLEVR_v1.0", "CLEVR_v1.0.zip")
-    splits: dict[str, Source] = {}
+    splits: dict[str, ImageDataset] = {}
     for split in ("train", "val"):
         where = f"{files.where}: CLEVR_{split}_scenes.json"
         try:
@@ -95,9 +95,9 @@ def read_clevr(root: Path, label: Callable[[list[dict[str, Any]]], int], classes
 CLASSES: Final = tuple("012345")
 
 
-def dmlab(root: Path) -> dict[str, Source]:
+def dmlab(root: Path) -> dict[str, ImageDataset]:
     home = root if files(root, "train") else unpacked(root, "dmlab", "dmlab.tar.gz")
-    splits: dict[str, Source] = {}
+    splits: dict[str, ImageDataset] = {}
     for split, word in (("train", "train"), ("val", "validation"), ("test", "test")):
         paths = files(home, word)
         if not paths:
@@ -157,12 +157,12 @@ BINS: Final = 16
 AT_ONCE: Final = 4096  # images
 
 
-def location(root: Path) -> dict[str, Source]:
+def location(root: Path) -> dict[str, ImageDataset]:
     """The place from left to right, 32 of them two by two."""
     return read_dsprites(root, ACROSS, PLACES)
 
 
-def orientation(root: Path) -> dict[str, Source]:
+def orientation(root: Path) -> dict[str, ImageDataset]:
     """The turn, 40 of them in 16 steps of two and a half."""
     return read_dsprites(root, ORIENTATION, ORIENTATIONS)
 
@@ -172,7 +172,7 @@ def binned(values: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     return values * BINS // count
 
 
-def read_dsprites(root: Path, column: int, count: int) -> dict[str, Source]:
+def read_dsprites(root: Path, column: int, count: int) -> dict[str, ImageDataset]:
     path = present(root, FILE)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
@@ -242,7 +242,7 @@ VEHICLES: Final = ("Car", "Van", "Truck")
 SEED: Final = 123
 
 
-def kitti_distance(root: Path) -> dict[str, Source]:
+def kitti_distance(root: Path) -> dict[str, ImageDataset]:
     images, folder = find(root, "training/image_2", "data_object_image_2.zip")
     answers, labels_folder = find(root, "training/label_2", "data_object_label_2.zip")
     kit, mapping = find(root, "mapping", "devkit_object.zip")
@@ -329,24 +329,24 @@ TOYS: Final = ("four-legged animals", "human figures", "airplanes", "trucks", "c
 ELEVATION, AZIMUTH = 1, 2  # columns of info: instance, elevation, azimuth, lighting
 
 
-def category(root: Path) -> dict[str, Source]:
+def category(root: Path) -> dict[str, ImageDataset]:
     """The kind of toy."""
     return {split: pictures(root, split, values(root, split, "cat"), TOYS) for split in STEMS}
 
 
-def azimuth(root: Path) -> dict[str, Source]:
+def azimuth(root: Path) -> dict[str, ImageDataset]:
     """From which side, in steps of 20 degrees; the file counts 0, 2, ... 34."""
     classes = [f"{20 * i} degrees" for i in range(18)]
     return {split: pictures(root, split, values(root, split, "info")[:, AZIMUTH] // 2, classes) for split in STEMS}
 
 
-def elevation(root: Path) -> dict[str, Source]:
+def elevation(root: Path) -> dict[str, ImageDataset]:
     """From how high, 30 to 70 degrees in steps of 5."""
     classes = [f"{30 + 5 * i} degrees" for i in range(9)]
     return {split: pictures(root, split, values(root, split, "info")[:, ELEVATION], classes) for split in STEMS}
 
 
-def pictures(root: Path, split: str, labels: NDArray[np.int64], classes: "tuple[str, ...] | list[str]") -> Source:
+def pictures(root: Path, split: str, labels: NDArray[np.int64], classes: "tuple[str, ...] | list[str]") -> ImageDataset:
     path = inflated(root, f"{STEMS[split]}-dat.mat")
     kind, shape, start = header(path)
     if kind != "u1" or len(shape) != 4 or shape[0] != labels.shape[0]:

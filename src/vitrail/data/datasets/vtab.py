@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import DataError, unknown
-from vitrail.data.dataset import Concat, Source, Subset
+from vitrail.data.dataset import Concat, ImageDataset, Subset
 from vitrail.data.datasets.catalogue import SETS
 from vitrail.data.datasets.download import Progress
 from vitrail.data.datasets.open_by_name import only_split, open_named
 from vitrail.data.datasets.vtab_tasks import TASKS, VtabTask
-from vitrail.data.randomness import Order, number
+from vitrail.data.randomness import EpochOrder, hash_word
 
 
 def find_task(name: str) -> VtabTask:
@@ -44,8 +44,8 @@ def part(task: VtabTask, split: str, count: int) -> NDArray[np.int64]:
     places = np.arange(count)[slice(cut(count, start, end).start, cut(count, start, end).stop)]
     if not count or (split == "test" and (start, end) == (0, 100)):
         return places
-    seed = number(f"vtab {SETS[task.source].folder} {task.plan[split][0]}")
-    return Order(count, seed)(0, places)
+    seed = hash_word(f"vtab {SETS[task.source].folder} {task.plan[split][0]}")
+    return EpochOrder(count, seed)(0, places)
 
 
 def open_vtab(
@@ -55,12 +55,12 @@ def open_vtab(
     first: tuple[int, int] = (800, 200),
     download: bool = False,
     progress: Progress | None = None,
-) -> dict[str, Source]:
+) -> dict[str, ImageDataset]:
     """The splits of a task: train, val and test in full, and VTAB-1k's train800, val200 and trainval1000, which are
     the first of train, the first of val, and both. DataError where there are not as many."""
     task = find_task(name)
     official = open_named(task.source, root, download=download, progress=progress)
-    splits: dict[str, Source] = {}
+    splits: dict[str, ImageDataset] = {}
     for split, (whole, _, _) in task.plan.items():
         source = only_split(official, whole, task.source)
         splits[split] = Subset(source, part(task, split, len(source)))

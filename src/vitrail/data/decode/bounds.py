@@ -5,13 +5,13 @@ A honest file has few, or large ones. A hostile one has millions that hold nothi
 
 from typing import Final
 
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 
 FREE: Final = 10_000  # pieces that any file may have, whatever its size
 
 
 class Walk:
-    """Counts the pieces of one file. BadPicture where they are more than FREE and hold fewer than `average` bytes."""
+    """Counts the pieces of one file. BadImage where they are more than FREE and hold fewer than `average` bytes."""
 
     __slots__ = ("kind", "most", "pieces")
 
@@ -21,4 +21,4 @@ class Walk:
     def step(self, count: int = 1) -> None:
         self.pieces += count
         if self.pieces > self.most:
-            raise BadPicture(f"{self.kind} of more than {self.most:,} pieces, made to take long; save it again")
+            raise BadImage(f"{self.kind} of more than {self.most:,} pieces, made to take long; save it again")

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 from vitrail.data.decode.bounds import Walk
 
 ORIENTATION: Final = 0x0112
@@ -125,10 +125,10 @@ def bare_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
         if not directory.inline(entry):
             total += length
             if struct.unpack(directory.order + directory.word, entry.value)[0] + length > len(data):
-                raise BadPicture(f"damaged TIFF: the values of tag {entry.tag} lie beyond the end of the file")
+                raise BadImage(f"damaged TIFF: the values of tag {entry.tag} lie beyond the end of the file")
         kept.append(entry)
     if total > len(data):
-        raise BadPicture(f"damaged TIFF: its tags claim {total:,} bytes of {len(data):,}")
+        raise BadImage(f"damaged TIFF: its tags claim {total:,} bytes of {len(data):,}")
     size = (directory.first(WIDTH, 0), directory.first(HEIGHT, 0))
     check_layout(directory, *size)
     turned = directory.first(ORIENTATION, UPRIGHT)
@@ -136,19 +136,19 @@ def bare_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
 
 
 def check_layout(directory: Directory, width: int, height: int) -> None:
-    """BadPicture for a packing that is not read, and for blocks whose number or size is not an image's."""
+    """BadImage for a packing that is not read, and for blocks whose number or size is not an image's."""
     packing = directory.first(COMPRESSION, 1)
     if packing not in PACKINGS:
-        raise BadPicture(f"TIFF of a compression that is not read ({packing})")
+        raise BadImage(f"TIFF of a compression that is not read ({packing})")
     across, down = 1, height
     if TILES in directory.entries:
         tile = (directory.first(TILE_WIDTH, 0), directory.first(TILE_HEIGHT, 0))
         if min(tile) < 1 or tile[0] * tile[1] > max(LARGE_TILE, 4 * width * height):
-            raise BadPicture(f"damaged TIFF: tiles of {tile[0]} x {tile[1]} in an image of {width} x {height}")
+            raise BadImage(f"damaged TIFF: tiles of {tile[0]} x {tile[1]} in an image of {width} x {height}")
         across, down = -(-width // tile[0]), -(-height // tile[1])
     blocks = max((entry.amount for tag, entry in directory.entries.items() if tag in (STRIPS, TILES)), default=0)
     if blocks > across * down * max(1, directory.first(SAMPLES, 1)):
-        raise BadPicture(f"damaged TIFF: {blocks:,} pieces for an image of {width} x {height}")
+        raise BadImage(f"damaged TIFF: {blocks:,} pieces for an image of {width} x {height}")
     Walk("TIFF", directory.data, 512).step(blocks)  # Pillow lists them, in Python
 
 

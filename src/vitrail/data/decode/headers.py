@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 from vitrail.data.decode.bounds import Walk
 from vitrail.data.decode.exif_tiff import (
     UPRIGHT,
@@ -75,14 +75,14 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes) -> Header:
-    """BadPicture where the format is not on the list; struct.error, KeyError or IndexError where the header is cut."""
+    """BadImage where the format is not on the list; struct.error, KeyError or IndexError where the header is cut."""
     kind = format_of(data)
     reader = READERS.get(kind)
     return Header(kind, data) if reader is None else reader(data)
 
 
 def format_of(data: bytes) -> str:
-    """The name of the format by its first bytes, whatever the file is called. BadPicture says what else it is."""
+    """The name of the format by its first bytes, whatever the file is called. BadImage says what else it is."""
     for magic, kind in MAGIC:
         if data.startswith(magic):
             return kind
@@ -92,7 +92,7 @@ def format_of(data: bytes) -> str:
         return "PPM"
     if data[4:8] == b"ftyp" and (kind := brand(data)):
         return kind
-    raise BadPicture(what_it_is(data))
+    raise BadImage(what_it_is(data))
 
 
 def what_it_is(data: bytes) -> str:
@@ -120,7 +120,7 @@ def jpeg(data: bytes) -> Header:
         walk.step()
         start = data.find(b"\xff", at)  # what lies between two segments is skipped, as everybody does
         if start < 0 or start + 4 > len(data):
-            raise BadPicture("truncated JPEG: it ends before its pixels")
+            raise BadImage("truncated JPEG: it ends before its pixels")
         marker, end = data[start + 1], start + 2 + int.from_bytes(data[start + 2 : start + 4])
         if marker in (0x00, 0x01, 0xFF) or 0xD0 <= marker <= 0xD9:  # not a segment: stuffing, fill, restart, end
             end = start + (1 if marker == 0xFF else 2)
@@ -137,7 +137,7 @@ def jpeg(data: bytes) -> Header:
         if marker == SCAN:
             break
     if tables > MAX_TABLES:
-        raise BadPicture(f"JPEG with {tables:,} bytes of tables, made to take long; {MAX_TABLES:,} are read")
+        raise BadImage(f"JPEG with {tables:,} bytes of tables, made to take long; {MAX_TABLES:,} are read")
     refuse_many_scans(data, start, frame)
     return Header("JPEG", b"".join([*pieces, data[since:]]) if pieces else data, tagged.orientation)
 
@@ -163,11 +163,11 @@ def reader_of_segment(data: bytes, at: int) -> Callable[[bytes], int] | None:
 def refuse_many_scans(data: bytes, start: int, frame: bytes) -> None:
     """Only a progressive JPEG, or one whose first scan lacks a component, has more scans than one."""
     if len(frame) < 10 or start + 4 >= len(data):
-        raise BadPicture("damaged JPEG: its frame is missing")
+        raise BadImage("damaged JPEG: its frame is missing")
     if frame[1] in (0xC2, 0xC6, 0xCA, 0xCE) or data[start + 4] < frame[9]:
         scans = data.count(b"\xff\xda", start)
         if scans > MAX_SCANS:
-            raise BadPicture(f"JPEG of {scans:,} scans, made to take for ever; {MAX_SCANS} are read")
+            raise BadImage(f"JPEG of {scans:,} scans, made to take for ever; {MAX_SCANS} are read")
 
 
 def png(data: bytes) -> Header:
@@ -177,13 +177,13 @@ def png(data: bytes) -> Header:
     while at < len(data):
         walk.step()
         if at + 12 > len(data):
-            raise BadPicture("truncated PNG: it ends within a chunk")
+            raise BadImage("truncated PNG: it ends within a chunk")
         length, name = struct.unpack_from(">I4s", data, at)
         end = at + 12 + length
         if end > len(data):
-            raise BadPicture(f"truncated PNG: {end - len(data):,} bytes are missing")
+            raise BadImage(f"truncated PNG: {end - len(data):,} bytes are missing")
         if name == b"IHDR" and zlib.crc32(data[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
-            raise BadPicture("damaged PNG: the checksum of its header is wrong")
+            raise BadImage("damaged PNG: the checksum of its header is wrong")
         if name not in (b"IHDR", b"PLTE", b"IDAT", b"IEND"):
             if name in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
                 tagged.ask(reader_of_chunk(name, data, at + 8), data[at + 8 : end - 4])
@@ -218,13 +218,13 @@ def orientation_of_text(chunk: bytes) -> int:
 
 
 def check_png(data: bytes) -> None:
-    """BadPicture where a checksum over the pixels is wrong; Pillow passes over those."""
+    """BadImage where a checksum over the pixels is wrong; Pillow passes over those."""
     view, at = memoryview(data), 8
     while at + 12 <= len(data):
         length, name = struct.unpack_from(">I4s", data, at)
         end = at + 12 + length
         if name == b"IDAT" and zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(data[end - 4 : end]):
-            raise BadPicture("damaged PNG: the checksum of its pixels is wrong")
+            raise BadImage("damaged PNG: the checksum of its pixels is wrong")
         if name == b"IEND":
             return
         at = end
@@ -238,7 +238,7 @@ def gif(data: bytes) -> Header:
     while data[at] != 0x2C:
         walk.step()
         if data[at] == 0x3B:
-            raise BadPicture("GIF without an image")
+            raise BadImage("GIF without an image")
         at += 1
         if data[at - 1] == 0x21:  # an extension: a label, blocks that give their length, a zero
             if data[at : at + 2] == b"\xf9\x04" and data[at + 2] & 1:
@@ -270,7 +270,7 @@ def webp(data: bytes) -> Header:
         width, height = struct.unpack_from("<HH", data, 26)
         size = (width & 0x3FFF, height & 0x3FFF)
     else:
-        raise BadPicture("damaged WEBP: no image in it")
+        raise BadImage("damaged WEBP: no image in it")
     return Header("WEBP", data, UPRIGHT, size)
 
 

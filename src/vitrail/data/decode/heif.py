@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 from vitrail.data.decode.bounds import Walk
 
 SEQUENCE_HEADER = 1  # type of an OBU
@@ -21,14 +21,14 @@ PARAMETER_SET = 33  # type of a NAL unit
 
 
 class Bits:
-    """Bits from the first on. BadPicture where there are no more."""
+    """Bits from the first on. BadImage where there are no more."""
 
     def __init__(self, data: bytes) -> None:
         self.value, self.left = int.from_bytes(data), 8 * len(data)
 
     def take(self, count: int) -> int:
         if count > self.left:
-            raise BadPicture("truncated: its stream ends within its header")
+            raise BadImage("truncated: its stream ends within its header")
         self.left -= count
         return self.value >> self.left & ((1 << count) - 1)
 
@@ -38,7 +38,7 @@ class Bits:
         while not self.take(1):
             zeros += 1
             if zeros > 31:
-                raise BadPicture("damaged: a number in its header is beyond 32 bits")
+                raise BadImage("damaged: a number in its header is beyond 32 bits")
         return (1 << zeros) - 1 + self.take(zeros)
 
 
@@ -48,7 +48,7 @@ def av1_size(streams: Iterable[bytes], walk: Walk) -> tuple[int, int]:
         sequence_size(payload) for stream in streams for kind, payload in obus(stream, walk) if kind == SEQUENCE_HEADER
     ]
     if not found:
-        raise BadPicture("damaged AVIF: its stream has no sequence header")
+        raise BadImage("damaged AVIF: its stream has no sequence header")
     return max(found, key=lambda size: size[0] * size[1])
 
 
@@ -63,7 +63,7 @@ def obus(stream: bytes, walk: Walk) -> Iterator[tuple[int, bytes]]:
             length = 0
             while True:
                 if at >= len(stream) or shift > 56:
-                    raise BadPicture("damaged AVIF: a piece of its stream has no length")
+                    raise BadImage("damaged AVIF: a piece of its stream has no length")
                 length |= (stream[at] & 0x7F) << shift
                 shift, at = shift + 7, at + 1
                 if not stream[at - 1] & 0x80:
@@ -127,7 +127,7 @@ def hevc_size(configurations: Sequence[bytes], stream: bytes, walk: Walk) -> tup
         found += parameter_size(stream[at + width : at + width + min(length, 512)])
         at += width + length
     if not found:
-        raise BadPicture("damaged HEIC: its stream has no parameter set")
+        raise BadImage("damaged HEIC: its stream has no parameter set")
     return max(found, key=lambda size: size[0] * size[1])
 
 
@@ -196,13 +196,13 @@ def bare_heif(data: bytes, kind: str) -> tuple[bytes, Size]:
     sizes = [*coded.values(), *(av1_size([data[at : at + length]], walk) for at, length in boxes.tracks)]
     claimed = [(max(size[0], 1), max(size[1], 1)) for size in claims(data, boxes)]
     if not sizes or (boxes.primary not in boxes.kinds and not boxes.tracks):
-        raise BadPicture(f"damaged {kind}: no image in it")
+        raise BadImage(f"damaged {kind}: no image in it")
     width, height = max([*claimed, *sizes], key=lambda size: size[0] * size[1])
     if max(width, height) > LARGEST:
-        raise BadPicture(f"damaged {kind}: {width} x {height} pixels")
+        raise BadImage(f"damaged {kind}: {width} x {height} pixels")
     total = sum(across * down for across, down in sizes)
     if total > SPARE * width * height + SMALL:
-        raise BadPicture(f"a decompression bomb: {kind} of {total:,} pixels in {len(sizes)} pieces")
+        raise BadImage(f"a decompression bomb: {kind} of {total:,} pixels in {len(sizes)} pieces")
     return without_metadata(data, boxes), (width, height)
 
 
@@ -211,7 +211,7 @@ def refuse_repeated(data: bytes, boxes: Boxes, kind: str) -> None:
     read = [item for item, name in boxes.kinds.items() if name in SHOWN]
     total = sum(length or max(len(data) - at, 0) for item in read for at, length in boxes.extents.get(item, []))
     if total > 2 * len(data):
-        raise BadPicture(f"damaged {kind}: its items claim {total:,} bytes of {len(data):,}")
+        raise BadImage(f"damaged {kind}: its items claim {total:,} bytes of {len(data):,}")
 
 
 def children(data: bytes, start: int, end: int, walk: Walk) -> Iterator[tuple[bytes, int, int]]:
@@ -224,7 +224,7 @@ def children(data: bytes, start: int, end: int, walk: Walk) -> Iterator[tuple[by
             length, head = int.from_bytes(data[start + 8 : start + 16]), 16
         stop = end if length == 0 else start + length
         if stop > end or stop < start + head:
-            raise BadPicture("truncated or damaged: a box ends beyond the file or before it begins")
+            raise BadImage("truncated or damaged: a box ends beyond the file or before it begins")
         yield name, start + head, stop
         start = stop
 
@@ -254,7 +254,7 @@ def read_meta(data: bytes, start: int, end: int, boxes: Boxes, walk: Walk) -> No
 
 def number(data: bytes, at: int, width: int) -> int:
     if at + width > len(data):
-        raise BadPicture("truncated: it ends within its header")
+        raise BadImage("truncated: it ends within its header")
     return int.from_bytes(data[at : at + width])
 
 

@@ -35,7 +35,7 @@ from PIL.PpmImagePlugin import PpmImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 from vitrail.core.text import Pair
 from vitrail.data.decode.exif_tiff import TURNING, UPRIGHT, orientation_of
 from vitrail.data.decode.headers import check_png, format_of, read_header
@@ -58,12 +58,12 @@ def decoding_bytes(kind: str, size: tuple[int, int], length: int) -> int:
 
 
 def refuse_bomb(kind: str, size: tuple[int, int], length: int, max_pixels: int) -> None:
-    """BadPicture for more pixels than allowed, or than a file of `length` bytes can honestly hold."""
+    """BadImage for more pixels than allowed, or than a file of `length` bytes can honestly hold."""
     pixels = size[0] * size[1]
     if pixels > max_pixels:
-        raise BadPicture(f"{size[0]} x {size[1]} pixels are more than the limit of {max_pixels:,}")
+        raise BadImage(f"{size[0]} x {size[1]} pixels are more than the limit of {max_pixels:,}")
     if pixels > max(SMALL, DENSE.get(kind, DENSITY) * length):
-        raise BadPicture(f"a decompression bomb: {size[0]} x {size[1]} pixels claimed by {length:,} bytes")
+        raise BadImage(f"a decompression bomb: {size[0]} x {size[1]} pixels claimed by {length:,} bytes")
 
 
 HEIC_EXTRA: Final = "pip install 'vitrail[heic]'"
@@ -137,7 +137,7 @@ Given = TypeVar("Given")
 Read = TypeVar("Read")
 
 
-class Picture:
+class EncodedImage:
     """An image whose header is read: its size is known, its pixels are not decoded yet."""
 
     __slots__ = ("failed", "image", "orientation", "size")
@@ -149,7 +149,7 @@ class Picture:
         max_pixels: int = MAX_PIXELS,
         reserve: Callable[[int], object] | None = None,
     ) -> None:
-        """BadPicture where this is not an image that we read, or one of more pixels than `max_pixels`. `reserve` hears
+        """BadImage where this is not an image that we read, or one of more pixels than `max_pixels`. `reserve` hears
         how many bytes decoding will take, before any are taken; it may wait, or raise."""
         self.failed = ""
         if isinstance(data, np.ndarray):
@@ -164,7 +164,7 @@ class Picture:
         size, for much less time; any other image comes whole. The size of the result says which. Decodes once: a
         second call finds what the first one decoded, at the first one's scale."""
         if self.failed:  # Pillow would hand out what a failed decoder left behind
-            raise BadPicture(self.failed)
+            raise BadImage(self.failed)
         image = self.image
         try:
             if scale > 1 and isinstance(image, JpegImageFile):
@@ -175,7 +175,7 @@ class Picture:
             return turned(to_rgb(image), self.orientation)
         except Exception as error:
             self.failed = reason(error, image.format, "pixels")
-            raise BadPicture(self.failed) from None
+            raise BadImage(self.failed) from None
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
@@ -183,10 +183,10 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     try:
         image.load()  # some formats keep EXIF behind the pixels; TIFF turns itself here
         return turned(to_rgb(image), orientation_of(image.info))
-    except BadPicture:
+    except BadImage:
         raise
     except Exception as error:
-        raise BadPicture(reason(error, image.format, "pixels")) from None
+        raise BadImage(reason(error, image.format, "pixels")) from None
 
 
 def opened(data: bytes, max_pixels: int, reserve: Callable[[int], object] | None = None) -> tuple[ImageFile, int]:
@@ -200,7 +200,7 @@ def opened(data: bytes, max_pixels: int, reserve: Callable[[int], object] | None
     if is_run_length(image):
         max_pixels = min(max_pixels, RUNS)
         if len(data) > RUN_BYTES:
-            raise BadPicture(f"a run-length BMP of {len(data):,} bytes, of at most {RUN_BYTES:,}; save it again as PNG")
+            raise BadImage(f"a run-length BMP of {len(data):,} bytes, of at most {RUN_BYTES:,}; save it again as PNG")
     if size is None:
         admit(kind, image.size, len(data), max_pixels, reserve)
     else:
@@ -211,7 +211,7 @@ def opened(data: bytes, max_pixels: int, reserve: Callable[[int], object] | None
 def open_avif(file: io.BytesIO) -> ImageFile:
     """Pillow tells of irot and imir as an orientation."""
     if not features.check("avif"):
-        raise BadPicture("AVIF, which this build of Pillow does not read: pip install --upgrade pillow")
+        raise BadImage("AVIF, which this build of Pillow does not read: pip install --upgrade pillow")
     return AvifImageFile(file)
 
 
@@ -220,18 +220,18 @@ def open_heic(file: io.BytesIO) -> ImageFile:
     try:
         library: Any = import_module("pillow_heif")
     except ImportError:
-        raise BadPicture(f"HEIC, which needs an extra: {HEIC_EXTRA}") from None
+        raise BadImage(f"HEIC, which needs an extra: {HEIC_EXTRA}") from None
     return library.HeifImageFile(file)
 
 
 def attempted(read: Callable[[Given], Read], given: Given, kind: str) -> Read:
-    """What `read` makes of a file's header; BadPicture, in our words, whatever goes wrong."""
+    """What `read` makes of a file's header; BadImage, in our words, whatever goes wrong."""
     try:
         return read(given)
-    except BadPicture:
+    except BadImage:
         raise
     except Exception as error:
-        raise BadPicture(reason(error, kind, "header")) from None
+        raise BadImage(reason(error, kind, "header")) from None
 
 
 def admit(
@@ -242,7 +242,7 @@ def admit(
     takes = decoding_bytes(kind, size, length)
     if takes > MAX_BYTES:
         most = f"at most {MAX_BYTES / 1e9:.1f} GB is allowed"
-        raise BadPicture(f"{kind} of {size[0]} x {size[1]} pixels, which takes {takes / 1e9:.1f} GB to decode; {most}")
+        raise BadImage(f"{kind} of {size[0]} x {size[1]} pixels, which takes {takes / 1e9:.1f} GB to decode; {most}")
     if reserve is not None:
         reserve(takes)
 
@@ -254,7 +254,7 @@ def is_run_length(image: ImageFile) -> bool:
 
 def reason(error: Exception, kind: str | None, part: str) -> str:
     """One short line, in our own words, on what a decoder stumbled over in the "header" or the "pixels" of a file."""
-    if isinstance(error, BadPicture):
+    if isinstance(error, BadImage):
         return str(error)
     what = kind or "picture"
     if isinstance(error, MemoryError):
@@ -269,7 +269,7 @@ def image_of(pixels: "NDArray[np.uint8]") -> Image.Image:
     grey = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 1)
     if pixels.dtype != np.uint8 or not (grey or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))) or not pixels.size:
         form = f"{pixels.dtype} {list(pixels.shape)}"
-        raise BadPicture(f"an array of {form}; an image is uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]")
+        raise BadImage(f"an array of {form}; an image is uint8 [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]")
     return Image.fromarray(np.ascontiguousarray(pixels.reshape(pixels.shape[:2]) if grey else pixels[:, :, :3]))
 
 
@@ -319,14 +319,14 @@ def eight_bits(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def finite_range(values: "NDArray[np.generic]") -> tuple[float, float]:
-    """The least and the greatest value that is a number. BadPicture where there is none."""
+    """The least and the greatest value that is a number. BadImage where there is none."""
     with np.errstate(invalid="ignore"):
         low, high = float(values.min()), float(values.max())
     if np.isfinite(low) and np.isfinite(high):
         return low, high
     finite = values[np.isfinite(values)]
     if not finite.size:
-        raise BadPicture("none of its pixels is a finite number")
+        raise BadImage("none of its pixels is a finite number")
     return float(finite.min()), float(finite.max())
 
 
@@ -335,25 +335,25 @@ WIDENED: Final = {2: 85, 4: 17}  # by what Pillow multiplies grey values of so f
 
 
 def read_indices(data: "bytes | NDArray[np.uint8]") -> NDArray[np.uint8]:
-    """The class index of every pixel [H, W], upright. BadPicture where this is no PNG, or uint8 array, of one channel
+    """The class index of every pixel [H, W], upright. BadImage where this is no PNG, or uint8 array, of one channel
     of whole numbers up to 255."""
     if isinstance(data, np.ndarray):
         if data.dtype != np.uint8 or data.ndim != 2 or not data.size:
-            raise BadPicture(f"an array of {data.dtype} {list(data.shape)}; a mask is uint8 [H, W]")
+            raise BadImage(f"an array of {data.dtype} {list(data.shape)}; a mask is uint8 [H, W]")
         return np.array(data, order="C")  # which may be read-only, or a view with steps of its own
     if format_of(data) != "PNG":
-        raise BadPicture(f"{format_of(data)}; a mask is a PNG of class indices")
-    picture = Picture(data)
+        raise BadImage(f"{format_of(data)}; a mask is a PNG of class indices")
+    picture = EncodedImage(data)
     assert isinstance(picture.image, PngImageFile)
     try:
         check_png(data)
         picture.image.load()
     except Exception as error:
-        raise BadPicture(reason(error, "PNG", "pixels")) from None
+        raise BadImage(reason(error, "PNG", "pixels")) from None
     mode = picture.image.mode
     if mode not in ("1", "L", "P", "I") and not mode.startswith("I;16"):
-        raise BadPicture(f"PNG in colour ({mode}); a mask has one channel of class indices, or a palette")
+        raise BadImage(f"PNG in colour ({mode}); a mask has one channel of class indices, or a palette")
     values = np.asarray(turned(picture.image, picture.orientation))
     if values.dtype != np.bool_ and int(values.max()) > 255:
-        raise BadPicture(f"the value {int(values.max())}; class indices go up to 254, and 255 counts for nothing")
+        raise BadImage(f"the value {int(values.max())}; class indices go up to 254, and 255 counts for nothing")
     return values.astype(np.uint8) // np.uint8(WIDENED.get(data[BIT_DEPTH], 1) if mode == "L" else 1)

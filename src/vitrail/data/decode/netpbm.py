@@ -10,7 +10,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import BadPicture
+from vitrail.core.errors import BadImage
 from vitrail.data.decode.bounds import Walk
 
 LONGEST: Final = 1 << 16  # bytes of a header, its comments included
@@ -25,15 +25,15 @@ LONG_NUMBER: Final = re.compile(rb"\d{11}")
 
 
 def bare_netpbm(data: bytes) -> tuple[bytes, tuple[int, int]]:
-    """The same image as a binary file with a short header, and its (width, height). BadPicture where it is cut."""
+    """The same image as a binary file with a short header, and its (width, height). BadImage where it is cut."""
     head = data[:LONGEST]
     found = BITMAP.match(head) or PIXMAP.match(head) or FLOATS.match(head)
     if found is None:
-        raise BadPicture(f"damaged PPM: no width and height in its first {len(head):,} bytes")
+        raise BadImage(f"damaged PPM: no width and height in its first {len(head):,} bytes")
     magic, body = found[1], data[found.end() :]
     size = (int(found[2]), int(found[3]))
     if min(size) < 1:
-        raise BadPicture(f"damaged PPM: {size[0]} x {size[1]} pixels")
+        raise BadImage(f"damaged PPM: {size[0]} x {size[1]} pixels")
     if magic == b"f":
         return b"Pf %d %d %s\n" % (*size, found[4]) + body, size
     if magic == b"4":
@@ -46,7 +46,7 @@ def bare_netpbm(data: bytes) -> tuple[bytes, tuple[int, int]]:
 def rescaled(kind: int, size: tuple[int, int], most: int, body: bytes) -> bytes:
     """Grey or colour with a maximum of 255, or grey with one of 65535."""
     if not 0 < most < 65536:
-        raise BadPicture(f"damaged PPM: its largest value is {most}; it lies between 1 and 65535")
+        raise BadImage(f"damaged PPM: its largest value is {most}; it lies between 1 and 65535")
     grey = kind in (2, 5)
     ours = 65535 if grey and most > 255 else 255
     head = b"P%d %d %d %d\n" % (5 if grey else 6, *size, ours)
@@ -58,7 +58,7 @@ def rescaled(kind: int, size: tuple[int, int], most: int, body: bytes) -> bytes:
     else:
         values = text_values(body, count)
         if int(values.max()) > most:
-            raise BadPicture(f"damaged PPM: a value of {int(values.max())} where {most} is the largest")
+            raise BadImage(f"damaged PPM: a value of {int(values.max())} where {most} is the largest")
     table = np.rint(np.arange(most + 1) / most * ours).astype(">u2" if ours == 65535 else "u1")
     return head + table[np.minimum(values, most)].tobytes()
 
@@ -66,22 +66,22 @@ def rescaled(kind: int, size: tuple[int, int], most: int, body: bytes) -> bytes:
 def binary_values(body: bytes, count: int, kind: Literal[">u2", "u1"]) -> "NDArray[np.generic]":
     length = count * np.dtype(kind).itemsize
     if len(body) < length:
-        raise BadPicture(f"truncated PPM: {length - len(body):,} bytes are missing")
+        raise BadImage(f"truncated PPM: {length - len(body):,} bytes are missing")
     return np.frombuffer(body, kind, count)
 
 
 def text_values(body: bytes, count: int) -> "NDArray[np.int64]":
     """Numbers in text, with comments between them."""
     if len(body) < 2 * count - 1:
-        raise BadPicture("truncated PPM: it ends before its pixels do")
+        raise BadImage("truncated PPM: it ends before its pixels do")
     text = without_comments(body)
     if DIGITS.fullmatch(text) is None:
-        raise BadPicture("damaged PPM: something other than numbers is among its pixels")
+        raise BadImage("damaged PPM: something other than numbers is among its pixels")
     if LONG_NUMBER.search(text):
-        raise BadPicture("damaged PPM: a number of more than ten digits is among its pixels")
+        raise BadImage("damaged PPM: a number of more than ten digits is among its pixels")
     values = np.fromstring(text, np.int64, count, sep=" ") if text.strip() else np.empty(0, np.int64)
     if values.size < count:
-        raise BadPicture("truncated PPM: it ends before its pixels do")
+        raise BadImage("truncated PPM: it ends before its pixels do")
     return values
 
 
@@ -90,9 +90,9 @@ def packed_bits(body: bytes, size: tuple[int, int]) -> bytes:
     width, height = size
     bits = without_comments(body).translate(None, b" \t\n\r\v\f")[: width * height]
     if len(bits) < width * height:
-        raise BadPicture("truncated PPM: it ends before its pixels do")
+        raise BadImage("truncated PPM: it ends before its pixels do")
     if bits.translate(None, b"01"):
-        raise BadPicture("damaged PPM: something other than 0 and 1 is among its pixels")
+        raise BadImage("damaged PPM: something other than 0 and 1 is among its pixels")
     rows = np.frombuffer(bits, np.uint8).reshape(height, width) == ord("1")
     return np.packbits(rows, axis=1).tobytes()
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import cache_folder, replacing
 from vitrail.core.errors import ConfigError, DataError, WorkerDied
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.dedup.block_files import (
     KINDS,
     WITHIN,
@@ -54,7 +54,7 @@ Kind = Literal["print", "search"]
 class Work:
     """What a process needs to know, sent to it once."""
 
-    sources: Sequence[Source]  # TRAIN, then the test sets
+    sources: Sequence[ImageDataset]  # TRAIN, then the test sets
     blocks: Sequence[Blocks]
     parts: Blocks
     method: Method
@@ -148,8 +148,8 @@ class Job:
     """What to compare, how, and who does which share of it. `embed` turns B images into B vectors and is called in
     this process; `method.embedding` names it."""
 
-    train: Source
-    tests: Mapping[str, Source]
+    train: ImageDataset
+    tests: Mapping[str, ImageDataset]
     out: Path
     called: str = "train"
     method: Method = DEFAULT
@@ -226,7 +226,9 @@ def key(job: Job, blocks: list[Blocks]) -> str:
     return sha256(said.encode()).hexdigest()[:16]
 
 
-def by_embedding(job: Job, embed: Embed, sources: list[Source], prints: list[Blocks], parts: Blocks) -> list[Pairs]:
+def by_embedding(
+    job: Job, embed: Embed, sources: list[ImageDataset], prints: list[Blocks], parts: Blocks
+) -> list[Pairs]:
     """The same in vectors, in this process, for the network is here."""
     blocks = [embeddings_of(one, job.out / "embeddings", job.method.embedding) for one in prints]
     tasks = missing(job, blocks)
@@ -247,7 +249,7 @@ def compared(job: Job, blocks: list[Blocks], block: int) -> Callable[[int, int, 
     return lambda source, other, where: alike(train, load_vectors(blocks[source], other), job.method.cosine, where)
 
 
-def concluded(job: Job, sources: list[Source], blocks: list[Blocks], pairs: Pairs) -> Outcome:
+def concluded(job: Job, sources: list[ImageDataset], blocks: list[Blocks], pairs: Pairs) -> Outcome:
     """Counts, chooses what goes, and writes it down."""
     dropped = {where: drops(pairs, where, len(job.train)) for where in ([WITHIN] if job.within else [])}
     dropped |= {where: drops(pairs, where, len(job.train)) for where in range(len(job.tests))}

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.core.errors import BadPicture, DataError
-from vitrail.data.dataset import Source
+from vitrail.core.errors import BadImage, DataError
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.dedup.align_pair import Small, contrast
 from vitrail.data.dedup.block_files import Blocks, read_arrays, write_arrays
 from vitrail.data.dedup.perceptual_hash import BYTES, SIDE, digest, hashes
@@ -45,7 +45,7 @@ class Prints:
         return np.flatnonzero(self.state == READ)
 
 
-def prints_of(source: Source, start: int, stop: int) -> Prints:
+def prints_of(source: ImageDataset, start: int, stop: int) -> Prints:
     """Reads, decodes and prints a block of a source."""
     count = stop - start
     digests = np.zeros((count, BYTES), np.uint8)
@@ -55,7 +55,7 @@ def prints_of(source: Source, start: int, stop: int) -> Prints:
     for row in range(count):
         try:
             picture = decoded(source, start + row)
-        except BadPicture as error:
+        except BadImage as error:
             state[row], bad[start + row] = UNREADABLE, str(error)
             continue
         digests[row] = np.frombuffer(digest(picture), np.uint8)
@@ -75,13 +75,13 @@ def prints_of(source: Source, start: int, stop: int) -> Prints:
     )
 
 
-def decoded(source: Source, index: int) -> Image.Image:
-    """One image, whole. BadPicture names the sample whether its header or its pixels are at fault."""
-    picture = source.picture(index)
+def decoded(source: ImageDataset, index: int) -> Image.Image:
+    """One image, whole. BadImage names the sample whether its header or its pixels are at fault."""
+    picture = source.open_image(index)
     try:
         return picture.rgb()
-    except BadPicture as error:
-        raise BadPicture(f"{source.name(index)}: {error}") from None
+    except BadImage as error:
+        raise BadImage(f"{source.name(index)}: {error}") from None
 
 
 def thumbnail(picture: Image.Image) -> NDArray[np.uint8]:
@@ -119,12 +119,12 @@ def load_prints(path: Path) -> Prints:
         raise DataError(f"{path} is not a block of prints ({error!r}); remove it") from None
 
 
-def blocks_of(source: Source, folder: Path, size: int) -> Blocks:
+def blocks_of(source: ImageDataset, folder: Path, size: int) -> Blocks:
     """Where the prints of a source belong: by its fingerprint, its bytes, our version and the block size."""
     return Blocks(folder=folder / f"{content_key(source)[:32]}-{VERSION}-{size}", length=len(source), size=size)
 
 
-def content_key(source: Source) -> str:
+def content_key(source: ImageDataset) -> str:
     """A hash by which prints may be found again. The fingerprint speaks of names and sizes; a few samples are read as
     well, and all of them where the sizes are not known, for then other images could have the same fingerprint."""
     made = sha256(source.fingerprint.encode())
@@ -136,6 +136,6 @@ def content_key(source: Source) -> str:
         try:
             data = source.read(index)
             made.update(data if isinstance(data, bytes) else str(data.shape).encode() + data.tobytes())
-        except (BadPicture, OSError):
+        except (BadImage, OSError):
             made.update(b"unreadable")
     return made.hexdigest()

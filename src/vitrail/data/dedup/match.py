@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from vitrail.core.errors import BadPicture, ConfigError, DataError
-from vitrail.data.dataset import Source
+from vitrail.core.errors import BadImage, ConfigError, DataError
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.dedup.align_pair import distances
 from vitrail.data.dedup.block_files import (
     EMBEDDING,
@@ -138,7 +138,7 @@ def embeddings_of(prints: Blocks, folder: Path, name: str) -> Blocks:
     return Blocks(folder=folder / f"{prints.folder.name}-{made}", length=prints.length, size=prints.size)
 
 
-def write_embeddings(source: Source, embed: Embed, blocks: Blocks, block: int) -> None:
+def write_embeddings(source: ImageDataset, embed: Embed, blocks: Blocks, block: int) -> None:
     """Embeds a block: unit vectors [N, D]; a row of zeros, which is near nothing, where an image cannot be read."""
     start, stop = blocks.span(block)
     rows: list[NDArray[np.float32]] = []
@@ -148,7 +148,7 @@ def write_embeddings(source: Source, embed: Embed, blocks: Blocks, block: int) -
         for index in range(low, high):
             try:
                 readable[index - low] = decoded(source, index)
-            except BadPicture:  # named and counted with the prints
+            except BadImage:  # named and counted with the prints
                 continue
         rows.append(unit(embed, readable, high - low))
     width = max(row.shape[1] for row in rows)

@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from vitrail.core.errors import BadPicture
-from vitrail.data.dataset import Source
+from vitrail.core.errors import BadImage
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.dedup.block_files import KINDS, WITHIN, Pairs
 from vitrail.data.dedup.deduplicate import Job, Outcome
 from vitrail.data.dedup.fingerprints import decoded
@@ -71,7 +71,7 @@ def spread_out(pairs: Pairs, most: int) -> Pairs:
     return ordered[np.arange(most) * len(ordered) // most]
 
 
-def pair(row: Sequence[float], train: Source, other: Source) -> report.Pair:
+def pair(row: Sequence[float], train: ImageDataset, other: ImageDataset) -> report.Pair:
     _, one, two, kind, distance = row
     return report.Pair(
         one=plate(train, int(one)),
@@ -81,9 +81,9 @@ def pair(row: Sequence[float], train: Source, other: Source) -> report.Pair:
     )
 
 
-def plate(source: Source, index: int) -> report.Plate:
+def plate(source: ImageDataset, index: int) -> report.Plate:
     try:
         picture = report.data_uri(decoded(source, index))
-    except BadPicture:  # it was readable when it was compared; the page says that it is not now
+    except BadImage:  # it was readable when it was compared; the page says that it is not now
         picture = ""
     return report.Plate(name=source.name(index), picture=picture)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.data.dataset import Arrays, Encoded, Source
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset
 from vitrail.data.labels import Labels, number_classes, refuse_negative, refuse_sparse
 from vitrail.data.readers.folder import split_name
 
@@ -56,7 +56,7 @@ class Pictures(Arrays):
         return picture[:, :, 0] if picture.ndim == 3 and picture.shape[2] == 1 else picture
 
 
-def read(path: Path | str) -> dict[str, Source]:
+def read(path: Path | str) -> dict[str, ImageDataset]:
     """The splits of an .npz file, of an .npy file or of a folder of .npy files.
 
     Arrays are told apart by their names: images or x, labels or y, with train, val or test before or after where there
@@ -98,7 +98,7 @@ def role(name: str) -> tuple[str, str] | None:
     return None
 
 
-def built(path: Path, files: Mapping[str, Any]) -> dict[str, Source]:
+def built(path: Path, files: Mapping[str, Any]) -> dict[str, ImageDataset]:
     found: dict[tuple[str, str], str] = {}
     for name in files:
         part = ("x", "train") if len(files) == 1 else role(name)
@@ -117,7 +117,7 @@ def built(path: Path, files: Mapping[str, Any]) -> dict[str, Source]:
         classes = tuple(str(number) for number in range(max(widths)))
     else:
         classes = number_classes(str(path), [t.values for t in targets.values()], REMEDY)
-    sources: dict[str, Source] = {}
+    sources: dict[str, ImageDataset] = {}
     for split in (s for s in ("train", "val", "test") if s in splits):
         name = found["x", split]
         called = f"{path.name}:{name}" if path.suffix == ".npz" else name
@@ -188,7 +188,7 @@ EVERY: Final = 5  # every fifth of the digits, laid out by class, is kept for te
 LEVELS: Final = 16  # ink is counted from 0 to 16
 
 
-def read_digits() -> dict[str, Source]:
+def read_digits() -> dict[str, ImageDataset]:
     """The two splits: 1,437 to train and 360 to test, every class in the same proportion."""
     pictures, labels = scans()
     by_class = np.argsort(labels, kind="stable")

@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import BadLabels, BadPicture, DataError
-from vitrail.data.dataset import Source, pixel_class_words
+from vitrail.core.errors import BadImage, BadLabels, DataError
+from vitrail.data.dataset import ImageDataset, pixel_class_words
 from vitrail.data.labels import NONE, Labels, number_classes, refuse_negative
 
 REMEDY: Final = "A column of names (text) instead of numbers makes each of them a class"
@@ -110,7 +110,7 @@ class ParquetFiles(Blocks):
         try:
             table = self.files[number].read_row_group(group, columns=[self.picture], use_threads=False)
         except (OSError, arrow().ArrowException) as error:
-            raise BadPicture(f"row group {group} cannot be read: {error}") from None
+            raise BadImage(f"row group {group} cannot be read: {error}") from None
         return table.column(self.picture).combine_chunks() if table.num_rows else table.column(self.picture)
 
     def name(self, index: int) -> str:
@@ -189,7 +189,7 @@ class Tables(Blocks):
         return [batch.nbytes for batch in self.batches]
 
 
-class TableDataset(Source):
+class TableDataset(ImageDataset):
     """Images that are cells of a column."""
 
     def __init__(self, blocks: Blocks, labels: Labels, classes: tuple[str, ...]) -> None:
@@ -201,10 +201,10 @@ class TableDataset(Source):
         value: Any = self.blocks.cell(index).as_py()
         if isinstance(value, dict):
             if value.get("bytes") is None and value.get("path"):
-                raise BadPicture(f"the row has the path {value['path']!r} and not the bytes; embed them when saving")
+                raise BadImage(f"the row has the path {value['path']!r} and not the bytes; embed them when saving")
             value = value.get("bytes")
         if not isinstance(value, bytes):
-            raise BadPicture("the row has no image")
+            raise BadImage("the row has no image")
         return value
 
     def name(self, index: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from vitrail.core.errors import DataError, SourceNotFound, unknown
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import is_unsupported
 from vitrail.data.readers.folder import (
     Contents,
@@ -49,7 +49,7 @@ READINGS: Final = {
     "arrays": "arrays",
 }
 
-Found = tuple[str, dict[str, Source]]  # the kind of the source, and its splits
+Found = tuple[str, dict[str, ImageDataset]]  # the kind of the source, and its splits
 
 
 def read_path(path: Path) -> Found:
@@ -161,7 +161,7 @@ def read_pairs(path: Path, places: Mapping[str, SplitFolders] | None) -> Found |
     return masks.KIND, masks.read_places(path, places)
 
 
-def flat_folder(path: Path, inside: str = "") -> Source:
+def flat_folder(path: Path, inside: str = "") -> ImageDataset:
     """All images of a folder, with a note where some of them look like masks."""
     source = read_flat(path, inside)
     source.note = note_unpaired(path, inside)
@@ -253,7 +253,7 @@ def read_splits(path: Path, names: Mapping[str, "str | None"], *, sure: bool = F
     found = {name: kind_of(path / inner, look(str(path / inner))) for name, inner in inside.items()}
     if set(found.values()) == {"shards"} and all(split_name(name) for name in names):
         return read_as("shards", path)  # one index for all
-    splits: dict[str, Source] = {}
+    splits: dict[str, ImageDataset] = {}
     kinds: list[str] = []
     for name, split in names.items():
         assert split is not None
@@ -279,7 +279,7 @@ def question(path: Path, as_classes: str) -> None:
     refuse_same_subfolders(path, contents.folders, as_classes)
 
 
-def only(path: Path, splits: dict[str, Source]) -> Source:
+def only(path: Path, splits: dict[str, ImageDataset]) -> ImageDataset:
     if len(splits) != 1:
         raise DataError(f"{path} is a split by its name, but has splits of its own: {', '.join(splits)}")
     return next(iter(splits.values()))

@@ -24,8 +24,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import BadLabels, BadPicture, DataError
-from vitrail.data.dataset import Source, Strings
+from vitrail.core.errors import BadImage, BadLabels, DataError
+from vitrail.data.dataset import ImageDataset, Strings
 from vitrail.data.decode.image import is_unsupported, remedy, suffixes
 from vitrail.data.labels import Labels
 
@@ -50,15 +50,15 @@ def read_file(path: str, first: int | None = None) -> bytes:
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise BadPicture("is not a regular file")
+            raise BadImage("is not a regular file")
         if status.st_size > MAX_BYTES:
-            raise BadPicture(f"has {status.st_size:,} bytes; more than {MAX_BYTES:,} are not read as one image")
+            raise BadImage(f"has {status.st_size:,} bytes; more than {MAX_BYTES:,} are not read as one image")
         return file.read(
             status.st_size if first is None else first
         )  # not the limit: that many bytes would be set aside first
 
 
-class Files(Source):
+class Files(ImageDataset):
     """Files by their names, relative to `root`: the names stay the same when the folder moves, and so does the hash."""
 
     def __init__(self, root: str, names: Iterable[str], labels: Labels | None = None) -> None:

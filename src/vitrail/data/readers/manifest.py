@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.labels import NONE, Labels, refuse_sparse
 from vitrail.data.readers.folder import TRIED, Files, Locator, split_name
 from vitrail.data.readers.parquet import IMAGES, PATHS, YES, Columns, choose_columns, has_images, plain, split_labels
@@ -51,7 +51,7 @@ class Listing:
     classes: tuple[str, ...] | None = None
 
 
-def read(path: Path | str, choice: Mapping[str, str] | None = None) -> dict[str, Source]:
+def read(path: Path | str, choice: Mapping[str, str] | None = None) -> dict[str, ImageDataset]:
     """The splits of a manifest; without a column that says otherwise all of it is train. `choice` names the columns
     (image, label, split) where that is not plain."""
     path = Path(path)
@@ -73,7 +73,7 @@ def read(path: Path | str, choice: Mapping[str, str] | None = None) -> dict[str,
     for row in rows:
         groups.setdefault(row.split, []).append(row)
     classes, number = numbering(path, rows, listing.classes)
-    splits: dict[str, Source] = {}
+    splits: dict[str, ImageDataset] = {}
     for name, group in groups.items():
         source = Files(str(path.parent), (row.path for row in group), labels_of(path, group, number, listing.several))
         source.classes = classes if any(row.labels is not None for row in group) else ()

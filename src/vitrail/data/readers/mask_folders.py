@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from vitrail.core.errors import BadPicture, DataError
+from vitrail.core.errors import BadImage, DataError
 from vitrail.data.decode.headers import format_of
 from vitrail.data.readers.folder import below, brief, look, read_file, split_in_name, split_name
 
@@ -106,12 +106,12 @@ def is_index_png(path: Path | str) -> bool | None:
     """Whether a file may hold class indices; none where it cannot be read, or is not an image at all."""
     try:
         return not why_no_mask(path)
-    except (BadPicture, OSError):
+    except (BadImage, OSError):
         return None
 
 
 def why_no_mask(path: Path | str) -> str:
-    """What a file is that is no PNG of class indices, by its first bytes; nothing where it is one. BadPicture where it
+    """What a file is that is no PNG of class indices, by its first bytes; nothing where it is one. BadImage where it
     is not an image, OSError where it cannot be read."""
     header = read_file(str(path), HEADER)
     kind = format_of(header)

@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 import numpy as np
 
 from vitrail.core.atomic_files import cache_folder, replacing
-from vitrail.core.errors import BadPicture, DataError
-from vitrail.data.dataset import Source, Strings, hashed
+from vitrail.core.errors import BadImage, DataError
+from vitrail.data.dataset import ImageDataset, Strings, hashed
 from vitrail.data.decode.image import read_indices
 from vitrail.data.readers.folder import Files, below, find_splits, look, read_file, size_of, split_name
 from vitrail.data.readers.mask_folders import (
@@ -65,7 +65,7 @@ class MaskedFiles(Files):
         return hashed("masks", [super().fingerprint], [sizes])
 
 
-def read(path: Path) -> dict[str, Source]:
+def read(path: Path) -> dict[str, ImageDataset]:
     """The splits of a folder that is said to hold images and masks, in any of the layouts."""
     places = find_masks(path, sure=True)
     if places is None:
@@ -80,7 +80,7 @@ def read(path: Path) -> dict[str, Source]:
     return read_places(path, places)
 
 
-def read_places(path: Path, places: Mapping[str, SplitFolders]) -> dict[str, Source]:
+def read_places(path: Path, places: Mapping[str, SplitFolders]) -> dict[str, ImageDataset]:
     """The splits, all with the same classes of pixels."""
     adjacent = all(place.masks == place.images for place in places.values() if place.masks is not None)
     other = f"flat:{path} reads all files as images" if adjacent else f"classes:{path} reads the folders as classes"
@@ -134,7 +134,7 @@ def refuse_other_files(paths: Sequence[str], other: str) -> None:
 def reason_against(file: str) -> str:
     try:
         return why_no_mask(file)
-    except (BadPicture, OSError):
+    except (BadImage, OSError):
         return ""
 
 
@@ -198,7 +198,7 @@ def survey(paths: Sequence[str]) -> tuple[int | None, bool]:
 def highest_index(file: str) -> tuple[int, bool] | None:
     try:
         values = read_indices(read_file(file))
-    except (BadPicture, OSError):
+    except (BadImage, OSError):
         return None
     ignored = values == IGNORED
     return int(values[~ignored].max(initial=0)), bool(ignored.any())

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from vitrail.core.errors import DataError, SourceNotFound
-from vitrail.data.dataset import Source, Subset
+from vitrail.data.dataset import ImageDataset, Subset
 from vitrail.data.readers.arrow_columns import (
     ArrowFiles,
     Blocks,
@@ -38,7 +38,7 @@ from vitrail.data.readers.detect_format import by_split
 from vitrail.data.readers.folder import look, split_in_name, split_name
 
 
-def read(path: Path | str, *, image: str | None = None, label: str | None = None) -> dict[str, Source]:
+def read(path: Path | str, *, image: str | None = None, label: str | None = None) -> dict[str, ImageDataset]:
     """The splits of a .parquet file or of a folder of them, as the Hugging Face hub lays them out
     (train-00000-of-00005.parquet, also below data/). `image` and `label` name the columns where that is not plain."""
     arrow()
@@ -50,7 +50,7 @@ def read(path: Path | str, *, image: str | None = None, label: str | None = None
     return built(str(path), blocks, image, label, None)
 
 
-def read_saved(path: Path | str, *, image: str | None = None, label: str | None = None) -> dict[str, Source]:
+def read_saved(path: Path | str, *, image: str | None = None, label: str | None = None) -> dict[str, ImageDataset]:
     """The splits of a folder that `save_to_disk` of Hugging Face's datasets wrote; that library is not needed."""
     arrow()
     path = Path(path)
@@ -69,7 +69,7 @@ def read_saved(path: Path | str, *, image: str | None = None, label: str | None 
 
 def from_table(
     table: Any, *, image: str | None = None, label: str | None = None, called: str = "table"
-) -> dict[str, Source]:
+) -> dict[str, ImageDataset]:
     """A pyarrow Table, a Hugging Face Dataset, or a DatasetDict with its splits, as sources. Nothing is copied."""
     arrow()
     tables: dict[str, Any] = {split_name(n) or n: t for n, t in table.items()} if hasattr(table, "items") else {}
@@ -86,14 +86,14 @@ def from_table(
 
 def built(
     where: str, blocks: Mapping[str, Blocks], image: str | None, label: str | None, features: Any
-) -> dict[str, Source]:
+) -> dict[str, ImageDataset]:
     """One source a split, all with the same classes."""
     schema = next(iter(blocks.values())).schema()
     features = features or metadata(schema)
     picture, labelled = choose(where, schema, features, image, label)
     columns = {split: None if labelled is None else part.column(labelled) for split, part in blocks.items()}
     classes = class_names(where, features.get(labelled), [column for column in columns.values() if column is not None])
-    sources: dict[str, Source] = {}
+    sources: dict[str, ImageDataset] = {}
     for split, part in blocks.items():
         part.picture = picture
         if not len(part):

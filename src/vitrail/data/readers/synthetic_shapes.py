@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.data.dataset import Source, hash_content, hash_names
+from vitrail.data.dataset import ImageDataset, hash_content, hash_names
 from vitrail.data.labels import Labels
-from vitrail.data.randomness import Draws
+from vitrail.data.randomness import CounterRng
 
 Plane: TypeAlias = NDArray[np.floating[Any]]  # [H, W], float32
 Label: TypeAlias = Literal["shape", "colour", "position", "size"]
@@ -132,13 +132,13 @@ class Attributes:
     turn: float  # clockwise, in full turns
 
 
-def read(name: str) -> dict[str, Source]:
+def read(name: str) -> dict[str, ImageDataset]:
     """The splits of "shapes", or of "shapes/colour" and the like: 10,000 and 2,000 images of 64x64."""
     label = name.partition("/")[2] or "shape"
     return {"train": Shapes(TRAIN, label=label), "test": Shapes(TEST, label=label, seed=1)}
 
 
-class Shapes(Source):
+class Shapes(ImageDataset):
     """`count` images of size x size pixels, labelled by one of their four attributes."""
 
     def __init__(self, count: int, *, size: int = SIDE, label: str = "shape", seed: int = 0) -> None:
@@ -228,7 +228,7 @@ def choices(label: str, seed: int, count: int, *, block: int = 1 << 20) -> NDArr
     at, out = get_args(Label).index(label), np.empty(count, np.int8)
     for start in range(0, count, block):
         some = np.arange(start, min(start + block, count), dtype=np.int64)
-        free = Draws.of(seed=seed, epoch=0, sample=some).uniform("scene", at + 1)[:, at]
+        free = CounterRng.for_samples(seed=seed, epoch=0, sample=some).uniform("scene", at + 1)[:, at]
         out[start : start + block] = (free * len(CLASSES[label])).astype(np.int8)
     return out
 
@@ -239,7 +239,7 @@ class Scene:
     __slots__ = ("bend", "colour", "grain", "ground", "position", "radius", "shape", "size", "tint", "turn", "x", "y")
 
     def __init__(self, seed: int, index: int) -> None:
-        drawn = Draws.of(seed=seed, epoch=0, sample=index).uniform("scene", 12 + GRAIN * GRAIN)[0]
+        drawn = CounterRng.for_samples(seed=seed, epoch=0, sample=index).uniform("scene", 12 + GRAIN * GRAIN)[0]
         free: list[float] = drawn.tolist()
         self.shape, self.colour, self.position, self.size = (
             int(value * len(CLASSES[label])) for value, label in zip(free, get_args(Label), strict=False)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import BadPicture, WorkerDied
+from vitrail.core.errors import BadImage, WorkerDied
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Source
-from vitrail.data.decode.image import Picture
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.labels import Labels
-from vitrail.data.randomness import Order, keyed, number
+from vitrail.data.randomness import EpochOrder, hash_keys, hash_word
 from vitrail.data.targets import Masks
 
 if TYPE_CHECKING:
@@ -45,17 +45,17 @@ class Seen:
     reason: str = ""
 
 
-def see(source: Source, index: int, *, decode: bool) -> Seen:
+def see(source: ImageDataset, index: int, *, decode: bool) -> Seen:
     """One sample by its header and, with `decode`, all of its pixels and its mask."""
     try:
         data = source.read(index)
-        picture = Picture(data)
+        picture = EncodedImage(data)
         kind = f"{picture.image.format or 'pixels'} {picture.image.mode}"
         if decode:
             picture.rgb()
             if source.pixel_classes:
                 Masks().read(source, index, picture.size)
-    except BadPicture as error:
+    except BadImage as error:
         return Seen(index, reason=str(error))
     except OSError as error:
         return Seen(index, reason=error.strerror or str(error))
@@ -64,7 +64,7 @@ def see(source: Source, index: int, *, decode: bool) -> Seen:
 
 
 def survey(
-    source: Source,
+    source: ImageDataset,
     indices: Sequence[int],
     *,
     decode: bool = False,
@@ -104,11 +104,11 @@ def survey(
 class Here:
     """The source of a process in the pool."""
 
-    source: Source
+    source: ImageDataset
     decode: bool
 
 
-def start(source: Source, decode: bool) -> None:
+def start(source: ImageDataset, decode: bool) -> None:
     Here.source, Here.decode = source, decode
 
 
@@ -202,17 +202,17 @@ def sampled(count: int, sample: int) -> list[int]:
     """Which samples to look at: all, or some drawn by lot, always the same ones."""
     if count <= sample:
         return list(range(count))
-    return np.sort(Order(count, SEED)(0, np.arange(sample, dtype=np.int64))).tolist()
+    return np.sort(EpochOrder(count, SEED)(0, np.arange(sample, dtype=np.int64))).tolist()
 
 
-def stopping(source: Source, seen: Iterable[Seen]) -> Iterable[Seen]:
+def stopping(source: ImageDataset, seen: Iterable[Seen]) -> Iterable[Seen]:
     for found in seen:
         if found.reason:
-            raise BadPicture(f"{source.name(found.index)}: {found.reason}")
+            raise BadImage(f"{source.name(found.index)}: {found.reason}")
         yield found
 
 
-def summary_of(source: Source, seen: Iterable[Seen], decoded: bool) -> SplitSummary:
+def summary_of(source: ImageDataset, seen: Iterable[Seen], decoded: bool) -> SplitSummary:
     sizes: list[tuple[int, int]] = []
     formats: Counter[str] = Counter()
     unreadable: list[tuple[str, str]] = []
@@ -288,7 +288,7 @@ def shown(text: str) -> str:
 
 
 def by_lot(indices: NDArray[np.int64]) -> NDArray[np.int64]:
-    return indices[np.argsort(keyed(number("contact sheet"), indices), kind="stable")]
+    return indices[np.argsort(hash_keys(hash_word("contact sheet"), indices), kind="stable")]
 
 
 def spread(values: NDArray[np.int64], most: int) -> NDArray[np.int64]:
@@ -312,14 +312,14 @@ def samples_of(labels: Labels, classes: NDArray[np.int64], most: int) -> dict[in
     }
 
 
-def pixels_of(source: Source, index: int) -> NDArray[np.uint8] | None:
+def pixels_of(source: ImageDataset, index: int) -> NDArray[np.uint8] | None:
     """A sample at about the size that a tile needs; none where it cannot be read."""
     try:
-        picture = source.picture(index)
+        picture = source.open_image(index)
         short = min(picture.size)
         scale = next((scale for scale in (8, 4, 2) if short // scale >= SIDE), 1)
         image = picture.rgb(scale)
-    except BadPicture:
+    except BadImage:
         return None
     short = min(image.size)
     if short > 2 * SIDE:

@@ -32,7 +32,7 @@ from PIL import features
 from vitrail.core.atomic_files import replacing
 from vitrail.core.errors import BadLabels, ConfigError, DataError, reason_of
 from vitrail.core.locks import try_lock
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.readers.shards.reader import DESCRIPTION, INDEX, JOURNAL, read
 from vitrail.data.tools.shard_writer import Encoding, Left, Packed, Peek, Written, in_order, write_shard
 
@@ -55,7 +55,7 @@ class PackReport:
 
 
 def pack(
-    source_splits: Mapping[str, Source],
+    source_splits: Mapping[str, ImageDataset],
     out: Path | str,
     *,
     shard_size: int = 256 * 10**6,
@@ -107,7 +107,7 @@ def pack(
     return report(out, written, len(kept), began)
 
 
-def check(splits: Mapping[str, Source], shard_size: int, max_side: int | None, quality: int) -> None:
+def check(splits: Mapping[str, ImageDataset], shard_size: int, max_side: int | None, quality: int) -> None:
     if shard_size < SMALLEST:
         raise ConfigError(f"shard_size={shard_size}: a shard has at least {SMALLEST:,} bytes")
     if max_side is not None and max_side < 1:
@@ -129,7 +129,7 @@ def check(splits: Mapping[str, Source], shard_size: int, max_side: int | None, q
         raise BadLabels(f"the masks of {', '.join(splits)} have different classes; pack them into different folders")
 
 
-def planned(splits: Mapping[str, Source], options: dict[str, Any]) -> dict[str, Any]:
+def planned(splits: Mapping[str, ImageDataset], options: dict[str, Any]) -> dict[str, Any]:
     """What makes two packs the same."""
     sources = {name: {"fingerprint": source.fingerprint, "samples": len(source)} for name, source in splits.items()}
     classes = next((list(source.classes) for source in splits.values() if source.classes), [])
@@ -214,7 +214,7 @@ def resumed(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[Written]:
 
 
 def split_shards(
-    out: Path, split: str, source: Source, number: int, start: int, samples: Iterator[Packed | Left], size: int
+    out: Path, split: str, source: ImageDataset, number: int, start: int, samples: Iterator[Packed | Left], size: int
 ) -> Iterator[Written]:
     """One shard after the other, from sample `start` on."""
     if start == len(source):

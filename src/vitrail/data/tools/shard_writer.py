@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.core.atomic_files import replacing
-from vitrail.core.errors import BadPicture, DataError, WorkerDied
+from vitrail.core.errors import BadImage, DataError, WorkerDied
 from vitrail.core.text import Pair
-from vitrail.data.dataset import Source
-from vitrail.data.decode.image import Picture
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.readers.shards.tar import BLOCK, MASKS, scan
 from vitrail.data.targets import Masks
 
@@ -72,24 +72,24 @@ class Encoding:
     quality: int
     strict: bool
 
-    def __call__(self, source: Source, index: int) -> Packed | Left:
+    def __call__(self, source: ImageDataset, index: int) -> Packed | Left:
         """Every image is decoded, whether it changes or not: what is in a pack has been read once. So is its mask."""
         try:
             content = source.read(index)
             suffix, data, changed = self.picture(content)
-            size = Picture(content).size
+            size = EncodedImage(content).size
             masks = ((MASKS[0], self.mask(source, index, size, data)),) if source.pixel_classes else ()
-        except (BadPicture, OSError) as error:
+        except (BadImage, OSError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             if self.strict:
-                raise BadPicture(f"{source.name(index)}: {reason}") from None
+                raise BadImage(f"{source.name(index)}: {reason}") from None
             return Left(index=index, name=source.name(index), reason=reason)
         members = ((suffix, data), *described(source, index), *masks)
         return Packed(index=index, key=key(index, source.name(index)), members=members, reencoded=changed)
 
     def picture(self, data: "bytes | NDArray[np.uint8]") -> tuple[str, bytes, bool]:
         """Suffix, bytes, and whether it was made smaller. Pixels become PNG."""
-        picture = Picture(data)
+        picture = EncodedImage(data)
         longest = max(picture.size)
         small = self.max_side is None or longest <= self.max_side
         if isinstance(data, np.ndarray):
@@ -103,16 +103,16 @@ class Encoding:
         lossy = suffix == "jpg" or (suffix == "webp" and data[12:16] != b"VP8L")
         return self.smaller(picture, "jpg" if lossy else "png")
 
-    def mask(self, source: Source, index: int, size: Pair, packed: bytes) -> bytes:
+    def mask(self, source: ImageDataset, index: int, size: Pair, packed: bytes) -> bytes:
         """The mask of a sample, whose image had `size`, as PNG: as it is, or made smaller with the image."""
         indices = Masks().read(source, index, size).numpy()
-        height, width = Picture(packed).size
+        height, width = EncodedImage(packed).size
         if indices.shape != (height, width):
             return encoded(Image.fromarray(indices).resize((width, height), Image.Resampling.NEAREST), "png")
         data = source.mask(index)
         return data if isinstance(data, bytes) else encoded(Image.fromarray(data), "png")
 
-    def smaller(self, picture: Picture, suffix: str) -> tuple[str, bytes, bool]:
+    def smaller(self, picture: EncodedImage, suffix: str) -> tuple[str, bytes, bool]:
         """Upright RGB with its longer side at the limit. What was lossless stays so."""
         assert self.max_side is not None
         longest = max(picture.size)
@@ -131,7 +131,7 @@ def encoded(pixels: Image.Image, suffix: str, quality: int = 0) -> bytes:
     return buffer.getvalue()
 
 
-def described(source: Source, index: int) -> tuple[tuple[str, bytes], ...]:
+def described(source: ImageDataset, index: int) -> tuple[tuple[str, bytes], ...]:
     """The labels: a number in KEY.cls, or a list in KEY.json where samples may have several."""
     labels = source.labels[index]
     if source.labels.multiple:
@@ -292,7 +292,7 @@ IDLE: Final = -1
 mine: dict[str, Any] = {}  # in a worker process: its source, its encoding and where it says what it reads
 
 
-def in_order(source: Source, start: int, encoding: Encoding, workers: int | None) -> Iterator[Packed | Left]:
+def in_order(source: ImageDataset, start: int, encoding: Encoding, workers: int | None) -> Iterator[Packed | Left]:
     """Samples from `start` on. With one worker all is done here."""
     workers = cores() if workers is None else workers
     if workers <= 1 or len(source) - start <= CHUNK:
@@ -326,7 +326,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def prepare(source: Source, encoding: Encoding, reading: Any, slots: Any) -> None:
+def prepare(source: ImageDataset, encoding: Encoding, reading: Any, slots: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that packs hears it, and ends this one
     with slots.get_lock():
         slot = slots.value

@@ -1,7 +1,7 @@
 """Everything that training does to one image, as one value: crop, flip, policy, erasing.
 
 augmentation = inception(224)
-pixels = augmentation(image, Draws.of(seed=0, epoch=3, sample=17))    # uint8 [3, 224, 224]
+pixels = augmentation(image, CounterRng.for_samples(seed=0, epoch=3, sample=17))    # uint8 [3, 224, 224]
 
 Random erasing (Zhong et al. 2020): a rectangle of an image is covered.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair, pair
-from vitrail.data.decode.image import Picture
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.geometry import Geometry
-from vitrail.data.randomness import GOLDEN, Draws, Keys, mix
+from vitrail.data.randomness import GOLDEN, CounterRng, Keys, mix
 from vitrail.data.transforms.crop import TRIES, Crop, Cut, InceptionCrop, Range, ResizeCrop, column, rectangles
 from vitrail.data.transforms.policy import GEOMETRIC, Distort, Policy, Programme, ThreeAugment, used
 
@@ -47,11 +47,11 @@ class RandomErasing:
         if self.fill is not None and not 0 <= self.fill <= 255:
             raise ConfigError(f"fill={self.fill} must be a level from 0 to 255, or None for noise")
 
-    def chosen(self, draws: Draws) -> NDArray[np.bool_]:
+    def chosen(self, draws: CounterRng) -> NDArray[np.bool_]:
         """Which of B samples are to be erased, if a rectangle fits."""
         return draws.uniform("erase or not")[:, 0] < self.probability
 
-    def boxes(self, draws: Draws, height: int, width: int) -> NDArray[np.int64]:
+    def boxes(self, draws: CounterRng, height: int, width: int) -> NDArray[np.int64]:
         """Top, left, height, width for each of B samples [B, 4]; no height where nothing is erased."""
         on = self.chosen(draws)
         drawn = draws.uniform("erase", 2 * TRIES + 2)
@@ -64,7 +64,7 @@ class RandomErasing:
         top, left = drawn[:, -2] * (height - h + 1), drawn[:, -1] * (width - w + 1)
         return np.stack([top, left, h, w], axis=1).astype(np.int64)
 
-    def __call__(self, pixels: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, pixels: Tensor, draws: CounterRng) -> Tensor:
         """On one image [3, H, W], uint8, which is left as it was."""
         top, left, height, width = self.boxes(draws, *pixels.shape[-2:])[0].tolist()
         if not height or not width:
@@ -80,7 +80,7 @@ class RandomErasing:
         return pixels
 
 
-def noise_keys(draws: Draws) -> Keys:
+def noise_keys(draws: CounterRng) -> Keys:
     """What the noise of each sample is made from [B]."""
     return draws.bits("erase noise")[:, 0]
 
@@ -109,21 +109,21 @@ class Augmentation:
     def size(self) -> Pair:
         return self.crop.size
 
-    def flips(self, draws: Draws) -> NDArray[np.bool_]:
+    def flips(self, draws: CounterRng) -> NDArray[np.bool_]:
         """Whether each of the B samples is mirrored [B]."""
         return draws.uniform("flip")[:, 0] < self.flip
 
-    def geometry(self, whole: Pair, draws: Draws) -> Geometry:
+    def geometry(self, whole: Pair, draws: CounterRng) -> Geometry:
         """Where the pixels of a view come from, in an upright image of size `whole`; with the same draws, what is done
         to its pixels. A policy that moves pixels has no geometry: see `check_geometries`."""
         cut = self.crop.cut(whole, draws)
         return Geometry(whole=whole, box=cut.box, inner=cut.inner, pad=cut.pad, flip=bool(self.flips(draws)[0]))
 
-    def __call__(self, picture: Picture, draws: Draws) -> Tensor:
+    def __call__(self, picture: EncodedImage, draws: CounterRng) -> Tensor:
         """One image to pixels [3, H, W], uint8; `draws` are those of one sample and view."""
         return views([self], picture, [draws])[0]
 
-    def finish(self, image: "Image", whole: Pair, cut: Cut, draws: Draws) -> Tensor:
+    def finish(self, image: "Image", whole: Pair, cut: Cut, draws: CounterRng) -> Tensor:
         """All that follows the decoding. `whole` is the size of the image, which may have come smaller."""
         seen = np.asarray(cut(image, whole))  # [H, W, 3]
         if self.flips(draws)[0]:
@@ -134,7 +134,9 @@ class Augmentation:
         return pixels if self.erase is None else self.erase(pixels, draws)
 
 
-def views(augmentations: Sequence[Augmentation], picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
+def views(
+    augmentations: Sequence[Augmentation], picture: EncodedImage, draws: Sequence[CounterRng]
+) -> tuple[Tensor, ...]:
     """Several views of one image, which is decoded once, as finely as the most demanding of them needs."""
     whole = picture.size
     cuts = [each.crop.cut(whole, drawn) for each, drawn in zip(augmentations, draws, strict=True)]

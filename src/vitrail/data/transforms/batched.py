@@ -1,7 +1,7 @@
 """Augmentation of whole batches where they lie, for sets that live on the accelerator.
 
     augment = BatchedAugmentation(inception(32))
-    pixels = augment(pixels, Draws.of(seed=0, epoch=epochs, sample=samples))    # uint8 [B, 3, H, W] to [B, 3, h, w]
+    pixels = augment(pixels, CounterRng.for_samples(seed=0, epoch=epochs, sample=samples))  # uint8 [B, 3, h, w]
 
 The parameters are drawn on the host by the very functions that a loader process uses, and sent along in one piece; the
 host never waits for the device. Drawing them needs no pixels, and can be done beforehand, in another thread:
@@ -26,9 +26,9 @@ from torch.nn.functional import pad
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
 from vitrail.data.geometry import TIE
-from vitrail.data.prefetch import Parcel
+from vitrail.data.prefetch import PackedArrays
 from vitrail.data.preprocessing import Interpolation
-from vitrail.data.randomness import FACTORS, GOLDEN, SHIFTS, Draws
+from vitrail.data.randomness import FACTORS, GOLDEN, SHIFTS, CounterRng
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, noise_keys
 from vitrail.data.transforms.batched_ops import SUPPORTED, Work, programmed
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop
@@ -83,13 +83,13 @@ class BatchedAugmentation:
     def size(self) -> Pair:
         return self.augmentation.size
 
-    def __call__(self, pixels: Tensor, draws: Draws) -> Tensor:
+    def __call__(self, pixels: Tensor, draws: CounterRng) -> Tensor:
         """`draws` are those of the B samples, in the same order."""
         if len(pixels) != len(draws):
             raise ConfigError(f"{len(draws)} draws for {len(pixels)} images")
         return self.apply(self.plan(draws, (pixels.shape[-2], pixels.shape[-1])), pixels)
 
-    def plan(self, draws: Draws, size: Pair) -> Plan:
+    def plan(self, draws: CounterRng, size: Pair) -> Plan:
         """The host's part, for images of this size: arrays only, the same in any thread."""
         augmentation = self.augmentation
         works = cropped(augmentation.crop, augmentation.flips(draws), draws, size)
@@ -104,7 +104,7 @@ class BatchedAugmentation:
         if pixels.dtype != torch.uint8 or tuple(pixels.shape) != (plan.count, 3, *plan.size):
             wanted = f"uint8 {(plan.count, 3, *plan.size)}"
             raise ConfigError(f"a plan for {wanted} was given {pixels.dtype} {tuple(pixels.shape)}")
-        arrays = iter(Parcel(plan.arrays).sent(pixels.device)) if sent is None else sent
+        arrays = iter(PackedArrays(plan.arrays).sent(pixels.device)) if sent is None else sent
         for work in plan.works:
             pixels = work.stage(pixels, [next(arrays) for _ in work.arrays])
         return pixels
@@ -113,10 +113,10 @@ class BatchedAugmentation:
 def run(programme: Programme, pixels: Tensor) -> Tensor:
     """What was drawn for each image, done to it."""
     work = programmed(programme, (pixels.shape[-2], pixels.shape[-1]))
-    return work.stage(pixels, Parcel(work.arrays).sent(pixels.device))
+    return work.stage(pixels, PackedArrays(work.arrays).sent(pixels.device))
 
 
-def cropped(crop: Crop, flips: NDArray[np.bool_], draws: Draws, whole: Pair) -> list[Work]:
+def cropped(crop: Crop, flips: NDArray[np.bool_], draws: CounterRng, whole: Pair) -> list[Work]:
     """The crop and the flip of images of one size."""
     height, width = whole
     flipped = Work((flips[:, None, None, None],), mirrored)
@@ -230,7 +230,7 @@ def weights(arrays: Sequence[Tensor], interpolation: Interpolation, tight: bool)
     return shares.div_(shares.sum(-1, keepdim=True)).mul_(UNIT).round_()
 
 
-def erased(erase: RandomErasing, draws: Draws, size: Pair) -> list[Work]:
+def erased(erase: RandomErasing, draws: CounterRng, size: Pair) -> list[Work]:
     """The holes of those that have one."""
     height, width = size
     some = np.flatnonzero(erase.chosen(draws))
@@ -273,7 +273,9 @@ def wrapped(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def find_sources(augmentation: Augmentation, draws: Draws, whole: Pair) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def find_sources(
+    augmentation: Augmentation, draws: CounterRng, whole: Pair
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For the B samples, all of one size, the rows [B, h] and columns [B, w] of the image that the pixels of the view
     are nearest to; -1 in its borders."""
     crop, count = augmentation.crop, len(draws)

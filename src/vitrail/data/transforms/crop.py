@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.core.text import Pair, pair, times
+from vitrail.core.text import Pair, format_size, pair
 from vitrail.data.preprocessing import Interpolation
-from vitrail.data.randomness import Draws
+from vitrail.data.randomness import CounterRng
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -101,7 +101,7 @@ class InceptionCrop:
         if not 0 < self.aspect[0] <= self.aspect[1]:
             raise ConfigError(f"aspect={self.aspect} must be two ratios above 0, the smaller first")
 
-    def boxes(self, draws: Draws, height: Whole, width: Whole) -> NDArray[np.int64]:
+    def boxes(self, draws: CounterRng, height: Whole, width: Whole) -> NDArray[np.int64]:
         """Top, left, height, width for each of the B samples [B, 4]."""
         tall, wide = column(height), column(width)
         if self.sampler == "tensorflow":
@@ -118,7 +118,9 @@ class InceptionCrop:
             out = np.where(found[:, None], out, self.central(tall, wide))
         return out.astype(np.int64)
 
-    def _tensorflow_boxes(self, draws: Draws, tall: NDArray[np.int64], wide: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _tensorflow_boxes(
+        self, draws: CounterRng, tall: NDArray[np.int64], wide: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """The first of 100 attempts that fits; where none does, the whole image. All but a few need one attempt."""
         tall, wide = (np.broadcast_to(side, (len(draws), 1)) for side in (tall, wide))
         boxes, fits = attempted(draws.uniform("crop", 4)[:, None], tall, wide, self.area, self.aspect)
@@ -138,7 +140,7 @@ class InceptionCrop:
         columns = np.where(wide > widest * tall, np.rint(tall * widest), wide).clip(1)
         return np.concatenate([(tall - rows) // 2, (wide - columns) // 2, rows, columns], 1, dtype=np.float64)
 
-    def cut(self, whole: Pair, draws: Draws) -> Cut:
+    def cut(self, whole: Pair, draws: CounterRng) -> Cut:
         top, left, height, width = self.boxes(draws, *whole)[0].tolist()
         return Cut((top, left, height, width), self.size, self.interpolation)
 
@@ -174,13 +176,13 @@ class ResizeCrop:
         other = self.resize * long // short
         return (self.resize, other) if height <= width else (other, self.resize)
 
-    def windows(self, draws: Draws, whole: Pair) -> NDArray[np.int64]:
+    def windows(self, draws: CounterRng, whole: Pair) -> NDArray[np.int64]:
         """Top and left of each of the B windows in the resized, padded image [B, 2]."""
         height, width = self.resized(whole)
         room = np.array([height, width]) + 2 * self.padding - np.array(self.size) + 1
         return (draws.uniform("crop", 2) * room).astype(np.int64)
 
-    def cut(self, whole: Pair, draws: Draws) -> Cut:
+    def cut(self, whole: Pair, draws: CounterRng) -> Cut:
         height, width = self.resized(whole)
         top, left = (int(at) - self.padding for at in self.windows(draws, whole)[0])
         bottom, right = min(top + self.size[0], height), min(left + self.size[1], width)
@@ -202,7 +204,7 @@ class Squash:
     def __post_init__(self) -> None:
         check(self.size, self.interpolation)
 
-    def cut(self, whole: Pair, draws: Draws) -> Cut:
+    def cut(self, whole: Pair, draws: CounterRng) -> Cut:
         del draws  # nothing is random here
         return Cut((0, 0, *whole), self.size, self.interpolation)
 
@@ -250,6 +252,6 @@ def attempted(
 
 def check(size: Pair, interpolation: Interpolation) -> None:
     if min(size) < 1:
-        raise ConfigError(f"a crop of {times(size)} has no pixels")
+        raise ConfigError(f"a crop of {format_size(size)} has no pixels")
     if interpolation not in get_args(Interpolation):
         raise unknown("interpolation", str(interpolation), get_args(Interpolation))

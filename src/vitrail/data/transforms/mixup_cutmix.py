@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
-from vitrail.data.randomness import Draws, keyed, number
+from vitrail.data.randomness import CounterRng, hash_keys, hash_word
 
 
 class Mixing(NamedTuple):
@@ -47,7 +47,7 @@ class Mix:
         """What step `step` does, for images of this size."""
         if not (self.mixup or self.cutmix):
             return Mixing()
-        draws = Draws(keyed(number("mix"), seed, step))
+        draws = CounterRng(hash_keys(hash_word("mix"), seed, step))
         on, which, down, across = draws.uniform("mix", 4)[0].tolist()
         if on >= self.probability:
             return Mixing()

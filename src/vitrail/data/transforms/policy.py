@@ -25,7 +25,7 @@ from torchvision.transforms.v2 import functional as F
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
-from vitrail.data.randomness import Draws
+from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.crop import Range
 
 NAMES: Final = (
@@ -84,7 +84,7 @@ class RandAugment:
             "equalise": (0.0, 0.0),
         }
 
-    def draw(self, draws: Draws, size: Pair) -> Programme:
+    def draw(self, draws: CounterRng, size: Pair) -> Programme:
         choices = self.choices(size)
         which = draws.integers("randaugment", len(choices), self.ops)
         sign = draws.integers("randaugment sign", 2, self.ops)
@@ -105,7 +105,7 @@ class ThreeAugment:
         check_sigma(self.sigma)
         check_jitter((self.jitter,))
 
-    def draw(self, draws: Draws, size: Pair) -> Programme:
+    def draw(self, draws: CounterRng, size: Pair) -> Programme:
         del size
         choice = draws.integers("three", 3)
         sigma = uniform(draws, "blur", self.sigma)
@@ -137,7 +137,7 @@ class Distort:
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be a probability, 0 to 1")
 
-    def draw(self, draws: Draws, size: Pair) -> Programme:
+    def draw(self, draws: CounterRng, size: Pair) -> Programme:
         del size
         jitter = jittered(draws, self.jitter)
         shaken = draws.uniform("jitter") < self.jitter_probability
@@ -153,7 +153,7 @@ class Distort:
 Policy: TypeAlias = RandAugment | ThreeAugment | Distort
 
 
-def jittered(draws: Draws, strength: tuple[float, float, float, float]) -> Programme:
+def jittered(draws: CounterRng, strength: tuple[float, float, float, float]) -> Programme:
     """Brightness, contrast and saturation by a factor within 1 +- strength, hue turned within +- strength; those that
     are on, in a drawn order."""
     names = ("brightness", "contrast", "saturation", "hue")
@@ -172,7 +172,7 @@ def jittered(draws: Draws, strength: tuple[float, float, float, float]) -> Progr
     return Programme(numbers.take(order), np.take_along_axis(level, order, 1))
 
 
-def sometimes(draws: Draws, name: str, probability: float, level: NDArray[np.float64]) -> Programme:
+def sometimes(draws: CounterRng, name: str, probability: float, level: NDArray[np.float64]) -> Programme:
     on = draws.uniform(f"{name} or not") < probability
     return Programme(np.where(on, NUMBER[name], IDENTITY), level)
 
@@ -183,7 +183,7 @@ def joined(*parts: Programme) -> Programme:
     )
 
 
-def uniform(draws: Draws, purpose: str, span: Range) -> NDArray[np.float64]:
+def uniform(draws: CounterRng, purpose: str, span: Range) -> NDArray[np.float64]:
     return span[0] + (span[1] - span[0]) * draws.uniform(purpose)
 
 

@@ -22,9 +22,9 @@ from vitrail.checkpoint.weights import bundle_of
 from vitrail.checkpoint.weights import network as built
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.collection import Collection, agree, open_collection
-from vitrail.data.dataset import Source, Subset
+from vitrail.data.dataset import ImageDataset, Subset
 from vitrail.data.labels import Labels
-from vitrail.data.loader import Batch, sweep
+from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.splits import stratified
 from vitrail.data.training_record import KEY, find_exposure, record_training
 from vitrail.evaluation.frozen.feature_cache import Kept, cached_features, missing
@@ -41,7 +41,7 @@ BATCH: Final = 64
 UNEVEN: Final = 20  # times as many images as the smallest class has, from which a word is said
 NAMED: Final = 3
 
-Batches = Callable[[Source], Iterable[Batch]]
+Batches = Callable[[ImageDataset], Iterable[Batch]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ def fit(
         source = Subset(source, at_most(source.labels, len(collection.classes), shots))
     where = to_score(collection, split, source, test)
     prepared = card_of(network).preprocessing
-    pictures = batches or (lambda bare: sweep(bare, prepared, batch=min(BATCH, max(len(bare), 1))))
+    pictures = batches or (lambda bare: eval_batches(bare, prepared, batch=min(BATCH, max(len(bare), 1))))
     parts = [
         (one, part, cached_features(network, part, prepared, device, batches=pictures, folder=folder))
         for one, part in [(split, source), *([] if where is None else [where])]
@@ -144,7 +144,7 @@ def fit(
 def fit_labels(
     network: Model,
     collection: Collection,
-    parts: Sequence[tuple[str, Source, Kept]],
+    parts: Sequence[tuple[str, ImageDataset, Kept]],
     notes: list[str],
     *,
     penalty: float | None,
@@ -208,7 +208,7 @@ def measures_of(scores: NDArray[np.float32], truth: NDArray[np.bool_], names: tu
     return MultiLabel(scores=scores, truth=truth, sample=places, names=names, threshold=THRESHOLD).measures
 
 
-def to_learn_from(collection: Collection) -> tuple[str, Source]:
+def to_learn_from(collection: Collection) -> tuple[str, ImageDataset]:
     """The train split, or the only one, with two classes at least."""
     collection.need_labels()
     if len(collection.classes) < 2:
@@ -222,8 +222,8 @@ def to_learn_from(collection: Collection) -> tuple[str, Source]:
 
 
 def to_score(
-    collection: Collection, split: str, source: Source, test: Collection | str | Path | None
-) -> tuple[str, Source] | None:
+    collection: Collection, split: str, source: ImageDataset, test: Collection | str | Path | None
+) -> tuple[str, ImageDataset] | None:
     """The images to score, with the class numbers of those to learn from; none where none have labels."""
     if test is None:
         found = next((name for name in ("test", "val") if name in collection.splits and name != split), None)
@@ -251,12 +251,12 @@ def at_most(labels: Labels, classes: int, shots: int) -> NDArray[np.int64]:
     return np.sort(np.concatenate(drawn))
 
 
-def some_of(source: Source, most: int) -> Source:
+def some_of(source: ImageDataset, most: int) -> ImageDataset:
     """All of a source, or a sample of it with the same share of every class."""
     return source if len(source) <= most else Subset(source, stratified(source.labels, most / len(source)))
 
 
-def notes_of(split: str, source: Source, took: Kept) -> list[str]:
+def notes_of(split: str, source: ImageDataset, took: Kept) -> list[str]:
     """What is to be told of a split's features."""
     gone = [source.name(sample) for sample in missing(source, took.samples)]
     some = ", ".join(gone[:NAMED]) + (", ..." if len(gone) > NAMED else "")
@@ -281,7 +281,7 @@ def balance(labels: Tensor, classes: tuple[str, ...]) -> list[str]:
 
 
 def record_fit(
-    network: Model, name: str, collection: Collection, split: str, source: Source, samples: Tensor
+    network: Model, name: str, collection: Collection, split: str, source: ImageDataset, samples: Tensor
 ) -> dict[str, Any]:
     """Which images a classifier was made from, and the weights that it started from with theirs."""
     record = record_training(
@@ -293,7 +293,7 @@ def record_fit(
     return {KEY: [record], "from": {"weights": name, "hash": network_hash(network), **card_of(network).provenance}}
 
 
-def leave_seen(split: str, source: Source, took: Kept, records: dict[str, Any], notes: list[str]) -> Kept | None:
+def leave_seen(split: str, source: ImageDataset, took: Kept, records: dict[str, Any], notes: list[str]) -> Kept | None:
     """The features of the images to score that were not learnt from, here or before; none where there are no others.
     What is left out is noted."""
     exposure = find_exposure(records, source)
@@ -330,7 +330,7 @@ def with_head(
     return built(Bundle(config=config, tensors={**bundle.tensors, **layer}, card=card), like.dtype)
 
 
-def told(head: Head, collection: Collection, split: str, source: Source, scored: Scored | None) -> dict[str, Any]:
+def told(head: Head, collection: Collection, split: str, source: ImageDataset, scored: Scored | None) -> dict[str, Any]:
     """How the network was made, for its card."""
     held = head.held
     chosen = None if held is None else {"accuracy": held.accuracy, "count": held.count, "draws": held.draws}

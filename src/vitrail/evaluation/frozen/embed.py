@@ -29,10 +29,10 @@ from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.config_overrides import differences
 from vitrail.core.errors import ConfigError, DataError, VitrailError, WeightsError, unknown
 from vitrail.core.locks import FileLock, LockTaken
-from vitrail.data.dataset import Concat, Relabelled, Source, Subset
-from vitrail.data.loader import Batch, sweep
+from vitrail.data.dataset import Concat, ImageDataset, RelabelledDataset, Subset
+from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.unreadable_log import Unreadable
+from vitrail.data.unreadable_log import UnreadableSample
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.defaults import Stored
 from vitrail.evaluation.frozen.embedding_file import FORMATS, Part, about_in, join, readable
@@ -55,14 +55,14 @@ class Embedded:
     pictures: int
     width: int
     unreadable: int  # images; all of them are named in OUT.unreadable.txt
-    first: tuple[Unreadable, ...]  # some of them
+    first: tuple[UnreadableSample, ...]  # some of them
     parts: int
     found: int
 
 
 def embed(
     network: Model,
-    splits: Mapping[str, Source],
+    splits: Mapping[str, ImageDataset],
     out: Path,
     *,
     preprocessing: Preprocessing | None = None,
@@ -110,25 +110,27 @@ def embed(
         pictures=int(told["pictures"]),
         width=int(told["width"]),
         unreadable=int(told["unreadable"]),
-        first=tuple(Unreadable(**entry) for entry in told["first"]),
+        first=tuple(UnreadableSample(**entry) for entry in told["first"]),
         parts=work.parts,
         found=work.parts - (0 if todo is None else len(todo)),
     )
 
 
-def whole(splits: Mapping[str, Source]) -> Source:
+def whole(splits: Mapping[str, ImageDataset]) -> ImageDataset:
     """One split after the other; one without labels has the classes of the others, and none of them."""
     if not splits or not all(len(source) for source in splits.values()):
         raise DataError("there are no images to embed")
     classes = next((source.classes for source in splits.values() if source.classes), ())
-    parts = [part if part.classes == classes else Relabelled(part, part.labels, classes) for part in splits.values()]
+    parts = [
+        part if part.classes == classes else RelabelledDataset(part, part.labels, classes) for part in splits.values()
+    ]
     return parts[0] if len(parts) == 1 else Concat(parts)
 
 
 def agreed(world: World, work: Callable[[], Any]) -> Any:
     """What the first process finds, in all of them; an error of its, too."""
     value, refused = None, None
-    if world.first:
+    if world.is_main:
         try:
             value = work()
         except VitrailError as error:
@@ -163,7 +165,7 @@ def begun(work: "Work", facts: dict[str, Any], world: World, *, force: bool) -> 
     try:
         todo: list[int] | None = agreed(world, look)
         yield todo
-        if todo is not None and world.first:
+        if todo is not None and world.is_main:
             work.clear()
     finally:
         for lock in held:
@@ -194,7 +196,7 @@ class Work:
     """A source in parts of `rows` samples, of which each holds whole batches."""
 
     network: Model
-    source: Source
+    source: ImageDataset
     preprocessing: Preprocessing
     out: Path
     rows: int
@@ -265,7 +267,7 @@ class Work:
         if not mine:
             return
         places = np.concatenate([np.asarray(self.span(number), np.int64) for number in mine])
-        batches = sweep(
+        batches = eval_batches(
             Subset(self.source, places),
             self.preprocessing,
             batch=self.batch,
@@ -276,7 +278,7 @@ class Work:
         with at_rest(self.network, world.device, self.precision):
             for number in mine:
                 size = len(self.span(number))
-                rows, bad = list[tuple[Tensor, Tensor, Tensor]](), list[Unreadable]()
+                rows, bad = list[tuple[Tensor, Tensor, Tensor]](), list[UnreadableSample]()
                 for batch in itertools.islice(batches, -(-size // self.batch)):
                     moved = batch.to(world.device)
                     rows.append((last_read(self.network, prepare(moved.pixels)).float(), batch.sample, batch.valid))
@@ -286,15 +288,15 @@ class Work:
                         tell(done, len(places))
                 self.write(number, rows, places, bad, facts)
 
-    def named(self, batch: Batch, places: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[Unreadable]:
-        return (Unreadable(int(places[bad.sample]), bad.name, bad.reason) for bad in batch.unreadable)
+    def named(self, batch: Batch, places: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[UnreadableSample]:
+        return (UnreadableSample(int(places[bad.sample]), bad.name, bad.reason) for bad in batch.unreadable)
 
     def write(
         self,
         number: int,
         rows: list[tuple[Tensor, Tensor, Tensor]],
         places: np.ndarray[Any, np.dtype[np.int64]],
-        bad: list[Unreadable],
+        bad: list[UnreadableSample],
         facts: Mapping[str, Any],
     ) -> None:
         """One part: features [n, D] and samples [n] of what could be read, and the names of what could not."""
@@ -320,7 +322,7 @@ class Work:
             told = (found.description or {}).get("unreadable", [])
             yield Part(features=found.tensors["features"], samples=found.tensors["samples"], unreadable=told)
 
-    def finish(self, facts: dict[str, Any], splits: Mapping[str, Source], origin: Mapping[str, Any]) -> None:
+    def finish(self, facts: dict[str, Any], splits: Mapping[str, ImageDataset], origin: Mapping[str, Any]) -> None:
         """The parts as one file, which takes its name when it is whole."""
         counts = {name: len(source) for name, source in splits.items()}
         about = {"facts": facts, **origin, "splits": counts, "width": self.network.num_features}

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.core.errors import ConfigError
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.readers.arrow_columns import arrow
 
 KEY: Final = "vitrail"
@@ -57,7 +57,9 @@ class Columns:
 Parts = Callable[[], Iterator[Part]]
 
 
-def join(parts: Parts, source: Source, splits: Mapping[str, Source], about: Mapping[str, Any], path: Path) -> Bad:
+def join(
+    parts: Parts, source: ImageDataset, splits: Mapping[str, ImageDataset], about: Mapping[str, Any], path: Path
+) -> Bad:
     """All parts in one file, with `about`. What could not be read is returned."""
     ends = np.cumsum([len(one) for one in splits.values()])
 
@@ -81,7 +83,7 @@ def readable(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def label_of(source: Source, sample: int) -> str | None:
+def label_of(source: ImageDataset, sample: int) -> str | None:
     return "|".join(source.classes[one] for one in source.labels[sample]) or None
 
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from vitrail import __version__
 from vitrail.checkpoint.files.read_weights import read_weights
 from vitrail.checkpoint.files.sealed_file import write_sealed
-from vitrail.core.errors import BadPicture, DataError, WeightsError, WeightsNotFound
-from vitrail.data.dataset import Relabelled, Source
+from vitrail.core.errors import BadImage, DataError, WeightsError, WeightsNotFound
+from vitrail.data.dataset import ImageDataset, RelabelledDataset
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen.features import Extracted, Precision, extract, network_hash
@@ -48,11 +48,11 @@ class Kept(Extracted):
 
 def cached_features(
     network: nn.Module,
-    source: Source,
+    source: ImageDataset,
     preprocessing: Preprocessing,
     device: torch.device | str,
     *,
-    batches: Callable[[Source], Iterable[Batch]],
+    batches: Callable[[ImageDataset], Iterable[Batch]],
     folder: Path | None,
     precision: Precision = "float32",
     view: str = "",
@@ -62,7 +62,7 @@ def cached_features(
     images of a source, each once; `view` names the way it cuts them, where that is not the preprocessing's. Without
     a folder nothing is kept."""
     bare = source
-    while isinstance(bare, Relabelled):
+    while isinstance(bare, RelabelledDataset):
         bare = bare.source
     if folder is None:
         features, samples = fresh(network, bare, preprocessing, device, batches(bare), precision)
@@ -91,7 +91,13 @@ def cached_features(
 
 
 def labelled(
-    source: Source, features: Tensor, samples: Tensor, *, found: bool = False, kept: bool = False, trouble: str = ""
+    source: ImageDataset,
+    features: Tensor,
+    samples: Tensor,
+    *,
+    found: bool = False,
+    kept: bool = False,
+    trouble: str = "",
 ) -> Kept:
     labels = torch.from_numpy(source.labels.rows(samples.numpy()))
     return Kept(features=features, labels=labels, samples=samples, found=found, kept=kept, trouble=trouble)
@@ -99,7 +105,7 @@ def labelled(
 
 def fresh(
     network: nn.Module,
-    source: Source,
+    source: ImageDataset,
     preprocessing: Preprocessing,
     device: torch.device | str,
     batches: Iterable[Batch],
@@ -124,7 +130,7 @@ def stored(path: Path, facts: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 def facts_of(
     network: nn.Module,
-    source: Source,
+    source: ImageDataset,
     preprocessing: Preprocessing,
     device: torch.device,
     precision: Precision,
@@ -144,7 +150,7 @@ def facts_of(
     return json.loads(json.dumps(facts))  # lists for tuples, as they come back
 
 
-def contents(source: Source) -> str:
+def contents(source: ImageDataset) -> str:
     """The source's fingerprint together with the bytes of images at even distances: where names and sizes are those
     of another set, as with raw images of one size, these are not."""
     digest = sha256(source.fingerprint.encode())
@@ -152,22 +158,22 @@ def contents(source: Source) -> str:
     for at in some.tolist():
         try:
             content = source.read(at)
-        except (BadPicture, OSError):
+        except (BadImage, OSError):
             content = b"unreadable"
         digest.update(content if isinstance(content, bytes) else np.ascontiguousarray(content).data)
     return digest.hexdigest()
 
 
-def missing(source: Source, samples: Tensor) -> list[int]:
+def missing(source: ImageDataset, samples: Tensor) -> list[int]:
     """The places of a source of which there are no features: their images could not be read."""
     return np.setdiff1d(np.arange(len(source)), samples.numpy()).tolist()
 
 
-def readable(source: Source, sample: int) -> bool:
+def readable(source: ImageDataset, sample: int) -> bool:
     """Whether an image can be decoded now: a store that was away for a moment must not be remembered for ever."""
     try:
-        source.picture(sample).rgb()
-    except BadPicture:
+        source.open_image(sample).rgb()
+    except BadImage:
         return False
     return True
 

@@ -20,11 +20,11 @@ from vitrail.checkpoint.weights import bundle_of
 from vitrail.core.errors import DataError, unknown
 from vitrail.core.text import Pair
 from vitrail.data import preprocessing as tensorflow
-from vitrail.data.decode.image import Picture
+from vitrail.data.decode.image import EncodedImage
 from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.randomness import Draws
+from vitrail.data.randomness import CounterRng
 from vitrail.evaluation.defaults import Precision
 from vitrail.models.backbone import backbone, resting
 from vitrail.models.family import to_dict
@@ -73,7 +73,7 @@ class Squared:
     def sizes(self) -> tuple[Pair, ...]:
         return (self.image,)
 
-    def __call__(self, picture: Picture, draws: Sequence[Draws]) -> tuple[Tensor, ...]:
+    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
         height, width = self.image
         larger = (round(height * 8 / 7), round(width * 8 / 7))
         rgb = torch.from_numpy(np.array(picture.rgb())).permute(2, 0, 1)
@@ -81,7 +81,7 @@ class Squared:
         top, left = (larger[0] - height) // 2, (larger[1] - width) // 2
         return (whole[:, top : top + height, left : left + width],)
 
-    def geometries(self, whole: Pair, draws: Sequence[Draws]) -> tuple[Geometry, ...]:
+    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
         height, width = self.image
         tall, wide = round(height * 8 / 7), round(width * 8 / 7)
         top, left = (tall - height) // 2, (wide - width) // 2

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
 from vitrail.data.labels import Labels
-from vitrail.data.randomness import keyed, number
+from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.distributed.process_group import widest_float
 from vitrail.evaluation.defaults import TEMPERATURE
 from vitrail.evaluation.metrics.accuracy import single, tally
@@ -173,7 +173,7 @@ def same(one: Tensor, other: Tensor) -> bool | None:
 
 def to_show(labels: Labels, count: int) -> NDArray[np.int64]:
     """Some samples to look at, always the same ones: by lot, each of another class as far as there are classes."""
-    order = np.argsort(keyed(number("shown"), np.arange(len(labels))), kind="stable")
+    order = np.argsort(hash_keys(hash_word("shown"), np.arange(len(labels))), kind="stable")
     seen, first, later = set[int](), list[int](), list[int]()
     for sample in order.tolist():
         if len(first) == count:

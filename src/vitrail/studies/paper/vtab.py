@@ -211,7 +211,7 @@ def go(
     report = run_grid(
         vtab_plan(study), places or world, watcher=watcher, present=lambda now: noted(outcome_of(study, now))
     )
-    return world.broadcast(outcome_of(study, report) if world.first else None)
+    return world.broadcast(outcome_of(study, report) if world.is_main else None)
 
 
 def vtab_plan(study: Study) -> Plan:

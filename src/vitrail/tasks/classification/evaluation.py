@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from vitrail.checkpoint.bundle import card_of, other_names
 from vitrail.core.errors import DataError
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.datasets.imagenet import real_rows
 from vitrail.data.labels import Labels
 from vitrail.data.targets import CLASS_LABELS
@@ -37,7 +37,7 @@ def assess_classifier(setting: EvaluationSetting) -> Evaluated:
         multi_label=about.multi_label,
     )
     said = setting.run(table, CLASS_LABELS)
-    if setting.world.first:
+    if setting.world.is_main:
         setting.advance("computing intervals", 0, None)
     main = next(iter(labels))
     settings: dict[str, Any] = {"labels": main, "classes": matching.how, "seed": how.seed}
@@ -166,7 +166,7 @@ def list_mistakes(found: Assessment) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def names_of(source: Source) -> list[str]:
+def names_of(source: ImageDataset) -> list[str]:
     return [source.name(at) for at in range(len(source))]
 
 

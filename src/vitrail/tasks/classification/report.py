@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import VitrailError
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.evaluation.metrics.accuracy import Answer, Score
 from vitrail.evaluation.metrics.multi_label import MultiLabel
 from vitrail.report.charts import Charts, Lines, Series
@@ -36,7 +36,7 @@ CAPTIONS = {
 }
 
 
-def assessment_sections(found: Assessment, source: Source) -> list[Section]:
+def assessment_sections(found: Assessment, source: ImageDataset) -> list[Section]:
     """What the page of an evaluation shows besides the numbers, images included."""
     return [charts(found), *heat(found), gallery(found, source)]
 
@@ -91,7 +91,7 @@ def heat(found: Assessment) -> list[Section]:
     return [Table(title="Most often confused", columns=("true", "said", "times"), rows=rows, left=2)] if rows else []
 
 
-def gallery(found: Assessment, source: Source) -> Galleries:
+def gallery(found: Assessment, source: ImageDataset) -> Galleries:
     """The surest right answers next to those of the largest loss."""
     judged = found.judged
     right = np.flatnonzero(judged.right)
@@ -105,7 +105,7 @@ def gallery(found: Assessment, source: Source) -> Galleries:
     )
 
 
-def shots(places: NDArray[np.int64], judged: Judged, names: Sequence[str], source: Source) -> list[Shot]:
+def shots(places: NDArray[np.int64], judged: Judged, names: Sequence[str], source: ImageDataset) -> list[Shot]:
     """Each image with what it shows and what was said."""
     made: list[Shot] = []
     for at in places.tolist():
@@ -113,7 +113,7 @@ def shots(places: NDArray[np.int64], judged: Judged, names: Sequence[str], sourc
         said = names[first] if first >= 0 else "no number"
         caption = f"{truth}\n{'' if judged.right[at] else f'said {said}, '}{judged.confidence[at]:.1%}"
         try:
-            picture = source.picture(int(judged.sample[at])).rgb()
+            picture = source.open_image(int(judged.sample[at])).rgb()
         except VitrailError:
             picture = None  # it has gone since it was scored
         made.append(shot(picture, caption, mood="right" if judged.right[at] else "wrong"))
@@ -137,7 +137,7 @@ def class_rows(found: MultiLabel) -> list[tuple[str, ...]]:
     ]
 
 
-def score_sections(score: Score, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
+def score_sections(score: Score, source: ImageDataset | None, names: Sequence[str], title: str) -> list[Section]:
     """The confusion matrix, where it was counted, and the galleries. `title` is the split and, behind a comma, whose
     answers they are."""
     found: list[Section] = []
@@ -153,14 +153,14 @@ def score_sections(score: Score, source: Source | None, names: Sequence[str], ti
     return [*found, Galleries(galleries=galleries)] if galleries else found
 
 
-def show_answers(answers: Iterable[Answer], source: Source | None, names: Sequence[str]) -> list[Shot]:
+def show_answers(answers: Iterable[Answer], source: ImageDataset | None, names: Sequence[str]) -> list[Shot]:
     """Each image with what it shows and what was said; one that cannot be read now is left blank."""
     shots: list[Shot] = []
     for answer in answers:
         mood: Mood = "right" if answer.predicted == answer.label else "wrong"
         said = "" if mood == "right" else f"said {names[answer.predicted]}, "
         try:
-            image = None if source is None else source.picture(answer.sample).rgb()
+            image = None if source is None else source.open_image(answer.sample).rgb()
         except VitrailError:
             image = None
         shots.append(shot(image, f"{names[answer.label]}\n{said}{answer.probability:.1%}", mood=mood))

@@ -9,7 +9,7 @@ from torch import Tensor
 from vitrail.checkpoint.bundle import Bundle, other_names
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Relabelled, Source
+from vitrail.data.dataset import ImageDataset, RelabelledDataset
 from vitrail.data.geometry import Geometry
 from vitrail.data.targets import ClassLabels
 from vitrail.evaluation.metrics.accuracy import ClassificationMetric, Score
@@ -46,11 +46,11 @@ class ClassificationTask(Task):
     def describe_outputs(self, names: Sequence[str]) -> str:
         return f"{len(names):,} classes"
 
-    def card_facts(self, objective: ObjectiveConfig, source: Source) -> Mapping[str, Any]:
+    def card_facts(self, objective: ObjectiveConfig, source: ImageDataset) -> Mapping[str, Any]:
         several = isinstance(objective, Classification) and objective.is_multi_label(source.labels)
         return {"multi_label": several}
 
-    def check_targets(self, objective: ObjectiveConfig, source: Source, names: Sequence[str]) -> list[str]:
+    def check_targets(self, objective: ObjectiveConfig, source: ImageDataset, names: Sequence[str]) -> list[str]:
         """Classes that are empty, or far from even, and labels that the loss does not take as they are."""
         found: list[str] = []
         counts = source.labels.counts(len(names))
@@ -67,7 +67,9 @@ class ClassificationTask(Task):
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> ClassificationMetric:
         return ClassificationMetric(outputs, device, extremes)
 
-    def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
+    def report_sections(
+        self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
+    ) -> list[Section]:
         return score_sections(score, source, names, title)
 
     def check_scoring(self, how: Scoring, about: Subject) -> None:
@@ -80,13 +82,13 @@ class ClassificationTask(Task):
 
     def match_targets(
         self, collection: Collection, split: str, bundle: Bundle, *, by_number: bool = False
-    ) -> tuple[Source | None, tuple[str, ...]]:
+    ) -> tuple[ImageDataset | None, tuple[str, ...]]:
         source, outputs = collection.splits[split], bundle.config.classes
         if not source.classes or not outputs:
             return None, ()
         also = other_names(bundle.card)
         matching = match(outputs, bundle.card.labels, source.classes, collection.name, by_number=by_number, also=also)
-        return Relabelled(source, matching.relabelled(source.labels), matching.names), matching.notes
+        return RelabelledDataset(source, matching.relabelled(source.labels), matching.names), matching.notes
 
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[Prediction]:
         """Ranks the classes: rows sum to 1 (softmax), unless the weights are multi-label: then each class is by itself

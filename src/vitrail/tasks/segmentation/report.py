@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from vitrail.core.errors import VitrailError
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import read_indices
 from vitrail.data.geometry import Geometry
 from vitrail.data.targets import IGNORED
@@ -19,7 +19,7 @@ from vitrail.tasks.segmentation.images import class_colours, colour_mask, lay_ov
 from vitrail.tasks.segmentation.metric import SegmentationScore, SegmentedImage
 
 
-def sections(score: SegmentationScore, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
+def sections(score: SegmentationScore, source: ImageDataset | None, names: Sequence[str], title: str) -> list[Section]:
     """A table of classes; images next to their own masks and the predicted ones."""
     found: list[Section] = [class_table(score, names, title)]
     if source is not None and score.worst:
@@ -47,11 +47,11 @@ def on(title: str) -> str:
     return f" on {title}" if title else ""
 
 
-def panes_of(one: SegmentedImage, source: Source, names: Sequence[str]) -> list[Pane]:
+def panes_of(one: SegmentedImage, source: ImageDataset, names: Sequence[str]) -> list[Pane]:
     """The image, and over it its own mask and the predicted one; nothing where it cannot be read any more. Where the
     network saw a part of it, the masks of that part stand by themselves."""
     try:
-        image = source.picture(one.sample).rgb()
+        image = source.open_image(one.sample).rgb()
         truth = read_indices(source.mask(one.sample))
     except (OSError, VitrailError):
         return [pane(None, name) for name in names]

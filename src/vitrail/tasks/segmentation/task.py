@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.geometry import Geometry
 from vitrail.data.targets import Masks
 from vitrail.evaluation.metrics.intervals import Interval
@@ -55,7 +55,9 @@ class SegmentationTask(Task):
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> SegmentationMetric:
         return SegmentationMetric(outputs, device, extremes)
 
-    def report_sections(self, score: Any, source: Source | None, names: Sequence[str], title: str) -> list[Section]:
+    def report_sections(
+        self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
+    ) -> list[Section]:
         return report.sections(score, source, names, title)
 
     def intervals(self, score: SegmentationScore, *, seed: int) -> Mapping[str, Interval | None]:

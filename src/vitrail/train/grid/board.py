@@ -16,7 +16,7 @@ class Board:
     def __init__(self, plan: Plan, world: World, watcher: Watcher, present: Present) -> None:
         self.plan, self.world, self.watcher, self.present = plan, world, watcher, present
         self.cells = {cell.name: cell for cell in plan.cells}
-        found, seconds = world.broadcast((self.finished(), read_seconds(plan.record)) if world.first else None)
+        found, seconds = world.broadcast((self.finished(), read_seconds(plan.record)) if world.is_main else None)
         self.outcomes: dict[str, Outcome] = found
         self.seconds = {name: seconds[name] for name in self.outcomes if name in seconds}
         self.states: dict[str, State] = {name: "done" if name in self.outcomes else "waiting" for name in self.cells}
@@ -75,7 +75,7 @@ class Board:
             self.over(Outcome(cell=name, at=cell.at, values=message.values))
         elif message.state != "stopped":
             missing = message.state == "missing"
-            self.fail(Outcome(cell=name, at=cell.at, fault=message.fault, exploded=message.exploded, missing=missing))
+            self.fail(Outcome(cell=name, at=cell.at, fault=message.fault, diverged=message.diverged, missing=missing))
         self.note("running")
         if message.state != "stopped" and time.monotonic() - self.presented > self.plan.present_s:
             self.show_so_far()
@@ -105,7 +105,7 @@ class Board:
     def show_so_far(self) -> None:
         """On the way a presentation that fails is reported, and stops nothing; the one of the end will fail as well."""
         self.presented = time.monotonic()
-        if not self.world.first:
+        if not self.world.is_main:
             return
         try:
             self.present(self.report())
@@ -124,13 +124,13 @@ class Board:
         failed = any(state in ("failed", "left out") for state in self.states.values())
         self.note("stopped" if stopped and unfinished else "failed" if failed else "done")
         report = self.report(stopped=stopped and unfinished)
-        if self.outcomes and self.world.first:
+        if self.outcomes and self.world.is_main:
             self.present(report)
         return report
 
     def note(self, state: str) -> None:
         """Writes the record. A full disk does not end the grid: every cell's own folder says how it stands."""
-        if not self.world.first:
+        if not self.world.is_main:
             return
         cells: dict[str, dict[str, Any]] = {}
         for name, cell in self.cells.items():

@@ -37,14 +37,14 @@ class Cell:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """A cell that needs no more work. Values are by name, whatever the grid's job reads from the finished run. A cell
-    that failed has none, and a `fault` in words; `exploded` says that its numbers were no longer finite, `missing` that
+    that failed has none, and a `fault` in words; `diverged` says that its numbers were no longer finite, `missing` that
     its images are not there."""
 
     cell: str
     at: Mapping[str, Place]
     values: Mapping[str, float] = field(default_factory=dict[str, float])
     fault: str = ""
-    exploded: bool = False
+    diverged: bool = False
     missing: bool = False
 
 

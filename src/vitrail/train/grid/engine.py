@@ -64,7 +64,7 @@ def taken(plan: Plan, world: World, watcher: Watcher) -> Generator[None]:
     """Holds the grid's folder, by the first process. What that one is refused, all are."""
     lock, refused = None, ""
     try:
-        if world.first:
+        if world.is_main:
             try:
                 plan.out.mkdir(parents=True, exist_ok=True)
                 lock = Lock(plan.out, watcher.told)

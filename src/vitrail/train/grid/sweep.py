@@ -12,7 +12,7 @@ from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
 from vitrail.checkpoint.store.layout import places as saves_in
 from vitrail.core.atomic_files import replacing
 from vitrail.core.config_overrides import differences, with_settings
-from vitrail.core.errors import ConfigError, Exploded, TrainingError
+from vitrail.core.errors import ConfigError, Diverged, TrainingError
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.metrics.metric import Criterion
 from vitrail.tasks.classification.task import CLASSIFICATION
@@ -40,14 +40,14 @@ Change = Callable[[Run, Sequence[str]], Run]  # applies settings to a run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One setting of the grid and how it did on the dev split by the criterion; one that exploded has no value."""
+    """One setting of the grid and how it did on the dev split by the criterion; one that diverged has no value."""
 
     settings: tuple[str, ...]
     value: float
     criterion: Criterion = CLASSIFICATION.criteria[0]
 
     @property
-    def exploded(self) -> bool:
+    def diverged(self) -> bool:
         return math.isnan(self.value)
 
     @property
@@ -57,7 +57,7 @@ class Point:
 
     @property
     def shown(self) -> str:
-        return "exploded" if self.exploded else f"{self.value:.2%}" if self.criterion.share else f"{self.value:.4g}"
+        return "diverged" if self.diverged else f"{self.value:.2%}" if self.criterion.share else f"{self.value:.4g}"
 
     @property
     def name(self) -> str:
@@ -177,7 +177,7 @@ def search(
     places: Sequence[Place] = (),
 ) -> Found:
     """Tries every point in OUT/sweep, then trains in OUT. The same call again resumes; points that are done stay. A
-    point that explodes is out, and the others are tried. One that fails otherwise is reported behind the others, and
+    point that diverges is out, and the others are tried. One that fails otherwise is reported behind the others, and
     nothing is chosen without it. With `places` the points are spread over processes."""
     observer, command = observer or Silent(), command or {}
     if places and world.size > 1:
@@ -227,7 +227,7 @@ def sweep_plan(
 
     def facts(outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
         rows = [
-            {"settings": list(point.settings), name_score(criterion): "exploded" if point.exploded else point.value}
+            {"settings": list(point.settings), name_score(criterion): "diverged" if point.diverged else point.value}
             for point in tried_in(outcomes, criterion)
         ]
         return {"grid": values, "points": len(points), "tried": rows}
@@ -255,7 +255,7 @@ def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool
     runs = {point.name: resolve(configure(point.run), pictures_in(seen, point.run), world) for point in points}
     refused = ""
     try:
-        for point in points if world.first else ():
+        for point in points if world.is_main else ():
             folder = out / POINTS / point.name
             if is_done(folder) or saves_in(folder / CHECKPOINTS):
                 config = config_of(runs[point.name], seen[point.run.data])
@@ -270,7 +270,7 @@ def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool
 
 
 def tried_in(outcomes: Sequence[Outcome], criterion: Criterion) -> tuple[Point, ...]:
-    """The points that count, best first: those that are done, and those that exploded."""
+    """The points that count, best first: those that are done, and those that diverged."""
     return ranked(
         [
             Point(
@@ -279,22 +279,22 @@ def tried_in(outcomes: Sequence[Outcome], criterion: Criterion) -> tuple[Point, 
                 criterion=criterion,
             )
             for one in outcomes
-            if one.exploded or not one.fault
+            if one.diverged or not one.fault
         ]
     )
 
 
 def chosen(tried: Sequence[Point], outcomes: Sequence[Outcome], out: Path) -> Point:
-    """The best point; an error where one failed, which might have been it, or where all exploded."""
-    failed = [one for one in outcomes if one.fault and not one.exploded]
+    """The best point; an error where one failed, which might have been it, or where all diverged."""
+    failed = [one for one in outcomes if one.fault and not one.diverged]
     if failed:
         raise TrainingError(
             f"{len(failed)} of {len(outcomes)} points of the sweep failed, first {failed[0].cell}: {failed[0].fault}; "
             "the same command tries them again"
         )
-    if tried[0].exploded:
-        raise Exploded(
-            f"every point of the search exploded; {out / POINTS} holds their runs. Try lower rates, or optim.clip=1"
+    if tried[0].diverged:
+        raise Diverged(
+            f"every point of the search diverged; {out / POINTS} holds their runs. Try lower rates, or optim.clip=1"
         )
     return tried[0]
 
@@ -318,7 +318,7 @@ def is_over(run: Run, grid: Grid, *, out: Path, world: World, change: Change = w
 
 def refuse_another(out: Path, grid: Grid, world: World) -> None:
     """Refuses a folder that holds another search, or a run that is none. What the first process finds counts."""
-    before, after = noted(out) if world.first else {}, in_order(grid)
+    before, after = noted(out) if world.is_main else {}, in_order(grid)
     if before is None and (out / CONFIG).exists():
         refused = f"{out} holds a run and no sweep"
     else:
@@ -351,4 +351,4 @@ def write_command(out: Path, command: dict[str, Any], observer: Observer) -> Non
 
 def ranked(points: Sequence[Point]) -> tuple[Point, ...]:
     """Best first; among equals the one that was tried first."""
-    return tuple(sorted(points, key=lambda point: (point.exploded, point.rank)))
+    return tuple(sorted(points, key=lambda point: (point.diverged, point.rank)))

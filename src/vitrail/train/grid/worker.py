@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
-from vitrail.core.errors import Exploded, VitrailError
+from vitrail.core.errors import Diverged, VitrailError
 from vitrail.distributed.process_group import World
 from vitrail.train.config import Run
 from vitrail.train.grid.cell import Cell, Job, Prepared, Unavailable, keep
@@ -66,7 +66,7 @@ class Ended:
     state: State
     values: Mapping[str, float] = field(default_factory=dict[str, float])
     fault: str = ""
-    exploded: bool = False
+    diverged: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,13 +99,13 @@ def run_cell(task: Task, world: World, observer: Observer | None = None) -> Ende
             )
         if result.state != "done":
             return Ended(cell=name, state="stopped")
-        values = keep(task.cell, task.folder, task.job, checkpoints=task.keep_checkpoints) if world.first else None
+        values = keep(task.cell, task.folder, task.job, checkpoints=task.keep_checkpoints) if world.is_main else None
         return Ended(cell=name, state="done", values=world.broadcast(values))
     except Exception as error:
-        exploded = isinstance(error, Exploded)
-        if world.size > 1 and not exploded:
+        diverged = isinstance(error, Diverged)
+        if world.size > 1 and not diverged:
             raise  # the others wait in this cell, and would never meet this process in the next
-        return failed(task, error, world, exploded=exploded)
+        return failed(task, error, world, diverged=diverged)
 
 
 def prepare(task: Task, world: World) -> Prepared | Ended:
@@ -124,12 +124,12 @@ def prepare(task: Task, world: World) -> Prepared | Ended:
     return prepared
 
 
-def failed(task: Task, error: Exception, world: World, *, exploded: bool = False) -> Ended:
+def failed(task: Task, error: Exception, world: World, *, diverged: bool = False) -> Ended:
     """An error that is not the user's mistake leaves its traceback in the cell's folder."""
-    if not isinstance(error, VitrailError) and world.first:
+    if not isinstance(error, VitrailError) and world.is_main:
         leave_trace(task.folder)
     fault = words(error, shared=world.local_size > 1)
-    return Ended(cell=task.cell.name, state="failed", fault=fault, exploded=exploded)
+    return Ended(cell=task.cell.name, state="failed", fault=fault, diverged=diverged)
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ def describe(path: Path) -> str:
     if status.get("state") != "done":
         lines += [f"  log: {line}" for line in _tail(path / LOG)]
         go_on = status.get("next") or command.get("go_on")
-        if go_on and not is_held(path) and status.get("state") != "exploded":  # it would only explode again
+        if go_on and not is_held(path) and status.get("state") != "diverged":  # it would only diverge again
             lines.append(f"  {'go on' if checkpoints else 'start again'} with: {go_on}")
     if (path / "report.html").exists():
         lines.append(f"  report: {path / 'report.html'}")
@@ -87,8 +87,8 @@ def _point(row: dict[str, Any]) -> str:
     """The score of a point of a sweep, whose key says of which split and what it is: "dev accuracy"."""
     key, score = next((name, value) for name, value in row.items() if name != "settings")
     split, _, title = key.partition(" ")
-    if isinstance(score, str):  # it exploded
-        return score
+    if isinstance(score, str):  # it diverged, or in the words of earlier versions exploded
+        return "diverged"
     criterion = next((one for one in known_measures().values() if title_of(one) == title), Criterion(name=title))
     text = write_value(criterion, score)
     return f"{text} of {split}" if criterion.name == ACCURACY else f"{split} {title} {text}"
@@ -105,9 +105,9 @@ def _ending(path: Path, status: dict[str, Any], rows: list[dict[str, Any]]) -> s
             return f"done, {reached}, at {status.get('updated', '?')}"
         case "interrupted":
             return f"interrupted by a signal, {reached}, at {status.get('updated', '?')}"
-        case "exploded":
+        case "diverged":
             return (
-                f"exploded: loss, gradient or weights were no longer finite, {reached}, at {status.get('updated', '?')}"
+                f"diverged: loss, gradient or weights were no longer finite, {reached}, at {status.get('updated', '?')}"
             )
         case "failed":
             return f"failed with an error, {reached}, at {status.get('updated', '?')}"

@@ -33,7 +33,7 @@ LAST: Final = "last.safetensors"
 SWEEP: Final = "sweep.json"
 POINTS: Final = "sweep"  # a folder for each point in it
 
-State: TypeAlias = Literal["preparing", "running", "interrupted", "exploded", "failed", "done"]
+State: TypeAlias = Literal["preparing", "running", "interrupted", "diverged", "failed", "done"]
 
 
 def command_in(folder: Path) -> dict[str, Any]:
@@ -49,9 +49,12 @@ def is_done(folder: Path) -> bool:
 def status_in(folder: Path) -> dict[str, Any]:
     """How the run stood when it last said so; empty where that cannot be read, as after a power cut."""
     try:
-        return read_json(folder / STATUS)
+        status = read_json(folder / STATUS)
     except ConfigError:
         return {}
+    if status.get("state") == "exploded":  # what earlier versions wrote
+        status["state"] = "diverged"
+    return status
 
 
 def read_json(path: Path) -> dict[str, Any]:

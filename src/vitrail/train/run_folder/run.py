@@ -202,7 +202,7 @@ class RunFolder:
         with self._writing:
             changed = state != self._status.get("state")
             self._status |= {"state": state, "updated": now(), "message": message or ""}
-            self._status["next"] = "" if state in ("done", "exploded") else self.next
+            self._status["next"] = "" if state in ("done", "diverged") else self.next
             for name, value in (("step", step), ("steps", total)):
                 if value is not None:
                     self._status[name] = value

@@ -40,7 +40,7 @@ def none_counted(images: int, unreadable: int, folder: Path) -> str:
     return f"none of the {images:,} training images could be used: {why}"
 
 
-def exploded(reading: Reading, kept: int | None, folder: Path) -> str:
+def diverged(reading: Reading, kept: int | None, folder: Path) -> str:
     weights = "nothing had been saved" if kept is None else f"the weights of step {kept} are kept"
     return (
         f"loss or gradient was not finite in {reading.skipped} updates, first at step {reading.first_bad}; {weights}. "

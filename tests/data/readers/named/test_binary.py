@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.data.readers.named import writers
 from tests.data.readers.named.writers import put, shade
-from vitrail.core.errors import BadLabels, BadPicture, DataError
-from vitrail.data.dataset import Arrays, Source
+from vitrail.core.errors import BadImage, BadLabels, DataError
+from vitrail.data.dataset import Arrays, ImageDataset
 from vitrail.data.datasets import cifar_mnist as cifar
 from vitrail.data.datasets import cifar_mnist as idx
 from vitrail.data.datasets import file_formats as tfrecord
@@ -27,11 +27,11 @@ from vitrail.data.datasets import structured_sets as dsprites
 from vitrail.data.datasets import structured_sets as norb
 
 
-def labels(source: Source) -> list[int]:
+def labels(source: ImageDataset) -> list[int]:
     return source.labels.values.tolist()
 
 
-def pixels(source: Source, index: int) -> np.ndarray:
+def pixels(source: ImageDataset, index: int) -> np.ndarray:
     data = source.read(index)
     assert isinstance(data, np.ndarray)
     return data
@@ -315,5 +315,5 @@ def test_a_file_that_shrinks_after_opening_gives_a_bad_picture(tmp_path: Path) -
         put(tmp_path / name, data)
     source = dmlab.dmlab(tmp_path)["test"]
     put(tmp_path / "dmlab-test.tfrecord-00000-of-00001", b"")
-    with pytest.raises(BadPicture, match="cut short"):
-        source.picture(4)
+    with pytest.raises(BadImage, match="cut short"):
+        source.open_image(4)

@@ -9,8 +9,8 @@ import pytest
 
 from tests.data.readers.named import writers
 from tests.data.readers.named.writers import jpeg, put, shade
-from vitrail.core.errors import BadLabels, BadPicture, DataError
-from vitrail.data.dataset import Source
+from vitrail.core.errors import BadImage, BadLabels, DataError
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.datasets import file_formats as trees
 from vitrail.data.datasets import natural_sets as caltech
 from vitrail.data.datasets import natural_sets as oxford
@@ -23,19 +23,19 @@ from vitrail.data.datasets import structured_sets as kitti
 from vitrail.data.labels import Labels
 
 
-def grey(source: Source, index: int) -> int:
+def grey(source: ImageDataset, index: int) -> int:
     """The shade of an image; a JPEG is off by one at most."""
-    pixels = np.asarray(source.picture(index).rgb())
+    pixels = np.asarray(source.open_image(index).rgb())
     assert pixels.ndim == 3
     assert pixels.std() < 1
     return round(float(pixels.mean()))
 
 
-def labels(source: Source) -> list[int]:
+def labels(source: ImageDataset) -> list[int]:
     return source.labels.values.tolist()
 
 
-def names(source: Source) -> list[str]:
+def names(source: ImageDataset) -> list[str]:
     return [source.name(i) for i in range(len(source))]
 
 
@@ -54,8 +54,8 @@ def test_a_picture_that_the_list_names_but_is_not_there_is_named(tmp_path: Path)
     writers.pets(tmp_path)
     source = oxford.pets(tmp_path)["train"]
     (tmp_path / "images" / "Birman_2.jpg").unlink()
-    with pytest.raises(BadPicture, match=r"Birman_2.jpg: No such file"):
-        source.picture(2)
+    with pytest.raises(BadImage, match=r"Birman_2.jpg: No such file"):
+        source.open_image(2)
 
 
 def test_pets_lists_with_a_gap_in_the_classes_are_refused(tmp_path: Path) -> None:
@@ -159,16 +159,16 @@ def test_a_damaged_member_of_a_zip_file_is_named(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(b"Forest_1.jpg") + 60] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(BadPicture, match=r"Forest_1.jpg: .* is damaged"):
-        source.picture(0)
+    with pytest.raises(BadImage, match=r"Forest_1.jpg: .* is damaged"):
+        source.open_image(0)
     assert abs(grey(source, 1) - shade(2)) <= 1
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as opened:
         opened.writestr("2750/Forest/Forest_1.jpg", jpeg(1))
     stored = aerial.eurosat(tmp_path)["train"]
     whole = path.read_bytes()
     path.write_bytes(whole.replace(jpeg(1)[-9:], bytes(9)))
-    with pytest.raises(BadPicture, match="checksum does not fit"):
-        stored.picture(0)
+    with pytest.raises(BadImage, match="checksum does not fit"):
+        stored.open_image(0)
     path.write_bytes(data[:100])
     with pytest.raises(DataError, match="not a zip file, or is damaged"):
         aerial.eurosat(tmp_path)
@@ -179,7 +179,7 @@ def test_a_member_that_would_unpack_to_more_than_it_says_is_refused(tmp_path: Pa
     source = trees.Zip(path).source(["a.jpg"], Labels.none(1), ())
     assert isinstance(source, trees.Zipped)
     source.table[0, 2] = 100
-    with pytest.raises(BadPicture, match="checksum does not fit"):
+    with pytest.raises(BadImage, match="checksum does not fit"):
         source.read(0)
 
 

@@ -15,7 +15,7 @@ from scipy.io import savemat
 from tests.data.readers.named import writers
 from tests.data.readers.named.writers import jpeg, put, shade
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.data.dataset import Source
+from vitrail.data.dataset import ImageDataset
 from vitrail.data.datasets import imagenet
 from vitrail.data.datasets import imagenet as imagenet21k
 from vitrail.data.datasets.imagenet import read_real, real_labels
@@ -27,7 +27,7 @@ IDS = ("n01440764", "n01443537", "n01484850")
 TRUTH = [IDS[i] for i in (2, 0, 1, 1, 2)]  # of val images 1 to 5
 
 
-def labels(source: Source) -> list[int]:
+def labels(source: ImageDataset) -> list[int]:
     return source.labels.values.tolist()
 
 
@@ -219,7 +219,7 @@ def test_real_labels_go_by_the_number_in_the_name(tmp_path: Path) -> None:
         "00000003.JPEG": (1,),
         "00000004.JPEG": (1, 2),
     }
-    mean = np.asarray(source.picture([source.name(i)[-13:] for i in range(3)].index("00000004.JPEG")).rgb()).mean()
+    mean = np.asarray(source.open_image([source.name(i)[-13:] for i in range(3)].index("00000004.JPEG")).rgb()).mean()
     assert abs(mean - shade(54)) <= 1
 
 

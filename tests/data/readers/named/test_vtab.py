@@ -32,7 +32,7 @@ def test_a_task_builds_from_its_original_files(name: str, tmp_path: Path) -> Non
         assert len(source) > 0, split
         assert len(source.classes) == OWN_CLASSES.get(name, task.classes)
         source.labels.check(len(source.classes), split)
-        sample = pickle.loads(pickle.dumps(source)).picture(len(source) - 1)  # as a loader process gets it
+        sample = pickle.loads(pickle.dumps(source)).open_image(len(source) - 1)  # as a loader process gets it
         assert sample.rgb().mode == "RGB"
     seen = {split: {splits[split].name(i) for i in range(len(splits[split]))} for split in ("train", "val", "test")}
     assert [splits["trainval10"].name(i) for i in range(10)] == [

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import BadLabels, BadPicture, DataError, SourceNotFound, reason_of
-from vitrail.data.dataset import Encoded, Source, pixel_class_words
+from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound, reason_of
+from vitrail.data.dataset import Encoded, ImageDataset, pixel_class_words
 from vitrail.data.labels import number_classes
 from vitrail.data.readers.detect_format import by_split, expand
 from vitrail.data.readers.folder import MAX_BYTES, look, split_name
@@ -28,7 +28,7 @@ COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 PIECE: Final = 1 << 20  # values that are hashed at a time
 
 
-class Shards(Source):
+class Shards(ImageDataset):
     """Samples `first` to `last` of an index: one split of a set."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Shards(Source):
             raise IndexError(index)
         offset, size = (int(self.index.columns[name][self.first + index]) for name in columns)
         if size > MAX_BYTES:
-            raise BadPicture(f"has {size:,} bytes; more than {MAX_BYTES:,} are not read as one image")
+            raise BadImage(f"has {size:,} bytes; more than {MAX_BYTES:,} are not read as one image")
         return self.files.read(self.shard(index), offset, size)
 
     def name(self, index: int) -> str:
@@ -142,12 +142,12 @@ class OpenFiles:
         while len(data) < size:  # a mounted store may give less than was asked for
             more = os.pread(file.number, size - len(data), offset + len(data))
             if not more:
-                raise BadPicture(f"{len(data):,} of {size:,} bytes are there; the tar file was cut short")
+                raise BadImage(f"{len(data):,} of {size:,} bytes are there; the tar file was cut short")
             data += more
         return data
 
 
-def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Source]:
+def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, ImageDataset]:
     """The splits of a set of tar shards: a folder, one .tar, or a pattern such as set/train-{00000..00146}.tar.
 
     Splits are recognised by folders called train, val or test, or by these words in the names of the files
@@ -166,7 +166,7 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Sou
     if not len(index):
         raise DataError(f"{path}: no images in {len(index.shards)} tar files; are their names like KEY.jpg?")
     classes = class_names(root, path, index)
-    sources: dict[str, Source] = {}
+    sources: dict[str, ImageDataset] = {}
     shards = first = 0
     for split, names in splits.items():
         shards += len(names)
