@@ -46,7 +46,7 @@ class Listed(ImageDataset):
         return data
 
     def name(self, index: int) -> str:
-        return f"picture-{index}.png"
+        return f"image-{index}.png"
 
 
 def listed(count: int, classes: int = 3) -> Listed:

@@ -168,7 +168,7 @@ class TestBadFiles:
         for batch in batches:
             assert not batch.pixels[~batch.valid].any()
             assert batch.pixels[batch.valid].flatten(1).any(dim=1).all()
-        assert sorted(line.split(":")[0] for line in told) == [f"picture-{i}.png" for i in (1, 3, 4, 5)]
+        assert sorted(line.split(":")[0] for line in told) == [f"image-{i}.png" for i in (1, 3, 4, 5)]
         assert (len(ledger), ledger.times) == (4, 12)
         assert any("denied" in line for line in told)
 

@@ -111,8 +111,8 @@ def test_a_sample_without_a_usable_mask_is_unreadable(workers: int) -> None:
     assert not batch.pixels[1:].any()
     assert len(ledger) == 5
     assert all(entry.reason.startswith("mask: ") for entry in ledger.known.values())
-    assert "10x12" in ledger.known["picture-1.png"].reason
-    assert "254" in ledger.known["picture-3.png"].reason
+    assert "10x12" in ledger.known["image-1.png"].reason
+    assert "254" in ledger.known["image-3.png"].reason
     with pytest.raises(BadImage, match=r"image-1.png: mask"):
         list(
             eval_batches(

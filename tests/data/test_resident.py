@@ -261,7 +261,7 @@ def test_unreadable_ones_are_named_and_not_valid() -> None:
     (batch,) = DeviceDataset(source, device="cpu", ledger=ledger).train_batches(
         cifar((12, 10), padding=1), batch=3, seed=0, stop=1
     )
-    assert list(ledger.known) == ["picture-1.png"]
+    assert list(ledger.known) == ["image-1.png"]
     assert batch.valid.tolist() == [sample != 1 for sample in batch.sample.tolist()]
 
 
@@ -301,5 +301,5 @@ def test_a_first_picture_that_cannot_be_read() -> None:
     resident = DeviceDataset(source, device="cpu")
     assert resident.size == (12, 10)
     assert resident.valid.tolist() == [False, True, True]
-    with pytest.raises(DataError, match=r"picture-1\.png"):
+    with pytest.raises(DataError, match=r"image-1\.png"):
         DeviceDataset(Listed([b"", b""]), device="cpu")

@@ -16,7 +16,7 @@ def selection(drop: bool = False) -> Selection:
 
 
 def test_keep_and_drop() -> None:
-    assert [selection().apply(listed(6)).name(i) for i in range(2)] == ["picture-1.png", "picture-3.png"]
+    assert [selection().apply(listed(6)).name(i) for i in range(2)] == ["image-1.png", "image-3.png"]
     assert selection(drop=True).apply(listed(6)).indices.tolist() == [0, 2, 4, 5]
 
 

@@ -18,10 +18,10 @@ from vitrail.data.readers.folder import read_flat
 def test_a_subset_keeps_names_labels_and_pictures() -> None:
     whole = listed(7)
     part = Subset(whole, [5, 0])
-    assert [part.name(i) for i in range(len(part))] == ["picture-5.png", "picture-0.png"]
+    assert [part.name(i) for i in range(len(part))] == ["image-5.png", "image-0.png"]
     assert part.labels.values.tolist() == [2, 0]
     assert part.read(0) == whole.read(5)
-    assert Subset(part, [1]).name(0) == "picture-0.png"
+    assert Subset(part, [1]).name(0) == "image-0.png"
     for wrong in ([7], [-1]):
         with pytest.raises(DataError, match="source with 7"):
             Subset(whole, wrong)
@@ -29,7 +29,7 @@ def test_a_subset_keeps_names_labels_and_pictures() -> None:
 
 def test_sources_end_to_end() -> None:
     both = Concat([listed(2), listed(3)])
-    assert [both.name(i) for i in range(5)] == [f"picture-{i}.png" for i in (0, 1, 0, 1, 2)]
+    assert [both.name(i) for i in range(5)] == [f"image-{i}.png" for i in (0, 1, 0, 1, 2)]
     assert both.labels.values.tolist() == [0, 1, 0, 1, 2]
     with pytest.raises(DataError, match="different classes"):
         Concat([listed(2), listed(2, classes=2)])
