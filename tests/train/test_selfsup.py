@@ -156,7 +156,9 @@ def test_heads_and_teacher_begin_alike_whatever_was_drawn_before(kind: str) -> N
 
 def test_another_seed_draws_other_heads() -> None:
     first, second = (
-        assemble(resolve(run, find_pictures(run.data), ALONE), find_pictures(run.data), ALONE, UnreadableLog(), saved=None)
+        assemble(
+            resolve(run, find_pictures(run.data), ALONE), find_pictures(run.data), ALONE, UnreadableLog(), saved=None
+        )
         for run in (selfsup_run("mae", seed=1), selfsup_run("mae", seed=2))
     )
     weights = [parts.objective.get_parameter("decoder.narrow.weight") for parts in (first, second)]
