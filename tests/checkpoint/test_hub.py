@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from vitrail.checkpoint.public import download_weights as hub
-from vitrail.checkpoint.public import http as wire
 from vitrail.checkpoint.public.download_weights import cached_path, fetch, file_url
 from vitrail.checkpoint.public.registry import PublicWeights, find
+from vitrail.core import http
 from vitrail.core.errors import ConfigError, CorruptWeights, UnsafeWeights, WeightsError, WeightsNotFound
 
 ENTRY = find("vit_ti_16", "augreg_in21k")
@@ -128,7 +128,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "*")
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
-    monkeypatch.setattr(hub, "BACKOFF_S", 0.0)
+    monkeypatch.setattr(http, "BACKOFF_S", 0.0)
     monkeypatch.setattr(hub, "LOCK_POLL_S", 0.005)
 
 
@@ -168,7 +168,7 @@ def test_redirect_and_checksum(site: Hub, capsys: pytest.CaptureFixture[str]) ->
     assert record.pop("date").endswith("+00:00")
     assert record == {"sha256": SHA256, "size": len(BODY), "url": site.base + FILE, "etag": SHA256}
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"downloading {ENTRY.repo} (0.3 MB, apache-2.0) from 127.0.0.1", f"kept {path}"]
+    assert lines == [f"downloading {ENTRY.repo} (0.3 MB, apache-2.0) from 127.0.0.1", f"saved {path}"]
 
 
 def test_cached_file_asks_nobody_and_writes_nothing(site: Hub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,7 +233,7 @@ def test_hub_that_left_the_pin_behind_is_told_before_the_body(site: Hub) -> None
 def test_no_checksum_warns_and_records(site: Hub, etag: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     site.etag = etag
     path = fetch(ENTRY, endpoint=site.base)
-    assert f"warning: no checksum to be had for {site.base}{FILE}" in capsys.readouterr().err
+    assert f"warning: {site.base}{FILE} has no known checksum" in capsys.readouterr().err
     record = json.loads(path.with_name("model.safetensors.json").read_text())
     assert (record["sha256"], record["etag"]) == (SHA256, None)
 
@@ -259,7 +259,7 @@ def test_resume_where_the_connection_broke(site: Hub) -> None:
 
 def test_resume_in_a_later_call(site: Hub) -> None:
     site.cuts = [10_000, 10_000, 10_000, 10_000]
-    with pytest.raises(WeightsNotFound, match=f"broke after 40000 of {len(BODY)} bytes.*run it again to go on"):
+    with pytest.raises(WeightsNotFound, match="broke after 40,000 of"):
         fetch(ENTRY, endpoint=site.base)
     assert left() == {"model.safetensors.part"}
     site.requests.clear()
@@ -336,7 +336,7 @@ def test_server_error_that_stays(site: Hub) -> None:
 
 def test_body_beyond_the_limit_is_not_begun(site: Hub) -> None:
     site.headers = {"Content-Length": str(2**34 + 1)}
-    with pytest.raises(UnsafeWeights, match=r"a body of 17,179\.9 MB"):
+    with pytest.raises(UnsafeWeights, match="17,179,869,185"):
         fetch(ENTRY, endpoint=site.base)
     assert left() == set()
 
@@ -344,7 +344,7 @@ def test_body_beyond_the_limit_is_not_begun(site: Hub) -> None:
 def test_body_of_unannounced_length_is_stopped_at_the_limit(site: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "MAX_BYTES", 1000)
     site.has_length = False
-    with pytest.raises(UnsafeWeights, match="more than 1000 bytes"):
+    with pytest.raises(UnsafeWeights, match="more than 1,000 bytes"):
         fetch(ENTRY, endpoint=site.base)
     assert "model.safetensors" not in left()
 
@@ -391,16 +391,9 @@ def test_endless_redirects(site: Hub) -> None:
 )
 def test_redirect_out_of_http_is_refused(site: Hub, target: str) -> None:
     site.storage = target
-    with pytest.raises(UnsafeWeights, match="no http"):
+    with pytest.raises(UnsafeWeights, match="is not an http"):
         fetch(ENTRY, endpoint=site.base)
     assert left() == set()
-
-
-def test_redirect_from_https_down_is_refused() -> None:
-    with pytest.raises(UnsafeWeights, match="from https down to http://storage"):
-        wire.redirected("https://hub/file", "http://storage/file")
-    assert wire.redirected("https://hub/a/b", "/c?d=e%2F f#g") == "https://hub/c?d=e%2F%20f"
-    assert wire.redirected("http://hub/file", "https://storage/file") == "https://storage/file"
 
 
 # Offline.
@@ -519,9 +512,9 @@ def test_threads_share_one_download(site: Hub, monkeypatch: pytest.MonkeyPatch) 
 
 PROGRAM = f"""
 import sys
-from vitrail.checkpoint.public import hub, registry
+from vitrail.checkpoint.public import download_weights as hub, registry
 path = hub.fetch(registry.find({ENTRY.model!r}, {ENTRY.tag!r}), endpoint=sys.argv[1])
-sys.stdout.write(hub.digest(path))
+sys.stdout.write(hub.compute_sha256(path))
 """
 
 

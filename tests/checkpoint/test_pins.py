@@ -38,12 +38,12 @@ def states() -> list[str]:
 
 def test_a_file_put_there_by_hand_is_unverified_until_it_is_pinned(capsys: pytest.CaptureFixture[str]) -> None:
     path = place()
-    assert fetch(pins.pinned(ENTRY)) == path
+    assert fetch(pins.apply_pin(ENTRY)) == path
     assert states() == ["unverified"]
     assert pins.pin(ENTRY) == SHA256
     assert states() == ["pinned"]
     capsys.readouterr()
-    assert fetch(pins.pinned(ENTRY)) == path
+    assert fetch(pins.apply_pin(ENTRY)) == path
     assert capsys.readouterr().err == ""
 
 
@@ -62,7 +62,7 @@ def test_changed_bytes_are_refused_even_with_a_record_that_agrees(record: bool) 
         beside.unlink()
     assert states() == ["changed"]
     with pytest.raises(CorruptWeights):
-        fetch(pins.pinned(ENTRY))
+        fetch(pins.apply_pin(ENTRY))
     with pytest.raises(CorruptWeights):
         pins.pin(ENTRY)
     assert main(["models", "--verify"]) == 1
@@ -78,9 +78,9 @@ def test_what_the_hub_named_is_said_so() -> None:
 def test_a_pin_without_a_file_is_demanded_of_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list of pins may lie elsewhere, in a repository for instance."""
     elsewhere = tmp_path / "mine.json"
-    elsewhere.write_text(json.dumps({pins.key_of(ENTRY): "0" * 64}))
+    elsewhere.write_text(json.dumps({pins.pin_key(ENTRY): "0" * 64}))
     monkeypatch.setenv("VITRAIL_CHECKSUMS", str(elsewhere))
-    assert pins.pinned(ENTRY).sha256 == "0" * 64
+    assert pins.apply_pin(ENTRY).sha256 == "0" * 64
     place()
     assert states() == ["changed"]
 
@@ -90,7 +90,7 @@ def test_a_damaged_list_of_pins_is_refused(content: str) -> None:
     place()
     pins.pins_file().write_text(content)
     with pytest.raises(WeightsError, match=r"checksums\.json"):
-        pins.pinned(ENTRY)
+        pins.apply_pin(ENTRY)
     assert main(["models", "--verify"]) == 2
 
 
@@ -98,7 +98,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     place()
     assert main(["models", "--pin", TEXT]) == 0
     assert SHA256 in capsys.readouterr().out
-    assert json.loads(pins.pins_file().read_text()) == {pins.key_of(ENTRY): SHA256}
+    assert json.loads(pins.pins_file().read_text()) == {pins.pin_key(ENTRY): SHA256}
     assert main(["models", "--verify", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "pinned"
     for wrong in ("vit_ti_16", "vit_ti_16:nothing", "nothing:x", ":"):

@@ -9,7 +9,7 @@ from vitrail.checkpoint.bundled_weights import SHIPPED, is_shipped
 from vitrail.checkpoint.import_weights import read_bundle
 from vitrail.checkpoint.public import download_weights as hub
 from vitrail.checkpoint.public import registry
-from vitrail.checkpoint.public.download_weights import pinned
+from vitrail.checkpoint.public.download_weights import apply_pin
 from vitrail.core.atomic_files import similar_paths
 from vitrail.core.errors import WeightsNotFound
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -33,7 +33,7 @@ def find_weights(text: str | Path, **facts: Any) -> Bundle:
 def public(name: str, tag: str, **facts: Any) -> Bundle:
     """Public weights as a bundle, with the numerics they were trained in and the preprocessing they expect."""
     entry = registry.find(slug(resolve(name)), tag)
-    bundle = read_bundle(hub.fetch(pinned(entry)), **{**_trained_numerics(entry, name), **facts})
+    bundle = read_bundle(hub.fetch(apply_pin(entry)), **{**_trained_numerics(entry, name), **facts})
     card = Card(preprocessing=_preprocessing(entry), provenance={"weights": f"{entry.repo}", "tag": tag})
     return replace(bundle, card=name_imagenet(card, bundle.config.classes))
 
