@@ -1,8 +1,8 @@
-# `make demo` and `make test` each work by themselves in a fresh clone: they need make, Python 3.11 to 3.13 with its venv
+# `make demo` and `make test` each work alone in a fresh clone: they need make, Python 3.11 to 3.13 with its venv
 # module (or uv), and the package index once. Everything goes into .venv; nothing is installed twice.
 #
 #   PYTHON=python3.12   the interpreter that .venv is made from
-#   CONSTRAINTS=        whatever pyproject.toml allows, instead of the tested versions of constraints.txt
+#   CONSTRAINTS=        any version pyproject.toml allows, instead of the tested ones of constraints.txt
 #   SYSTEM_SITE=1       .venv also sees the interpreter's own packages
 #   WORKERS=            run the tests in one process
 #   ARGS="-k zoo"       more arguments for pytest
@@ -23,33 +23,39 @@ UV := $(if $(SYSTEM_SITE),,$(shell command -v uv 2>/dev/null))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# A stamp carries the checksum of what it vouches for, so a changed input has no stamp.
+# A stamp's name holds the checksum of its inputs, so a changed input has no stamp.
 checksum = $(shell { $(1); } | cksum | cut -d ' ' -f 1)
 MADE := $(VENV)/made-$(call checksum,pwd; echo "$(PYTHON) $(SYSTEM_SITE)")
 KEY := $(call checksum,cat pyproject.toml $(CONSTRAINTS))
 CORE := $(VENV)/core-$(KEY)
 TEST := $(VENV)/test-$(KEY)
-# No interpreter, or an install that was cut short: start over. A .venv that someone else made is theirs.
+# No interpreter, or an interrupted install: start over. A .venv that this Makefile did not create is left alone.
 START_OVER := $(if $(wildcard $(VENV)/unfinished),start-over,$(if $(wildcard $(BIN)/python),,start-over))
 FOREIGN := $(if $(wildcard $(VENV)),$(if $(wildcard $(VENV)/made-* $(VENV)/unfinished),,yes))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test verify lint types contracts bench clean start-over
+.PHONY: help demo test verify fast all lint types contracts bench clean start-over
 
-help: ## say what there is
+help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 demo: $(CORE) ## pre-train a small ViT on digits, fine-tune it at a higher resolution, show the report
-	$(BIN)/vitrail demo
+	@$(BIN)/python .ci/cpu_time.py "make demo" $(BIN)/vitrail demo
 
-test: lint types contracts ## every check but the slow tests, and those that need a GPU or the network
+test: $(TEST) ## lint, types, contracts and the fast lane of the tests
+	@$(BIN)/python .ci/cpu_time.py "make test" $(MAKE) --no-print-directory lint types contracts fast
+
+verify: $(TEST) ## the same checks with all tests, the slow ones as well
+	@$(BIN)/python .ci/cpu_time.py "make verify" $(MAKE) --no-print-directory lint types contracts all
+
+fast: $(TEST) ## the tests that are not marked slow, gpu or network
 	$(PYTEST) -m "not slow and not gpu and not network" $(ARGS)
 
-verify: lint types contracts ## every check, all tests
+all: $(TEST)
 	$(PYTEST) $(ARGS)
 
-# One thread a worker: two workers with a thread pool each are slower than one.
+# One thread per worker: two workers with a thread pool each are slower than one.
 PYTEST = $(if $(WORKERS),OMP_NUM_THREADS=1 )$(BIN)/python -m pytest$(if $(WORKERS), -n $(WORKERS))
 
 lint: $(TEST) ## ruff: rules and format
@@ -70,7 +76,7 @@ clean: ## remove .venv, caches and build outputs; runs/ stays
 	find src tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(MADE): $(START_OVER)
-	$(if $(FOREIGN),@echo "$(VENV) was not made by this Makefile: move it away or let 'make clean' remove it" >&2; exit 1)
+	$(if $(FOREIGN),@echo "$(VENV) was not created by this Makefile: move it away, or remove it with 'make clean'" >&2; exit 1)
 	@mkdir -p $(VENV) && touch $(VENV)/unfinished
 	@find $(VENV) -mindepth 1 -maxdepth 1 ! -name unfinished -exec rm -rf {} +
 ifdef UV
@@ -86,8 +92,8 @@ else
 pip_install = $(BIN)/python -m pip install
 endif
 
-# $(1) is what to install. Stamps of other inputs go, for they no longer describe what is there. An installer that gives
-# up by itself has left .venv as it was; one that was killed has not, and `unfinished` stays to say so.
+# $(1) is what to install. Stamps of other inputs are removed, since they no longer describe .venv. An installer that
+# fails leaves .venv as it was; one that is killed does not, and `unfinished` stays to mark that.
 define install
 	@touch $(VENV)/unfinished
 	@rm -f $(filter-out $(CORE) $(TEST),$(wildcard $(VENV)/core-* $(VENV)/test-*))
@@ -97,7 +103,7 @@ define install
 	@rm $(VENV)/unfinished
 endef
 
-# The server's three small libraries come along: the demo ends with a line that starts it.
+# The server's three small libraries are included: the demo ends with the command that starts it.
 $(CORE): $(MADE)
 	$(call install,.[serve])
 	@touch $@
