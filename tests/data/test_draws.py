@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.data.randomness import CounterRng, hash_keys, mix
+from vitrail.data.randomness import CounterRng, hash_keys, splitmix64
 
 
 def test_one_sample_draws_what_it_draws_in_a_batch() -> None:
@@ -20,7 +20,7 @@ def test_one_sample_draws_what_it_draws_in_a_batch() -> None:
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=50, unique=True))
 def test_mixing_is_a_bijection(numbers: list[int]) -> None:
-    assert len(set(mix(np.array(numbers, np.uint64)).tolist())) == len(numbers)
+    assert len(set(splitmix64(np.array(numbers, np.uint64)).tolist())) == len(numbers)
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))

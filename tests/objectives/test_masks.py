@@ -21,9 +21,9 @@ def test_numbers_are_splitmix_of_all_that_they_depend_on() -> None:
     found = numbers(5, 6)
     start = int(draws.hash_keys(draws.hash_word("a"), 3, 11)[0])
     for row in range(5):
-        key = draws.mixed((start + (4 * 2**40 + 7 * row - 1) * draws.STEP) % 2**64)
+        key = draws.splitmix64_int((start + (4 * 2**40 + 7 * row - 1) * draws.STEP) % 2**64)
         for at in range(6):
-            assert int(found[row, at]) % 2**64 == draws.mixed((key + (at + 1) * draws.STEP) % 2**64)
+            assert int(found[row, at]) % 2**64 == draws.splitmix64_int((key + (at + 1) * draws.STEP) % 2**64)
 
 
 def test_what_is_drawn_depends_on_each_part_of_the_key() -> None:

@@ -1,4 +1,4 @@
-"""The shape legend of the whole house, in the paper's letters.
+"""The shape legend of the code base, in the paper's letters, and how numbers and lists are written for people.
 
 B batch   C H W image channels, height, width   P patch side   N patches   T tokens (N plus class token and registers)
 D width   M MLP width   k heads   L depth   K classes   G grid (rows, columns)
@@ -6,12 +6,13 @@ D width   M MLP width   k heads   L depth   K classes   G grid (rows, columns)
 A size is always (height, width); `pair` makes one from an int.
 """
 
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 from vitrail.core.errors import ConfigError
 
 Pair: TypeAlias = tuple[int, int]
-LARGEST_SIDE: Final = 4096  # pixels of an image for a network; one of 20000 x 20000 fills the memory of any machine
+LARGEST_SIDE: Final = 4096  # pixels of an image for a network; 20000 x 20000 would fill the memory of any machine
 
 
 def pair(size: int | Pair | list[int]) -> Pair:
@@ -26,3 +27,40 @@ def pair(size: int | Pair | list[int]) -> Pair:
 def format_size(size: Pair) -> str:
     """ "14x14", as the paper writes sizes."""
     return f"{size[0]}x{size[1]}"
+
+
+def format_bytes(count: float) -> str:
+    """ "812 bytes", "1.5 kB", "20.3 MB", "1.2 GB": powers of 1000."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= unit * 0.99995:  # 999,960 bytes are 1.0 MB, not 1,000.0 kB
+            return f"{count / unit:,.1f} {name}"
+    return pluralise(int(count), "byte")
+
+
+def format_duration(seconds: float) -> str:
+    """ "45 s", "12.5 min", "3.2 h"."""
+    if round(seconds) < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if round(seconds) < 7200 else f"{seconds / 3600:,.1f} h"
+
+
+def format_clock(seconds: float) -> str:
+    """ "2:03" or "1:02:03"; "?" for times that are not finite or absurd."""
+    if not seconds < 1e8:
+        return "?"
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def join_words(words: Iterable[object], *, limit: int = 0, last: str = "and") -> str:
+    """ "a, b and c"; with limit=2 "a, b and 1 more"."""
+    texts = [str(word) for word in words]
+    if limit and len(texts) > limit:
+        return f"{', '.join(texts[:limit])} and {len(texts) - limit:,} more"
+    return f" {last} ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def pluralise(count: int, singular: str, plural: str = "") -> str:
+    """ "1 image", "3,000 images"; irregular plurals are given."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"

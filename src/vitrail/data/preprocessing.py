@@ -14,6 +14,7 @@ from vitrail.core.text import LARGEST_SIDE, Pair, format_size
 from vitrail.data.decode.image import upright_rgb
 
 if TYPE_CHECKING:
+    import torch
     from PIL.Image import Image
     from torch import Tensor
 
@@ -212,10 +213,13 @@ class Preprocessing:
 
     def normalise(self, pixels: "Tensor") -> "Tensor":
         """uint8 [..., 3, H, W], on whatever device, to the floats that the network takes."""
+        return normalise_pixels(pixels, *self.channel_tensors(pixels.device))
+
+    def channel_tensors(self, device: "torch.device | str | None" = None) -> "tuple[Tensor, Tensor]":
+        """Mean and standard deviation as [3, 1, 1] tensors, for `normalise_pixels`."""
         import torch
 
-        mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (self.mean, self.std))
-        return (pixels.float() / 255).sub_(mean).div_(std)
+        return torch.tensor(self.mean, device=device).view(3, 1, 1), torch.tensor(self.std, device=device).view(3, 1, 1)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -236,6 +240,11 @@ class Preprocessing:
             raise ConfigError(f"incomplete preprocessing: {error.args[0]} is missing") from None
         except ConfigError as error:
             raise ConfigError(f"preprocessing: {error}") from None
+
+
+def normalise_pixels(pixels: "Tensor", mean: "Tensor", std: "Tensor") -> "Tensor":
+    """uint8 [..., 3, H, W] to the floats that a network takes; mean and std are [3, 1, 1] on the same device."""
+    return (pixels.float() / 255 - mean) / std
 
 
 class Window(NamedTuple):

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from math import isqrt
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Keys: TypeAlias = NDArray[np.uint64]
 
@@ -30,9 +33,9 @@ UNUSED = np.uint64(11)  # bits that a float64 has no room for
 FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-def mix(x: Keys) -> Keys:
-    """The finaliser of splitmix64: a bijection of 64 bits that leaves no pattern. Arrays only: they wrap in silence."""
-    x = x ^ (x >> SHIFTS[0])  # a new array; the rest is done in it
+def splitmix64(x: Keys) -> Keys:
+    """The finaliser of splitmix64, a bijection of 64 bits. Takes arrays only: those wrap without warnings."""
+    x = x ^ (x >> SHIFTS[0])  # a new array; the rest is done in place
     x *= FACTORS[0]
     x ^= x >> SHIFTS[1]
     x *= FACTORS[1]
@@ -40,13 +43,32 @@ def mix(x: Keys) -> Keys:
     return x
 
 
-def mixed(x: int) -> int:
-    """`mix` of a single number below 2**64: as an array of one it would take thirty times as long."""
+def splitmix64_int(x: int) -> int:
+    """`splitmix64` of a single number below 2**64, thirty times as fast as an array of one."""
     x ^= x >> 30
     x = x * 0xBF58476D1CE4E5B9 & BELOW
     x ^= x >> 27
     x = x * 0x94D049BB133111EB & BELOW
     return x ^ x >> 31
+
+
+def splitmix64_tensor(bits: "Tensor") -> "Tensor":
+    """`splitmix64` of an int64 tensor on its device. Signed numbers wrap like unsigned ones; only shifts differ."""
+    bits = bits ^ shift_right(bits, 30)  # a new tensor; the rest is done in place
+    bits.mul_(as_int64(0xBF58476D1CE4E5B9))
+    bits.bitwise_xor_(shift_right(bits, 27))
+    bits.mul_(as_int64(0x94D049BB133111EB))
+    return bits.bitwise_xor_(shift_right(bits, 31))
+
+
+def shift_right(bits: "Tensor", by: int) -> "Tensor":
+    """A logical shift of an int64 tensor: zeros come in from the left."""
+    return (bits >> by).bitwise_and_(2 ** (64 - by) - 1)
+
+
+def as_int64(value: int) -> int:
+    """The signed number with the same 64 bits as an unsigned one."""
+    return value - 2**64 if value >= 2**63 else value
 
 
 def hash_keys(*parts: "int | NDArray[np.integer[Any]]") -> Keys:
@@ -55,13 +77,13 @@ def hash_keys(*parts: "int | NDArray[np.integer[Any]]") -> Keys:
     for part in rest:
         if isinstance(part, np.ndarray):
             break
-        one = mixed((one + STEP & BELOW) ^ mixed(part + STEP & BELOW))
+        one = splitmix64_int((one + STEP & BELOW) ^ splitmix64_int(part + STEP & BELOW))
     else:
         return np.array([one], np.uint64)
-    key = mix(np.uint64(one + STEP & BELOW) ^ mix(part.astype(np.uint64) + GOLDEN))
+    key = splitmix64(np.uint64(one + STEP & BELOW) ^ splitmix64(part.astype(np.uint64) + GOLDEN))
     for part in rest:
         more = part.astype(np.uint64) if isinstance(part, np.ndarray) else np.array([part & BELOW], np.uint64)
-        key = mix((key + GOLDEN) ^ mix(more + GOLDEN))
+        key = splitmix64((key + GOLDEN) ^ splitmix64(more + GOLDEN))
     return key
 
 
@@ -84,7 +106,9 @@ class CounterRng:
 
     def __init__(self, keys: Keys, mixed: Keys | None = None) -> None:
         self.keys = keys
-        self.mixed = mix(keys[:, None] + GOLDEN) if mixed is None else mixed  # [B, 1], what all purposes start from
+        self.mixed = (
+            splitmix64(keys[:, None] + GOLDEN) if mixed is None else mixed
+        )  # [B, 1], what all purposes start from
 
     @classmethod
     def for_samples(
@@ -111,7 +135,7 @@ class CounterRng:
 
     def bits(self, purpose: str, count: int = 1) -> Keys:
         """Whole 64-bit numbers [B, count]."""
-        return mix(self.mixed ^ streams(purpose, count))
+        return splitmix64(self.mixed ^ streams(purpose, count))
 
     def uniform(self, purpose: str, count: int = 1) -> NDArray[np.float64]:
         """Numbers in [0, 1) as [B, count]: the upper 53 bits."""
@@ -193,7 +217,7 @@ def feistel(x: Keys, rows: int, columns: int, key: Keys) -> Keys:
 
 def moved(one: Keys, by: Keys, below: "np.uint64") -> Keys:
     """One coordinate plus a hash, around the rectangle's edge."""
-    out = mix(by)
+    out = splitmix64(by)
     out >>= ONE
     out += one
     out -= out // below * below  # the remainder; numpy has a quick division by one number, but no quick %

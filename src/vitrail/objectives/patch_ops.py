@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
-from vitrail.data.randomness import FACTORS, GOLDEN, SHIFTS, hash_keys, hash_word
-from vitrail.data.transforms.batched import shifted, wrapped
+from vitrail.data.randomness import GOLDEN, as_int64, hash_keys, hash_word, shift_right, splitmix64_tensor
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig, vit_config
@@ -104,33 +103,26 @@ def at_rest(module: nn.Module) -> Generator[None]:
         module.train(training)
 
 
-STEP = wrapped(int(GOLDEN))
+STEP = as_int64(int(GOLDEN))
 ROOM = 40  # bits for the sample; an epoch's number comes above
-
-
-def mix(bits: Tensor) -> Tensor:
-    """`draws.mix` of int64 numbers. Signed ones wrap like unsigned ones; only their shifts need care."""
-    for shift, factor in zip(SHIFTS[:2], FACTORS, strict=True):
-        bits = (bits ^ shifted(bits, int(shift))) * wrapped(int(factor))
-    return bits ^ shifted(bits, int(SHIFTS[2]))
 
 
 def draw_bits(purpose: str, count: int, *, seed: int, step: int, epoch: Tensor, sample: Tensor) -> Tensor:
     """64 random bits in each number, int64 [B, count], of samples [B] in their epochs [B]. No two in a row are equal,
-    for `mix` is a bijection."""
-    start = wrapped(int(hash_keys(hash_word(purpose), seed, step)[0]))
-    keys = mix(((epoch << ROOM) + sample) * STEP + start)
-    return mix(keys[:, None] + torch.arange(1, count + 1, device=keys.device) * STEP)
+    for `splitmix64_tensor` is a bijection."""
+    start = as_int64(int(hash_keys(hash_word(purpose), seed, step)[0]))
+    keys = splitmix64_tensor(((epoch << ROOM) + sample) * STEP + start)
+    return splitmix64_tensor(keys[:, None] + torch.arange(1, count + 1, device=keys.device) * STEP)
 
 
 def to_uniform(bits: Tensor) -> Tensor:
     """Numbers in [0, 1) as float32: the upper 24 bits."""
-    return shifted(bits, 40).float() * 2.0**-24
+    return shift_right(bits, 40).float() * 2.0**-24
 
 
 def to_integers(bits: Tensor, limit: int) -> Tensor:
     """Whole numbers in [0, limit): the upper 63 bits modulo the limit, so the bias is nothing."""
-    return shifted(bits, 1) % limit
+    return shift_right(bits, 1) % limit
 
 
 def draw_permutations(bits: Tensor) -> Tensor:

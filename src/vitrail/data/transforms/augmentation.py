@@ -19,7 +19,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair, pair
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.geometry import Geometry
-from vitrail.data.randomness import GOLDEN, CounterRng, Keys, mix
+from vitrail.data.randomness import GOLDEN, CounterRng, Keys, splitmix64
 from vitrail.data.transforms.crop import TRIES, Crop, Cut, InceptionCrop, Range, ResizeCrop, column, rectangles
 from vitrail.data.transforms.policy import GEOMETRIC, Distort, Policy, Programme, ThreeAugment, used
 
@@ -87,7 +87,7 @@ def noise_keys(draws: CounterRng) -> Keys:
 
 def noise(key: "np.uint64", place: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Bytes [3, ...] that look like noise: a hash of where a pixel is, so that an accelerator makes the same."""
-    bits = mix(key + place.astype(np.uint64) * GOLDEN)
+    bits = splitmix64(key + place.astype(np.uint64) * GOLDEN)
     return np.stack([bits >> np.uint64(8 * (channel + 1)) for channel in range(3)]).astype(np.uint8)
 
 

@@ -28,7 +28,7 @@ from vitrail.core.text import Pair
 from vitrail.data.geometry import TIE
 from vitrail.data.prefetch import PackedArrays
 from vitrail.data.preprocessing import Interpolation
-from vitrail.data.randomness import FACTORS, GOLDEN, SHIFTS, CounterRng
+from vitrail.data.randomness import GOLDEN, CounterRng, as_int64, splitmix64_tensor
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, noise_keys
 from vitrail.data.transforms.batched_ops import SUPPORTED, Work, programmed
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop
@@ -254,23 +254,11 @@ def with_holes(fill: int | None, pixels: Tensor, arrays: Sequence[Tensor]) -> Te
 
 
 def noise(keys: Tensor, like: Tensor) -> Tensor:
-    """The bytes of `erase.noise` [n, 3, H, W]. Signed numbers wrap like unsigned ones; only their shifts need care."""
+    """The bytes of `augmentation.noise` [n, 3, H, W]."""
     count, _, height, width = like.shape
-    bits = torch.arange(height * width, device=like.device).mul_(wrapped(int(GOLDEN))) + keys  # [n, H W]
-    for shift, factor in zip(SHIFTS[:2], FACTORS, strict=True):
-        bits.bitwise_xor_(shifted(bits, int(shift))).mul_(wrapped(int(factor)))
-    bits.bitwise_xor_(shifted(bits, int(SHIFTS[2])))
+    steps = torch.arange(height * width, device=like.device).mul_(as_int64(int(GOLDEN)))
+    bits = splitmix64_tensor(steps + keys)  # [n, H W]
     return bits.view(torch.uint8).view(count, height, width, 8)[..., 1:4].permute(0, 3, 1, 2)  # low bytes come first
-
-
-def shifted(bits: Tensor, by: int) -> Tensor:
-    """To the right, with zeros from the left."""
-    return (bits >> by).bitwise_and_(2 ** (64 - by) - 1)
-
-
-def wrapped(value: int) -> int:
-    """An unsigned number of 64 bits as the signed one with the same bits."""
-    return value - 2**64 if value >= 2**63 else value
 
 
 def find_sources(
