@@ -31,8 +31,9 @@ from vitrail.models.zoo import model_config
 from vitrail.optim.config import Optim, Schedule
 from vitrail.optim.optimiser import clip_factor, total_norm
 from vitrail.train.config import Data, Keep, Run
-from vitrail.train.data_splits import Pictures
-from vitrail.train.loop import Silent, Training
+from vitrail.train.data import DataSplits
+from vitrail.train.loop import Training
+from vitrail.train.observer import NullObserver
 from vitrail.train.resolve import resolve
 from vitrail.train.resume import open_folder
 
@@ -97,13 +98,13 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
         keep=Keep(minutes=1e6),
     )
     train = source(max(4 * args.batch, 64), side)
-    pictures = Pictures(
-        title="random", classes=train.classes, train=train, watch=None, test=None, watched="", tested=""
+    splits = DataSplits(
+        title="random", class_names=train.classes, train=train, watch=None, test=None, watch_name="", test_name=""
     )
     with joined(args.device) as world:
-        run = resolve(run, pictures, world)
-        with open_folder(folder / "run", run, pictures, world, command={}, force=False, tell=print) as out:
-            training = Training(run, pictures, world, out, Silent())
+        run = resolve(run, splits, world)
+        with open_folder(folder / "run", run, splits, world, command={}, force=False, tell=print) as out:
+            training = Training(run, splits, world, out, NullObserver())
             parts = training.parts
             stream = parts.feed.stream(0, run.steps)
             fixed = parts.objective.inputs(next(stream), seed=0, step=0)

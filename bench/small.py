@@ -28,8 +28,9 @@ from vitrail.distributed.process_group import joined
 from vitrail.recipes.registry import recipe
 from vitrail.recipes.run_overrides import with_changes
 from vitrail.train.config import Run
-from vitrail.train.data_splits import Pictures
-from vitrail.train.loop import Silent, Training
+from vitrail.train.data import DataSplits
+from vitrail.train.loop import Training
+from vitrail.train.observer import NullObserver
 from vitrail.train.resolve import resolve
 from vitrail.train.resume import open_folder
 
@@ -38,7 +39,7 @@ WARM = 20  # steps before the first that is timed: all is compiled and recorded 
 ALWAYS = ("epochs=0", "steps=10000000", "data.watch=none", "data.test=none", "keep.minutes=1000000")
 
 
-def pictures(run: Run) -> Pictures:
+def pictures(run: Run) -> DataSplits:
     """Random ones of the recipe's size."""
     drawn = np.random.default_rng(0)
     classes = tuple(str(number) for number in range(10))
@@ -47,7 +48,9 @@ def pictures(run: Run) -> Pictures:
         Labels(drawn.integers(0, len(classes), PICTURES)),
         classes,
     )
-    return Pictures(title="random", classes=classes, train=source, watch=None, test=None, watched="", tested="")
+    return DataSplits(
+        title="random", class_names=classes, train=source, watch=None, test=None, watch_name="", test_name=""
+    )
 
 
 def serve(run: Run, device: str, steps: int, pipe: Connection) -> None:
@@ -56,7 +59,7 @@ def serve(run: Run, device: str, steps: int, pipe: Connection) -> None:
         train = pictures(run)
         run = resolve(run, train, world)
         with open_folder(Path(folder) / "run", run, train, world, command={}, force=False, tell=str) as out:
-            training = Training(run, train, world, out, Silent())
+            training = Training(run, train, world, out, NullObserver())
             stream = training.parts.feed.stream(0, run.steps)
             count = WARM
             while count:

@@ -38,7 +38,7 @@ from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.objectives.objective import Objective
 from vitrail.optim.config import Optim
-from vitrail.optim.groups import groups
+from vitrail.optim.groups import group_parameters
 from vitrail.optim.optimiser import Optimiser, clip_factor, total_norm
 from vitrail.tasks.classification.objective import Classification, ClassificationObjective
 
@@ -171,7 +171,7 @@ def pictures(setting: Setting) -> tuple[Tensor, ...]:
 def runner(setting: Setting, network: nn.Module, inputs: tuple[Tensor, ...]) -> Runner:
     network.train()
     network.class_token_only = True  # as vitrail trains; timm's networks know nothing of it
-    optimiser = Optimiser(groups(network, OPTIM), OPTIM)
+    optimiser = Optimiser(group_parameters(network, OPTIM), OPTIM)
     preprocessing = Preprocessing(image=(setting.image, setting.image))
     objective: Objective = ClassificationObjective(
         PRECISIONS[setting.precision](network), Classification(), CLASSES, preprocessing, Mix()

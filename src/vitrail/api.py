@@ -39,11 +39,11 @@ from vitrail.recipes.launch import free_folder, plan_run, record_command, short_
 from vitrail.recipes.run_request import Asked
 from vitrail.tasks.scoring import score
 from vitrail.train import loop
+from vitrail.train.observer import Observer
 from vitrail.train.report.page import METRICS, read_metrics
 from vitrail.train.run_folder.files import BEST
 from vitrail.train.run_folder.metric_rows import headline
-from vitrail.train.runtime.observer import Observer
-from vitrail.train.scoring import Result as RunResult
+from vitrail.train.scoring import TrainingResult as RunResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,7 @@ def train(
     `settings` are what --set takes, by name: {"optim.lr": 1e-3, "model": "ViT-S/16"}. The same call again resumes the
     run in `out`, or finds it done; without `out` every call starts a new run in runs/NAME. `force` resumes a run
     although its config has changed. `task` is another task than the recipe's:
-    "segmentation" learns from masks. An `observer` hears how it goes: told(text) and progress(row).
+    "segmentation" learns from masks. An `observer` hears how it goes: log(text) and progress(row).
     """
     asked = request(
         "pretrain",

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from vitrail.cli.live import Panel, Plain, line
-from vitrail.train.runtime.observer import STEP
+from vitrail.train.observer import STEP
 
 TRAIN = {
     "kind": "train",

@@ -15,7 +15,7 @@ from tests.studies.tiny_study import TINY, cells, quick
 from vitrail.cli import study as command
 from vitrail.cli.app import main
 from vitrail.studies.framework.definition import Scale
-from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.train.grid.plan import Cell, CellOutcome
 
 QUICK = ["--device", "cpu", "--jobs", "1"]
 
@@ -25,7 +25,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
     """The tiny study, under any name; what was handed to be presented."""
     calls: list[tuple[str, ...]] = []
 
-    def write(study: Any, outcomes: Sequence[Outcome], out: Path, *, scale: str, data: str) -> None:
+    def write(study: Any, outcomes: Sequence[CellOutcome], out: Path, *, scale: str, data: str) -> None:
         (out / "report.html").write_text("a page")
         calls.append((study.name, str(out), scale, data, *(outcome.cell for outcome in outcomes)))
 

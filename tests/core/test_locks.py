@@ -15,7 +15,7 @@ from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.locks import FAR, FileLock, LockTaken, is_locked, try_lock, unlock
 from vitrail.data.tools.pack import lock as lock_pack
 from vitrail.evaluation.frozen.embed import locked
-from vitrail.train.run_folder.files import Lock, holder, is_held
+from vitrail.train.run_folder.files import RunLock, is_held, read_holder
 
 HOLD = """
 import os, sys, time
@@ -91,11 +91,11 @@ def test_open_files_are_locked_and_unlocked(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("system")
 def test_a_run_and_an_embedding_are_refused_while_another_holds_them(tmp_path: Path) -> None:
-    lock = Lock(tmp_path, lambda text: None)
-    assert holder(tmp_path)["pid"] == os.getpid()
+    lock = RunLock(tmp_path, lambda text: None)
+    assert read_holder(tmp_path)["pid"] == os.getpid()
     assert is_held(tmp_path)
     with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
-        Lock(tmp_path, lambda text: None)
+        RunLock(tmp_path, lambda text: None)
     with pytest.raises(ConfigError, match="another process is at work"):
         locked(tmp_path)
     lock.release()

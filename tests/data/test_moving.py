@@ -24,7 +24,7 @@ from vitrail.data.transforms.augmentation import Augmentation, cifar, inception,
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.policy import RandAugment
 from vitrail.data.unreadable_log import UnreadableLog
-from vitrail.train.batches import may_reside
+from vitrail.train.data import can_reside
 
 SIZES: list[Pair] = [(12, 10), (9, 17), (20, 20), (8, 8), (14, 11)]
 SOURCE, SOURCE_OF_ONE_SIZE = masked(SIZES), masked([(12, 10)] * 5)
@@ -151,8 +151,8 @@ def test_targets_that_batches_cannot_move_stay_off_the_device() -> None:
     assert fits(SOURCE_OF_ONE_SIZE, need, Masks())[0]
     assert not fits(SOURCE_OF_ONE_SIZE, need - 1, Masks())[0]
     assert not fits(SOURCE_OF_ONE_SIZE, need, Corners())[0]
-    assert may_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"), Masks())[0]
-    assert not may_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"), Corners())[0]
+    assert can_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"), Masks())[0]
+    assert not can_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"), Corners())[0]
     with pytest.raises(ConfigError, match="loader"):
         DeviceDataset(SOURCE_OF_ONE_SIZE, device="cpu", targets=Corners())
     moving = Augmentation(crop=Squash(size=(4, 4)), policy=RandAugment())

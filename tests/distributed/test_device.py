@@ -8,8 +8,8 @@ from vitrail.core.errors import ConfigError
 from vitrail.distributed.meta_init import give_storage
 from vitrail.distributed.process_group import find_device, name_device, synchronise, widest_float
 from vitrail.train import step
-from vitrail.train.grid.engine import places_for
-from vitrail.train.runtime.throughput import Meter
+from vitrail.train.grid.engine import device_slots
+from vitrail.train.metrics import Meter
 
 MPS = torch.device("mps")
 
@@ -36,7 +36,7 @@ def test_mps_is_for_one_process_where_it_is_there(monkeypatch: pytest.MonkeyPatc
     assert str(find_device("auto", world_size=2)) == "cpu"
     with pytest.raises(ConfigError, match="one process"):
         find_device("mps", world_size=2)
-    assert [place.device for place in places_for("auto")] == ["mps"]
+    assert [place.device for place in device_slots("auto")] == ["mps"]
     has(monkeypatch)
     with pytest.raises(ConfigError, match="use device cpu"):
         find_device("mps")

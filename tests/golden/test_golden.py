@@ -24,10 +24,11 @@ from vitrail.distributed.process_group import World
 from vitrail.models.vit_config import ViTConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
-from vitrail.train.assemble import fresh_network
+from vitrail.train.assemble import build_fresh_network
 from vitrail.train.config import Data, Evaluation, Keep, Run
-from vitrail.train.data_splits import Pictures
-from vitrail.train.loop import Silent, Training
+from vitrail.train.data import DataSplits
+from vitrail.train.loop import Training
+from vitrail.train.observer import NullObserver
 from vitrail.train.resolve import resolve
 from vitrail.train.resume import open_folder
 
@@ -226,15 +227,17 @@ def one_thread() -> Iterator[None]:
 def test_twenty_steps_are_bit_identical(tmp_path: Path, one_thread: None) -> None:
     pixels, labels = pictures()
     source = Arrays(pixels, Labels(labels), tuple("abcde"))
-    shown = Pictures(title="golden", classes=source.classes, train=source, watch=None, test=None, watched="", tested="")
+    shown = DataSplits(
+        title="golden", class_names=source.classes, train=source, watch=None, test=None, watch_name="", test_name=""
+    )
     world, run = World(device=torch.device("cpu")), the_run()
     assert run.model is not None
     run = resolve(run, shown, world)
     assert run.model is not None
-    start = fresh_network(run.model, SEED)
+    start = build_fresh_network(run.model, SEED)
     generator = torch.Generator().manual_seed(3)
     with open_folder(tmp_path / "run", run, shown, world, command={}, force=False, tell=lambda text: None) as folder:
-        training = Training(run, shown, world, folder, Silent())
+        training = Training(run, shown, world, folder, NullObserver())
         network = training.parts.objective.network
         for name, parameter in network.named_parameters():
             assert torch.equal(parameter, start.state_dict()[name])

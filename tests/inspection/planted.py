@@ -18,7 +18,7 @@ from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.train.config import Data, Run
-from vitrail.train.data_splits import Pictures
+from vitrail.train.data import DataSplits
 from vitrail.train.loop import train
 
 SIDE, PATCH, GLYPH = 32, 4, 7
@@ -83,16 +83,16 @@ def trained(folder: Path, **changes: Any) -> ViT:
         log=50,
     )
     run = replace(run, **changes)
-    pictures = Pictures(
+    pictures = DataSplits(
         title="planted",
-        classes=NAMES,
+        class_names=NAMES,
         train=some.source("planted/train"),
         watch=None,
         test=held.source("planted/test"),
-        watched="",
-        tested="test",
+        watch_name="",
+        test_name="test",
     )
-    result = train(run, out=folder, world=World(device=torch.device("cpu")), pictures=pictures)
+    result = train(run, out=folder, world=World(device=torch.device("cpu")), splits=pictures)
     assert result.state == "done"
     network = load(folder / "last.safetensors")
     assert isinstance(network, ViT)

@@ -13,7 +13,7 @@ from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import adapted, model_config
-from vitrail.train.runtime.cost import image_bytes
+from vitrail.train.metrics import image_bytes
 
 PATCHES = replace(VIT, head="patches")
 KINDS = {

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.optim.config import Optim, Schedule
-from vitrail.optim.groups import Group
+from vitrail.optim.groups import ParameterGroup
 
 SHAPES = ((5, 3), (7,), (), (2, 3, 2, 2))
 
@@ -45,12 +45,12 @@ def gradients(step: int, device: str = "cpu") -> list[Tensor]:
     return [tensor.to(device) for tensor in made]
 
 
-def grouped(params: Sequence[nn.Parameter], weight_decay: float, rate: float = 0.5) -> list[Group]:
+def grouped(params: Sequence[nn.Parameter], weight_decay: float, rate: float = 0.5) -> list[ParameterGroup]:
     """The first two decay; the last two have another rate."""
     names = tuple(f"p{at}" for at in range(len(params)))
     return [
-        Group(names=names[:2], params=tuple(params[:2]), weight_decay=weight_decay, rate=1.0),
-        Group(names=names[2:], params=tuple(params[2:]), weight_decay=0.0, rate=rate),
+        ParameterGroup(names=names[:2], params=tuple(params[:2]), weight_decay=weight_decay, rate=1.0),
+        ParameterGroup(names=names[2:], params=tuple(params[2:]), weight_decay=0.0, rate=rate),
     ]
 
 

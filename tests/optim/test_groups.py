@@ -12,20 +12,20 @@ from vitrail.models.build import build
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.zoo import ZOO
 from vitrail.optim.config import Optim
-from vitrail.optim.groups import freeze, groups
+from vitrail.optim.groups import freeze, group_parameters
 
 KINDS = {**{f"small {name}": small(config) for name, config in ZOO.items()}, **VARIANTS}
 DISTINCT = {config: name for name, config in reversed(KINDS.items())}
 
 
 def decayed(module: nn.Module) -> set[str]:
-    made = groups(module, Optim(weight_decay=0.1))
+    made = group_parameters(module, Optim(weight_decay=0.1))
     assert {group.weight_decay for group in made} <= {0.0, 0.1}
     return {name for group in made if group.weight_decay for name in group.names}
 
 
 def rates(module: nn.Module, decay: float) -> dict[str, float]:
-    made = groups(module, Optim(layer_decay=decay, weight_decay=0.1))
+    made = group_parameters(module, Optim(layer_decay=decay, weight_decay=0.1))
     return {name: group.rate for group in made for name in group.names}
 
 
@@ -61,7 +61,7 @@ def test_kernels_decay_and_nothing_else(config):
     network = build(config)
     names = {name for name, _ in network.named_parameters()}
     assert decayed(network) == {name for name in names if name.endswith(".weight") and "norm" not in name}
-    assert {name for group in groups(network, Optim(weight_decay=0.1)) for name in group.names} == names
+    assert {name for group in group_parameters(network, Optim(weight_decay=0.1)) for name in group.names} == names
 
 
 def test_by_name():
@@ -100,8 +100,8 @@ def test_rates_fall_towards_the_picture(config):
 def test_a_hybrids_backbone_is_layer_0_and_without_layer_decay_two_groups_do():
     network = build(HYBRID)
     assert rates(network, 0.5)["embedding.backbone.stages.1.0.conv1.weight"] == 0.5 ** (HYBRID.depth + 1)
-    assert [group.rate for group in groups(network, Optim(weight_decay=0.1))] == [1.0, 1.0]
-    assert [group.weight_decay for group in groups(network, Optim())] == [0.0]
+    assert [group.rate for group in group_parameters(network, Optim(weight_decay=0.1))] == [1.0, 1.0]
+    assert [group.weight_decay for group in group_parameters(network, Optim())] == [0.0]
 
 
 def test_what_an_objective_adds_comes_last_and_names_carry_the_prefix():
@@ -111,7 +111,7 @@ def test_what_an_objective_adds_comes_last_and_names_carry_the_prefix():
     assert found["network.blocks.1.mlp.expand.bias"] == 0.5
     assert found["network.class_token"] == 0.5**3
     assert decayed(objective) == {"decoder.weight", *(f"network.{name}" for name in decayed(objective.network))}
-    for group in groups(objective, Optim(), "objective."):
+    for group in group_parameters(objective, Optim(), "objective."):
         for name, parameter in zip(group.names, group.params, strict=True):
             assert objective.get_parameter(name.removeprefix("objective.")) is parameter
             assert name.startswith("objective.")
@@ -142,7 +142,7 @@ def test_freezing(what, prefixes):
     freeze(network, Optim(freeze=what))
     wanted = {name for name, _ in network.named_parameters() if name.startswith(tuple(prefixes))}
     assert trainable(network) == wanted
-    assert {name for group in groups(network, Optim()) for name in group.names} == wanted
+    assert {name for group in group_parameters(network, Optim()) for name in group.names} == wanted
     objective = Around(build(VIT))
     freeze(objective, Optim(freeze=what))
     around = {"decoder.weight", "decoder.bias", "norm.weight", "norm.bias", "mask_token"}

@@ -173,10 +173,10 @@ def test_large_lists_are_worked_off_in_parts(monkeypatch):
     from vitrail.optim import optimiser as foreach
 
     whole = made(KINDS["adamw, bfloat16"])
-    parts = foreach.parts
+    parts = foreach.chunk
     for step in range(3):
         go(whole[1], whole[0], step)
-    monkeypatch.setattr(foreach, "parts", lambda tensors: parts(tensors, 8))
+    monkeypatch.setattr(foreach, "chunk", lambda tensors: parts(tensors, 8))
     assert [list(range(4))[part] for part in parts(whole[0], 16)] == [[0, 1], [2, 3]]
     cut = made(KINDS["adamw, bfloat16"])
     for step in range(3):

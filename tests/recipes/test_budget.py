@@ -20,7 +20,7 @@ from vitrail.recipes.budget import CPU_MINUTES, Budget, choose_budget, minutes_f
 from vitrail.recipes.run_overrides import with_changes
 from vitrail.recipes.run_request import Asked, planned
 from vitrail.train.config import Run
-from vitrail.train.data_splits import Pictures, find_pictures
+from vitrail.train.data import DataSplits, open_splits
 from vitrail.train.dry_run import seconds_per_image
 
 ALONE = World(device=torch.device("cpu"))
@@ -45,13 +45,13 @@ def asked(weights: str) -> Asked:
 
 def taking(seconds: float) -> Any:
     """A measurement that finds so many seconds an image."""
-    return lambda run, pictures, world: seconds
+    return lambda run, splits, world: seconds
 
 
-def cut_down(asked: Asked, minutes: float, image_s: float) -> tuple[Run, Pictures, Budget]:
+def cut_down(asked: Asked, minutes: float, image_s: float) -> tuple[Run, DataSplits, Budget]:
     run = planned(asked).run
-    pictures = find_pictures(run.data)
-    return run, pictures, choose_budget(run, pictures, minutes=minutes, image_s=image_s)
+    splits = open_splits(run.data)
+    return run, splits, choose_budget(run, splits, minutes=minutes, image_s=image_s)
 
 
 def test_a_recipe_that_fits_stays_whole(asked: Asked) -> None:
@@ -64,7 +64,7 @@ def test_a_recipe_that_fits_stays_whole(asked: Asked) -> None:
 
 @pytest.mark.parametrize("image_s", [0.02, 0.1, 0.2])
 def test_what_is_cut_fits(asked: Asked, image_s: float) -> None:
-    run, pictures, found = cut_down(asked, minutes=5, image_s=image_s)
+    run, splits, found = cut_down(asked, minutes=5, image_s=image_s)
     cut = with_changes(run, found.settings)
     assert (cut.steps, cut.start) == (found.steps, "closed-form")
     assert cut.optim.lr == pytest.approx(run.optim.lr / 10)
@@ -72,7 +72,7 @@ def test_what_is_cut_fits(asked: Asked, image_s: float) -> None:
     assert cut.schedule.warmup < cut.steps
     assert found.seconds <= 300 < found.full_seconds
     frozen = int(cut.optim.freeze.removeprefix("blocks:"))
-    assert frozen == (DEPTH // 2 if cut.steps * cut.batch >= len(pictures.train) and image_s < 0.2 else DEPTH - 1)
+    assert frozen == (DEPTH // 2 if cut.steps * cut.batch >= len(splits.train) and image_s < 0.2 else DEPTH - 1)
 
 
 def test_too_little_time_still_trains_a_little_and_says_how_long(asked: Asked) -> None:
@@ -160,5 +160,5 @@ def test_minutes_that_make_no_sense_are_refused(text: str, capsys: pytest.Captur
 def test_the_pace_is_measured_without_a_trace(asked: Asked) -> None:
     run = planned(asked).run
     state = torch.get_rng_state()
-    assert 0 < seconds_per_image(run, find_pictures(run.data), ALONE) < 60
+    assert 0 < seconds_per_image(run, open_splits(run.data), ALONE) < 60
     assert torch.equal(torch.get_rng_state(), state)

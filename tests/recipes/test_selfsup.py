@@ -13,7 +13,7 @@ from vitrail.models.zoo import network_name
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.objectives.registry import count_weights
 from vitrail.recipes.registry import recipe, recipes
-from vitrail.train.resolve import fitted
+from vitrail.train.resolve import fit_network
 
 NAMES = [name for name in recipes() if name.startswith("selfsup/")]
 KINDS = {"masked": "MaskedPatches", "mae": "MAE", "moco": "MoCo", "dino": "DINO"}
@@ -34,7 +34,7 @@ def test_the_network_has_no_head_and_suits_its_objective(name: str) -> None:
     assert type(run.objective).__name__ == KINDS[kind]
     assert isinstance(run.model, ViTConfig)
     assert (run.model.head, run.model.classes) == ("none", 0)
-    assert fitted(run, 10) == run.model
+    assert fit_network(run, 10) == run.model
     trained, kept = count_weights(run.objective, run.model, World(device=torch.device("cpu")))
     assert trained > 0
     assert (kept > 0.5 * trained) == (kind in ("moco", "dino"))  # a teacher

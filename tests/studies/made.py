@@ -3,26 +3,26 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from vitrail.studies.framework.definition import Findings, Scale, Study, grid
-from vitrail.train.grid.cell import Cell, Outcome, Place
+from vitrail.train.grid.plan import Cell, CellOutcome, Coordinate
 
-Values = Callable[[Mapping[str, Place]], Mapping[str, float]]
+Values = Callable[[Mapping[str, Coordinate]], Mapping[str, float]]
 NOISE = (-0.002, 0.001, 0.001)  # by seed
 
 
-def noisy(value: float, at: Mapping[str, Place]) -> float:
+def noisy(value: float, at: Mapping[str, Coordinate]) -> float:
     """A value as seeds would scatter it."""
     return value + NOISE[int(at["seed"]) % len(NOISE)]
 
 
-def outcomes(study: Study, scale: Scale, values: Values, *, failed: Sequence[str] = ()) -> list[Outcome]:
+def outcomes(study: Study, scale: Scale, values: Values, *, failed: Sequence[str] = ()) -> list[CellOutcome]:
     """Every cell of the grid with its values; those whose name begins with one of `failed` have none."""
     return [outcome(cell, values, failed) for cell in grid(study, scale)]
 
 
-def outcome(cell: Cell, values: Values, failed: Sequence[str]) -> Outcome:
+def outcome(cell: Cell, values: Values, failed: Sequence[str]) -> CellOutcome:
     if any(cell.name.startswith(name) for name in failed):
-        return Outcome(cell=cell.name, at=cell.at, fault="the loss is not finite")
-    return Outcome(cell=cell.name, at=cell.at, values=values(cell.at))
+        return CellOutcome(cell=cell.name, at=cell.at, fault="the loss is not finite")
+    return CellOutcome(cell=cell.name, at=cell.at, values=values(cell.at))
 
 
 def check_grids(study: Study) -> None:
@@ -42,7 +42,7 @@ def check_findings(study: Study, scale: Scale, values: Values) -> Findings:
     """With all outcomes, with some missing, with all failed and with none there is a table, a figure and a sentence."""
     every = outcomes(study, scale, values)
     whole = study.conclude(every)
-    nothing = [Outcome(cell=one.cell, at=one.at, fault="out of memory") for one in every]
+    nothing = [CellOutcome(cell=one.cell, at=one.at, fault="out of memory") for one in every]
     parts = [every[at::step] for step in (2, 3) for at in range(step)]
     for some in (every, nothing, [], every[:1], *parts):
         found = study.conclude(some)

@@ -7,10 +7,10 @@ import pytest
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
 from vitrail.studies.framework.definition import grid
 from vitrail.studies.paper.axial import READINGS, STUDY
-from vitrail.train.grid.cell import Place
+from vitrail.train.grid.plan import Coordinate
 
 
-def values(at: Mapping[str, Place], gain: float = 0.02) -> dict[str, float]:
+def values(at: Mapping[str, Coordinate], gain: float = 0.02) -> dict[str, float]:
     """Twice the compute and half the speed for `gain`."""
     axial = at["attention"] == "axial"
     return {

@@ -12,12 +12,12 @@ from vitrail.studies.framework.results import groups
 from vitrail.studies.paper.data_size import SMALL, STUDY
 from vitrail.studies.paper.data_size_findings import best_of_search, pairs
 from vitrail.tasks.classification.objective import Classification
-from vitrail.train.grid.cell import Outcome, Place
+from vitrail.train.grid.plan import CellOutcome, Coordinate
 
 SIZES = {part: at for at, part in enumerate(SMALL.parts)}
 
 
-def values(at: Mapping[str, Place], start: float = -0.08, step: float = 0.05) -> dict[str, float]:
+def values(at: Mapping[str, Coordinate], start: float = -0.08, step: float = 0.05) -> dict[str, float]:
     """The ResNet rises by ten points a size; the ViT starts behind it and gains some each size. What the search tries
     helps on what was held out where the name says so, and by two points on test."""
     size = SIZES[float(at["part"])]
@@ -119,7 +119,7 @@ def test_the_search_is_chosen_by_what_was_held_out() -> None:
     """A setting that is best on test and not on what was held out is not taken."""
     tempting = "wd0.05-do0.1-ls0"
 
-    def tempted(at: Mapping[str, Place]) -> dict[str, float]:
+    def tempted(at: Mapping[str, Coordinate]) -> dict[str, float]:
         return {**values(at), **({"accuracy": 0.99} if at["regularisers"] == tempting else {})}
 
     found = best_of_search(outcomes(STUDY, "small", tempted), "accuracy")
@@ -142,12 +142,12 @@ def test_failed_cells_are_told() -> None:
 
 
 def test_the_papers_values_stand_beside() -> None:
-    def printed(at: Mapping[str, Place]) -> dict[str, float]:
+    def printed(at: Mapping[str, Coordinate]) -> dict[str, float]:
         if at["series"] == "tuned":
             return {"accuracy": TABLE_5[str(at["upstream"])]["imagenet"][str(at["network"])] / 100}
         return {"fewshot-5": 0.5} if at["series"] == "plain" else {}
 
-    every = [Outcome(cell=cell.name, at=cell.at, values=printed(cell.at)) for cell in grid(STUDY, "paper")]
+    every = [CellOutcome(cell=cell.name, at=cell.at, values=printed(cell.at)) for cell in grid(STUDY, "paper")]
     found = STUDY.conclude(every)
     tuned = [row for row in found.table.rows if row[1].endswith("tuned")]
     assert len(tuned) == 14

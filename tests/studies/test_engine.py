@@ -19,11 +19,12 @@ from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.core.errors import ConfigError
 from vitrail.studies.framework import results as kept
 from vitrail.studies.framework.definition import grid
-from vitrail.train.grid import board as board_module
-from vitrail.train.grid import cell as results
-from vitrail.train.grid import engine, worker
-from vitrail.train.grid.cell import Cell, Job
-from vitrail.train.grid.engine import places_for
+from vitrail.train.grid import engine
+from vitrail.train.grid import engine as board_module
+from vitrail.train.grid import plan as results
+from vitrail.train.grid import workers as worker
+from vitrail.train.grid.engine import device_slots
+from vitrail.train.grid.plan import Cell, CellJob
 from vitrail.train.run_folder.files import read_json
 
 
@@ -142,9 +143,9 @@ def test_an_explosion_and_an_unknown_error_are_told_in_words(tmp_path: Path, mon
     out = tmp_path / "study"
     wild = Cell(name="wild", at={}, run=replace(quick(lr=1e30), bad_steps=1))
     odd = Cell(name="odd", at={}, run=quick(seed=5))
-    real = results.keep
+    real = results.keep_outcome
 
-    def keep(cell: Cell, folder: Path, job: Job, *, checkpoints: bool) -> Mapping[str, float]:
+    def keep(cell: Cell, folder: Path, job: CellJob, *, checkpoints: bool) -> Mapping[str, float]:
         if cell.name == "odd":
             raise RuntimeError("a thing nobody\nthought of")
         return real(cell, folder, job, checkpoints=checkpoints)
@@ -195,9 +196,9 @@ def test_a_seed_of_the_whole_grid_comes_before_the_next_seed(tmp_path: Path) -> 
 
 
 def test_one_study_at_a_time_uses_a_folder(tmp_path: Path) -> None:
-    from vitrail.train.run_folder.files import Lock
+    from vitrail.train.run_folder.files import RunLock
 
-    lock = Lock(tmp_path, print)
+    lock = RunLock(tmp_path, print)
     with pytest.raises(ConfigError, match="is in use by process"):
         play(plan_of(tmp_path))
     lock.release()
@@ -250,15 +251,15 @@ def test_a_study_that_is_killed_repeats_no_finished_cell(tmp_path: Path) -> None
 
 def test_where_the_processes_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "cores", lambda: 2)
-    assert [place.on_machine for place in places_for("cpu")] == [1]
+    assert [place.on_machine for place in device_slots("cpu")] == [1]
     monkeypatch.setattr(engine, "cores", lambda: 8)
-    assert [place.on_machine for place in places_for("cpu")] == [4, 4, 4, 4]
-    assert len(places_for("cpu", 3)) == 3
+    assert [place.on_machine for place in device_slots("cpu")] == [4, 4, 4, 4]
+    assert len(device_slots("cpu", 3)) == 3
     with pytest.raises(ConfigError, match="--jobs -1"):
-        places_for("cpu", -1)
+        device_slots("cpu", -1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    found = places_for("auto")
+    found = device_slots("auto")
     assert [place.device for place in found] == ["cuda:0", "cuda:1"] * 4
     assert {(place.on_device, place.on_machine) for place in found} == {(4, 8)}
-    assert {place.device for place in places_for("cuda:1", 3)} == {"cuda:1"}
+    assert {place.device for place in device_slots("cuda:1", 3)} == {"cuda:1"}

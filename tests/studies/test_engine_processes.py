@@ -14,14 +14,14 @@ from tests.studies.tiny_study import Recorder, board_of, cells, plan_of, quick
 from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.studies.framework import results as kept
 from vitrail.studies.framework.run_study import Plan, go
-from vitrail.train.grid.cell import Cell
-from vitrail.train.grid.engine import spread
-from vitrail.train.grid.worker import Place
-from vitrail.train.run_folder.files import holder, is_held
-from vitrail.train.runtime.observer import Stop, heard
+from vitrail.train.grid.engine import run_in_pool
+from vitrail.train.grid.plan import Cell
+from vitrail.train.grid.workers import DeviceSlot
+from vitrail.train.observer import Stop, listen_for_signals
+from vitrail.train.run_folder.files import is_held, read_holder
 
 LONG = 100_000  # steps: an hour
-ONE = Place(device="cpu")
+ONE = DeviceSlot(device="cpu")
 
 
 def long_one(name: str = "long") -> Cell:
@@ -37,7 +37,7 @@ def then(folder: Path, act: Callable[[int], None]) -> threading.Thread:
             if time.monotonic() > end:
                 return
             time.sleep(0.02)
-        act(int(holder(folder)["pid"]))
+        act(int(read_holder(folder)["pid"]))
 
     thread = threading.Thread(target=wait)
     thread.start()
@@ -54,13 +54,13 @@ def test_a_process_that_is_killed_fails_its_cell_and_another_takes_its_place(tmp
         os.kill(process, signal.SIGKILL)
 
     thread = then(kept.folder_of(tmp_path, "long"), kill)
-    spread(board, [ONE], Stop())
+    run_in_pool(board, [ONE], Stop())
     thread.join()
     assert killed != [os.getpid()]
     assert board.states == {"long": "failed", "first-0": "done"}
     assert "its process was ended by SIGKILL" in board.outcomes["long"].fault
     assert recorder.lines == ["start long", "fail long", "start first-0", "end first-0"]
-    assert holder(kept.folder_of(tmp_path, "first-0"))["pid"] not in (killed[0], os.getpid())
+    assert read_holder(kept.folder_of(tmp_path, "first-0"))["pid"] not in (killed[0], os.getpid())
 
 
 @pytest.mark.slow
@@ -87,8 +87,8 @@ def test_processes_whose_study_was_killed_save_and_end(tmp_path: Path) -> None:
     plan: Plan = replace(plan_of(tmp_path), cells=(long_one(),))
     child = os.fork()
     if not child:
-        with heard() as stop:
-            spread(board_of(plan), [ONE], stop)
+        with listen_for_signals() as stop:
+            run_in_pool(board_of(plan), [ONE], stop)
         os._exit(0)
     then(folder, lambda process: os.kill(child, signal.SIGKILL)).join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

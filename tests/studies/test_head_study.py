@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
 from vitrail.studies.paper.class_token_vs_pooling import STUDY
-from vitrail.train.grid.cell import Place
+from vitrail.train.grid.plan import Coordinate
 
 BEST = {"token": 1e-3, "mean": 3e-4}
 
 
-def values(at: Mapping[str, Place], worse: float = 0.0) -> dict[str, float]:
+def values(at: Mapping[str, Coordinate], worse: float = 0.0) -> dict[str, float]:
     """The heads alike at rates of their own; off its rate a head loses ten points on dev, and nothing on test."""
     off = at["lr"] != BEST[str(at["head"])]
     test = 0.8 - (worse if at["head"] == "mean" else 0.0)

@@ -8,12 +8,12 @@ import pytest
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
 from vitrail.studies.framework.definition import grid
 from vitrail.studies.paper.adam_vs_sgd import JFT, STUDY, TABLE_7
-from vitrail.train.grid.cell import Place
+from vitrail.train.grid.plan import Coordinate
 
 BEST = {"adam": 1e-3, "sgd": 0.1}
 
 
-def values(at: Mapping[str, Place], sgd: float = 0.8) -> dict[str, float]:
+def values(at: Mapping[str, Coordinate], sgd: float = 0.8) -> dict[str, float]:
     """Adam at 82; off its rate an optimiser loses on dev and seems better on test."""
     kind = str(at["optimizer"])
     off = at["lr"] != BEST[kind]
@@ -23,7 +23,7 @@ def values(at: Mapping[str, Place], sgd: float = 0.8) -> dict[str, float]:
     }
 
 
-def printed(at: Mapping[str, Place]) -> dict[str, float]:
+def printed(at: Mapping[str, Coordinate]) -> dict[str, float]:
     if at["on"] == JFT:
         return {"exaflops": 50.0}
     value = TABLE_7[str(at["network"]), str(at["optimizer"])][str(at["on"])] / 100

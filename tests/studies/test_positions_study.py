@@ -7,13 +7,13 @@ from vitrail.core.paper_tables import TABLE_8
 from vitrail.models.vit_config import ViTConfig
 from vitrail.studies.framework.definition import grid
 from vitrail.studies.paper.positions import STUDY
-from vitrail.train.grid.cell import Place
+from vitrail.train.grid.plan import Coordinate
 
 # Seeds scatter by 0.2 points; ways differ by less than that.
 SHIFT = {way: 0.0005 * (at % 3) for at, way in enumerate(TABLE_8)}
 
 
-def values(at: Mapping[str, Place], none: float = -0.03, odd: float = 0.0) -> dict[str, float]:
+def values(at: Mapping[str, Coordinate], none: float = -0.03, odd: float = 0.0) -> dict[str, float]:
     """Positions are worth three points, and `odd` more or less where they are relative."""
     way = (str(at["positions"]), str(at["placed"]))
     extra = none if way[0] == "none" else odd if way[0] == "relative" else 0.0

@@ -18,12 +18,12 @@ from vitrail.studies.framework import study_report as presentation
 from vitrail.studies.framework.definition import Findings, Table
 from vitrail.studies.framework.study_report import darkened, found, markdown, write
 from vitrail.studies.paper.positions import STUDY
-from vitrail.train.grid.cell import Outcome, Place
+from vitrail.train.grid.plan import CellOutcome, Coordinate
 
 FILES = ["figure.png", "figure.svg", "report.html", "table.csv", "table.md"]
 
 
-def values(at: Mapping[str, Place]) -> dict[str, float]:
+def values(at: Mapping[str, Coordinate]) -> dict[str, float]:
     return {"accuracy": noisy(0.8, at), "fewshot-5": 0.7, "exaflops": 0.25, "device_hours": 0.5, "images": 1000.0}
 
 
@@ -89,7 +89,7 @@ def test_nothing_yet(tmp_path: Path) -> None:
 
 def test_the_folder_knows_its_cells_and_its_command(tmp_path: Path) -> None:
     """A study of fewer seeds has fewer cells than its own grid; one that was stopped says how to go on."""
-    done = Outcome(
+    done = CellOutcome(
         cell="none-stem-seed0", at={"positions": "none", "placed": "stem", "seed": 0}, values={"accuracy": 0.5}
     )
     cells = {"none-stem-seed0": {"state": "done", "seconds": 12.3}, "learned-stem-seed0": {"state": "stopped"}}

@@ -15,13 +15,13 @@ from vitrail.models.zoo import adapted
 from vitrail.recipes.digits import finetune_digits
 from vitrail.studies.framework.definition import grid
 from vitrail.studies.paper.resolution import BEFORE, STUDY
-from vitrail.train.assemble import starting_network
-from vitrail.train.grid.cell import Place
+from vitrail.train.assemble import build_starting_network
+from vitrail.train.grid.plan import Coordinate
 
 WIDE = ViTConfig(width=16, depth=1, mlp_width=32, heads=2, patch=(4, 4), image=(16, 16), classes=10)
 
 
-def values(at: Mapping[str, Place], *, up: float = 0.02, lost: float = 0.03) -> dict[str, float]:
+def values(at: Mapping[str, Coordinate], *, up: float = 0.02, lost: float = 0.03) -> dict[str, float]:
     """Each size above the lowest brings `up`; positions drawn again lose `lost`; each scatters by seed on its own."""
     higher, drawn = int(at["size"]) > int(at["from"]), at["positions"] == "drawn"
     value = 0.7 + up * higher - lost * drawn
@@ -106,7 +106,7 @@ def started(weights: str, positions: str, size: int, seed: int = 0, config: ViTC
     run = replace(run, augmentation=replace(run.augmentation, crop=replace(run.augmentation.crop, size=(size, size))))
     model = adapted(config, image_size=size)
     run = replace(run, model=model, preprocessing=load(weights, image_size=size).card.preprocessing)
-    return starting_network(run, labels, {}).state_dict()["position.tables.0.table"][0]
+    return build_starting_network(run, labels, {}).state_dict()["position.tables.0.table"][0]
 
 
 def test_resized_positions_are_those_of_the_weights(weights):
@@ -135,7 +135,7 @@ def test_positions_of_two_tables_are_drawn_too(tmp_path):
     run = replace(
         run, model=adapted(config, image_size=32), preprocessing=load(run.weights, image_size=32).card.preprocessing
     )
-    tables = starting_network(run, tuple("0123456789"), {}).state_dict()
+    tables = build_starting_network(run, tuple("0123456789"), {}).state_dict()
     assert torch.equal(tables["position.tables.0.prefix"], torch.ones(1, 1, 16))
     for name in ("rows", "columns"):
         assert tables[f"position.tables.0.{name}"].shape == (8, 8)

@@ -10,18 +10,18 @@ from vitrail.models.zoo import model_config
 from vitrail.studies.framework.definition import grid
 from vitrail.studies.paper.scaling import SMALL, SMALL_LENGTHS, STUDY, TINY, TINY_LENGTHS
 from vitrail.studies.paper.scaling_findings import lines_of, networks_of
-from vitrail.train.grid.cell import Outcome, Place
+from vitrail.train.grid.plan import CellOutcome, Coordinate
 
 TRAININGS = len(SMALL["ViT"]) * len(SMALL_LENGTHS)
 
 
-def place_of(at: Mapping[str, Place]) -> int:
+def place_of(at: Mapping[str, Coordinate]) -> int:
     """Of a training among those of its family, network by network, the short ones first."""
     lengths = [f"{steps:,} steps" for steps in SMALL_LENGTHS]
     return list(SMALL[str(at["family"])]).index(str(at["network"])) * len(lengths) + lengths.index(str(at["length"]))
 
 
-def values(at: Mapping[str, Place], needs: float = 3.0, lead: float = 0.02) -> dict[str, float]:
+def values(at: Mapping[str, Coordinate], needs: float = 3.0, lead: float = 0.02) -> dict[str, float]:
     """Error 0.5·C^-0.3 for ViTs; ResNets need some times as much, hybrids have a lead that is gone at the largest."""
     place = place_of(at)
     compute = 10.0**place
@@ -104,7 +104,7 @@ def test_hybrids_without_a_lead() -> None:
 def test_resnets_that_are_all_above_every_vit() -> None:
     """Nothing costs both families something then, and still the study knows who needs less."""
 
-    def lifted(at: Mapping[str, Place]) -> dict[str, float]:
+    def lifted(at: Mapping[str, Coordinate]) -> dict[str, float]:
         place = place_of(at)
         accuracy = {"ViT": 0.5, "BiT": 0.8, "hybrid": 0.6}[str(at["family"])] + 0.01 * place
         return {"exaflops": 10.0 ** (place + (at["family"] != "BiT")), "accuracy": accuracy}
@@ -123,7 +123,7 @@ def test_resnets_that_are_all_above_every_vit() -> None:
 def test_a_family_whose_largest_network_is_not_its_best_is_compared_all_the_same() -> None:
     """Of hybrids that get worse with size the frontier is one point, and a larger budget still buys that."""
 
-    def falling(at: Mapping[str, Place]) -> dict[str, float]:
+    def falling(at: Mapping[str, Coordinate]) -> dict[str, float]:
         place = place_of(at)
         accuracy = 0.8 - 0.02 * place if at["family"] == "hybrid" else 0.7 + 0.01 * place
         return {"exaflops": 10.0**place, "accuracy": noisy(accuracy, at)}
@@ -143,16 +143,16 @@ def test_one_seed_decides_nothing() -> None:
     assert STUDY.conclude(one).beside.count("nothing is decided") == 2
 
 
-def papers(own: bool = True) -> list[Outcome]:
+def papers(own: bool = True) -> list[CellOutcome]:
     """Outcomes of the paper's grid as Table 6 prints them."""
     rows = {(row.network, row.epochs): row for row in TABLE_6}
-    out: list[Outcome] = []
+    out: list[CellOutcome] = []
     for cell in grid(STUDY, "paper"):
         row = rows[str(cell.at["network"]), int(str(cell.at["length"]).split()[0])]
         tuned = cell.at["task"] in AVERAGE_5
         values = {"accuracy": row.accuracy[str(cell.at["task"])] / 100} if tuned else {"exaflops": row.exaflops}
         if tuned or own:
-            out.append(Outcome(cell=cell.name, at=cell.at, values=values))
+            out.append(CellOutcome(cell=cell.name, at=cell.at, values=values))
     return out
 
 

@@ -19,12 +19,12 @@ from vitrail.studies.paper.selfsup import (
     UNTAUGHT,
     plan,
 )
-from vitrail.train.grid.cell import Place
+from vitrail.train.grid.plan import Coordinate
 
 OVER = {SCRATCH: 0.0, LONGER: 0.042, "masked-pixels": 0.04, SUPERVISED: 0.1}  # over scratch; 5 points for all others
 
 
-def values(at: Mapping[str, Place], over: Mapping[str, float] = OVER) -> dict[str, float]:
+def values(at: Mapping[str, Coordinate], over: Mapping[str, float] = OVER) -> dict[str, float]:
     if at["stage"] == BEFORE:
         return {"accuracy": noisy(0.4, at), "fewshot-5": noisy(0.3, at)}
     return {"accuracy": noisy(0.5 + 0.1 * float(at["budget"]) + over.get(str(at["method"]), 0.05), at)}

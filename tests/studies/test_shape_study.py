@@ -9,12 +9,12 @@ from tests.studies.made import check_findings, check_grids, noisy, outcomes
 from vitrail.studies.framework.definition import grid
 from vitrail.studies.framework.results import groups
 from vitrail.studies.paper.depth_width_patch import BASE, LINES, STUDY, gains
-from vitrail.train.grid.cell import Place
+from vitrail.train.grid.plan import Coordinate
 
 GAIN = {"All": 0.03, "Depth": 0.04, "Patch size": 0.03, "Width MLP": 0.02, "Width": 0.01}  # for a doubling
 
 
-def values(at: Mapping[str, Place], gain: Mapping[str, float] = GAIN) -> dict[str, float]:
+def values(at: Mapping[str, Coordinate], gain: Mapping[str, float] = GAIN) -> dict[str, float]:
     line = str(at["line"])
     return {"accuracy": noisy(0.5 + gain.get(line, 0.0) * math.log2(float(at["compute"])), at)}
 

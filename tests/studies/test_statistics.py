@@ -19,12 +19,12 @@ from vitrail.studies.framework.results import (
     seeds,
     student,
 )
-from vitrail.train.grid.cell import Outcome
+from vitrail.train.grid.plan import CellOutcome
 
 
-def outcome(kind: str, seed: int, accuracy: float | None, fault: str = "") -> Outcome:
+def outcome(kind: str, seed: int, accuracy: float | None, fault: str = "") -> CellOutcome:
     values = {} if accuracy is None else {"accuracy": accuracy}
-    return Outcome(cell=f"{kind}-{seed}", at={"kind": kind, "seed": seed}, values=values, fault=fault)
+    return CellOutcome(cell=f"{kind}-{seed}", at={"kind": kind, "seed": seed}, values=values, fault=fault)
 
 
 def test_mean_deviation_and_error() -> None:
@@ -60,7 +60,7 @@ def test_failed_cells_do_not_count_but_their_place_stays() -> None:
 
 
 def test_a_group_is_found_by_a_part_of_its_place() -> None:
-    found = groups([Outcome(cell="x", at={"family": "ViT", "part": 0.1, "seed": 0}, values={"accuracy": 0.5})])
+    found = groups([CellOutcome(cell="x", at={"family": "ViT", "part": 0.1, "seed": 0}, values={"accuracy": 0.5})])
     assert group_at(found, {"part": 0.1}) is found[0]
     assert group_at(found, {"part": 0.2}) is None
 

@@ -15,7 +15,7 @@ from vitrail.studies.framework import cost_estimate as costs
 from vitrail.studies.framework import registry
 from vitrail.studies.framework.definition import check, grid, repeated
 from vitrail.train.config import Data, RunRequest, to_stage
-from vitrail.train.grid.cell import Cell
+from vitrail.train.grid.plan import Cell
 
 PACE = costs.Pace(device="a card", peak=1e15, step_s=0.0, start_s=0.0)
 

@@ -21,8 +21,8 @@ from vitrail.evaluation.result import Result
 from vitrail.studies.paper.vtab import Outcome, Score, Study, base_run, changed, go, place, so_far, task_run
 from vitrail.studies.paper.vtab_table import deduplicated, html, means, result, rows
 from vitrail.train import loop
-from vitrail.train.grid import worker
-from vitrail.train.grid.engine import places_for
+from vitrail.train.grid import workers as worker
+from vitrail.train.grid.engine import device_slots
 
 HERE = World(device=torch.device("cpu"))
 
@@ -190,7 +190,7 @@ def test_a_study_that_is_killed_resumes_to_the_same_scores(
 def test_tasks_in_processes_of_their_own_give_the_same(weights: str, sets: Path, tmp_path: Path) -> None:
     tasks = ("cifar100", "pets", "dsprites-location")
     whole = go(study_of(weights, tmp_path / "whole", sets, *tasks), world=HERE)
-    spread = go(study_of(weights, tmp_path / "out", sets, *tasks), world=HERE, places=places_for("cpu", 2))
+    spread = go(study_of(weights, tmp_path / "out", sets, *tasks), world=HERE, places=device_slots("cpu", 2))
     assert (spread.states, spread.scores) == (whole.states, whole.scores)
     assert spread.of("missing") == ["pets"]
     pids = {json.loads((tmp_path / "out" / task / "lock").read_text())["pid"] for task in ("cifar100", tasks[2])}

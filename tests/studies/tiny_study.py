@@ -11,11 +11,9 @@ from vitrail.distributed.process_group import World
 from vitrail.studies.framework.definition import Findings, Scale, Study, Table, grid
 from vitrail.studies.framework.run_study import Plan, go
 from vitrail.train.config import Data, Keep, Run, RunRequest, to_stage
-from vitrail.train.grid.board import Board
-from vitrail.train.grid.cell import Cell, Outcome
-from vitrail.train.grid.engine import places_for
-from vitrail.train.grid.plan import Report, present_nothing
-from vitrail.train.runtime.observer import Observer, Silent
+from vitrail.train.grid.engine import GridState, device_slots
+from vitrail.train.grid.plan import Cell, CellOutcome, GridReport, present_nothing
+from vitrail.train.observer import NullObserver, Observer
 
 STEPS = 8
 DIGITS = Data(source="digits", dev=0.02, watch="dev", test="test", workers=0)
@@ -35,7 +33,7 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
     return first, second, third
 
 
-def conclude(outcomes: Sequence[Outcome]) -> Findings:
+def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
     rows = tuple((one.cell, one.fault or f"{one.values['accuracy']:.4f}") for one in outcomes)
     return Findings(
         table=Table(columns=("cell", "accuracy"), rows=rows),
@@ -54,20 +52,20 @@ class Recorder:
 
     lines: list[str] = field(default_factory=list[str])
 
-    def told(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.lines.append(f"told {text}")
 
     def started(self, cell: Cell) -> None:
         self.lines.append(f"start {cell.name}")
 
-    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+    def ended(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None:
         self.lines.append(f"{'fail' if outcome.fault else 'end'} {cell.name}")
 
     def progress(self, share: float, left_s: float) -> None:
         assert 0 <= share <= 1 + 1e-9
 
     def listen(self, cell: Cell) -> Observer:
-        return Silent()
+        return NullObserver()
 
 
 def plan_of(out: Path, changed: Sequence[Cell] = (), *, force: bool = False) -> Plan:
@@ -75,10 +73,10 @@ def plan_of(out: Path, changed: Sequence[Cell] = (), *, force: bool = False) -> 
     return Plan(study=TINY, scale="tiny", cells=tuple(known.values()), out=out, go_on="again", force=force)
 
 
-def board_of(plan: Plan, recorder: Recorder | None = None) -> Board:
-    return Board(plan.as_grid(), World(device=torch.device("cpu")), recorder or Recorder(), present_nothing)
+def board_of(plan: Plan, recorder: Recorder | None = None) -> GridState:
+    return GridState(plan.as_grid(), World(device=torch.device("cpu")), recorder or Recorder(), present_nothing)
 
 
-def play(plan: Plan, jobs: int = 1, recorder: Recorder | None = None) -> tuple[Report, Recorder]:
+def play(plan: Plan, jobs: int = 1, recorder: Recorder | None = None) -> tuple[GridReport, Recorder]:
     recorder = recorder or Recorder()
-    return go(plan, places=places_for("cpu", jobs), watcher=recorder, present=lambda outcomes: None), recorder
+    return go(plan, places=device_slots("cpu", jobs), watcher=recorder, present=lambda outcomes: None), recorder

@@ -16,12 +16,11 @@ from vitrail.distributed import parallel
 from vitrail.distributed.meta_init import local, whole
 from vitrail.distributed.process_group import World
 from vitrail.tasks.registry import task_of
-from vitrail.train.assemble import network_of, placed
-from vitrail.train.batches import Feed
+from vitrail.train.assemble import make_network, place_objective
 from vitrail.train.config import Run
-from vitrail.train.data_splits import find_pictures
+from vitrail.train.data import TrainBatches, open_splits
 from vitrail.train.resolve import resolve
-from vitrail.train.step import Step
+from vitrail.train.step import TrainingStep
 
 
 class PlainSGD:
@@ -55,18 +54,18 @@ def learnt(world: World, run: Run, dtype: torch.dtype, nudge: float = 0.0) -> di
     torch.set_default_dtype(dtype)
     policy: Any = lambda **kinds: MixedPrecisionPolicy(**{**kinds, "reduce_dtype": dtype})  # noqa: E731
     parallel.MixedPrecisionPolicy = policy  # in this process, which ends with the call
-    pictures = find_pictures(run.data, task_of(run.objective))
-    run = resolve(run, pictures, world)
-    network, values = network_of(run, pictures, world, None, None)
-    objective, made = placed(run, pictures, world, network, values)
+    splits = open_splits(run.data, task_of(run.objective))
+    run = resolve(run, splits, world)
+    network, values = make_network(run, splits, world, None, None)
+    objective, made = place_objective(run, splits, world, network, values)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in objective.parameters() if nudge else ():
             parameter += nudge * (2 * torch.randint(2, parameter.shape, generator=draw) - 1)
     optimiser: Any = PlainSGD(objective, run.optim.momentum)
-    step = Step(objective, made, optimiser, None, world=world, seed=run.seed, clip=0.0)
-    feed = Feed(
-        pictures.train,
+    step = TrainingStep(objective, made, optimiser, None, world=world, seed=run.seed, clip=0.0)
+    feed = TrainBatches(
+        splits.train,
         objective.views(run.augmentation),
         replace(run.data, resident="off"),
         batch=run.batch,

@@ -26,13 +26,14 @@ from vitrail.evaluation.frozen.ridge_head import fit_head
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train import closed_form_baseline as module
-from vitrail.train.closed_form_baseline import baseline, frozen, kept_head, wanted
+from vitrail.train.closed_form_baseline import is_enabled, load_frozen_network, prepare_baseline, read_head
 from vitrail.train.config import Data, Evaluation, Run
-from vitrail.train.data_splits import find_pictures
-from vitrail.train.loop import Result, train
-from vitrail.train.replay import replay
+from vitrail.train.data import open_splits
+from vitrail.train.dry_run import replay
+from vitrail.train.loop import train
 from vitrail.train.resolve import resolve
 from vitrail.train.run_folder.run import RunFolder
+from vitrail.train.scoring import TrainingResult
 
 ALONE = World(device=torch.device("cpu"))
 PLAIN = replace(MODEL, dropout=0.0, stochastic_depth=0.0)
@@ -84,14 +85,14 @@ class Watching:
         self.notes: list[str] = []
         self.rows: list[dict[str, Any]] = []
 
-    def told(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.notes.append(text)
 
     def progress(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
 
 
-def go(run: Run, out: Path, watching: Watching | None = None) -> Result:
+def go(run: Run, out: Path, watching: Watching | None = None) -> TrainingResult:
     return train(run, out=out, world=ALONE, observer=watching or Watching())
 
 
@@ -102,7 +103,7 @@ def rows(out: Path, kind: str) -> list[dict[str, Any]]:
 
 def expected(run: Run) -> dict[str, float]:
     """Written out: features of the start, least squares, accuracy on both splits."""
-    pictures = find_pictures(run.data)
+    splits = open_splits(run.data)
     model = load(run.weights)
     assert model.card is not None
     prepared = model.card.preprocessing
@@ -112,9 +113,9 @@ def expected(run: Run) -> dict[str, float]:
 
         return features(model, eval_batches(source, prepared, batch=64), prepared, "cpu")
 
-    head = fit_head(*of(pictures.train), 10)
+    head = fit_head(*of(splits.train), 10)
     found: dict[str, float] = {}
-    for name, source in (("dev", pictures.watch), ("test", pictures.test)):
+    for name, source in (("dev", splits.watch), ("test", splits.test)):
         x, labels = of(source)
         found[name] = float((head.predict(x)[0] == labels).double().mean())
     return found
@@ -183,7 +184,7 @@ def test_a_resume_keeps_it_and_computes_nothing(tmp_path: Path, weights: str, mo
     for file in newest.iterdir():
         file.unlink()
     newest.rmdir()
-    monkeypatch.setattr(module, "made", None)
+    monkeypatch.setattr(module, "compute_baseline", None)
     result = go(tuning(weights), out)
     assert result.baseline == first.baseline
     assert len(rows(out, "baseline")) == 2
@@ -194,13 +195,13 @@ def test_a_start_that_was_killed_early_takes_what_is_kept(
     tmp_path: Path, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tuning(weights, start="closed-form")
-    pictures = find_pictures(run.data)
-    run = resolve(run, pictures, ALONE)
+    splits = open_splits(run.data)
+    run = resolve(run, splits, ALONE)
     out = tmp_path / "run"
 
     def begin() -> Any:
         with RunFolder.open(out, config={}, command={}, tell=lambda text: None) as folder:
-            return baseline(run, pictures, ALONE, folder, Watching(), resumed=False)
+            return prepare_baseline(run, splits, ALONE, folder, Watching(), resumed=False)
 
     first = begin()
     monkeypatch.setattr(module, "cached_features", None)
@@ -253,24 +254,24 @@ def test_the_start_is_replayed_with_its_head(tmp_path: Path, weights: str) -> No
         for file in place.iterdir():
             file.unlink()
         place.rmdir()
-    again = replay(run, find_pictures(run.data), out, 0, ALONE)
+    again = replay(run, open_splits(run.data), out, 0, ALONE)
     assert again.weights_step == -1
     assert again.loss < 1.5  # ten classes at zero would be 2.3
-    assert kept_head(out)[0].shape == (10, 16)
+    assert read_head(out)[0].shape == (10, 16)
 
 
 def test_by_itself_it_is_there_however_short_the_run(weights: str) -> None:
-    pictures = find_pictures(Data(source="digits", dev=0.1))
+    splits = open_splits(Data(source="digits", dev=0.1))
     auto = tuning(weights, baseline="auto")
-    assert wanted(replace(auto, steps=1), pictures)
-    assert not wanted(replace(auto, baseline="off"), pictures)
-    assert not wanted(replace(auto, weights=""), pictures)
-    assert not wanted(auto, replace(pictures, watch=None, test=None))
-    assert wanted(replace(auto, start="closed-form"), pictures)
-    assert resolve(auto, pictures, ALONE).baseline == "on"
+    assert is_enabled(replace(auto, steps=1), splits)
+    assert not is_enabled(replace(auto, baseline="off"), splits)
+    assert not is_enabled(replace(auto, weights=""), splits)
+    assert not is_enabled(auto, replace(splits, watch=None, test=None))
+    assert is_enabled(replace(auto, start="closed-form"), splits)
+    assert resolve(auto, splits, ALONE).baseline == "on"
     for change in ({"baseline": "on"}, {"start": "closed-form"}):
         with pytest.raises(ConfigError, match="needs weights whose features"):
-            wanted(replace(auto, weights="", **change), pictures)
+            is_enabled(replace(auto, weights="", **change), splits)
 
 
 def test_a_run_without_it_says_why(tmp_path: Path, weights: str) -> None:
@@ -340,8 +341,8 @@ def test_a_hidden_layer_goes_with_the_head(tmp_path: Path, weights: str) -> None
     from vitrail.checkpoint.weights import fresh, save
 
     save(fresh(config), tmp_path / "tanh.safetensors", preprocessing=Preprocessing(image=(8, 8)))
-    run = resolve(tuning(str(tmp_path / "tanh.safetensors")), find_pictures(tuning(weights).data), ALONE)
-    assert frozen(run).config.head == "none"  # type: ignore[union-attr]
+    run = resolve(tuning(str(tmp_path / "tanh.safetensors")), open_splits(tuning(weights).data), ALONE)
+    assert load_frozen_network(run).config.head == "none"  # type: ignore[union-attr]
 
 
 def work(world: World, run: Run, out: str, cache: str) -> dict[str, Any]:

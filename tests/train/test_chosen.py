@@ -20,9 +20,9 @@ from vitrail.optim.config import Optim, Schedule
 from vitrail.studies.framework.results import values_in
 from vitrail.train import loop
 from vitrail.train.config import Data, Evaluation, Keep, Run
-from vitrail.train.data_splits import find_pictures
-from vitrail.train.run_folder.describe_run import describe
-from vitrail.train.scoring import Result, Scored
+from vitrail.train.data import open_splits
+from vitrail.train.run_folder.describe_run import describe_run
+from vitrail.train.scoring import SplitScore, TrainingResult
 
 BEST, END = 10, 20  # steps
 ALONE = World(device=torch.device("cpu"))
@@ -36,7 +36,7 @@ class Watching:
     def __init__(self, at: Any = None) -> None:
         self.at = at
 
-    def told(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
 
     def progress(self, row: dict[str, Any]) -> None:
         if self.at is not None:
@@ -46,7 +46,7 @@ class Watching:
 class Shown:
     """What the last report of a run showed, and of which step its chosen weights were."""
 
-    scored: Scored | None = None
+    scored: SplitScore | None = None
     chosen: int = -1
 
 
@@ -97,7 +97,7 @@ def choosing(**changes: Any) -> Run:
     return replace(run, **changes)
 
 
-def go(run: Run, out: Path, at: Any = None) -> Result:
+def go(run: Run, out: Path, at: Any = None) -> TrainingResult:
     return loop.train(run, out=out, world=ALONE, observer=Watching(at))
 
 
@@ -108,8 +108,8 @@ def rows(out: Path, kind: str) -> list[dict[str, Any]]:
 
 def accuracy(weights: Path, split: str) -> float:
     """Of a weight file, counted here."""
-    pictures = find_pictures(choosing().data)
-    source = pictures.test if split == "test" else pictures.watch
+    splits = open_splits(choosing().data)
+    source = splits.test if split == "test" else splits.watch
     assert source is not None
     network = vitrail.load(weights)
     prepare = network.card.preprocessing  # type: ignore[union-attr]
@@ -139,7 +139,7 @@ def test_the_score_of_the_end_and_the_report_are_of_the_best_weights(
     assert accuracy(out / "best.safetensors", "dev") == pytest.approx(result.best.values["accuracy"])
     values = values_in(out)
     assert (values["watch"], values["accuracy"]) == pytest.approx((result.best.values["accuracy"], best))
-    for text in (describe(out), "\n".join(scores_of(result))):
+    for text in (describe_run(out), "\n".join(scores_of(result))):
         assert f"{best:.2%}" in text
         assert f"{last:.2%}" not in text
 

@@ -19,15 +19,15 @@ from vitrail.optim.config import Kind
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Compile, Data, Evaluation, Keep, Run
 from vitrail.train.loop import train
-from vitrail.train.resolve import compiled
-from vitrail.train.step import Done, Recording
+from vitrail.train.resolve import choose_compilation
+from vitrail.train.step import RecordedUpdate, StepResult
 
 CUDA = torch.device("cuda")
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 def chosen(run: Run, size: int = 1, device: torch.device = CUDA) -> Compile:
-    return compiled(run, World(device=device, size=size, local_size=size))
+    return choose_compilation(run, World(device=device, size=size, local_size=size))
 
 
 def test_a_gpu_compiles_unless_it_is_told_otherwise_and_records_small_steps() -> None:
@@ -84,14 +84,14 @@ def test_a_thread_that_pins_memory_meanwhile_spoils_no_recording() -> None:
         finally:
             over.set()
 
-    def update(inputs: tuple[torch.Tensor, ...], rate: torch.Tensor) -> Done:
+    def update(inputs: tuple[torch.Tensor, ...], rate: torch.Tensor) -> StepResult:
         total = inputs[0] * rate
         if torch.cuda.is_current_stream_capturing():
             now.set()
             assert over.wait(60)
-        return Done(names=("loss",), sums=total.sum()[None], norm=total.norm(), ok=total.isfinite().all())
+        return StepResult(names=("loss",), sums=total.sum()[None], norm=total.norm(), ok=total.isfinite().all())
 
-    recording = Recording(update, CUDA)
+    recording = RecordedUpdate(update, CUDA)
     with ThreadPoolExecutor(1) as pool:
         pinning = pool.submit(pin)
         losses = [float(recording((torch.ones(4, device=CUDA),), 2.0).sums[0]) for _ in range(6)]

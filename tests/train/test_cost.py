@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vitrail.train.runtime import cost
-from vitrail.train.runtime.cost import Cost
+from vitrail.train import metrics as cost
+from vitrail.train.metrics import RunCost
 
 
 def test_the_slow_start_of_a_library_does_not_set_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,26 +18,26 @@ def test_the_slow_start_of_a_library_does_not_set_the_peak(monkeypatch: pytest.M
 
     monkeypatch.setattr(torch, "mm", slow_at_first)
     monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: sum(took)))
-    assert cost.measured_flops(torch.device("cpu")) == pytest.approx(2 * 512**3 / 0.001)
+    assert cost.measure_flops(torch.device("cpu")) == pytest.approx(2 * 512**3 / 0.001)
     assert len(took) > cost.PRODUCTS
 
 
 def test_table_6s_compute_comes_out() -> None:
     """ViT-B/16 on JFT for 7 epochs: 17.56 GMAC with its head, 303 million images, 224 exaFLOPs."""
-    ledger = Cost(macs=17_580_000_000, samples=303_000_000, devices=1, peak=1e15)
+    ledger = RunCost(macs=17_580_000_000, samples=303_000_000, devices=1, peak=1e15)
     ledger.add(7 * 303_000_000, 86400.0)
     row = ledger.row()
     assert row["exaflops"] == pytest.approx(224, rel=0.005)
     assert row["epochs"] == 7
     assert row["core_days"] == 1
-    again = Cost(macs=1, samples=1, devices=1, peak=1.0)
+    again = RunCost(macs=1, samples=1, devices=1, peak=1.0)
     again.restore(ledger.state())
     assert again.images == ledger.images
 
 
 def test_a_peak_that_was_measured_too_low_is_raised_by_what_the_run_reaches() -> None:
     """Six FLOPs a MAC and image."""
-    ledger = Cost(macs=10, samples=1, devices=2, peak=75.0)
+    ledger = RunCost(macs=10, samples=1, devices=2, peak=75.0)
     assert ledger.utilisation(5.0) == pytest.approx(1.0)  # 300 FLOP/s, on two devices
     assert ledger.utilisation(10.0) == 1.0
     assert ledger.utilisation(5.0) == pytest.approx(0.5)

@@ -25,8 +25,9 @@ from vitrail.data.datasets.file_formats import masked_crc, records
 from vitrail.evaluation.result import working_tree
 from vitrail.train.run_folder import files as lock
 from vitrail.train.run_folder import run
-from vitrail.train.run_folder.files import read_rows
-from vitrail.train.run_folder.run import RunFolder, command_in, describe, is_done
+from vitrail.train.run_folder.describe_run import describe_run
+from vitrail.train.run_folder.files import is_done, read_command, read_rows
+from vitrail.train.run_folder.run import RunFolder
 
 CONFIG: dict[str, Any] = {"name": "tiny", "optim": {"lr": 0.001, "betas": (0.9, 0.999)}, "data": {"workers": 2}}
 COMMAND = {"verb": "pretrain", "go_on": "vitrail pretrain --resume runs/tiny"}
@@ -48,7 +49,7 @@ class TestOpening:
     def test_a_new_run(self, tmp_path: Path) -> None:
         with opened(tmp_path / "runs" / "tiny") as folder:
             assert load(folder.path / "config.json") == {**CONFIG, "optim": {"lr": 0.001, "betas": [0.9, 0.999]}}
-            assert command_in(folder.path) == COMMAND
+            assert read_command(folder.path) == COMMAND
             found = load(folder.path / "environment.json")
             assert found["torch"] == torch.__version__
             assert found["vitrail"] == __version__  # also where nothing is installed
@@ -448,7 +449,7 @@ class TestStory:
 
     def test_running(self, tmp_path: Path) -> None:
         with self.begun(tmp_path):
-            first, *rest = describe(tmp_path).splitlines()
+            first, *rest = describe_run(tmp_path).splitlines()
         assert first.startswith(f"{tmp_path}: running, step 120 of 500, by process {os.getpid()} on ")
         assert "  last metrics: step 120: loss 2.346, accuracy 0.5" in rest
         assert "  checkpoints: the newest is of step 100 (2 in all)" in rest
@@ -464,7 +465,7 @@ class TestStory:
 
         assert reports(work, 20).status == -signal.SIGKILL
         assert load(tmp_path / "status.json")["state"] == "running"
-        first, *rest = describe(tmp_path).splitlines()
+        first, *rest = describe_run(tmp_path).splitlines()
         assert (
             "was killed (by a signal that nothing can catch, or with its machine), step 120 of 500; process " in first
         )
@@ -477,7 +478,7 @@ class TestStory:
 
     def test_killed_before_it_began(self, tmp_path: Path) -> None:
         opened(tmp_path).close()
-        first, *rest = describe(tmp_path).splitlines()
+        first, *rest = describe_run(tmp_path).splitlines()
         assert "was killed while it was being prepared, before its first step; process " in first
         assert rest == ["  checkpoints: none yet", "  start again with: vitrail pretrain --resume runs/tiny"]
 
@@ -496,7 +497,7 @@ class TestStory:
             folder.status(state, step=130, message="because")
             (tmp_path / "report.html").touch()
             (tmp_path / "last.safetensors").touch()
-        first, *rest = describe(tmp_path).splitlines()
+        first, *rest = describe_run(tmp_path).splitlines()
         assert first.startswith(f"{tmp_path}: {words}")
         assert "  it said: because" in rest
         assert "  weights: last.safetensors" in rest
@@ -507,13 +508,13 @@ class TestStory:
     def test_after_a_power_cut(self, tmp_path: Path) -> None:
         self.begun(tmp_path).close()
         (tmp_path / "status.json").write_bytes(b"")
-        first, *rest = describe(tmp_path).splitlines()
+        first, *rest = describe_run(tmp_path).splitlines()
         assert "no longer in use, step 120; status.json cannot be read, as after a power cut" in first
         assert rest[-1] == "  go on with: vitrail pretrain --resume runs/tiny"
 
     def test_no_run_at_all(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"holds no run: there is no command\.json"):
-            describe(tmp_path)
+            describe_run(tmp_path)
         with pytest.raises(ConfigError, match="does not exist"):
-            command_in(tmp_path / "other")
+            read_command(tmp_path / "other")
         assert not is_done(tmp_path)

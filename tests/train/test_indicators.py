@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from vitrail.report.charts import Charts
-from vitrail.train.report.collapse_charts import collapsed, indicator_charts, newest
-from vitrail.train.report.page import RunFacts, sections
+from vitrail.train.report.charts import collapse_charts, describe_collapse, newest_feature_row
+from vitrail.train.report.page import RunFacts, make_sections
 
 CONFIG = {"objective": {"outputs": 1000}}
 MOST = math.log(1000)
@@ -34,7 +34,7 @@ def look(step: int = 10, kind: str = "watch", **more: Any) -> dict[str, Any]:
     ],
 )
 def test_what_looks_collapsed_is_said(rows: list[dict[str, Any]], said: str) -> None:
-    found = indicator_charts(rows, None, CONFIG)
+    found = collapse_charts(rows, None, CONFIG)
     assert found is not None
     assert found.alarming
     assert said in " ".join(found.told)
@@ -51,29 +51,29 @@ def test_what_looks_collapsed_is_said(rows: list[dict[str, Any]], said: str) -> 
     ],
 )
 def test_what_is_sound_is_not_alarming(rows: list[dict[str, Any]]) -> None:
-    found = indicator_charts(rows, None, CONFIG)
+    found = collapse_charts(rows, None, CONFIG)
     assert found is not None
     assert (found.told, found.alarming) == (("Nothing here looks collapsed.",), False)
 
 
 def test_features_that_are_mostly_common_are_told_apart_from_collapsed_ones() -> None:
-    found = indicator_charts([look(similarity=0.995)], None, CONFIG)
+    found = collapse_charts([look(similarity=0.995)], None, CONFIG)
     assert found is not None
     assert not found.alarming
     assert "a cosine of 0.9950" in found.told[0]
-    assert not collapsed([look(similarity=0.995)], CONFIG)
+    assert not describe_collapse([look(similarity=0.995)], CONFIG)
 
 
 def test_curves_are_there_for_what_was_measured_and_for_nothing_else() -> None:
     rows = [train_row(teacher_entropy=3.0, kl=0.5), look(10), look(20), look(20, "test")]
-    found = indicator_charts(rows, None, CONFIG)
+    found = collapse_charts(rows, None, CONFIG)
     assert found is not None
     titles = ["Feature rank", "Similarity between images", "Teacher entropy", "KL"]
     assert [chart.title for chart in found.charts] == titles
     assert found.charts[0].series[0].x.tolist() == [10, 20]
     assert (found.charts[0].unit, found.charts[2].unit) == ("of 64", "nats, 6.91 at most")
-    assert indicator_charts([train_row(accuracy=0.5)], None, {}) is None
-    row = newest(rows)
+    assert collapse_charts([train_row(accuracy=0.5)], None, {}) is None
+    row = newest_feature_row(rows)
     assert row is not None
     assert row["step"] == 20
 
@@ -82,7 +82,7 @@ def test_a_report_without_labels_has_no_accuracy_but_that_of_neighbours() -> Non
     facts = RunFacts(title="A run", criteria=())
 
     def titles(rows: list[dict[str, Any]]) -> list[str]:
-        parts = [part for part in sections(rows, 0, facts) if isinstance(part, Charts)]
+        parts = [part for part in make_sections(rows, 0, facts) if isinstance(part, Charts)]
         return [chart.title for part in parts for chart in part.charts]
 
     assert titles([train_row(hits=0.5), look()]) == ["Loss", "Hits", "Feature rank", "Similarity between images"]

@@ -17,7 +17,7 @@ from vitrail.core.errors import TrainingError
 from vitrail.distributed.process_group import World
 from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.loop import train
-from vitrail.train.runtime.throughput import Meter
+from vitrail.train.metrics import Meter
 
 ALONE = World(device=torch.device("cpu"))
 
@@ -32,7 +32,7 @@ class Watching:
     def __init__(self, kind: str = "", step: int = 0, act: Any = None) -> None:
         self.kind, self.step, self.act = kind, step, act
 
-    def told(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
 
     def progress(self, row: dict[str, Any]) -> None:
         if (row["kind"], row["step"]) == (self.kind, self.step):

@@ -33,14 +33,14 @@ from vitrail.objectives.objective import ObjectiveOutput
 from vitrail.optim.config import Optim
 from vitrail.tasks.classification.objective import Classification, ClassificationObjective
 from vitrail.train.config import Data, Evaluation, Keep, Run
-from vitrail.train.data_splits import find_pictures
-from vitrail.train.dry_run import preflight
-from vitrail.train.grid.sweep import search
-from vitrail.train.loop import Result, train
-from vitrail.train.replay import replay
-from vitrail.train.resume import run_in
-from vitrail.train.runtime.observer import STEP
-from vitrail.train.step import Step
+from vitrail.train.data import open_splits
+from vitrail.train.dry_run import dry_run, replay
+from vitrail.train.grid.sweep import run_sweep
+from vitrail.train.loop import train
+from vitrail.train.observer import STEP
+from vitrail.train.resume import read_run
+from vitrail.train.scoring import TrainingResult
+from vitrail.train.step import TrainingStep
 
 ALONE = World(device=torch.device("cpu"))
 
@@ -53,7 +53,7 @@ class Watching:
         self.rows: list[dict[str, Any]] = []
         self.at = at
 
-    def told(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.notes.append(text)
 
     def progress(self, row: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ def _one_thread() -> Any:
     torch.set_num_threads(before)
 
 
-def go(run: Run, out: Path, watching: Watching | None = None, force: bool = False) -> Result:
+def go(run: Run, out: Path, watching: Watching | None = None, force: bool = False) -> TrainingResult:
     return train(run, out=out, world=ALONE, observer=watching or Watching(), force=force)
 
 
@@ -93,7 +93,7 @@ def test_a_run_leaves_a_folder_that_tells_everything(tmp_path: Path) -> None:
     network = vitrail.load(out / "last.safetensors")
     provenance = network.card.provenance  # type: ignore[union-attr]
     assert provenance["cost"]["images"] == 640
-    assert network.card.labels == find_pictures(Data(source="digits")).classes  # type: ignore[union-attr]
+    assert network.card.labels == open_splits(Data(source="digits")).classes  # type: ignore[union-attr]
     assert result.test is not None
     assert result.test["count"] == 360
 
@@ -117,9 +117,9 @@ def test_every_step_and_every_scored_batch_is_heard_of(tmp_path: Path) -> None:
     go(tiny_run(log=10, steps=12, evaluation=Evaluation(every=6)), tmp_path / "run", watching)
     assert [done for what, done, _ in watching.moves if what == STEP] == list(range(13))
     scored = [(done, total) for what, done, total in watching.moves if what == "scoring dev"]
-    pictures = find_pictures(tiny_run().data)
-    assert pictures.watch is not None
-    assert scored == [(0, len(pictures.watch)), (len(pictures.watch), len(pictures.watch))] * 2
+    splits = open_splits(tiny_run().data)
+    assert splits.watch is not None
+    assert scored == [(0, len(splits.watch)), (len(splits.watch), len(splits.watch))] * 2
 
 
 def test_an_interrupt_at_a_step_saves_that_step(tmp_path: Path) -> None:
@@ -132,14 +132,14 @@ def test_an_interrupt_at_a_step_saves_that_step(tmp_path: Path) -> None:
 def test_the_written_weights_are_the_averaged_ones_and_score_as_the_run_said(tmp_path: Path) -> None:
     result = go(tiny_run(), tmp_path / "run")
     network = vitrail.load(result.folder / "last.safetensors")
-    pictures = find_pictures(tiny_run().data)
-    assert pictures.watch is not None
+    splits = open_splits(tiny_run().data)
+    assert splits.watch is not None
     prepare = network.card.preprocessing  # type: ignore[union-attr]
-    images = torch.stack([prepare(pictures.watch.open_image(i).rgb()) for i in range(len(pictures.watch))])
+    images = torch.stack([prepare(splits.watch.open_image(i).rgb()) for i in range(len(splits.watch))])
     with torch.inference_mode():
         said = network(images).argmax(-1).numpy()
     assert result.watch is not None
-    assert np.mean(said == pictures.watch.labels.values) == pytest.approx(result.watch["accuracy"])
+    assert np.mean(said == splits.watch.labels.values) == pytest.approx(result.watch["accuracy"])
 
 
 @pytest.mark.parametrize("moment", [5, 20])
@@ -233,7 +233,7 @@ POISON = 5
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, run: Run) -> str:
     """Makes one training image give a loss that is not a number; its name."""
-    source = find_pictures(run.data).train
+    source = open_splits(run.data).train
     pixels = torch.from_numpy(np.array(source.open_image(POISON).rgb())).permute(2, 0, 1)
     honest = ClassificationObjective.forward
 
@@ -258,7 +258,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(tmp_path: Path, mo
     result = go(run, tmp_path / "run", watching)
     assert result.state == "done"
     skipped = [row["skipped"] for row in watching.rows if row["kind"] == "train"][-1]
-    order = EpochOrder(len(find_pictures(run.data).train), run.seed).locate(np.arange(6400), 1)
+    order = EpochOrder(len(open_splits(run.data).train), run.seed).locate(np.arange(6400), 1)
     assert skipped == (order.sample == POISON).sum() > 2
     assert any("left out" in note for note in watching.notes)
     assert all(tensor.isfinite().all() for tensor in weights(result.folder).values())
@@ -277,21 +277,21 @@ def test_too_many_of_them_end_the_run_which_names_step_and_pictures(
     bad = json.loads((out / "bad_batch.json").read_text())
     assert name in bad["pictures"]
     assert "diverged" in (out / "report.html").read_text()
-    again = replay(run_in(out), find_pictures(run.data), out, bad["step"], ALONE)
+    again = replay(read_run(out), open_splits(run.data), out, bad["step"], ALONE)
     assert not again.finite
     assert again.seen[0].name == name
     assert sum(not np.isfinite(one.loss) for one in again.seen) == 1
 
 
 def test_out_of_memory_at_the_start_halves_the_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Step.gradients
+    honest = TrainingStep.gradients
 
-    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
+    def short(self: TrainingStep, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         if micro > 4:
             raise torch.OutOfMemoryError("no more")
         return honest(self, inputs, step, micro)
 
-    monkeypatch.setattr(Step, "gradients", short)
+    monkeypatch.setattr(TrainingStep, "gradients", short)
     watching = Watching()
     assert go(tiny_run(steps=8, micro=16), tmp_path / "run", watching).state == "done"
     assert [note for note in watching.notes if "out of memory" in note] == [
@@ -301,15 +301,15 @@ def test_out_of_memory_at_the_start_halves_the_micro_batch(tmp_path: Path, monke
 
 
 def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, seen = Step.gradients, set[int]()
+    honest, seen = TrainingStep.gradients, set[int]()
 
-    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
+    def short(self: TrainingStep, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         if micro > 4:
             raise torch.OutOfMemoryError("no more")
         seen.add(micro)
         return honest(self, inputs, step, micro)
 
-    monkeypatch.setattr(Step, "gradients", short)
+    monkeypatch.setattr(TrainingStep, "gradients", short)
     watching = Watching()
     assert go(tiny_run(steps=8, batch=13, micro=13, mix=Mix()), tmp_path / "run", watching).state == "done"
     assert [note for note in watching.notes if "out of memory" in note] == [
@@ -331,14 +331,14 @@ def test_out_of_memory_halves_odd_micro_batches_too(tmp_path: Path, monkeypatch:
 def test_out_of_memory_that_halving_cannot_help_says_what_can(
     run: Run, from_step: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Step.gradients
+    honest = TrainingStep.gradients
 
-    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
+    def short(self: TrainingStep, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         if step is not None and step >= from_step:
             raise torch.OutOfMemoryError("no more")
         return honest(self, inputs, step, micro)
 
-    monkeypatch.setattr(Step, "gradients", short)
+    monkeypatch.setattr(TrainingStep, "gradients", short)
     with pytest.raises(OutOfMemory, match=said):
         go(run, tmp_path / "run")
     assert "out of memory at step" in json.loads((tmp_path / "run" / "status.json").read_text())["message"]
@@ -348,19 +348,19 @@ def test_out_of_memory_that_halving_cannot_help_says_what_can(
 def test_a_checkpoint_that_is_being_written_when_a_run_fails_is_finished_before_the_folder_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Step.gradients
+    honest = TrainingStep.gradients
 
     def slow(point: str) -> None:
         if point == "shard: before sync":
             time.sleep(0.5)
 
-    def short(self: Step, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
+    def short(self: TrainingStep, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         if step == 8:
             raise RuntimeError("something else")
         return honest(self, inputs, step, micro)
 
     monkeypatch.setattr(points, "reached", slow)
-    monkeypatch.setattr(Step, "gradients", short)
+    monkeypatch.setattr(TrainingStep, "gradients", short)
     with pytest.raises(RuntimeError, match="something else"):
         go(tiny_run(steps=12, keep=Keep(steps=4)), tmp_path / "run")
     assert sorted(places(tmp_path / "run" / FOLDER)) == [4, 8]
@@ -430,21 +430,21 @@ def test_few_shot_accuracy_on_the_way(tmp_path: Path) -> None:
 def test_a_search_chooses_on_dev_and_ends_on_all_pictures(tmp_path: Path) -> None:
     run = tiny_run(steps=8, data=Data(source="digits", dev=0.1, workers=0))
     watching = Watching()
-    found = search(run, {"optim.lr": (1e-9, 0.01)}, out=tmp_path / "run", world=ALONE, observer=watching)
+    found = run_sweep(run, {"optim.lr": (1e-9, 0.01)}, out=tmp_path / "run", world=ALONE, observer=watching)
     assert found.points[0].settings == ("optim.lr=0.01",)
     assert found.points[0].value > found.points[1].value
     assert found.final is not None
     assert found.final.test is not None
-    assert run_in(tmp_path / "run").data.dev == 0
-    assert run_in(tmp_path / "run").optim.lr == 0.01
-    again = search(run, {"optim.lr": (1e-9, 0.01)}, out=tmp_path / "run", world=ALONE)
+    assert read_run(tmp_path / "run").data.dev == 0
+    assert read_run(tmp_path / "run").optim.lr == 0.01
+    again = run_sweep(run, {"optim.lr": (1e-9, 0.01)}, out=tmp_path / "run", world=ALONE)
     assert [point.value for point in again.points] == [point.value for point in found.points]
 
 
 def test_a_dry_run_says_what_to_expect_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = tiny_run(average=0.9999, batch=2000, micro=0)
-    forecast = preflight(run, find_pictures(run.data), ALONE, base=tiny_run())
+    forecast = dry_run(run, open_splits(run.data), ALONE, base=tiny_run())
     assert forecast.images_per_s > 0
     assert forecast.seconds > 0
     text = " ".join(forecast.warnings)
@@ -505,7 +505,7 @@ def test_with_strict_data_the_run_fails_but_keeps_what_it_had(tmp_path: Path) ->
     steps = [int(path.name) for path in (tmp_path / "run/checkpoints").iterdir()]
     assert len(steps) == 1
     order = EpochOrder(60, run.seed).locate(np.arange(160), 1)
-    source = find_pictures(run.data).train
+    source = open_splits(run.data).train
     bad = next(index for index in range(60) if source.name(index).endswith("cat/7.png"))
     assert steps[0] == int(np.flatnonzero(order.sample == bad)[0]) // 4
 

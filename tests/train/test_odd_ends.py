@@ -25,12 +25,13 @@ from vitrail.recipes.run_overrides import with_changes
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train import loop
 from vitrail.train.config import Data, Evaluation, Keep, Run
-from vitrail.train.data_splits import find_pictures
-from vitrail.train.dry_run import preflight
-from vitrail.train.grid.sweep import search
-from vitrail.train.loop import Result, train
-from vitrail.train.resume import elsewhere, run_in
-from vitrail.train.run_folder.describe_run import describe
+from vitrail.train.data import open_splits
+from vitrail.train.dry_run import dry_run
+from vitrail.train.grid.sweep import run_sweep
+from vitrail.train.loop import train
+from vitrail.train.resume import adapt_to_machine, read_run
+from vitrail.train.run_folder.describe_run import describe_run
+from vitrail.train.scoring import TrainingResult
 
 ALONE = World(device=torch.device("cpu"))
 
@@ -50,7 +51,7 @@ class Watching:
         self.notes: list[str] = []
         self.at = at
 
-    def told(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.notes.append(text)
 
     def progress(self, row: dict[str, Any]) -> None:
@@ -58,7 +59,7 @@ class Watching:
             self.at(row)
 
 
-def go(run: Run, out: Path, watching: Watching | None = None, *, force: bool = False) -> Result:
+def go(run: Run, out: Path, watching: Watching | None = None, *, force: bool = False) -> TrainingResult:
     return train(run, out=out, world=ALONE, observer=watching or Watching(), force=force)
 
 
@@ -104,7 +105,7 @@ def test_a_run_killed_when_it_had_just_stopped_early_ends_the_same(
             go(run, tmp_path / "cut")
     result = go(run, tmp_path / "cut")
     assert (result.state, result.step) == ("done", whole.step)
-    assert "stopped early" in describe(tmp_path / "cut")
+    assert "stopped early" in describe_run(tmp_path / "cut")
     assert digest_of(tmp_path / "cut") == digest_of(tmp_path / "whole")
 
 
@@ -136,7 +137,7 @@ def test_weights_that_overflow_at_the_end_are_an_explosion_and_no_matter_of_room
     assert "optim.lr" in said
     assert "room" not in said
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "diverged"
-    assert said in describe(tmp_path / "run")
+    assert said in describe_run(tmp_path / "run")
     assert "overflowed" in (tmp_path / "run/report.html").read_text()
 
 
@@ -177,26 +178,26 @@ def test_a_folder_in_which_nothing_was_trained_takes_the_corrected_command(tmp_p
 def test_a_point_of_a_search_that_explodes_is_the_last_and_the_others_count(tmp_path: Path) -> None:
     run = tiny_run(steps=12, optim=Optim(kind="sgd", lr=0.01), schedule=Schedule(), bad_steps=3, average=0.0)
     watching = Watching()
-    found = search(run, {"optim.lr": (1e30, 0.01)}, out=tmp_path / "run", world=ALONE, observer=watching)
+    found = run_sweep(run, {"optim.lr": (1e30, 0.01)}, out=tmp_path / "run", world=ALONE, observer=watching)
     assert [point.settings for point in found.points] == [("optim.lr=0.01",), ("optim.lr=1e+30",)]
     assert found.points[1].diverged
     assert found.final is not None
     tried = json.loads((tmp_path / "run/sweep.json").read_text())["tried"]
     assert tried[1]["dev accuracy"] == "diverged"
     with pytest.raises(Diverged, match="every point"):
-        search(run, {"optim.lr": (1e30, 2e30)}, out=tmp_path / "none", world=ALONE, observer=watching)
+        run_sweep(run, {"optim.lr": (1e30, 2e30)}, out=tmp_path / "none", world=ALONE, observer=watching)
 
 
 def test_a_search_changes_settings_as_the_command_line_does(tmp_path: Path) -> None:
     run = tiny_run(epochs=0.1, steps=0)
-    found = search(run, {"steps": (8, 9)}, out=tmp_path / "run", world=ALONE, change=with_changes)
+    found = run_sweep(run, {"steps": (8, 9)}, out=tmp_path / "run", world=ALONE, change=with_changes)
     assert found.final is not None
     assert found.final.step in (8, 9)
 
 
 def test_the_last_run_of_a_search_has_nothing_to_lose_patience_with(tmp_path: Path) -> None:
     run = tiny_run(steps=8, evaluation=Evaluation(every=4, patience=9))
-    found = search(run, {"optim.lr": (0.001,)}, out=tmp_path / "run", world=ALONE)
+    found = run_sweep(run, {"optim.lr": (0.001,)}, out=tmp_path / "run", world=ALONE)
     assert found.final is not None
     assert found.final.step == 8
 
@@ -210,34 +211,34 @@ def test_a_loader_process_that_is_killed_is_named_wherever_the_run_is(tmp_path: 
     run = tiny_run(data=Data(source="digits", resident="off", workers=1))
     with pytest.raises(WorkerDied, match="a loader process ended"):
         go(run, tmp_path / "run", Watching(kill))
-    assert "a loader process ended" in describe(tmp_path / "run")
+    assert "a loader process ended" in describe_run(tmp_path / "run")
     assert "a loader process ended" in (tmp_path / "run/report.html").read_text()
     assert go(run, tmp_path / "run").state == "done"
 
 
 def test_which_split_is_scored_may_change_and_changed_pictures_are_named_by_their_split(tmp_path: Path) -> None:
-    pictures = tmp_path / "pictures"
+    images = tmp_path / "pictures"
     for split in ("train", "val"):
         for label in ("a", "b"):
-            (pictures / split / label).mkdir(parents=True)
+            (images / split / label).mkdir(parents=True)
             for number in range(8):
                 noise = np.random.default_rng(number).integers(0, 255, (8, 8, 3), np.uint8)
-                Image.fromarray(noise).save(pictures / split / label / f"{number}.png")
-    run = tiny_run(steps=8, data=Data(source=str(pictures), workers=0))
+                Image.fromarray(noise).save(images / split / label / f"{number}.png")
+    run = tiny_run(steps=8, data=Data(source=str(images), workers=0))
     go(run, tmp_path / "run")
     assert go(replace(run, data=replace(run.data, watch="none")), tmp_path / "run").state == "done"
-    (pictures / "val/a/7.png").unlink()
+    (images / "val/a/7.png").unlink()
     with pytest.raises(ConfigError, match=r"data\.fingerprint\.val: \S+ -> \S+"):
         go(run, tmp_path / "run")
 
 
 def test_what_was_chosen_for_other_processes_is_chosen_anew(tmp_path: Path) -> None:
     go(tiny_run(steps=8, micro=0), tmp_path / "run")
-    run = run_in(tmp_path / "run")
+    run = read_run(tmp_path / "run")
     assert (run.micro, run.sharding) == (16, "none")
-    assert elsewhere(run, ["steps=8"], 1) == replace(run, micro=0, sharding="auto", compile="auto")
-    assert elsewhere(run, ["micro=16", "sharding = none", "compile=off"], 1) == run
-    assert elsewhere(run, ["micro=16", "sharding = none", "compile=off"], 2) == replace(run, micro=8)
+    assert adapt_to_machine(run, ["steps=8"], 1) == replace(run, micro=0, sharding="auto", compile="auto")
+    assert adapt_to_machine(run, ["micro=16", "sharding = none", "compile=off"], 1) == run
+    assert adapt_to_machine(run, ["micro=16", "sharding = none", "compile=off"], 2) == replace(run, micro=8)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +276,6 @@ def test_a_dry_run_says_that_several_labels_want_another_loss(tmp_path: Path) ->
         lines.append(f"{number}.png,{'a|b' if number % 2 else 'b'}")
     (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
     run = tiny_run(steps=3, schedule=Schedule(), data=Data(source=str(tmp_path / "list.csv"), workers=0))
-    assert any("several labels" in text for text in preflight(run, find_pictures(run.data), ALONE).warnings)
+    assert any("several labels" in text for text in dry_run(run, open_splits(run.data), ALONE).warnings)
     both = replace(run, objective=Classification(loss="sigmoid"))
-    assert not any("several labels" in text for text in preflight(both, find_pictures(run.data), ALONE).warnings)
+    assert not any("several labels" in text for text in dry_run(both, open_splits(run.data), ALONE).warnings)

@@ -7,7 +7,7 @@ from vitrail.core.config_overrides import plain, restored
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
-from vitrail.train.run_folder.run import completed
+from vitrail.train.run_folder.run import fill_missing_fields
 
 
 def test_a_crop_without_a_sampler_is_torchvisions() -> None:
@@ -17,7 +17,7 @@ def test_a_crop_without_a_sampler_is_torchvisions() -> None:
     crop = restored(Run, old).augmentation.crop
     assert isinstance(crop, InceptionCrop)
     assert crop.sampler == "torchvision"
-    assert completed(old, config) == config  # so that the folder takes the run for its own
+    assert fill_missing_fields(old, config) == config  # so that the folder takes the run for its own
     new = json.loads(json.dumps(plain(recipe("vit-b16-jft"))))
     assert new["augmentation"]["crop"]["sampler"] == "tensorflow"
     assert restored(Run, new).augmentation == recipe("vit-b16-jft").augmentation

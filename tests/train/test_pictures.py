@@ -13,7 +13,7 @@ from vitrail.data.dataset import Arrays, ImageDataset, Subset
 from vitrail.data.labels import Labels
 from vitrail.data.splits import Selection
 from vitrail.train.config import Data
-from vitrail.train.data_splits import cut, find_pictures
+from vitrail.train.data import open_splits, split_collection
 
 
 def collection(count: int, classes: int) -> Collection:
@@ -37,28 +37,29 @@ def members(source: ImageDataset) -> set[int]:
 def test_a_smaller_share_lies_in_a_larger_one(classes: int, shares: tuple[float, float], seed: int, dev: float) -> None:
     whole = collection(120, classes)
     small, large = (
-        cut(whole, Data(source="made", part=part, part_seed=seed, test="none"), None) for part in sorted(shares)
+        split_collection(whole, Data(source="made", part=part, part_seed=seed, test="none"), None)
+        for part in sorted(shares)
     )
     assert members(small.train) <= members(large.train)
-    held = cut(whole, Data(source="made", part=shares[0], part_seed=seed, dev=dev, test="none"), None)
-    alone = cut(whole, Data(source="made", part=shares[0], part_seed=seed, test="none"), None)
+    held = split_collection(whole, Data(source="made", part=shares[0], part_seed=seed, dev=dev, test="none"), None)
+    alone = split_collection(whole, Data(source="made", part=shares[0], part_seed=seed, test="none"), None)
     assert members(held.train) | (members(held.watch) if held.watch else set()) == members(alone.train)
 
 
 def test_one_percent_and_ten_of_a_set() -> None:
     for part, each in ((0.05, 7), (0.1, 14), (0.5, 72)):
-        counts = find_pictures(Data(source="digits", part=part)).train.labels.counts(10)
+        counts = open_splits(Data(source="digits", part=part)).train.labels.counts(10)
         assert abs(counts - each).max() <= 2, counts
-    other = find_pictures(Data(source="digits", part=0.1, part_seed=1))
-    assert members(other.train) != members(find_pictures(Data(source="digits", part=0.1)).train)
-    assert other.fingerprint != find_pictures(Data(source="digits", part=0.1)).fingerprint
+    other = open_splits(Data(source="digits", part=0.1, part_seed=1))
+    assert members(other.train) != members(open_splits(Data(source="digits", part=0.1)).train)
+    assert other.fingerprint != open_splits(Data(source="digits", part=0.1)).fingerprint
     assert other.test is not None
     assert len(other.test) == 360
 
 
 def test_a_share_that_leaves_a_class_empty_is_refused() -> None:
     with pytest.raises(DataError, match=r"data.part=0.001 of 1,437 training images: .* use 0.0036 or more"):
-        find_pictures(Data(source="digits", part=0.001))
+        open_splits(Data(source="digits", part=0.001))
 
 
 @pytest.mark.parametrize("part", [0.0, -0.1, 1.5])
@@ -68,14 +69,14 @@ def test_a_share_is_a_share(part: float) -> None:
 
 
 def test_without_labels_a_dev_split_is_drawn_at_random() -> None:
-    found = cut(collection(100, 0), Data(source="made", dev=0.1, test="none"), None)
-    assert (len(found.train), found.classes, found.watched, found.chooses) == (90, (), "dev", False)
+    found = split_collection(collection(100, 0), Data(source="made", dev=0.1, test="none"), None)
+    assert (len(found.train), found.class_names, found.watch_name, found.can_select_best) == (90, (), "dev", False)
     assert found.watch is not None
     held = sorted(members(found.watch))
     assert held != list(range(10))
     assert not members(found.train) & set(held)
     with pytest.raises(DataError, match="made has no labels"):
-        cut(collection(100, 0), Data(source="made"))
+        split_collection(collection(100, 0), Data(source="made"))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_any_split_that_there_is_can_be_watched(splits: tuple[str, ...], dev: fl
     """So recipes watch CIFAR-10's test split, and take a folder that has none."""
     whole = collection(40, 2)
     parts = Collection(name="made", kind="made", path=None, splits=dict.fromkeys(splits, whole.splits["train"]))
-    assert cut(parts, Data(source="made", dev=dev, watch="any")).watched == watched
+    assert split_collection(parts, Data(source="made", dev=dev, watch="any")).watch_name == watched
 
 
 def dropping(path: Path, source: ImageDataset, *indices: int) -> str:
@@ -109,13 +110,15 @@ def test_what_a_selection_drops_is_not_trained_on(part: float, tmp_path: Path) -
     gone = set(range(0, 40, 4))
     path = dropping(tmp_path / "drop.json", whole.split("train"), *gone)
     data = Data(source="made", without=path, part=part, dev=0.2, test="none")
-    found = cut(whole, data)
+    found = split_collection(whole, data)
     assert found.watch is not None
     left = roots(found.train) | roots(found.watch)
     assert not left & gone
     assert len(left) == round(30 * part)
     assert found.without is not None
-    assert found.fingerprint != cut(whole, Data(source="made", part=part, dev=0.2, test="none")).fingerprint
+    assert (
+        found.fingerprint != split_collection(whole, Data(source="made", part=part, dev=0.2, test="none")).fingerprint
+    )
 
 
 def roots(source: ImageDataset) -> set[int]:
@@ -129,16 +132,16 @@ def roots(source: ImageDataset) -> set[int]:
 def test_a_selection_of_other_pictures_is_refused(tmp_path: Path) -> None:
     path = dropping(tmp_path / "drop.json", collection(20, 2).split("train"), 1)
     with pytest.raises(DataError, match=r"data.without=.*drop.json: .* the data have changed since"):
-        cut(collection(40, 2), Data(source="made", without=path, test="none"))
+        split_collection(collection(40, 2), Data(source="made", without=path, test="none"))
     with pytest.raises(DataError, match=r"data.without=.*nowhere.json: No such file"):
-        cut(collection(40, 2), Data(source="made", without=str(tmp_path / "nowhere.json"), test="none"))
+        split_collection(collection(40, 2), Data(source="made", without=str(tmp_path / "nowhere.json"), test="none"))
 
 
 def test_a_selection_that_drops_everything_is_refused(tmp_path: Path) -> None:
     whole = collection(4, 2)
     path = dropping(tmp_path / "drop.json", whole.split("train"), 0, 1, 2, 3)
     with pytest.raises(DataError, match=r"data.without=.*drop.json leaves none of 4 images to train on"):
-        cut(whole, Data(source="made", without=path, test="none"))
+        split_collection(whole, Data(source="made", without=path, test="none"))
 
 
 def test_a_selection_that_takes_some_is_no_list_of_what_to_leave_out(tmp_path: Path) -> None:
@@ -146,4 +149,4 @@ def test_a_selection_that_takes_some_is_no_list_of_what_to_leave_out(tmp_path: P
     taken = Selection(source=whole.split("train").fingerprint, rule={"name": "dev"}, indices=np.array([0, 1]))
     taken.save(tmp_path / "dev.json")
     with pytest.raises(DataError, match=r"data.without=.*dev.json says which images to take"):
-        cut(whole, Data(source="made", without=str(tmp_path / "dev.json"), test="none"))
+        split_collection(whole, Data(source="made", without=str(tmp_path / "dev.json"), test="none"))

@@ -12,8 +12,8 @@ from vitrail.distributed.process_group import World
 from vitrail.tasks.segmentation.objective import Segmentation
 from vitrail.tasks.segmentation.task import SEGMENTATION
 from vitrail.train.config import Data, Run
-from vitrail.train.data_splits import find_pictures
-from vitrail.train.dry_run import preflight
+from vitrail.train.data import open_splits
+from vitrail.train.dry_run import dry_run
 
 
 def masked_run(folder: Path) -> Run:
@@ -31,7 +31,7 @@ def masked_run(folder: Path) -> Run:
 
 def test_masks_that_cannot_be_used_are_named_and_classes_are_those_of_pixels(tmp_path: Path) -> None:
     run = masked_run(tmp_path)
-    found = preflight(run, find_pictures(run.data, SEGMENTATION), World(device=torch.device("cpu")))
+    found = dry_run(run, open_splits(run.data, SEGMENTATION), World(device=torch.device("cpu")))
     assert "2 classes of pixels" in found.figures["pictures"]
     bad = next(text for text in found.warnings if "cannot be read" in text)
     assert bad.startswith("1 of 6 ")

@@ -46,7 +46,7 @@ class Stopping:
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def told(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
 
     def progress(self, row: dict[str, Any]) -> None:
         if row["kind"] == "watch" and row["step"] == self.step:

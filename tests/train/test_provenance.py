@@ -22,7 +22,8 @@ from vitrail.data.training_record import KEY, find_exposure
 from vitrail.distributed.process_group import World
 from vitrail.optim.config import Schedule
 from vitrail.train.config import Data, Keep, Run
-from vitrail.train.loop import Result, train
+from vitrail.train.loop import train
+from vitrail.train.scoring import TrainingResult
 
 ALONE = World(device=torch.device("cpu"))
 COUNT = 40
@@ -49,7 +50,7 @@ def a_run(photos: Path, **changes: Any) -> Run:
     return replace(run, **changes)
 
 
-def go(run: Run, out: Path, *, force: bool = False) -> Result:
+def go(run: Run, out: Path, *, force: bool = False) -> TrainingResult:
     return train(run, out=out, world=ALONE, force=force)
 
 

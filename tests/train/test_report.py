@@ -23,19 +23,19 @@ from vitrail.report.confusion_matrix import Heat
 from vitrail.report.sections import Galleries, Status, Tiles
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import TASKS
+from vitrail.train.observer import describe_ending
 from vitrail.train.report.page import (
     RunFacts,
     cost_rows,
     duration,
-    flat,
-    groups,
-    numbers,
-    prefixed,
+    flatten,
+    group_values,
+    make_sections,
+    make_tiles,
     read_metrics,
-    sections,
+    with_prefix,
     write_report,
 )
-from vitrail.train.runtime.messages import ended
 
 FACTS = RunFacts(title="A run")
 SCORE = Score(
@@ -123,12 +123,12 @@ def text_of(folder: Path) -> str:
 
 
 def tiles_of(rows: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
-    found = next(part for part in sections(rows, 0, FACTS) if isinstance(part, Tiles))
+    found = next(part for part in make_sections(rows, 0, FACTS) if isinstance(part, Tiles))
     return {tile.label: (tile.value, tile.note) for tile in found.tiles}
 
 
 def charts_of(rows: list[dict[str, Any]], facts: RunFacts = FACTS) -> dict[str, Lines]:
-    return {c.title: c for part in sections(rows, 0, facts) if isinstance(part, Charts) for c in part.charts}
+    return {c.title: c for part in make_sections(rows, 0, facts) if isinstance(part, Charts) for c in part.charts}
 
 
 def test_a_whole_run_shows_everything(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_the_numbers_are_those_of_the_rows() -> None:
 
 def test_a_fine_tuning_on_a_cpu_has_no_units_of_the_paper() -> None:
     rows = [{name: value for name, value in row.items() if name != "memory_gb"} for row in whole_run()]
-    shown = {tile.label: tile.note for tile in numbers(rows, tuned=True)}
+    shown = {tile.label: tile.note for tile in make_tiles(rows, tuned=True)}
     assert shown["images a second"] == ""
     assert shown["device time"] == ""
     assert not any("FLOPs" in label for label in shown)
@@ -213,7 +213,7 @@ def test_every_field_may_be_missing_or_null() -> None:
             [train_row(10), train_row(20, **{name: None})],
             [train_row(10), train_row(20, **{name: math.nan}), train_row(30, **{name: math.inf})],
         ):
-            sections(rows, 0, full_facts())
+            make_sections(rows, 0, full_facts())
             assert cost_rows(rows)
 
 
@@ -242,7 +242,7 @@ def test_what_went_wrong_on_the_way_is_listed(tmp_path: Path) -> None:
 
 def test_a_running_run_shows_how_far_it_is() -> None:
     rows = [train_row(step) for step in range(10, 260, 10)]
-    found = sections(rows, 0, full_facts(message="About 3 min are left."))
+    found = make_sections(rows, 0, full_facts(message="About 3 min are left."))
     status = found[0]
     assert isinstance(status, Status)
     assert status.text == "at step 250 of 1,000. About 3 min are left."
@@ -254,8 +254,8 @@ def test_a_running_run_shows_how_far_it_is() -> None:
 def test_an_interrupted_run_names_one_step() -> None:
     """The metrics may be some steps behind the step that was saved."""
     rows = [train_row(step) for step in range(10, 260, 10)]
-    message = ended("interrupted", 257, 1000, 0)
-    status = sections(rows, 0, full_facts(status="interrupted", message=message, step=257))[0]
+    message = describe_ending("interrupted", 257, 1000, 0)
+    status = make_sections(rows, 0, full_facts(status="interrupted", message=message, step=257))[0]
     assert isinstance(status, Status)
     assert set(re.findall(r"step (\d+)", status.text)) == {"257"}
     assert status.filled == 25.7
@@ -322,12 +322,14 @@ def test_the_page_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
 
 
 def test_a_nested_config_becomes_names_and_values() -> None:
-    found = groups({"batch": 8, "optim": {"lr": 1e-3, "schedule": {"warmup": 10}, "clip": None}, "mix": {}, "x": True})
+    found = group_values(
+        {"batch": 8, "optim": {"lr": 1e-3, "schedule": {"warmup": 10}, "clip": None}, "mix": {}, "x": True}
+    )
     assert [(group.name, list(group.rows)) for group in found] == [
         ("", [("batch", "8"), ("x", "true")]),
         ("optim", [("lr", "0.001"), ("schedule.warmup", "10"), ("clip", "none")]),
     ]
-    assert flat({"a": {}, "b": ""}) == [("a", "{}"), ("b", "–")]
+    assert flatten({"a": {}, "b": ""}) == [("a", "{}"), ("b", "–")]
 
 
 def test_units_that_a_person_reads() -> None:
@@ -339,7 +341,7 @@ def test_units_that_a_person_reads() -> None:
         "120.0 min",
         "2.0 h",
     ]
-    assert [prefixed(flops) for flops in (0.0, 47.6e12, 1567e18, 999.9e21)] == [
+    assert [with_prefix(flops) for flops in (0.0, 47.6e12, 1567e18, 999.9e21)] == [
         ("0", ""),
         ("47.6", "tera"),
         ("1.57", "zetta"),
@@ -354,7 +356,7 @@ def test_a_task_shows_its_own_numbers_and_sections(tmp_path: Path, monkeypatch: 
     facts = replace(
         FACTS, criteria=task.criteria, panels=task.report_sections(0.03125, None, ("temperature",), "dev, last weights")
     )
-    tiles = {tile.label: (tile.value, tile.note) for tile in numbers(rows, criteria=task.criteria)}
+    tiles = {tile.label: (tile.value, tile.note) for tile in make_tiles(rows, criteria=task.criteria)}
     assert tiles["best dev error"] == ("0.031", "2,000 images, within 1 °C 75.00%, step 20")
     assert tiles["training loss"][1].startswith("error ")
     charts = charts_of(rows, facts)

@@ -12,10 +12,10 @@ from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.distributed.process_group import World
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import ZOO, model_config, network_name
-from vitrail.train.data_splits import find_pictures
-from vitrail.train.dry_run import preflight
-from vitrail.train.resolve import resolve, summary
-from vitrail.train.runtime.cost import fitting, portion
+from vitrail.train.data import open_splits
+from vitrail.train.dry_run import dry_run
+from vitrail.train.metrics import balance_micro_batch, fit_micro_batch
+from vitrail.train.resolve import resolve, summarise_run
 
 ALONE = World(device=torch.device("cpu"))
 
@@ -34,28 +34,28 @@ ALONE = World(device=torch.device("cpu"))
     ],
 )
 def test_a_batch_is_taken_in_parts_that_are_as_even_as_can_be(local: int, most: int, taken: int) -> None:
-    assert portion(local, most) == taken
-    assert fitting(local, each=100, room=int(100 * most / 0.85) + 1, most=most) == taken
+    assert balance_micro_batch(local, most) == taken
+    assert fit_micro_batch(local, each=100, room=int(100 * most / 0.85) + 1, most=most) == taken
 
 
 @pytest.mark.parametrize("micro", range(1, 17))
 def test_any_micro_batch_up_to_the_batch_will_do(micro: int) -> None:
     run = tiny_run(micro=micro)
-    assert resolve(run, find_pictures(run.data), ALONE).micro == micro
+    assert resolve(run, open_splits(run.data), ALONE).micro == micro
 
 
 @pytest.mark.parametrize(("size", "local"), [(1, 16), (2, 8)])
 def test_one_that_is_more_than_a_process_has_is_refused(size: int, local: int) -> None:
     world, run = World(device=torch.device("cpu"), size=size, local_size=size), tiny_run(micro=local + 1)
     with pytest.raises(ConfigError, match=f"micro={local + 1} is more than the {local} images .* use {local} or"):
-        resolve(run, find_pictures(run.data), world)
+        resolve(run, open_splits(run.data), world)
 
 
 @pytest.mark.parametrize(("micro", "said"), [(8, "(1 x 2 x 8)"), (6, "(1 x 3 x at most 6)"), (16, "(1 x 1 x 16)")])
 def test_how_a_batch_is_taken_apart_is_said(micro: int, said: str) -> None:
     run = tiny_run(micro=micro)
-    pictures = find_pictures(run.data)
-    assert f"40 steps of 16 {said}," in summary(resolve(run, pictures, ALONE), pictures, ALONE, Path("run"))[-1]
+    splits = open_splits(run.data)
+    assert f"40 steps of 16 {said}," in summarise_run(resolve(run, splits, ALONE), splits, ALONE, Path("run"))[-1]
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_a_network_is_called_by_its_shape(config: ModelConfig, name: str) -> Non
 
 def test_the_network_is_said_at_the_start() -> None:
     run = tiny_run(name="mine", model=model_config("ViT-Nano/4", image_size=8, depth=2))
-    pictures = find_pictures(run.data)
-    lines = summary(resolve(run, pictures, ALONE), pictures, ALONE, Path("run"))
+    splits = open_splits(run.data)
+    lines = summarise_run(resolve(run, splits, ALONE), splits, ALONE, Path("run"))
     assert lines[1].startswith("ViT of 2 layers, width 96, patch 4: 1")
     assert lines[1].endswith(" parameters, 8x8 px, from scratch")
 
 
 def test_a_dry_run_says_it_too() -> None:
     run = tiny_run(micro=6, mix=Mix())
-    figures = preflight(run, find_pictures(run.data), ALONE).figures
+    figures = dry_run(run, open_splits(run.data), ALONE).figures
     assert figures["network"].startswith("ViT of 2 layers, width 16, patch 4: ")
     assert figures["batch"] == "16: 1 process x 3 micro-batches x at most 6 images"

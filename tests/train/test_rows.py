@@ -12,9 +12,9 @@ from vitrail.cli.live import briefly, line
 from vitrail.cli.training import outcome
 from vitrail.studies.framework.results import values_in
 from vitrail.tasks.registry import TASKS
-from vitrail.train.run_folder.describe_run import describe
+from vitrail.train.run_folder.describe_run import describe_run
 from vitrail.train.run_folder.metric_rows import best_of, describe_score, headline, scores
-from vitrail.train.scoring import Best, Result
+from vitrail.train.scoring import Best, TrainingResult
 
 
 @pytest.fixture
@@ -91,13 +91,13 @@ def finished(folder: Path, rows: list[dict[str, Any]]) -> Path:
 @pytest.mark.usefixtures("gauge")
 def test_what_is_told_of_a_run_is_of_its_best_weights(tmp_path: Path) -> None:
     folder = finished(tmp_path, gauge_rows())
-    lines = describe(folder).splitlines()
+    lines = describe_run(folder).splitlines()
     assert "  dev: error 0.03125 (2,000 images) with the weights of step 20, the best" in lines
     assert values_in(folder) == {"watch": 0.03125, "gauge_error": 0.03125}
 
 
 def test_of_a_task_that_is_not_registered_no_weights_are_said_to_be_the_best(tmp_path: Path) -> None:
-    told = describe(finished(tmp_path, gauge_rows()))
+    told = describe_run(finished(tmp_path, gauge_rows()))
     assert "gauge error 0.5 (2,000 images) with the weights of step 30" in told
     assert "the best" not in told
 
@@ -116,14 +116,14 @@ def test_points_of_a_sweep_are_told_by_their_score(tmp_path: Path, key: str, sco
     (tmp_path / "command.json").write_text("{}")
     tried = [{"settings": ["optim.lr=1e-3"], key: score}]
     (tmp_path / "sweep.json").write_text(json.dumps({"tried": tried, "points": 2}))
-    assert f"  optim.lr=1e-3: {said}" in describe(tmp_path).splitlines()
+    assert f"  optim.lr=1e-3: {said}" in describe_run(tmp_path).splitlines()
 
 
 @pytest.mark.usefixtures("gauge")
 @pytest.mark.parametrize("named", [True, False])
 def test_the_public_result_has_the_score_of_the_task(tmp_path: Path, named: bool) -> None:
     row = gauge_rows()[-1] if named else watched(30, accuracy=0.5, loss=1.0)
-    result = Result(folder=tmp_path, state="done", step=30, best=Best(), test=row, watch=None, baseline={})
+    result = TrainingResult(folder=tmp_path, state="done", step=30, best=Best(), test=row, watch=None, baseline={})
     run = trained(result, ())
     assert (run.score, run.accuracy) == ((0.5, None) if named else (0.5, 0.5))
     assert run.scores == {row["split"]: row}

@@ -19,10 +19,10 @@ from vitrail.distributed.process_group import World
 from vitrail.train import loop
 from vitrail.train.config import Data, Evaluation, Run
 from vitrail.train.grid import sweep as search
-from vitrail.train.grid import worker
-from vitrail.train.grid.engine import places_for
-from vitrail.train.grid.sweep import Found, SweepJob
-from vitrail.train.run_folder.files import Lock
+from vitrail.train.grid import workers as worker
+from vitrail.train.grid.engine import device_slots
+from vitrail.train.grid.sweep import SweepJob, SweepResult
+from vitrail.train.run_folder.files import RunLock
 
 ALONE = World(device=torch.device("cpu"))
 GRID = {"optim.lr": (1e-9, 0.01)}
@@ -30,11 +30,11 @@ POINTS = ("optim.lr=1e-09", "optim.lr=0.01")
 RUN = tiny_run(steps=8, data=Data(source="digits", dev=0.1, workers=0), evaluation=Evaluation(every=4))
 
 
-def sweep(out: Path, run: Run = RUN, **how: Any) -> Found:
-    return search.search(run, GRID, out=out, world=ALONE, command={"go_on": "again"}, **how)
+def sweep(out: Path, run: Run = RUN, **how: Any) -> SweepResult:
+    return search.run_sweep(run, GRID, out=out, world=ALONE, command={"go_on": "again"}, **how)
 
 
-def facts(out: Path, found: Found) -> tuple[Any, ...]:
+def facts(out: Path, found: SweepResult) -> tuple[Any, ...]:
     """What must not depend on how often the sweep was started: the scores, the choice, and all bits of the last run."""
     assert found.final is not None
     return found.points, found.final.test, digest_of(out)
@@ -161,7 +161,7 @@ def test_a_finished_point_of_other_settings_is_refused_before_anything_is_traine
     with pytest.raises(ConfigError, match="warmup"):
         sweep(tmp_path / "late", late)
     assert not (tmp_path / "late").exists()
-    lock = Lock(out, print)
+    lock = RunLock(out, print)
     with pytest.raises(ConfigError, match="is in use by process"):
         sweep(out)
     lock.release()
@@ -198,9 +198,9 @@ def test_points_that_are_scored_otherwise_are_scored_again(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_points_in_processes_of_their_own_give_the_same(tmp_path: Path, whole: tuple[Any, ...]) -> None:
     out = tmp_path / "run"
-    assert facts(out, sweep(out, places=places_for("cpu", 2))) == whole
+    assert facts(out, sweep(out, places=device_slots("cpu", 2))) == whole
     pids = {json.loads((out / "sweep" / name / "lock").read_text())["pid"] for name in POINTS}
     assert len(pids | {os.getpid()}) == 3
     world = World(size=2, local_size=2, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match="torchrun"):
-        search.search(RUN, GRID, out=tmp_path / "two", world=world, places=places_for("cpu", 2))
+        search.run_sweep(RUN, GRID, out=tmp_path / "two", world=world, places=device_slots("cpu", 2))

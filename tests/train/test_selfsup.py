@@ -34,13 +34,13 @@ from vitrail.recipes.run_overrides import with_changes
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.assemble import assemble
 from vitrail.train.config import Data, Evaluation, Keep, Run
-from vitrail.train.data_splits import find_pictures
-from vitrail.train.dry_run import preflight
-from vitrail.train.loop import Result, train
-from vitrail.train.replay import replay
+from vitrail.train.data import open_splits
+from vitrail.train.dry_run import dry_run, replay
+from vitrail.train.loop import train
 from vitrail.train.report.page import read_metrics
-from vitrail.train.resolve import needed, resolve, summary
-from vitrail.train.resume import run_in
+from vitrail.train.resolve import estimate_memory, resolve, summarise_run
+from vitrail.train.resume import read_run
+from vitrail.train.scoring import TrainingResult
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def go(run: Run, out: Path) -> Result:
+def go(run: Run, out: Path) -> TrainingResult:
     return train(run, out=out, world=ALONE)
 
 
@@ -140,12 +140,12 @@ def test_with_a_teacher_too(tmp_path: Path, kind: str, sharding: str) -> None:
 @pytest.mark.parametrize("kind", UNLABELLED)
 def test_heads_and_teacher_begin_alike_whatever_was_drawn_before(kind: str) -> None:
     run = selfsup_run(kind)
-    pictures = find_pictures(run.data)
+    splits = open_splits(run.data)
     made = []
     for before in (0, 1):
         torch.manual_seed(before)
         state = torch.get_rng_state()
-        parts = assemble(resolve(run, pictures, ALONE), pictures, ALONE, UnreadableLog(), saved=None)
+        parts = assemble(resolve(run, splits, ALONE), splits, ALONE, UnreadableLog(), saved=None)
         assert torch.equal(torch.get_rng_state(), state)
         made.append(parts.objective)
     for (name, one), other in zip(made[0].state_dict().items(), made[1].state_dict().values(), strict=True):
@@ -156,9 +156,7 @@ def test_heads_and_teacher_begin_alike_whatever_was_drawn_before(kind: str) -> N
 
 def test_another_seed_draws_other_heads() -> None:
     first, second = (
-        assemble(
-            resolve(run, find_pictures(run.data), ALONE), find_pictures(run.data), ALONE, UnreadableLog(), saved=None
-        )
+        assemble(resolve(run, open_splits(run.data), ALONE), open_splits(run.data), ALONE, UnreadableLog(), saved=None)
         for run in (selfsup_run("mae", seed=1), selfsup_run("mae", seed=2))
     )
     weights = [parts.objective.get_parameter("decoder.narrow.weight") for parts in (first, second)]
@@ -189,7 +187,7 @@ def test_what_is_written_is_a_network_without_a_head_that_can_be_fine_tuned(tmp_
 def test_the_run_is_stored_and_found_again(tmp_path: Path, kind: str) -> None:
     run = selfsup_run(kind, steps=6)
     go(run, tmp_path / "run")
-    found = run_in(tmp_path / "run")
+    found = read_run(tmp_path / "run")
     assert found.objective == run.objective
     assert go(found, tmp_path / "run").step == 6  # nothing is left to do, and nothing is refused
     config = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -205,7 +203,7 @@ def test_a_config_from_before_there_was_a_choice_is_of_a_classification(tmp_path
     config = json.loads(path.read_text())
     del config["objective"]["kind"], config["data"]["part"], config["data"]["part_seed"]
     path.write_text(json.dumps(config))
-    assert run_in(tmp_path / "run").objective == Classification(smoothing=0.1)
+    assert read_run(tmp_path / "run").objective == Classification(smoothing=0.1)
     assert go(run, tmp_path / "run").state == "done"
     assert restored(Run, {**plain(run), "objective": {"smoothing": 0.3}}).objective == Classification(smoothing=0.3)
 
@@ -221,10 +219,11 @@ def unlabelled_folder(path: Path, count: int = 40) -> str:
 def test_pictures_without_labels_are_learnt_from_and_nothing_is_chosen(tmp_path: Path) -> None:
     data = Data(source=unlabelled_folder(tmp_path / "photos"), dev=0.25, watch="dev", test="none", workers=0)
     run = selfsup_run("masked", data=data, evaluation=Evaluation(every=4), keep=Keep(steps=4))
-    pictures = find_pictures(data, None)
-    assert (len(pictures.train), pictures.classes, pictures.chooses) == (30, (), False)
+    splits = open_splits(data, None)
+    assert (len(splits.train), splits.class_names, splits.can_select_best) == (30, (), False)
     assert (
-        "30 images, no labels, 10 watched (dev)" in summary(resolve(run, pictures, ALONE), pictures, ALONE, tmp_path)[2]
+        "30 images, no labels, 10 watched (dev)"
+        in summarise_run(resolve(run, splits, ALONE), splits, ALONE, tmp_path)[2]
     )
     result = go(run, tmp_path / "run")
     assert (result.state, result.best.step) == ("done", -1)
@@ -260,16 +259,16 @@ def test_labels_score_the_features_and_choose(tmp_path: Path) -> None:
 def test_what_goes_with_labels_alone_is_refused(changes: dict[str, object], told: str) -> None:
     run = selfsup_run("masked", **changes)
     with pytest.raises(ConfigError, match=told):
-        resolve(run, find_pictures(run.data), ALONE)
+        resolve(run, open_splits(run.data), ALONE)
 
 
 def test_samples_that_are_compared_stay_together() -> None:
     run = selfsup_run("moco", batch=256)
-    pictures = find_pictures(run.data)
-    assert resolve(run, pictures, ALONE).micro == 256
-    assert resolve(selfsup_run("mae", batch=256, micro=0), pictures, ALONE).micro == 128  # as many as help
+    splits = open_splits(run.data)
+    assert resolve(run, splits, ALONE).micro == 256
+    assert resolve(selfsup_run("mae", batch=256, micro=0), splits, ALONE).micro == 128  # as many as help
     with pytest.raises(ConfigError, match=r"micro=128 would cut the 256 samples .* compares the samples of a batch"):
-        assemble(resolve(replace(run, micro=128), pictures, ALONE), pictures, ALONE, UnreadableLog(), saved=None)
+        assemble(resolve(replace(run, micro=128), splits, ALONE), splits, ALONE, UnreadableLog(), saved=None)
 
 
 @pytest.mark.parametrize(
@@ -280,8 +279,8 @@ def test_a_step_in_bfloat16_is_one_graph(kind: str) -> None:
     run = selfsup_run(kind)
     assert isinstance(run.model, ViTConfig)
     run = replace(run, model=replace(run.model, position="sincos2d", dropout=0.0, stochastic_depth=0.0))
-    pictures = find_pictures(run.data)
-    parts = assemble(resolve(run, pictures, ALONE), pictures, ALONE, UnreadableLog(), saved=None)
+    splits = open_splits(run.data)
+    parts = assemble(resolve(run, splits, ALONE), splits, ALONE, UnreadableLog(), saved=None)
     whole = Whole(parts.objective, ALONE.device, "bfloat16", cast_weights=True)
     inputs = parts.objective.inputs(next(iter(parts.feed.stream(0, 1))), seed=0, step=0)
     torch.compiler.reset()  # of what other tests have compiled
@@ -299,37 +298,37 @@ def test_a_step_in_bfloat16_is_one_graph(kind: str) -> None:
 @pytest.mark.parametrize("kind", UNLABELLED)
 def test_cost_and_memory_are_those_of_the_objective(kind: str) -> None:
     run = selfsup_run(kind)
-    pictures = find_pictures(run.data)
-    run = resolve(run, pictures, ALONE)
+    splits = open_splits(run.data)
+    run = resolve(run, splits, ALONE)
     assert run.model is not None
-    parts = assemble(run, pictures, ALONE, UnreadableLog(), saved=None)
+    parts = assemble(run, splits, ALONE, UnreadableLog(), saved=None)
     assert parts.cost.macs == run.objective.macs_per_image(run.model)
     held = sum(tensor.numel() for tensor in parts.objective.state_dict().values())
-    state, each = needed(run, ALONE)
+    state, each = estimate_memory(run, ALONE)
     trained = sum(parameter.numel() for parameter in parts.objective.parameters() if parameter.requires_grad)
     assert state == 16 * trained + 4 * (held - trained)  # value, gradient and two moments; of a teacher the value
-    assert each >= needed(replace(run, objective=Classification()), ALONE)[1]
+    assert each >= estimate_memory(replace(run, objective=Classification()), ALONE)[1]
     assert len(parts.feed.augmentations) == {"moco": 2, "dino": 3}.get(kind, 1)
     assert not run.objective.labelled
 
 
 def test_the_cost_of_a_classification_is_that_of_its_network() -> None:
     run = selfsup_run("masked", objective=Classification())
-    pictures = find_pictures(run.data)
-    run = resolve(run, pictures, ALONE)
+    splits = open_splits(run.data)
+    run = resolve(run, splits, ALONE)
     assert run.model is not None
-    assert assemble(run, pictures, ALONE, UnreadableLog(), saved=None).cost.macs == run.model.macs
+    assert assemble(run, splits, ALONE, UnreadableLog(), saved=None).cost.macs == run.model.macs
 
 
 @pytest.mark.parametrize("kind", ["mae", "moco"])
 def test_a_dry_run_and_a_step_again(tmp_path: Path, kind: str) -> None:
     run = selfsup_run(kind, steps=6)
-    forecast = preflight(run, find_pictures(run.data), ALONE)
+    forecast = dry_run(run, open_splits(run.data), ALONE)
     assert forecast.run.model is not None
     work = forecast.run.objective.macs_per_image(forecast.run.model)
     assert forecast.figures["compute"].startswith(f"{6 * work * 16 / 1e12:,.3g} TFLOP a step")
     go(run, tmp_path / "run")
-    again = replay(run, find_pictures(run.data), tmp_path / "run", 3, ALONE)
+    again = replay(run, open_splits(run.data), tmp_path / "run", 3, ALONE)
     assert again.finite
     assert len(again.seen) == 16
     mean = sum(one.loss for one in again.seen) / 16

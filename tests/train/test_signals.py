@@ -3,13 +3,13 @@
 import os
 import signal
 
-from vitrail.train.runtime.observer import heard
+from vitrail.train.observer import listen_for_signals
 
 
 def test_a_signal_that_an_inner_listener_hears_is_heard_outside() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with heard() as outer:
-        with heard() as inner:
+    with listen_for_signals() as outer:
+        with listen_for_signals() as inner:
             os.kill(os.getpid(), signal.SIGTERM)
             assert inner
         assert outer
@@ -18,8 +18,8 @@ def test_a_signal_that_an_inner_listener_hears_is_heard_outside() -> None:
 
 
 def test_what_came_before_stops_the_next_run_as_well() -> None:
-    with heard() as outer:
+    with listen_for_signals() as outer:
         os.kill(os.getpid(), signal.SIGINT)
-        with heard() as inner:
+        with listen_for_signals() as inner:
             assert inner
         assert outer

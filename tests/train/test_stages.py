@@ -20,10 +20,10 @@ from vitrail.recipes.registry import recipe, recipes
 from vitrail.recipes.run_overrides import started_from, with_changes
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import Data, Evaluation, ResolvedRun, Run, RunRequest, configure, to_stage
-from vitrail.train.data_splits import find_pictures
+from vitrail.train.data import open_splits
 from vitrail.train.loop import train
 from vitrail.train.resolve import resolve
-from vitrail.train.resume import run_in, same_run
+from vitrail.train.resume import check_same_run, read_run
 from vitrail.train.run_folder.files import CONFIG
 
 ALONE = World(device=torch.device("cpu"))
@@ -37,7 +37,7 @@ def open_run(**changes: Any) -> Run:
 
 
 def resolved(run: Run) -> ResolvedRun:
-    return resolve(run, find_pictures(run.data, task_of(run.objective)), ALONE)
+    return resolve(run, open_splits(run.data, task_of(run.objective)), ALONE)
 
 
 @pytest.mark.parametrize("make", [open_run, lambda: selfsup_run("mae", micro=0), lambda: selfsup_run("dino")])
@@ -54,8 +54,8 @@ def test_a_resolved_run_leaves_nothing_open(make: Callable[[], Run]) -> None:
 
 def test_what_is_left_open_is_chosen_from_the_data() -> None:
     run = open_run()
-    pictures, chosen = find_pictures(run.data), resolved(run)
-    assert chosen.steps == round(len(pictures.train) / run.batch)
+    splits, chosen = open_splits(run.data), resolved(run)
+    assert chosen.steps == round(len(splits.train) / run.batch)
     assert chosen.evaluation.every == chosen.steps // 20
     assert (chosen.data.watch, chosen.data.test) == ("dev", "test")
     assert (chosen.data.resident, chosen.micro) == ("on", 16)
@@ -148,7 +148,7 @@ def test_a_folder_of_an_older_version_is_of_the_same_run(tmp_path: Path) -> None
     config["data"] |= {"watch": "auto", "test": "auto"}
     config["evaluation"]["every"] = 0
     path.write_text(json.dumps(config))
-    same_run(tmp_path / "run", run, ALONE)
-    same_run(tmp_path / "run", run_in(tmp_path / "run"), ALONE)
+    check_same_run(tmp_path / "run", run, ALONE)
+    check_same_run(tmp_path / "run", read_run(tmp_path / "run"), ALONE)
     with pytest.raises(ConfigError, match=r"optim\.lr"):
-        same_run(tmp_path / "run", with_changes(run, ["optim.lr=0.5"]), ALONE)
+        check_same_run(tmp_path / "run", with_changes(run, ["optim.lr=0.5"]), ALONE)

@@ -27,10 +27,10 @@ from vitrail.objectives.moco import MoCo
 from vitrail.optim.config import Optim, Schedule
 from vitrail.train.assemble import assemble
 from vitrail.train.config import Data, Evaluation, Keep, Run
-from vitrail.train.data_splits import Pictures, find_pictures
-from vitrail.train.loop import Result, train
+from vitrail.train.data import DataSplits, open_splits
+from vitrail.train.loop import train
 from vitrail.train.resolve import resolve
-from vitrail.train.scoring import Scorer
+from vitrail.train.scoring import Scorer, TrainingResult
 
 ALONE = World(device=torch.device("cpu"))
 OBJECTIVES: dict[str, Any] = {
@@ -72,7 +72,7 @@ def rows_in(out: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Result]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, TrainingResult]]:
     """One of each, on one thread."""
     folder, threads = tmp_path_factory.mktemp("runs"), torch.get_num_threads()
     torch.set_num_threads(1)
@@ -81,7 +81,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Resu
     return found
 
 
-def test_a_row_tells_neighbours_rank_and_the_own_loss(runs: dict[str, tuple[Path, Result]]) -> None:
+def test_a_row_tells_neighbours_rank_and_the_own_loss(runs: dict[str, tuple[Path, TrainingResult]]) -> None:
     for out, result in runs.values():
         first, second = rows_in(out, "watch")
         assert (first["step"], second["step"]) == (2, 4)
@@ -97,17 +97,17 @@ def test_a_row_tells_neighbours_rank_and_the_own_loss(runs: dict[str, tuple[Path
         assert (out / "best.safetensors").exists()
 
 
-def test_the_numbers_are_those_of_the_weights_that_were_written(runs: dict[str, tuple[Path, Result]]) -> None:
+def test_the_numbers_are_those_of_the_weights_that_were_written(runs: dict[str, tuple[Path, TrainingResult]]) -> None:
     for kind, (out, result) in runs.items():
         assert result.watch is not None
-        run, pictures = run_of(kind), find_pictures(run_of(kind).data)
+        run, splits = run_of(kind), open_splits(run_of(kind).data)
         network = vitrail.load(out / "last.safetensors")
-        ready = resolve(run, pictures, ALONE).preprocessing
+        ready = resolve(run, splits, ALONE).preprocessing
         assert ready is not None
-        assert pictures.watch is not None
+        assert splits.watch is not None
         (near, near_labels), (mine, labels) = (
             features(network, eval_batches(source, ready, batch=64), ready, "cpu")
-            for source in (pictures.train, pictures.watch)
+            for source in (splits.train, splits.watch)
         )
         right = classify(find_nearest(near, mine, 20), near_labels, 10, 20) == labels
         assert result.watch["accuracy"] == pytest.approx(float(right.float().mean()), abs=0.02)
@@ -116,7 +116,7 @@ def test_the_numbers_are_those_of_the_weights_that_were_written(runs: dict[str, 
         assert result.watch["similarity"] == pytest.approx(found.similarity, abs=1e-5)
 
 
-def test_scoring_leaves_no_trace_in_training(tmp_path: Path, runs: dict[str, tuple[Path, Result]]) -> None:
+def test_scoring_leaves_no_trace_in_training(tmp_path: Path, runs: dict[str, tuple[Path, TrainingResult]]) -> None:
     torch.set_num_threads(1)
     for kind, (out, _) in runs.items():
         often = tmp_path / kind
@@ -127,18 +127,20 @@ def test_scoring_leaves_no_trace_in_training(tmp_path: Path, runs: dict[str, tup
         assert rows_in(often, "watch")[1::2] == rows_in(out, "watch"), "one is not like the other, whatever came before"
 
 
-def test_the_loss_is_the_objectives_own_on_views_that_stay_the_same(runs: dict[str, tuple[Path, Result]]) -> None:
+def test_the_loss_is_the_objectives_own_on_views_that_stay_the_same(
+    runs: dict[str, tuple[Path, TrainingResult]],
+) -> None:
     for kind in ("mae", "moco"):
-        pictures = find_pictures(run_of(kind).data)
-        run = resolve(run_of(kind), pictures, ALONE)
-        parts = assemble(run, pictures, ALONE, UnreadableLog(), saved=None)
-        scorer = Scorer(run=run, parts=parts, pictures=pictures, world=ALONE, ledger=UnreadableLog())
+        splits = open_splits(run_of(kind).data)
+        run = resolve(run_of(kind), splits, ALONE)
+        parts = assemble(run, splits, ALONE, UnreadableLog(), saved=None)
+        scorer = Scorer(run=run, parts=parts, splits=splits, world=ALONE, ledger=UnreadableLog())
         row = scorer.score("watch", 0)
         assert scorer.score("watch", 0) == row
         objective = parts.objective.eval()
-        assert pictures.watch is not None
+        assert splits.watch is not None
         views, total, count = Augmented(objective.views(run.augmentation)), 0.0, 0.0
-        for batch in eval_batches(pictures.watch, views, batch=16 if kind == "moco" else 72):
+        for batch in eval_batches(splits.watch, views, batch=16 if kind == "moco" else 72):
             with torch.no_grad():
                 found = objective(*objective.inputs(batch, seed=0, step=3))
             total, count = total + float(found.total), count + float(found.count)
@@ -150,7 +152,7 @@ def test_the_loss_is_the_objectives_own_on_views_that_stay_the_same(runs: dict[s
     ("kind", "sharding"), [("masked", "fsdp"), ("moco", "ddp"), pytest.param("dino", "fsdp", marks=pytest.mark.slow)]
 )
 def test_two_processes_have_the_row_of_one(
-    tmp_path: Path, runs: dict[str, tuple[Path, Result]], kind: str, sharding: str
+    tmp_path: Path, runs: dict[str, tuple[Path, TrainingResult]], kind: str, sharding: str
 ) -> None:
     one, other = together(work, run_of(kind, sharding=sharding, micro=8), str(tmp_path / "run"))
     assert one == other
@@ -164,24 +166,24 @@ def test_two_processes_have_the_row_of_one(
     assert one["accuracy"] == pytest.approx(alone["accuracy"], abs=0.05)
 
 
-def unlabelled(watched: bool) -> Pictures:
+def unlabelled(watched: bool) -> DataSplits:
     """Images of digits, and nothing known of them."""
-    known = find_pictures(run_of("mae").data)
+    known = open_splits(run_of("mae").data)
     parts = [Subset(known.train, range(60)), Subset(known.train, range(60, 90))]
     train_, watch = (Arrays(np.stack([part.open_image(at).rgb() for at in range(len(part))])) for part in parts)
-    return Pictures(
+    return DataSplits(
         title="heap",
-        classes=(),
+        class_names=(),
         train=train_,
         watch=watch if watched else None,
         test=None,
-        watched="val" if watched else "",
-        tested="",
+        watch_name="val" if watched else "",
+        test_name="",
     )
 
 
 def test_without_labels_there_is_no_accuracy_and_nothing_is_chosen(tmp_path: Path) -> None:
-    result = train(run_of("mae"), out=tmp_path, world=ALONE, pictures=unlabelled(watched=True))
+    result = train(run_of("mae"), out=tmp_path, world=ALONE, splits=unlabelled(watched=True))
     assert result.watch is not None
     assert "accuracy" not in result.watch
     assert result.watch["count"] == 30
@@ -194,7 +196,7 @@ def test_without_labels_there_is_no_accuracy_and_nothing_is_chosen(tmp_path: Pat
 
 
 def test_where_nothing_is_watched_training_pictures_are_looked_at(tmp_path: Path) -> None:
-    result = train(run_of("mae"), out=tmp_path, world=ALONE, pictures=unlabelled(watched=False))
+    result = train(run_of("mae"), out=tmp_path, world=ALONE, splits=unlabelled(watched=False))
     assert result.watch is None
     rows = rows_in(tmp_path, "look")
     assert [row["step"] for row in rows] == [2, 4]
@@ -204,7 +206,7 @@ def test_where_nothing_is_watched_training_pictures_are_looked_at(tmp_path: Path
     assert "Nearest neighbours of train" in text
 
 
-def test_the_report_shows_what_the_objective_has_to_show(runs: dict[str, tuple[Path, Result]]) -> None:
+def test_the_report_shows_what_the_objective_has_to_show(runs: dict[str, tuple[Path, TrainingResult]]) -> None:
     told = {
         "masked": ("Reconstructions on dev", "Hits"),
         "mae": ("Reconstructions on dev",),

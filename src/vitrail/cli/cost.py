@@ -19,7 +19,7 @@ from vitrail.models.zoo import SLUGS, ZOO, adapted, resolve, slug
 from vitrail.optim.config import Optim
 from vitrail.recipes.launch import RUNS
 from vitrail.studies.paper.inference_speed import Measured, measured, random_weights, sizes_for
-from vitrail.train.runtime import cost as memory
+from vitrail.train import metrics as memory
 
 CARDS = (16, 24, 48, 80)  # GB of usual GPUs
 SECONDS = {"cuda": 120.0, "cpu": 60.0}
@@ -131,11 +131,11 @@ def pictures_of(name: str) -> tuple[int, int | None]:
     if name in SETS:
         return SETS[name].splits["train"], SETS[name].classes
     from vitrail.data.collection import open_collection
-    from vitrail.train.data_splits import only_or
+    from vitrail.train.data import find_split
 
     collection = open_collection(name)
     few = name.startswith("vtab/") and "trainval1000" in collection.splits
-    return len(only_or(collection, "trainval1000" if few else "train")), len(collection.classes) or None
+    return len(find_split(collection, "trainval1000" if few else "train")), len(collection.classes) or None
 
 
 def sizes_of(one: Asked, options: CostOptions) -> list[Pair | int]:

@@ -21,9 +21,9 @@ from vitrail.distributed.process_group import joined
 from vitrail.recipes.launch import record_command
 from vitrail.recipes.run_request import Asked, planned
 from vitrail.train.loop import train
-from vitrail.train.run_folder.run import is_done
-from vitrail.train.runtime.observer import Observer
-from vitrail.train.scoring import Result
+from vitrail.train.observer import Observer
+from vitrail.train.run_folder.files import is_done
+from vitrail.train.scoring import TrainingResult
 
 BAR: Final = 0.95
 SCORES: Final = 5  # of a run that are shown; its report has them all
@@ -44,12 +44,12 @@ def run(options: DemoOptions) -> int:
     torch.set_num_threads(1)  # so small a network is quicker without a pool
     with observer(0) as panel:
         watching = Brief(panel)
-        watching.told("1  Pre-training: a small ViT from scratch on 16 px digits, 16 patches an image")
+        watching.log("1  Pre-training: a small ViT from scratch on 16 px digits, 16 patches an image")
         low = step(pretrain, out / "pretrain", options.device, watching)
         if low.test is None:
             return stopped(out)
         watching = Brief(panel)
-        watching.told("\n2  Fine-tuning (3.2): the same weights at 32 px, 64 patches, positions resized, a new head")
+        watching.log("\n2  Fine-tuning (3.2): the same weights at 32 px, 64 patches, positions resized, a new head")
         high = step(finetune, out / "finetune", options.device, watching)
         if high.test is None:
             return stopped(out)
@@ -70,8 +70,8 @@ class Brief:
         self.steps = 0
         self.next = 0
 
-    def told(self, text: str) -> None:
-        self.inner.told(text)
+    def log(self, text: str) -> None:
+        self.inner.log(text)
 
     def progress(self, row: dict[str, Any]) -> None:
         if row["kind"] == "train":
@@ -88,7 +88,7 @@ class Brief:
         self.inner.advance(what, done, total)
 
 
-def step(asked: Asked, out: Path, device: str, watching: Observer) -> Result:
+def step(asked: Asked, out: Path, device: str, watching: Observer) -> TrainingResult:
     """One run of the two; what was begun before is resumed."""
     with joined(device) as world:
         if world.size > 1:

@@ -9,8 +9,8 @@ from vitrail.cli.app import silence
 from vitrail.cli.progress import PLAIN_S as WAIT_S
 from vitrail.cli.progress import SPINNER, amount
 from vitrail.core.console import make_console
+from vitrail.train.observer import STEP
 from vitrail.train.run_folder.metric_rows import LOSS, describe_score, headline, known_measures, title_of
-from vitrail.train.runtime.observer import STEP
 
 PLAIN_S = 5.0  # between two plain lines of metrics; scores and notes always come
 
@@ -74,7 +74,7 @@ class Plain:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def told(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.spoke = self.clock()
         try:
             self.write(text)
@@ -88,12 +88,12 @@ class Plain:
             return
         if row["kind"] == "train":
             self.last = now
-        self.told(line(row))
+        self.log(line(row))
 
     def advance(self, what: str, done: int, total: int | None) -> None:
         """Says so where nothing was said for a while: steps may be slow, and much comes between them."""
         if self.clock() - self.spoke >= WAIT_S:
-            self.told(amount(what, done, total))
+            self.log(amount(what, done, total))
 
 
 class Quiet:
@@ -103,7 +103,7 @@ class Quiet:
         return self
 
     def __exit__(self, *error: object) -> None: ...
-    def told(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
     def progress(self, row: dict[str, Any]) -> None: ...
     def advance(self, what: str, done: int, total: int | None) -> None: ...
 
@@ -132,7 +132,7 @@ class Panel:
     def __exit__(self, *error: object) -> None:
         self.live.stop()
 
-    def told(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False)
 
     def progress(self, row: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ class Panel:
             return
         if row["kind"] not in ("fewshot", "baseline"):
             self.score = f"{briefly(row)} at step {row['step']:,}"
-        self.told(line(row))
+        self.log(line(row))
 
     def advance(self, what: str, done: int, total: int | None) -> None:
         if what != self.doing[0]:

@@ -10,19 +10,19 @@ from vitrail.core.console import print_table
 from vitrail.distributed.process_group import joined
 from vitrail.report.contact_sheet import mosaic
 from vitrail.tasks.registry import task_of
-from vitrail.train.data_splits import find_pictures
-from vitrail.train.replay import Replay, replay
-from vitrail.train.resume import run_in
+from vitrail.train.data import open_splits
+from vitrail.train.dry_run import Replay, replay
+from vitrail.train.resume import read_run
 
 SHOWN = 20
 SHEET = 64
 
 
 def run(options: ReplayOptions) -> int:
-    config = run_in(options.run)
+    config = read_run(options.run)
     with joined(options.device) as world, waiting(f"running step {options.step} again"):
-        pictures = find_pictures(config.data, task_of(config.objective))
-        found = replay(config, pictures, options.run, options.step, world)
+        splits = open_splits(config.data, task_of(config.objective))
+        found = replay(config, splits, options.run, options.step, world)
     show(found)
     path = options.run / f"replay-{options.step}.png"
     sheet(found).save(path)

@@ -1,9 +1,9 @@
 """What `vitrail report` does."""
 
 from vitrail.cli.options.report import ReportOptions
-from vitrail.train.run_folder.describe_run import describe
+from vitrail.train.run_folder.describe_run import describe_run
 
 
 def run(options: ReportOptions) -> int:
-    print(describe(options.run))
+    print(describe_run(options.run))
     return 0

@@ -14,8 +14,7 @@ from vitrail.studies.framework.registry import entries, study
 if TYPE_CHECKING:
     from vitrail.studies.framework.cost_estimate import Pace, Price
     from vitrail.studies.framework.run_study import Plan
-    from vitrail.train.grid.cell import Outcome
-    from vitrail.train.grid.plan import Report
+    from vitrail.train.grid.plan import CellOutcome, GridReport
 
 RUNS = Path("runs")
 
@@ -30,12 +29,12 @@ def run(options: StudyOptions) -> int:
     from vitrail.studies.framework.cost_estimate import pace_of, prices
     from vitrail.studies.framework.definition import grid
     from vitrail.studies.framework.run_study import Plan
-    from vitrail.train.grid.engine import places_for
+    from vitrail.train.grid.engine import device_slots
 
     chosen = study(options.name)
     data = options.data or ""
     cells = grid(chosen, options.scale, data, seeds=options.seeds)
-    places = places_for(options.device, options.jobs)
+    places = device_slots(options.device, options.jobs)
     pace = pace_of(places[0].device, for_card=options.scale != "tiny")
     costs = prices(cells, pace)
     plan = Plan(
@@ -111,23 +110,23 @@ def started(plan: "Plan", options: StudyOptions) -> int:
     from vitrail.data.collection import open_collection
     from vitrail.studies.framework.run_study import go
     from vitrail.studies.framework.study_report import write
-    from vitrail.train.grid.engine import places_for
+    from vitrail.train.grid.engine import device_slots
 
-    def present(outcomes: "Sequence[Outcome]") -> None:
+    def present(outcomes: "Sequence[CellOutcome]") -> None:
         write(plan.study, outcomes, plan.out, scale=plan.scale, data=plan.data)
 
     if plan.data:
         open_collection(plan.data)  # a name that is misspelt is said once, not by every cell
     try:
         with watcher() as watching:
-            report = go(plan, places=places_for(options.device, options.jobs), watcher=watching, present=present)
+            report = go(plan, places=device_slots(options.device, options.jobs), watcher=watching, present=present)
     except KeyboardInterrupt:
         print(f"stopped at once; go on with: {plan.go_on}", file=sys.stderr, flush=True)
         os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
     return show(plan, report)
 
 
-def show(plan: "Plan", report: "Report") -> int:
+def show(plan: "Plan", report: "GridReport") -> int:
     """The table and the sentence, what failed, and where everything is."""
     from vitrail.core.console import print_table
     from vitrail.studies.framework.study_report import caution, found
@@ -150,7 +149,7 @@ def show(plan: "Plan", report: "Report") -> int:
     return 1 if report.of("failed", "left out") else 0
 
 
-def say_failed(report: "Report") -> None:
+def say_failed(report: "GridReport") -> None:
     """Cells that failed, those of one reason together."""
     reasons: dict[str, list[str]] = {}
     for outcome in report.outcomes:

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 from vitrail.cli.live import Plain, duration
 from vitrail.core.console import make_console
-from vitrail.train.grid.cell import Cell, Outcome
-from vitrail.train.runtime.observer import Observer, Silent
+from vitrail.train.grid.plan import Cell, CellOutcome
+from vitrail.train.observer import NullObserver, Observer
 
 
-def scored(outcome: Outcome) -> str:
+def scored(outcome: CellOutcome) -> str:
     """What came of a cell, in a few words."""
     if outcome.fault:
         return f"failed: {outcome.fault}"
@@ -28,21 +28,21 @@ class Lines:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def told(self, text: str) -> None:
-        self.write.told(text)
+    def log(self, text: str) -> None:
+        self.write.log(text)
 
     def started(self, cell: Cell) -> None:
-        self.told(f"start {cell.name}")
+        self.log(f"start {cell.name}")
 
-    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+    def ended(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None:
         left = f", about {duration(self.left_s)} left" if self.left_s > 0 else ""
-        self.told(f"end   {cell.name}: {scored(outcome)}; {duration(seconds)}{left}")
+        self.log(f"end   {cell.name}: {scored(outcome)}; {duration(seconds)}{left}")
 
     def progress(self, share: float, left_s: float) -> None:
         self.left_s = left_s
 
     def listen(self, cell: Cell) -> Observer:
-        return Silent()
+        return NullObserver()
 
 
 class Bar(Lines):

@@ -24,19 +24,27 @@ from vitrail.recipes.registry import recipe
 from vitrail.recipes.run_overrides import with_changes
 from vitrail.recipes.run_request import Asked, Planned, asked_of, grid_of
 from vitrail.tasks.registry import task_of
-from vitrail.train.data_splits import find_pictures
-from vitrail.train.dry_run import preflight
-from vitrail.train.grid.engine import places_for
-from vitrail.train.grid.sweep import Found, is_over, name_score, on_everything, points_of, runs_worth, search
-from vitrail.train.grid.worker import Place
+from vitrail.train.data import open_splits
+from vitrail.train.dry_run import dry_run
+from vitrail.train.grid.engine import device_slots
+from vitrail.train.grid.sweep import (
+    SweepResult,
+    is_finished,
+    list_points,
+    name_score,
+    relative_cost,
+    run_sweep,
+    with_all_images,
+)
+from vitrail.train.grid.workers import DeviceSlot
 from vitrail.train.loop import train
+from vitrail.train.observer import Observer
 from vitrail.train.report.page import interval
-from vitrail.train.resume import same_run
-from vitrail.train.run_folder.describe_run import describe
-from vitrail.train.run_folder.files import BEST, COMMAND, LAST, command_in, is_done
+from vitrail.train.resume import check_same_run
+from vitrail.train.run_folder.describe_run import describe_run
+from vitrail.train.run_folder.files import BEST, COMMAND, LAST, is_done, read_command
 from vitrail.train.run_folder.metric_rows import describe_numbers, headline
-from vitrail.train.runtime.observer import Observer
-from vitrail.train.scoring import Result
+from vitrail.train.scoring import TrainingResult
 
 
 def asked_by(options: TrainingOptions, verb: str, weights: str = "") -> Asked:
@@ -80,9 +88,9 @@ def run(options: TrainingOptions, asked: Asked | None) -> int:
     going_on = asked is None
     if asked is None:
         assert out is not None
-        asked = asked_of(command_in(out))
+        asked = asked_of(read_command(out))
     elif options.resume is not None and out is not None:
-        command_in(out)  # a folder that is not a run is said so here
+        read_command(out)  # a folder that is not a run is said so here
     if options.jobs != 1 and asked.sweep is None:
         raise ConfigError(f"--jobs {options.jobs} is for the points of a sweep; add --sweep, or leave it out")
     try:
@@ -110,14 +118,14 @@ def started(options: TrainingOptions, asked: Asked, out: Path | None, going_on: 
         plan, budget = plan_run(asked, out, world, going_on=going_on)
         if options.dry_run:
             for text in plan.why:
-                watching.told(text)
+                watching.log(text)
             return forecast(plan, asked, world)
         out = out or world.agree(free_folder(plan.run))
         try:
-            places = () if options.jobs == 1 else places_for(options.device, options.jobs)
+            places = () if options.jobs == 1 else device_slots(options.device, options.jobs)
             return start(plan, asked, out, world, budget=budget, force=options.force, observer=watching, places=places)
         except KeyboardInterrupt:
-            watching.told(
+            watching.log(
                 f"resume with: {resume_command(asked, out)}" if (out / COMMAND).exists() else "nothing was written yet"
             )
             raise
@@ -143,14 +151,14 @@ def fetch(source: str) -> None:
 def forecast(plan: Planned, asked: Asked, world: World) -> int:
     """What to expect of the run and, where one is asked for, of the sweep, which ends with a run on all images."""
     grid = None if asked.sweep is None else grid_of(asked, plan)
-    runs = 1.0 if grid is None else runs_worth(plan.run, grid, world, with_changes)
-    run = plan.run if grid is None else on_everything(plan.run)
-    found = preflight(run, find_pictures(run.data, task_of(run.objective)), world, base=plan.base)
+    runs = 1.0 if grid is None else relative_cost(plan.run, grid, world, with_changes)
+    run = plan.run if grid is None else with_all_images(plan.run)
+    found = dry_run(run, open_splits(run.data, task_of(run.objective)), world, base=plan.base)
     if world.is_main:
         print_table(("what", "to expect"), list(found.figures.items()), title="A dry run: nothing is kept", left=2)
         print(f"time: about {duration(found.seconds)} for all steps, without scoring")
         if grid is not None:
-            whole = f"the sweep, {len(points_of(grid))} points and the last run"
+            whole = f"the sweep, {len(list_points(grid))} points and the last run"
             print(f"time: about {duration(runs * found.seconds)} for {whole}, {runs:.1f} times as long")
         for warning in found.warnings:
             print(f"note: {warning}")
@@ -166,18 +174,18 @@ def start(
     budget: Budget | None,
     force: bool,
     observer: Observer,
-    places: Sequence[Place],
+    places: Sequence[DeviceSlot],
 ) -> int:
     command = record_command(asked, out, budget)
     grid = None if asked.sweep is None else grid_of(asked, plan)
     if is_done(out) and not force:
         if grid is None:
-            same_run(out, plan.run, world)
-        if grid is None or is_over(plan.run, grid, out=out, world=world, change=with_changes):
-            observer.told(describe(out))
+            check_same_run(out, plan.run, world)
+        if grid is None or is_finished(plan.run, grid, out=out, world=world, change=with_changes):
+            observer.log(describe_run(out))
             return 0
     if grid is not None:
-        found = search(
+        found = run_sweep(
             plan.run,
             grid,
             out=out,
@@ -196,7 +204,7 @@ def start(
     return status
 
 
-def show_result(result: Result, asked: Asked, world: World) -> int:
+def show_result(result: TrainingResult, asked: Asked, world: World) -> int:
     if world.rank:
         return 0
     if result.state == "interrupted":
@@ -210,7 +218,7 @@ def show_result(result: Result, asked: Asked, world: World) -> int:
     return 0
 
 
-def next_steps(result: Result, asked: Asked) -> list[str]:
+def next_steps(result: TrainingResult, asked: Asked) -> list[str]:
     """Commands to type next, with the paths of this run."""
     run, data = shlex.quote(str(result.folder)), shlex.quote(asked.data or "DATA")
     if result.test is None and result.watch is None and asked.verb == "pretrain":
@@ -234,7 +242,7 @@ def first_image(source: str) -> str:
     return ""
 
 
-def scores_of(result: Result) -> list[str]:
+def scores_of(result: TrainingResult) -> list[str]:
     """The scores of the weights that the run stands for, then those of the last ones where these are others."""
     found: list[str] = []
     watch, chose = result.watch, result.weights.name == BEST
@@ -264,7 +272,7 @@ def outcome(row: dict[str, Any]) -> str:
     return f"{', '.join(describe_numbers(row))}{size}{f', {rank}' if rank else ''}"
 
 
-def show_search(found: Found, asked: Asked, out: Path, world: World) -> int:
+def show_search(found: SweepResult, asked: Asked, out: Path, world: World) -> int:
     if world.rank:
         return 0
     if found.points:

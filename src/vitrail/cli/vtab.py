@@ -26,8 +26,8 @@ from vitrail.evaluation.speed import tpuv3_core_days, training_flops
 from vitrail.recipes.launch import RUNS
 from vitrail.studies.paper.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
 from vitrail.studies.paper.vtab_table import GROUPS, HEADS, html, result, rows
-from vitrail.train.grid.engine import places_for
-from vitrail.train.runtime.cost import measured_flops
+from vitrail.train.grid.engine import device_slots
+from vitrail.train.metrics import measure_flops
 
 
 def run(options: VtabOptions) -> int:
@@ -87,7 +87,7 @@ def started(study: Study, facts: dict[str, Any], options: VtabOptions) -> int:
         if options.download and world.is_main:
             fetch(study)
         world.barrier()
-        places = () if options.jobs == 1 else places_for(options.device, options.jobs)
+        places = () if options.jobs == 1 else device_slots(options.device, options.jobs)
         with observer(world.rank) as watching:
             outcome = go(study, world=world, observer=watching, noted=noted, places=places)
         if world.is_main:
@@ -171,7 +171,7 @@ def forecast(study: Study, world: World) -> int:
         f"{format_size(run.augmentation.size)}, and "
         f"{test:,} images to score: {flops / 1e18:.3g} exaFLOPs, {tpuv3_core_days(flops):.3g} TPUv3-core-days"
     )
-    seconds = flops / measured_flops(world.device) / world.size
+    seconds = flops / measure_flops(world.device) / world.size
     print(f"time: {duration(seconds)} at the very least, at the rate of a large matrix product here")
     if other := changed(study):
         print(f"not the paper's recipe: {'; '.join(other)}")

@@ -27,7 +27,7 @@ LAST = ("norm", "head")  # what a network calls the modules behind its blocks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class ParameterGroup:
     """Parameters that are updated alike. `rate` multiplies the learning rate; names are those of
     `named_parameters()`, behind the prefix that was asked for."""
 
@@ -39,7 +39,7 @@ class Group:
 
 def freeze(module: nn.Module, optim: Optim) -> None:
     """Takes the gradient from what `optim.freeze` names. Comes before `groups`, and before sharding."""
-    network = network_of(module)
+    network = unwrap_network(module)
     frozen = _frozen(network, optim.freeze)
     for parameter in network.parameters():
         if parameter in frozen:
@@ -48,11 +48,11 @@ def freeze(module: nn.Module, optim: Optim) -> None:
         raise ConfigError(f"optim.freeze={optim.freeze!r} leaves nothing to train: the network has no head")
 
 
-def groups(module: nn.Module, optim: Optim, prefix: str = "") -> list[Group]:
+def group_parameters(module: nn.Module, optim: Optim, prefix: str = "") -> list[ParameterGroup]:
     """The trainable parameters of a network, or of an objective around its `network`, by decay and rate. Only kernels
     decay: not biases, norms, tokens, position tables or relative offsets."""
     layers, kernels = _layers(module), _kernels(module)
-    last = len(blocks_of(network_of(module))) + 1
+    last = len(list_blocks(unwrap_network(module))) + 1
     found: dict[tuple[float, float], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -60,7 +60,7 @@ def groups(module: nn.Module, optim: Optim, prefix: str = "") -> list[Group]:
             rate = optim.layer_decay ** (last - layers.get(parameter, last))
             found.setdefault((decay, rate), []).append((prefix + name, parameter))
     return [
-        Group(
+        ParameterGroup(
             names=tuple(name for name, _ in members),
             params=tuple(parameter for _, parameter in members),
             weight_decay=decay,
@@ -70,13 +70,13 @@ def groups(module: nn.Module, optim: Optim, prefix: str = "") -> list[Group]:
     ]
 
 
-def network_of(module: nn.Module) -> nn.Module:
+def unwrap_network(module: nn.Module) -> nn.Module:
     """An objective's network; a network itself."""
     inner = getattr(module, "network", None)
     return inner if isinstance(inner, nn.Module) else module
 
 
-def blocks_of(network: nn.Module) -> list[nn.Module]:
+def list_blocks(network: nn.Module) -> list[nn.Module]:
     """What layers are counted by: an encoder's blocks, a ResNet's stages; none where there are neither."""
     blocks = getattr(network, "blocks", None)
     return list(blocks) if isinstance(blocks, nn.ModuleList | nn.Sequential) else []
@@ -84,8 +84,8 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
 
 def _layers(module: nn.Module) -> dict[nn.Parameter, int]:
     """The layer of each of the network's parameters; those around the network are left out."""
-    network = network_of(module)
-    blocks = blocks_of(network)
+    network = unwrap_network(module)
+    blocks = list_blocks(network)
     layers = dict.fromkeys(network.parameters(), 0)
     for layer, block in enumerate(blocks, start=1):
         layers |= dict.fromkeys(block.parameters(), layer)
@@ -99,7 +99,7 @@ def _frozen(network: nn.Module, what: str) -> set[nn.Parameter]:
         return set()
     if what == "all":
         return set(network.parameters()) - {p for head in _parts(network, "head") for p in head.parameters()}
-    depth = len(blocks_of(network))
+    depth = len(list_blocks(network))
     count = re.fullmatch(r"blocks:([0-9]+)", what)
     upto = 0 if what == "embedding" else int(count[1]) if count else -1
     if upto < 0 or upto > depth:

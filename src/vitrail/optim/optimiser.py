@@ -28,7 +28,7 @@ from torch.optim.sgd import sgd
 
 from vitrail.core.errors import ConfigError, MismatchedWeights
 from vitrail.optim.config import Optim
-from vitrail.optim.groups import Group
+from vitrail.optim.groups import ParameterGroup
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if to_local is None else cast(Tensor, to_local())
 
 
-def parts(tensors: Sequence[Tensor], limit: int = 1 << 26) -> Iterator[slice]:
+def chunk(tensors: Sequence[Tensor], limit: int = 1 << 26) -> Iterator[slice]:
     """Stretches of about `limit` elements, so that what is allocated along the way stays small next to the network."""
     start = size = 0
     for at, tensor in enumerate(tensors, start=1):
@@ -82,7 +82,7 @@ def scale_(tensors: Tensors, factor: Tensor) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class UpdateInputs:
     """What an update is made on, as this process holds it. `moments` are Adam's two or SGD's one; `counts` holds, for
     each parameter, the updates made before; where `skip`, 0-dim and float32, is 1 and not 0, nothing may change."""
 
@@ -95,7 +95,7 @@ class Work:
     divisor: Tensor
     skip: Tensor
 
-    def part(self, where: slice) -> "Work":
+    def part(self, where: slice) -> "UpdateInputs":
         return replace(
             self,
             params=self.params[where],
@@ -105,13 +105,13 @@ class Work:
         )
 
 
-def update(work: Work, optim: Optim) -> None:
+def apply_update(work: UpdateInputs, optim: Optim) -> None:
     """One step of the optimiser's rule. Gradients are spent, and so are the counts."""
     rule = _adamw if optim.kind == "adamw" else _sgd
     if optim.momentum_type == "float32":
         rule(work, optim)
         return
-    for where in parts(work.params):
+    for where in chunk(work.params):
         part = work.part(where)
         narrow, *others = part.moments
         wide = copies(narrow, torch.float32)
@@ -124,7 +124,7 @@ def update(work: Work, optim: Optim) -> None:
         copy_(narrow, wide)
 
 
-def _adamw(work: Work, optim: Optim) -> None:
+def _adamw(work: UpdateInputs, optim: Optim) -> None:
     """θ ← θ - lr·λ·θ - lr·m̂/(√v̂ + ε)."""
     first, second = work.moments
     adamw(
@@ -147,7 +147,7 @@ def _adamw(work: Work, optim: Optim) -> None:
     )
 
 
-def _sgd(work: Work, optim: Optim) -> None:
+def _sgd(work: UpdateInputs, optim: Optim) -> None:
     """m ← μ·m + g, θ ← θ - lr·λ·θ - lr·m: no Nesterov, and decay that does not go through m as the kernel's would."""
     if work.weight_decay:
         scale_(work.params, 1 - (1 - work.skip) * (work.lr * work.weight_decay))
@@ -194,7 +194,7 @@ class Optimiser:
     from the start, as zeros, so that a checkpoint before the first step is like any other. Masked steps do not count
     in `count`, the number of updates, from which Adam corrects its moments."""
 
-    def __init__(self, groups: Sequence[Group], optim: Optim) -> None:
+    def __init__(self, groups: Sequence[ParameterGroup], optim: Optim) -> None:
         self.groups, self.optim = list(groups), optim
         self.params = {
             name: parameter for group in groups for name, parameter in zip(group.names, group.params, strict=True)
@@ -224,7 +224,7 @@ class Optimiser:
         for group in self.groups:
             names = [name for name in group.names if self.params[name].grad is not None]
             if names:
-                work = Work(
+                work = UpdateInputs(
                     params=[local(self.params[name]) for name in names],
                     grads=[local(gradient) for name in names if (gradient := self.params[name].grad) is not None],
                     moments=tuple([local(moment[name]) for name in names] for moment in self._moments.values()),
@@ -234,7 +234,7 @@ class Optimiser:
                     divisor=divisor,
                     skip=skip,
                 )
-                update(work, self.optim)
+                apply_update(work, self.optim)
         self._count.add_(ok)
 
     def zero_grad(self) -> None:

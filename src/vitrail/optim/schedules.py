@@ -6,15 +6,15 @@ from vitrail.core.errors import ConfigError
 from vitrail.optim.config import Schedule
 
 
-def rate(schedule: Schedule, base: float, step: int, total: int) -> float:
+def learning_rate(schedule: Schedule, base: float, step: int, total: int) -> float:
     """The rate of a step, counted from 0, in a run of `total` steps. With p the part of the way from the end of the
     warm-up to the end of the run: linear and cosine fall from `base` to `end` along p, steps (BiT) divides by ten at
     each milestone; the warm-up multiplies all of them by step/warmup, so that the first step has rate 0."""
-    check(schedule, total)
+    check_warmup(schedule, total)
     return _decayed(schedule, base, step, total) * _warmed(schedule, step)
 
 
-def check(schedule: Schedule, total: int) -> None:
+def check_warmup(schedule: Schedule, total: int) -> None:
     """Refuses a warm-up that leaves no step for the rest of the schedule."""
     if schedule.warmup >= total:
         raise ConfigError(

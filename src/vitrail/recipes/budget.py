@@ -22,9 +22,9 @@ from vitrail.recipes.run_request import Asked, Planned
 from vitrail.tasks.registry import task_of
 from vitrail.train.closed_form_baseline import LEARNT, SCORED, find_obstacle
 from vitrail.train.config import Run
-from vitrail.train.data_splits import Pictures, find_pictures
+from vitrail.train.data import DataSplits, open_splits
 from vitrail.train.dry_run import seconds_per_image
-from vitrail.train.run_folder.files import COMMAND, command_in
+from vitrail.train.run_folder.files import COMMAND, read_command
 
 CPU_MINUTES: Final = 5.0  # of a fine-tuning without options
 LEAST_STEPS: Final = 10
@@ -35,7 +35,7 @@ SURE_READ_S: Final = 0.005  # an image
 GENTLE: Final = 0.1  # of the learning rate, for a head that is good already and blocks that must not spoil it
 LENGTH: Final = ("steps", "epochs")
 
-Measure = Callable[[Run, Pictures, World], float]  # seconds of training an image
+Measure = Callable[[Run, DataSplits, World], float]  # seconds of training an image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +63,11 @@ def within_budget(
         return plan, None
     budget = kept
     if budget is None or budget.minutes != minutes:
-        pictures = find_pictures(plan.run.data, task_of(plan.run.objective))
-        if asked.minutes is None and surely_fits(plan.run, pictures, minutes):
+        splits = open_splits(plan.run.data, task_of(plan.run.objective))
+        if asked.minutes is None and surely_fits(plan.run, splits, minutes):
             return plan, None
-        image_s = measure(plan.run, pictures, world)
-        budget = choose_budget(plan.run, pictures, minutes=minutes, image_s=image_s, typed=typed_names(asked))
+        image_s = measure(plan.run, splits, world)
+        budget = choose_budget(plan.run, splits, minutes=minutes, image_s=image_s, typed=typed_names(asked))
     run = with_changes(plan.run, budget.settings)
     chosen = plan.why if plan.explain is None else plan.explain(run)
     return replace(plan, run=run, why=(*chosen, *explain(budget, run, asked))), budget
@@ -97,9 +97,9 @@ def typed_names(asked: Asked) -> set[str]:
     return {text.partition("=")[0].strip() for text in asked.settings}
 
 
-def surely_fits(run: Run, pictures: Pictures, minutes: float) -> bool:
+def surely_fits(run: Run, splits: DataSplits, minutes: float) -> bool:
     """Whether even a slow machine is done in time, so that nothing need be measured."""
-    images = steps_of(run, pictures) * run.batch
+    images = steps_of(run, splits) * run.batch
     return (
         training_flops(run.objective.macs_per_image(run.model), images) / SURE_FLOPS + images * SURE_READ_S
         < 60 * minutes
@@ -107,24 +107,24 @@ def surely_fits(run: Run, pictures: Pictures, minutes: float) -> bool:
 
 
 def choose_budget(
-    run: Run, pictures: Pictures, *, minutes: float, image_s: float, typed: Collection[str] = ()
+    run: Run, splits: DataSplits, *, minutes: float, image_s: float, typed: Collection[str] = ()
 ) -> Budget:
     """What fits, from the seconds that an image takes in training. Settings that were `typed` stay.
 
     A fine-tuning that does not fit starts from the closed form, at a tenth of the learning rate, and trains the upper
     half of its blocks, or the last one where that would leave less than an epoch. A backward pass is counted as two
     forward ones, all blocks alike."""
-    full_steps, limit = steps_of(run, pictures), 60 * minutes
-    full = image_s * full_steps * run.batch + scoring_s(run, pictures, image_s, WHOLE_SCORINGS)
+    full_steps, limit = steps_of(run, splits), 60 * minutes
+    full = image_s * full_steps * run.batch + scoring_s(run, splits, image_s, WHOLE_SCORINGS)
     if full <= limit:
         return Budget(
             minutes=minutes, image_s=image_s, steps=full_steps, full_steps=full_steps, seconds=full, full_seconds=full,
             settings=(),
         )  # fmt: skip
-    scoring = scoring_s(run, pictures, image_s, SCORINGS)
+    scoring = scoring_s(run, splits, image_s, SCORINGS)
     settings: dict[str, str] = {}
     share, steps = 1.0, int((limit - scoring) / (image_s * run.batch))
-    if run.weights and not find_obstacle(run, pictures):
+    if run.weights and not find_obstacle(run, splits):
         settings["start"] = "closed-form"
         if "start" not in typed:
             settings["optim.lr"] = f"{GENTLE * run.optim.lr:g}"
@@ -134,7 +134,7 @@ def choose_budget(
             share = 1 - 2 * frozen / (3 * depth)
             settings["optim.freeze"] = f"blocks:{frozen}"
             steps = int((limit - scoring) / (share * image_s * run.batch))
-            if steps * run.batch >= len(pictures.train):
+            if steps * run.batch >= len(splits.train):
                 break
     steps = min(max(steps, LEAST_STEPS), full_steps)
     settings["steps"] = str(steps)
@@ -153,16 +153,16 @@ def choose_budget(
     )
 
 
-def steps_of(run: Run, pictures: Pictures) -> int:
-    return run.steps or max(round(run.epochs * len(pictures.train) / run.batch), 1)
+def steps_of(run: Run, splits: DataSplits) -> int:
+    return run.steps or max(round(run.epochs * len(splits.train) / run.batch), 1)
 
 
-def scoring_s(run: Run, pictures: Pictures, image_s: float, scorings: int) -> float:
+def scoring_s(run: Run, splits: DataSplits, image_s: float, scorings: int) -> float:
     """Seconds for all that is not training: forward passes for the closed form and for the scores."""
-    watch, test = (0 if source is None else len(source) for source in (pictures.watch, pictures.test))
+    watch, test = (0 if source is None else len(source) for source in (splits.watch, splits.test))
     closed = 0
-    if run.weights and not find_obstacle(run, pictures):
-        closed = min(len(pictures.train), LEARNT) + min(watch, SCORED) + min(test, SCORED)
+    if run.weights and not find_obstacle(run, splits):
+        closed = min(len(splits.train), LEARNT) + min(watch, SCORED) + min(test, SCORED)
     return image_s / 3 * (closed + scorings * watch + test)
 
 
@@ -170,7 +170,7 @@ def budget_in(out: Path) -> Budget | None:
     """The budget that the run in a folder was started with."""
     if not (out / COMMAND).exists():
         return None
-    found = command_in(out).get("budget")
+    found = read_command(out).get("budget")
     if not isinstance(found, dict):
         return None
     values = cast(dict[str, Any], found)

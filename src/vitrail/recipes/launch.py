@@ -14,7 +14,7 @@ from vitrail.distributed.process_group import World
 from vitrail.recipes.budget import Budget, budget_in, record, within_budget
 from vitrail.recipes.run_request import Asked, Planned, planned
 from vitrail.train.config import Run
-from vitrail.train.resume import elsewhere, run_in
+from vitrail.train.resume import adapt_to_machine, read_run
 
 RUNS: Final = Path("runs")
 SHORT: Final = {"epochs": "epochs", "steps": "steps", "batch": "batch", "lr": "optim.lr"}  # words that are settings
@@ -51,7 +51,7 @@ def short_settings(
 def plan_run(asked: Asked, out: Path | None, world: World, *, going_on: bool = False) -> tuple[Planned, Budget | None]:
     """The run and its time budget. One that is `going_on` is as its folder says, whatever has become of the recipe."""
     if going_on and asked.sweep is None and out:
-        return Planned(run=elsewhere(run_in(out), asked.settings, world.size), base=None), budget_in(out)
+        return Planned(run=adapt_to_machine(read_run(out), asked.settings, world.size), base=None), budget_in(out)
     return within_budget(planned(asked), asked, out, world)
 
 

@@ -17,7 +17,7 @@ from vitrail.recipes.run_overrides import RATES, grid, on_data, resized, started
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import find_task, recognise_task, task_of
 from vitrail.train.config import Run, RunRequest, configure
-from vitrail.train.data_splits import available, only_or
+from vitrail.train.data import find_split, select_training_images
 
 LOOKED_AT = 32  # images whose headers tell the usual size
 
@@ -96,7 +96,7 @@ def recognised(run: Run, data: str) -> str:
 def fitted(asked: Asked) -> Planned:
     """Fine-tuning without a recipe: weights say all, and the data that are asked to be trained on."""
     bundle, collection = find_weights(asked.weights), open_collection(asked.data)
-    whole = only_or(collection, "train")
+    whole = find_split(collection, "train")
     task = find_task(asked.task) if asked.task else recognise_task(collection)
     outputs = len(task.output_names(collection))
     picture, has_val = usual_size(whole), "val" in collection.splits
@@ -117,7 +117,7 @@ def fitted(asked: Asked) -> Planned:
         )
         return with_task(found.run, task.name)
 
-    train, _ = available(collection, finished(chosen(len(whole)), asked).data)
+    train, _ = select_training_images(collection, finished(chosen(len(whole)), asked).data)
     samples, base = len(train), chosen(len(train))
     run = finished(on_data(replace(base, name=f"finetune-{collection.title}"), asked.data), asked)
     count = samples - round(samples * run.data.dev)

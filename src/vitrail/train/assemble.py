@@ -28,16 +28,15 @@ from vitrail.models.zoo import adapted
 from vitrail.objectives.objective import Objective
 from vitrail.objectives.registry import build_objective
 from vitrail.optim.averaging import Average
-from vitrail.optim.groups import freeze, groups
+from vitrail.optim.groups import freeze, group_parameters
 from vitrail.optim.optimiser import Optimiser
 from vitrail.tasks.registry import targets_of, task_of
-from vitrail.train.batches import Feed
 from vitrail.train.closed_form_baseline import put_head
 from vitrail.train.config import RECORDED, ResolvedRun
-from vitrail.train.data_splits import Pictures
-from vitrail.train.resume import restore, state_of
-from vitrail.train.runtime.cost import Cost, peak_flops
-from vitrail.train.step import Step
+from vitrail.train.data import DataSplits, TrainBatches
+from vitrail.train.metrics import RunCost, peak_flops
+from vitrail.train.resume import collect_state, restore_state
+from vitrail.train.step import TrainingStep
 
 REGULARISERS = ("dropout", "attention_dropout", "stochastic_depth")
 
@@ -49,7 +48,7 @@ def wanted_otherwise(config: ModelConfig, run: ResolvedRun) -> dict[str, Any]:
     }
 
 
-def starting_network(
+def build_starting_network(
     run: ResolvedRun, labels: tuple[str, ...], facts: Mapping[str, Any], *, fresh: bool = False
 ) -> Model:
     """In training mode, on the CPU; without labels it has no head. With `fresh` the weights are not looked at: a
@@ -62,16 +61,16 @@ def starting_network(
         head = head_changes(bundle.config, len(labels), "patches" if run.model.has_patch_head else "linear")
         bundle = operate(with_config(bundle, other), image_size=run.model.image, head=head)
         if moved and run.positions == "drawn":
-            bundle = positions_drawn(bundle, run.seed)
+            bundle = redraw_positions(bundle, run.seed)
         model = network(bundle)
         provenance = {"from": {"weights": run.weights, **bundle.card.provenance}}
     else:
-        model = fresh_network(run.model, run.seed)
+        model = build_fresh_network(run.model, run.seed)
         run.objective.prepare_head(model)
-    return described(model, run, labels, provenance, facts)
+    return attach_card(model, run, labels, provenance, facts)
 
 
-def described(
+def attach_card(
     model: Model, run: ResolvedRun, labels: tuple[str, ...], provenance: dict[str, Any], facts: Mapping[str, Any]
 ) -> Model:
     """With the card that its weights will carry, and in training mode."""
@@ -79,13 +78,13 @@ def described(
     return model.train()
 
 
-def bare_network(run: ResolvedRun, labels: tuple[str, ...], facts: Mapping[str, Any]) -> Model:
+def build_bare_network(run: ResolvedRun, labels: tuple[str, ...], facts: Mapping[str, Any]) -> Model:
     """Without storage: where a network is sharded no process need ever hold it whole."""
     provenance = {"from": {"weights": run.weights}} if run.weights else {}
-    return described(bare(run.model), run, labels, provenance, facts)
+    return attach_card(bare(run.model), run, labels, provenance, facts)
 
 
-def drawn(module: nn.Module, run: ResolvedRun) -> None:
+def initialise_sharded(module: nn.Module, run: ResolvedRun) -> None:
     """Gives a sharded network without values those that `starting_network` would have drawn."""
     network: Any = module.network
     with torch.random.fork_rng(devices=[]):
@@ -94,7 +93,7 @@ def drawn(module: nn.Module, run: ResolvedRun) -> None:
     run.objective.prepare_head(network)
 
 
-def tables_only(module: nn.Module) -> None:
+def fill_fixed_tables(module: nn.Module) -> None:
     """Fixed tables make themselves; all else a checkpoint brings."""
     for part in module.modules():
         if getattr(part, "fixed", False) and callable(fill := getattr(part, "initialise", None)):
@@ -105,13 +104,13 @@ def with_config(bundle: Bundle, changes: dict[str, Any]) -> Bundle:
     return replace(bundle, config=adapted(bundle.config, **changes))
 
 
-def positions_drawn(bundle: Bundle, seed: int) -> Bundle:
+def redraw_positions(bundle: Bundle, seed: int) -> Bundle:
     """With the grid's positions as a network of this size would start with; a class token keeps its own."""
-    drawn = fresh_network(bundle.config, seed).state_dict()
+    drawn = build_fresh_network(bundle.config, seed).state_dict()
     return replace(bundle, tensors=network_class(bundle.config).redraw_positions(bundle.tensors, drawn, bundle.config))
 
 
-def fresh_network(config: ModelConfig, seed: int) -> Model:
+def build_fresh_network(config: ModelConfig, seed: int) -> Model:
     """Initialised from the run's seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start_seed(seed))
@@ -131,14 +130,14 @@ class Parts:
     parallel: Parallel
     optimiser: Optimiser
     average: Average | None
-    step: Step
-    feed: Feed
-    cost: Cost
+    step: TrainingStep
+    feed: TrainBatches
+    cost: RunCost
 
 
 def assemble(
     run: ResolvedRun,
-    pictures: Pictures,
+    splits: DataSplits,
     world: World,
     ledger: UnreadableLog,
     *,
@@ -147,18 +146,18 @@ def assemble(
 ) -> Parts:
     """Everything in its place, with the values of a checkpoint where there is one; `head` is what the last layer
     starts with instead of zeros."""
-    network, values = network_of(run, pictures, world, saved, head)
-    objective, parallel = placed(run, pictures, world, network, values)
-    optimiser = Optimiser(groups(objective, run.optim), run.optim)
+    network, values = make_network(run, splits, world, saved, head)
+    objective, parallel = place_objective(run, splits, world, network, values)
+    optimiser = Optimiser(group_parameters(objective, run.optim), run.optim)
     average = Average(dict(objective.named_parameters()), run.average) if run.average else None
     if saved is not None:
-        restore(state_of(objective, optimiser, average), saved)
+        restore_state(collect_state(objective, optimiser, average), saved)
     return Parts(
         objective=objective,
         parallel=parallel,
         optimiser=optimiser,
         average=average,
-        step=Step(
+        step=TrainingStep(
             objective,
             parallel,
             optimiser,
@@ -168,8 +167,8 @@ def assemble(
             clip=run.optim.clip,
             graphs=run.compile in RECORDED,
         ),
-        feed=Feed(
-            pictures.train,
+        feed=TrainBatches(
+            splits.train,
             objective.views(run.augmentation),
             run.data,
             batch=run.batch,
@@ -178,40 +177,40 @@ def assemble(
             ledger=ledger,
             targets=targets_of(run.objective),
         ),
-        cost=Cost(
+        cost=RunCost(
             macs=run.objective.macs_per_image(run.model),
-            samples=len(pictures.train),
+            samples=len(splits.train),
             devices=world.size,
             peak=peak_flops(world.device),
         ),
     )
 
 
-def network_of(
-    run: ResolvedRun, pictures: Pictures, world: World, saved: Saved | None, head: tuple[Tensor, Tensor] | None
+def make_network(
+    run: ResolvedRun, splits: DataSplits, world: World, saved: Saved | None, head: tuple[Tensor, Tensor] | None
 ) -> tuple[Model, Values | None]:
     """The network of the start; or one without storage where it will be sharded, and what gives it values then."""
     task = task_of(run.objective)
-    labels = () if task is None else pictures.classes
-    facts = {} if task is None else {"task": task.name, **task.card_facts(run.objective, pictures.train)}
+    labels = () if task is None else splits.class_names
+    facts = {} if task is None else {"task": task.name, **task.card_facts(run.objective, splits.train)}
     if run.sharding in ("fsdp", "hsdp") and world.size > 1 and not (run.weights and saved is None):
-        network = bare_network(run, labels, facts)
-        return network, tables_only if saved is not None else partial(drawn, run=run)
-    network = starting_network(run, labels, facts, fresh=saved is not None)
+        network = build_bare_network(run, labels, facts)
+        return network, fill_fixed_tables if saved is not None else partial(initialise_sharded, run=run)
+    network = build_starting_network(run, labels, facts, fresh=saved is not None)
     if head is not None:
         put_head(network, head)
     return network, None
 
 
-def placed(
-    run: ResolvedRun, pictures: Pictures, world: World, network: Model, values: Values | None
+def place_objective(
+    run: ResolvedRun, splits: DataSplits, world: World, network: Model, values: Values | None
 ) -> tuple[Objective, Parallel]:
     """The objective around the network, on its devices, with the values that the run starts from."""
     network.class_token_only = True
     objective = build_objective(
         run.objective,
         network,
-        classes=len(pictures.classes),
+        classes=len(splits.class_names),
         preprocessing=run.preprocessing,
         mix=run.mix,
         steps=run.steps,

@@ -32,14 +32,13 @@ from vitrail.evaluation.frozen.ridge_head import Head, fit_head
 from vitrail.evaluation.metrics.accuracy import single, tally
 from vitrail.models.build import Model
 from vitrail.tasks.registry import task_of
-from vitrail.train.batches import worker_count
 from vitrail.train.config import ResolvedRun, Run
-from vitrail.train.data_splits import Pictures
+from vitrail.train.data import DataSplits, count_workers
+from vitrail.train.observer import Advance, count_batches, get_advance, ignore_advance
 from vitrail.train.report.page import read_metrics
 from vitrail.train.run_folder.files import METRICS
 from vitrail.train.run_folder.metric_rows import describe_score
 from vitrail.train.run_folder.run import RunFolder
-from vitrail.train.runtime.observer import Advance, advance_of, count_batches, ignore
 
 FILE: Final = "baseline.safetensors"
 KIND: Final = "vitrail baseline 1"
@@ -61,12 +60,12 @@ class Baseline:
         return {row["split"]: row for row in self.rows}
 
 
-def scored_splits(pictures: Pictures) -> dict[str, ImageDataset]:
-    found = {pictures.watched: pictures.watch, pictures.tested: pictures.test}
+def scored_splits(splits: DataSplits) -> dict[str, ImageDataset]:
+    found = {splits.watch_name: splits.watch, splits.test_name: splits.test}
     return {name: source for name, source in found.items() if source is not None}
 
 
-def wanted(run: Run, pictures: Pictures) -> bool:
+def is_enabled(run: Run, splits: DataSplits) -> bool:
     """Whether a run has a baseline: every fine-tuning has, unless it was said otherwise or cannot be. What cannot be
     and was asked for is refused."""
     task = task_of(run.objective)
@@ -79,19 +78,19 @@ def wanted(run: Run, pictures: Pictures) -> bool:
         return False
     if run.baseline != "auto" or run.start == "closed-form":
         return run.baseline == "on" or run.start == "closed-form"
-    return not find_obstacle(run, pictures)
+    return not find_obstacle(run, splits)
 
 
-def find_obstacle(run: Run, pictures: Pictures) -> str:
+def find_obstacle(run: Run, splits: DataSplits) -> str:
     """Why a fine-tuning cannot be compared with the closed form, in words; nothing where it can."""
     task = task_of(run.objective)
     if task is None or not task.has_closed_form:
         return "the objective learns without labels" if task is None else f"{task.name} has no closed form"
-    if not scored_splits(pictures):
+    if not scored_splits(splits):
         return "no split is scored; --set data.dev=0.1 holds out a part"
-    if pictures.train.labels.multiple:
+    if splits.train.labels.multiple:
         return "images may have several labels"
-    return "" if len(pictures.classes) > 1 else "there is only one class"
+    return "" if len(splits.class_names) > 1 else "there is only one class"
 
 
 def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run: ResolvedRun) -> str:
@@ -111,8 +110,8 @@ def compare_scores(closed: Mapping[str, Row], scores: Iterable[Row | None], run:
     return ""
 
 
-def baseline(
-    run: ResolvedRun, pictures: Pictures, world: World, folder: RunFolder, observer: Any, *, resumed: bool
+def prepare_baseline(
+    run: ResolvedRun, splits: DataSplits, world: World, folder: RunFolder, observer: Any, *, resumed: bool
 ) -> Baseline:
     """The baseline of a run that starts, computed or kept from an earlier start; that of one that goes on, as its
     metrics tell it. `observer` hears what is going on."""
@@ -124,7 +123,7 @@ def baseline(
     found, refused = Baseline(), ""
     if world.is_main:
         try:
-            found = made(run, pictures, world, folder.path, observer)
+            found = compute_baseline(run, splits, world, folder.path, observer)
         except (VitrailError, torch.OutOfMemoryError) as error:
             refused = " ".join(str(error).split())
     found, refused = world.agree((found, refused))
@@ -140,44 +139,44 @@ def baseline(
     return found
 
 
-def made(run: ResolvedRun, pictures: Pictures, world: World, folder: Path, observer: Any) -> Baseline:
-    model = frozen(run)
-    facts = facts_of(run, pictures, model)
+def compute_baseline(run: ResolvedRun, splits: DataSplits, world: World, folder: Path, observer: Any) -> Baseline:
+    model = load_frozen_network(run)
+    facts = describe_inputs(run, splits, model)
     try:
         kept = read_weights(folder / FILE)
         if kept.description is not None and kept.description.get("facts") == facts:
-            return taken(run, kept.tensors, kept.description["rows"])
+            return baseline_from(run, kept.tensors, kept.description["rows"])
     except WeightsError:  # none yet, or a damaged one: made again
         pass
-    learnt = some_of(pictures.train, LEARNT)
-    splits = {name: some_of(source, SCORED) for name, source in scored_splits(pictures).items()}
-    count, all_of_them = sum(map(len, splits.values())), sum(map(len, scored_splits(pictures).values()))
-    observer.told(
+    learnt = some_of(splits.train, LEARNT)
+    scored = {name: some_of(source, SCORED) for name, source in scored_splits(splits).items()}
+    count, all_of_them = sum(map(len, scored.values())), sum(map(len, scored_splits(splits).values()))
+    observer.log(
         "first a linear classifier on the frozen features, to compare with: "
-        f"{counted(len(learnt), len(pictures.train))} images to learn from, {counted(count, all_of_them)} to score; "
+        f"{counted(len(learnt), len(splits.train))} images to learn from, {counted(count, all_of_them)} to score; "
         "--set baseline=off skips it"
     )
-    taking = Taking(run=run, model=model.to(world.device), world=world, advance=advance_of(observer))
+    taking = FeatureExtractor(run=run, model=model.to(world.device), world=world, advance=get_advance(observer))
     features, labels = taking.features(learnt)
     labels = single(labels)
     usable = labels >= 0
     if not usable.any():
         raise DataError(f"none of {len(labels):,} training images has one label")
-    head = fit_head(features[usable], labels[usable], len(pictures.classes))
-    rows = [row_of(name, head, int(usable.sum()), *taking.features(source)) for name, source in splits.items()]
+    head = fit_head(features[usable], labels[usable], len(splits.class_names))
+    rows = [row_of(name, head, int(usable.sum()), *taking.features(source)) for name, source in scored.items()]
     tensors = {"weight": head.weight, "bias": head.bias}
     try:
         write_sealed(folder / FILE, tensors, {"kind": KIND, "facts": facts, "rows": rows})
     except WeightsError as error:  # a start after a kill computes it again
-        observer.told(f"the closed form could not be kept: {error}")
-    return taken(run, tensors, rows)
+        observer.log(f"the closed form could not be kept: {error}")
+    return baseline_from(run, tensors, rows)
 
 
 def counted(some: int, whole: int) -> str:
     return f"{some:,}" if some == whole else f"{some:,} of {whole:,}"
 
 
-def taken(run: ResolvedRun, tensors: dict[str, Tensor], rows: list[Row]) -> Baseline:
+def baseline_from(run: ResolvedRun, tensors: dict[str, Tensor], rows: list[Row]) -> Baseline:
     warm = run.start == "closed-form"
     return Baseline(rows=tuple(rows), head=(tensors["weight"], tensors["bias"]) if warm else None)
 
@@ -195,7 +194,7 @@ def row_of(split: str, head: Head, learnt: int, features: Tensor, labels: Tensor
     }
 
 
-def frozen(run: ResolvedRun) -> Model:
+def load_frozen_network(run: ResolvedRun) -> Model:
     """The weights at the run's image size. A hidden layer of the head goes with the head (3.2); a linear one stays, so
     that features which other commands have kept are found."""
     bundle = operate(find_weights(run.weights), None, run.model.image)
@@ -204,27 +203,27 @@ def frozen(run: ResolvedRun) -> Model:
     return network(bundle)
 
 
-def facts_of(run: ResolvedRun, pictures: Pictures, model: Model) -> dict[str, Any]:
+def describe_inputs(run: ResolvedRun, splits: DataSplits, model: Model) -> dict[str, Any]:
     """What it depends on, as plain data."""
     return {
         "network": network_hash(model),
         "preprocessing": [str(value) for value in run.preprocessing.to_dict().items()],
-        "pictures": pictures.fingerprint,
-        "splits": list(scored_splits(pictures)),
+        "pictures": splits.fingerprint,
+        "splits": list(scored_splits(splits)),
         "limits": [LEARNT, SCORED],
         "versions": [__version__, torch.__version__],
     }
 
 
 @dataclass(kw_only=True, slots=True)
-class Taking:
+class FeatureExtractor:
     """Features of sources. A part of a small set is looked up in the features of the whole: train and dev, and every
     point of a search, share them."""
 
     run: ResolvedRun
     model: Model
     world: World
-    advance: Advance = ignore
+    advance: Advance = ignore_advance
     wholes: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict[int, tuple[Tensor, Tensor, Tensor]])
 
     def features(self, source: ImageDataset) -> tuple[Tensor, Tensor]:
@@ -249,12 +248,12 @@ class Taking:
         cuda = self.world.device.type == "cuda"
         size = min(256 if cuda else 64, len(source))
         resident = self.run.data.resident == "on"  # a set so small that processes would take longer
-        workers = 0 if resident else worker_count(self.run.data, self.world)
+        workers = 0 if resident else count_workers(self.run.data, self.world)
         found = eval_batches(source, self.run.preprocessing, batch=size, workers=workers, pin=cuda)
         return count_batches(found, "closed form", len(source), self.advance)
 
 
-def kept_head(folder: Path) -> tuple[Tensor, Tensor]:
+def read_head(folder: Path) -> tuple[Tensor, Tensor]:
     """The head that the run in a folder started with."""
     found = read_weights(folder / FILE)
     return found.tensors["weight"], found.tensors["bias"]

@@ -23,26 +23,26 @@ from vitrail.data.randomness import EpochOrder
 from vitrail.data.unreadable_log import UnreadableLog, UnreadableSample
 from vitrail.distributed.collectives import FlagSync
 from vitrail.distributed.process_group import World
-from vitrail.optim.schedules import rate
+from vitrail.optim.schedules import learning_rate
 from vitrail.report.sections import State
 from vitrail.tasks.registry import task_of
+from vitrail.train import metrics as memory
+from vitrail.train import observer as messages
+from vitrail.train import observer as signals
 from vitrail.train.assemble import Parts, assemble
-from vitrail.train.closed_form_baseline import baseline, compare_scores, find_obstacle
+from vitrail.train.closed_form_baseline import compare_scores, find_obstacle, prepare_baseline
 from vitrail.train.config import ResolvedRun, Run
-from vitrail.train.data_splits import KEY, Pictures, find_pictures, note_seen, training_records
+from vitrail.train.data import KEY, DataSplits, open_splits, record_training_images, warn_of_seen_images
+from vitrail.train.metrics import Meter, MetricsSnapshot, Throughput
+from vitrail.train.observer import STEP, NullObserver, Observer, get_advance
 from vitrail.train.report.page import METRICS, read_metrics
 from vitrail.train.report_inputs import present
-from vitrail.train.resolve import resolve, summary
-from vitrail.train.resume import fault_in, open_folder, pieces, resume, state_of
-from vitrail.train.run_folder.files import BEST, LAST, plain
+from vitrail.train.resolve import resolve, summarise_run
+from vitrail.train.resume import collect_state, find_checkpoint, find_non_finite, open_folder, own_pieces
+from vitrail.train.run_folder.files import BEST, LAST, to_json_value
 from vitrail.train.run_folder.metric_rows import describe_score
-from vitrail.train.run_folder.run import RunFolder, provenance_of, take_provenance, write_weights
-from vitrail.train.runtime import cost as memory
-from vitrail.train.runtime import messages
-from vitrail.train.runtime import observer as signals
-from vitrail.train.runtime.observer import STEP, Observer, Silent, advance_of
-from vitrail.train.runtime.throughput import Meter, Pace, Reading
-from vitrail.train.scoring import Best, Result, Scored, Scorer, check_fewshot, score_chosen
+from vitrail.train.run_folder.run import RunFolder, get_provenance, set_provenance, write_weights
+from vitrail.train.scoring import Best, Scorer, SplitScore, TrainingResult, check_fewshot, score_final_weights
 
 FIRST_STEPS = 3  # in which running out of memory is answered by smaller micro-batches
 REPORT_S = 60.0  # between two reports while nothing is scored
@@ -56,24 +56,24 @@ def train(
     command: dict[str, Any] | None = None,
     force: bool = False,
     observer: Observer | None = None,
-    pictures: Pictures | None = None,
+    splits: DataSplits | None = None,
     why: Sequence[str] = (),
-) -> Result:
+) -> TrainingResult:
     """Trains, or goes on training, in the folder `out`. `why` is what a person should know of the run's making."""
-    observer = observer or Silent()
-    pictures = pictures or find_pictures(run.data, task_of(run.objective))
-    resolved = resolve(run, pictures, world)
+    observer = observer or NullObserver()
+    splits = splits or open_splits(run.data, task_of(run.objective))
+    resolved = resolve(run, splits, world)
     if run.evaluation.fewshot:
         check_fewshot(run.evaluation)  # one that is not there, or too small, is said before the first step
-    with open_folder(out, resolved, pictures, world, command=command or {}, force=force, tell=observer.told) as folder:
-        for text in (*why, *summary(resolved, pictures, world, out)):
+    with open_folder(out, resolved, splits, world, command=command or {}, force=force, tell=observer.log) as folder:
+        for text in (*why, *summarise_run(resolved, splits, world, out)):
             folder.note(text)
         if run.baseline == "auto" and run.weights and resolved.baseline == "off":
-            folder.note(f"no linear classifier to compare with: {find_obstacle(run, pictures)}")
+            folder.note(f"no linear classifier to compare with: {find_obstacle(run, splits)}")
         folder.warnings = []  # the report shows what comes up from here on
         training: Training | None = None
         try:
-            training = Training(resolved, pictures, world, folder, observer, micro=run.micro)
+            training = Training(resolved, splits, world, folder, observer, micro=run.micro)
             folder.taken_up()
             result = training.go()
             training.close()
@@ -91,7 +91,7 @@ def train(
             cause = blamed(error)
             if training is not None:
                 training.close()  # a checkpoint that is being written: the folder is given free behind it
-            message = messages.failed(cause, world.size)
+            message = messages.describe_failure(cause, world.size)
             if folder.is_there():
                 folder.status("failed", message=message)
                 if training is not None and not isinstance(cause, TrainingError):  # those have told it all
@@ -108,11 +108,11 @@ class Training:
     """A run in progress: its parts, how far it is, and what becomes of it."""
 
     def __init__(
-        self, run: ResolvedRun, pictures: Pictures, world: World, folder: RunFolder, observer: Observer, micro: int = 0
+        self, run: ResolvedRun, splits: DataSplits, world: World, folder: RunFolder, observer: Observer, micro: int = 0
     ) -> None:
         """`micro` is as asked for, 0 for whatever fits: a resume keeps what it had unless another is asked for."""
-        self.run, self.pictures, self.world, self.folder, self.observer = run, pictures, world, folder, observer
-        self.advance = advance_of(observer)
+        self.run, self.splits, self.world, self.folder, self.observer = run, splits, world, folder, observer
+        self.advance = get_advance(observer)
         self.ledger = UnreadableLog(
             folder.path if world.rank == 0 else None, strict=run.data.strict, tell=self.unreadable
         )
@@ -124,20 +124,22 @@ class Training:
             keep=run.keep.last,
             tell=folder.note,
         )
-        saved = resume(folder, world)
-        self.trained_on = training_records(run.data, pictures, world, saved, self.advance)
-        self.baseline = baseline(run, pictures, world, folder, observer, resumed=saved is not None)
-        self.parts: Parts = assemble(run, pictures, world, self.ledger, saved=saved, head=self.baseline.head)
+        saved = find_checkpoint(folder, world)
+        self.trained_on = record_training_images(run.data, splits, world, saved, self.advance)
+        self.baseline = prepare_baseline(run, splits, world, folder, observer, resumed=saved is not None)
+        self.parts: Parts = assemble(run, splits, world, self.ledger, saved=saved, head=self.baseline.head)
         self.micro, self.best, self.step = run.micro, Best(), 0
-        self.meter, self.pace = Meter(world.device), Pace(self.parts.cost, run.batch)
+        self.meter, self.pace = Meter(world.device), Throughput(self.parts.cost, run.batch)
         self.scorer = Scorer(
-            run=run, parts=self.parts, pictures=pictures, world=world, ledger=self.ledger, advance=self.advance
+            run=run, parts=self.parts, splits=splits, world=world, ledger=self.ledger, advance=self.advance
         )
         self.accord = FlagSync(world)
         self.rows: dict[str, dict[str, Any]] = {}  # the last scores, by kind
-        self.shown: Scored | None = None  # what the report shows: of the best weights, once there are some
+        self.shown: SplitScore | None = None  # what the report shows: of the best weights, once there are some
         if saved is None:
-            note_seen(pictures, self.trained_on, provenance_of(self.parts.objective.eval_network), world, folder.note)
+            warn_of_seen_images(
+                splits, self.trained_on, get_provenance(self.parts.objective.eval_network), world, folder.note
+            )
             self.folder.rewind(0)  # a start that was killed before its first checkpoint may have left rows
             if world.is_main:
                 (folder.path / BEST).unlink(missing_ok=True)  # likewise: a run that chooses none has none
@@ -149,7 +151,7 @@ class Training:
     def take_up(self, saved: Saved, micro: int) -> None:
         """Goes on from a checkpoint: its tensors are in place already, here is the rest."""
         facts = saved.facts
-        take_provenance(self.parts.objective.eval_network, facts["provenance"])
+        set_provenance(self.parts.objective.eval_network, facts["provenance"])
         self.step, self.best = saved.step, Best.from_facts(facts["best"])
         self.micro = int(facts["micro"]) if micro in (0, facts["chosen"]) else micro
         self.parts.cost.restore(facts["cost"])
@@ -159,11 +161,11 @@ class Training:
         self.rows = self.world.agree({row["kind"]: row for row in scores})
         self.folder.note(f"resumes from step {saved.step:,} of {self.run.steps:,}")
 
-    def go(self) -> Result:
+    def go(self) -> TrainingResult:
         """The story: step after step, with a look at the metrics, a score and a checkpoint now and then."""
         ending = "early" if self.out_of_patience else ""  # a start that was killed then had nothing left to train
         self.folder.status("running", step=self.step, total=self.run.steps)
-        with signals.heard() as stop:
+        with signals.listen_for_signals() as stop:
             self.advance(STEP, self.step, self.run.steps)
             if self.step == 0 and self.run.start == "closed-form":
                 self.evaluate()  # the start is a classifier already, and may be the best
@@ -198,7 +200,7 @@ class Training:
 
     def update(self, batch: Batch) -> None:
         """One step; in the first few, out of memory means smaller micro-batches, and the same step again."""
-        lr = rate(self.run.schedule, self.run.optim.lr, batch.step, self.run.steps)
+        lr = learning_rate(self.run.schedule, self.run.optim.lr, batch.step, self.run.steps)
         while True:
             try:
                 done = self.parts.step(batch, step=batch.step, rate=lr, micro=self.micro)
@@ -207,11 +209,15 @@ class Training:
                 taken, couples = min(self.micro, len(batch)), self.parts.objective.config.needs_whole_batch
                 late = self.pace.steps >= FIRST_STEPS or self.world.size > 1 or taken == 1
                 if late or couples:
-                    raise OutOfMemory(messages.out_of_memory(batch.step, taken, couples=couples)) from error
+                    raise OutOfMemory(messages.describe_out_of_memory(batch.step, taken, couples=couples)) from error
                 self.parts.optimiser.zero_grad()
                 torch.cuda.empty_cache()
-                self.micro = memory.portion(len(batch), taken // 2)
-                self.folder.note(messages.halved(taken, self.micro, memory.parts(len(batch), self.micro)))
+                self.micro = memory.balance_micro_batch(len(batch), taken // 2)
+                self.folder.note(
+                    messages.describe_smaller_micro(
+                        taken, self.micro, memory.count_micro_batches(len(batch), self.micro)
+                    )
+                )
         self.meter.add(batch.step, done.names, done.sums, done.norm, done.ok)
         self.step = batch.step + 1
         self.pace.stepped()
@@ -227,16 +233,16 @@ class Training:
         if self.world.device.type == "cpu" and (reading := self.meter.read()) is not None:
             self.show(reading)
 
-    def show(self, reading: Reading, *, last: bool = False) -> None:
+    def show(self, reading: MetricsSnapshot, *, last: bool = False) -> None:
         """A row of metrics: to the file, to TensorBoard, to whoever watches."""
         speed = self.pace.drawn(reading.steps, last=last)
         row: dict[str, Any] = {
             "kind": "train",
             "step": reading.step,
-            "epoch": reading.step * self.run.batch / len(self.pictures.train),
+            "epoch": reading.step * self.run.batch / len(self.splits.train),
             "loss": reading.loss,
             **{name: reading.mean(name) for name in reading.values if name not in ("total", "count")},
-            "lr": rate(self.run.schedule, self.run.optim.lr, reading.step - 1, self.run.steps),
+            "lr": learning_rate(self.run.schedule, self.run.optim.lr, reading.step - 1, self.run.steps),
             "norm": reading.norm,
             "skipped": reading.skipped,
             **speed,
@@ -248,18 +254,20 @@ class Training:
         if reading.skipped > self.skipped_before:
             more = reading.skipped - self.skipped_before
             self.skipped_before = reading.skipped
-            self.folder.note(messages.left_out(more, reading, self.run.bad_steps))
+            self.folder.note(messages.describe_skipped_updates(more, reading, self.run.bad_steps))
         if reading.skipped >= self.run.bad_steps:
             self.stop_diverged(reading)
         if time.monotonic() - self.reported_at > REPORT_S:
             self.report("running")
 
-    def check_counted(self, reading: Reading) -> None:
+    def check_counted(self, reading: MetricsSnapshot) -> None:
         """DataError where a whole epoch had no image to learn from: every one unreadable, or its target empty."""
         empty = not reading.values["count"] and reading.skipped == self.skipped_before
         self.empty_steps = self.empty_steps + reading.steps if empty else 0
-        if self.empty_steps * self.run.batch >= len(self.pictures.train):
-            raise DataError(messages.none_counted(len(self.pictures.train), len(self.ledger), self.folder.path))
+        if self.empty_steps * self.run.batch >= len(self.splits.train):
+            raise DataError(
+                messages.describe_unusable_images(len(self.splits.train), len(self.ledger), self.folder.path)
+            )
 
     def left(self, speed: dict[str, Any]) -> float:
         images = (self.run.steps - self.step) * self.run.batch
@@ -270,7 +278,7 @@ class Training:
         self.check_folder()
         rows: list[dict[str, Any]] = []
         with self.pace.paused():
-            if self.pictures.watch is not None:
+            if self.splits.watch is not None:
                 rows.append(self.scorer.score("watch", self.step))
             elif not self.run.objective.labelled:
                 rows.append(self.scorer.look(self.step))
@@ -280,11 +288,11 @@ class Training:
                 self.folder.record(row, describe_score(row))
                 self.observer.progress(row)
                 self.rows[row["kind"]] = row
-            row = self.rows.get("watch", {}) if self.pictures.watch is not None else {}
+            row = self.rows.get("watch", {}) if self.splits.watch is not None else {}
             better = self.best.take(row, self.scorer.task.criteria, self.step)
-            if better and self.pictures.chooses:
+            if better and self.splits.can_select_best:
                 self.write(BEST, row)
-            if better or not self.pictures.chooses or self.shown is None:
+            if better or not self.splits.can_select_best or self.shown is None:
                 self.shown = self.scorer.latest
             if rows:
                 self.report("running")
@@ -308,21 +316,21 @@ class Training:
         self.check_folder()
         if (reading := self.meter.read()) is not None:
             self.show(reading)  # a row that is on its way would be lost to a kill
-        state = state_of(self.parts.objective, self.parts.optimiser, self.parts.average)
+        state = collect_state(self.parts.objective, self.parts.optimiser, self.parts.average)
         facts = {
             "micro": self.micro,
             "chosen": self.run.micro,
-            "provenance": provenance_of(self.parts.objective.eval_network),
+            "provenance": get_provenance(self.parts.objective.eval_network),
             KEY: self.trained_on,
             "best": asdict(self.best),
             "cost": self.pace.so_far().state(),
             "meter": self.meter.state(),
         }
-        self.store.save(self.step, pieces(state, self.world), facts)
+        self.store.save(self.step, own_pieces(state, self.world), facts)
         self.saved_at = time.monotonic()
         self.folder.status("running", step=self.step, total=self.run.steps)
 
-    def finish(self, ending: str) -> Result:
+    def finish(self, ending: str) -> TrainingResult:
         """The last metrics, the weights, the score of the end, the report."""
         last = self.meter.read()
         if last is not None:
@@ -335,20 +343,22 @@ class Training:
         if not self.world.agree(written and safe):
             self.fail(written)
         if state == "done":
-            row, self.shown = score_chosen(self.scorer, self.folder, step=self.step, current=current, shown=self.shown)
+            row, self.shown = score_final_weights(
+                self.scorer, self.folder, step=self.step, current=current, shown=self.shown
+            )
             if row is not None:
                 self.folder.record(row, describe_score(row))
-                if self.pictures.watched != self.pictures.tested:
+                if self.splits.watch_name != self.splits.test_name:
                     self.observer.progress(row)
                 self.rows["test"] = row
-            best = self.best.applied_to(watched) if self.pictures.chooses else watched
+            best = self.best.applied_to(watched) if self.splits.can_select_best else watched
             if worse := compare_scores(self.baseline.by_split, (row, best), self.run):
                 self.folder.note(worse)
-        message = messages.ended(ending, self.step, self.run.steps, self.best.since)
+        message = messages.describe_ending(ending, self.step, self.run.steps, self.best.since)
         self.folder.status(state, step=self.step, total=self.run.steps, message=message)
         self.report(state, "" if ending == "done" else message)
         self.folder.log(message)
-        return Result(
+        return TrainingResult(
             folder=self.folder.path,
             state=state,
             step=self.step,
@@ -362,17 +372,19 @@ class Training:
         """At the end nothing may be lost in silence. What cannot be written is the disk's fault or the weights' own."""
         self.check_folder()
         kept = self.world.agree(self.store.newest())
-        faults = self.world.gather(fault_in(state_of(self.parts.objective, self.parts.optimiser, self.parts.average)))
+        faults = self.world.gather(
+            find_non_finite(collect_state(self.parts.objective, self.parts.optimiser, self.parts.average))
+        )
         if fault := next(filter(None, faults), ""):
-            self.blow_up(messages.overflowed(self.step, self.run.steps, fault, kept))
-        message = messages.unwritten(self.step, self.run.steps, kept, weights=written)
+            self.blow_up(messages.describe_overflow(self.step, self.run.steps, fault, kept))
+        message = messages.describe_failed_write(self.step, self.run.steps, kept, weights=written)
         self.report("failed", message)
         raise TrainingError(message)
 
     def check_folder(self) -> None:
         """Ends the run where its folder was removed or moved: nothing could be kept any more."""
         if self.world.agree(not self.folder.is_there()):
-            raise TrainingError(messages.folder_gone(self.folder.path, self.step, self.run.steps))
+            raise TrainingError(messages.describe_missing_folder(self.folder.path, self.step, self.run.steps))
 
     def write(self, name: str, row: dict[str, Any] | None) -> bool:
         """A weight file that describes itself, with what the run has cost so far; whether it could be written."""
@@ -382,9 +394,9 @@ class Training:
             "seed": self.run.seed,
             "step": self.step,
             "cost": self.pace.so_far().row(),
-            **self.pictures.provenance,
+            **self.splits.provenance,
             KEY: self.trained_on,
-            **({} if row is None else {"score": plain(self.scorer.summary_of(row))}),
+            **({} if row is None else {"score": to_json_value(self.scorer.summary_of(row))}),
         }
         with self.scorer.averaged():
             try:
@@ -403,7 +415,7 @@ class Training:
             present(
                 self.folder,
                 self.run,
-                self.pictures,
+                self.splits,
                 self.shown,
                 self.ledger,
                 self.pace.so_far(),
@@ -419,7 +431,7 @@ class Training:
         else:
             self.report_failed = False
 
-    def stop_diverged(self, reading: Reading) -> None:
+    def stop_diverged(self, reading: MetricsSnapshot) -> None:
         """Too many updates left out: keeps the weights, which those never touched, and says which batch it was."""
         names = self.samples(reading.first_bad)
         self.folder.write_json("bad_batch.json", {"step": reading.first_bad, "pictures": names})
@@ -436,8 +448,8 @@ class Training:
     def samples(self, step: int) -> list[str]:
         """The names of the images of a global step."""
         places = np.arange(step * self.run.batch, (step + 1) * self.run.batch, dtype=np.int64)
-        at = EpochOrder(len(self.pictures.train), self.run.seed).locate(places, self.run.data.repeats)
-        return [self.pictures.train.name(int(sample)) for sample in at.sample]
+        at = EpochOrder(len(self.splits.train), self.run.seed).locate(places, self.run.data.repeats)
+        return [self.splits.train.name(int(sample)) for sample in at.sample]
 
     def unreadable(self, entry: UnreadableSample) -> None:
         self.folder.note(f"unreadable, left out: {entry}")

@@ -17,17 +17,17 @@ from vitrail.report.sections import Mood, Picture, State, Strip, Strips, pane
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun
-from vitrail.train.data_splits import Pictures
+from vitrail.train.data import DataSplits
+from vitrail.train.metrics import RunCost
 from vitrail.train.report.page import RunFacts, write_report
 from vitrail.train.run_folder.run import RunFolder
-from vitrail.train.runtime.cost import Cost
-from vitrail.train.scoring import Scored
-from vitrail.train.selfsup_scoring import Seen
+from vitrail.train.scoring import SplitScore
+from vitrail.train.selfsup_scoring import ReportSamples
 
 CLOSE: Final = 0.995  # from here on three digits would all be the same
 
 
-def panels(seen: Seen, split: str, classes: Sequence[str]) -> list[Section]:
+def panels(seen: ReportSamples, split: str, classes: Sequence[str]) -> list[Section]:
     """Reconstructions, where there are some, and neighbours."""
     found: list[Section] = []
     if seen.rebuilt:
@@ -37,7 +37,7 @@ def panels(seen: Seen, split: str, classes: Sequence[str]) -> list[Section]:
     return found
 
 
-def reconstructions(seen: Seen, split: str) -> Strips:
+def reconstructions(seen: ReportSamples, split: str) -> Strips:
     names = ("picture", "as seen", "rebuilt")
     return Strips(
         title=f"Reconstructions on {split}",
@@ -50,7 +50,7 @@ def reconstructions(seen: Seen, split: str) -> Strips:
     )
 
 
-def neighbours(seen: Seen, split: str, classes: Sequence[str]) -> Strips:
+def neighbours(seen: ReportSamples, split: str, classes: Sequence[str]) -> Strips:
     """Each image next to the training images that are nearest to it, framed by whether the label is the same."""
     strips: list[Strip] = []
     framed = False
@@ -86,7 +86,7 @@ def picture(source: ImageDataset, sample: int) -> Picture | None:
         return None
 
 
-def paper_cost(cost: Cost) -> tuple[str, str]:
+def paper_cost(cost: RunCost) -> tuple[str, str]:
     """The unit of Table 2, for a pre-training."""
     return "TPUv3-core-days at the pace of the paper's ViT-L/16", f"{cost.row()['tpuv3_core_days']:.3g}"
 
@@ -94,10 +94,10 @@ def paper_cost(cost: Cost) -> tuple[str, str]:
 def present(
     folder: RunFolder,
     run: ResolvedRun,
-    pictures: Pictures,
-    scored: Scored | None,
+    splits: DataSplits,
+    scored: SplitScore | None,
     ledger: UnreadableLog,
-    cost: Cost,
+    cost: RunCost,
     state: State,
     message: str,
     *,
@@ -108,7 +108,7 @@ def present(
     task = task_of(run.objective)
     facts = RunFacts(
         title=f"{run.name}",
-        lead=lead_of(run, pictures),
+        lead=lead_of(run, splits),
         status=state,
         message=message,
         notes=[note for note in folder.warnings if note != message],
@@ -120,20 +120,20 @@ def present(
         cost=[] if run.weights else [paper_cost(cost)],
         chosen=chosen,
         criteria=() if task is None else task.criteria,
-        panels=[] if scored is None else score_panels(run, pictures, scored, chosen),
+        panels=[] if scored is None else score_panels(run, splits, scored, chosen),
         unreadable=[str(entry) for entry in ledger.known.values()],
     )
     write_report(folder.path, facts)
 
 
-def score_panels(run: ResolvedRun, pictures: Pictures, scored: Scored, chosen: int) -> list[Section]:
+def score_panels(run: ResolvedRun, splits: DataSplits, scored: SplitScore, chosen: int) -> list[Section]:
     """What the task shows of a score, or a run without one of its features."""
     task, split = task_of(run.objective), scored.split
     title = split if chosen < 0 else f"{split}, {name_weights(scored.step, chosen)}"
-    if isinstance(scored.found, Seen):
-        return panels(scored.found, title, pictures.classes)
-    source = pictures.test if split == pictures.tested and split else pictures.watch
-    return [] if task is None else task.report_sections(scored.found, source, pictures.classes, title)
+    if isinstance(scored.found, ReportSamples):
+        return panels(scored.found, title, splits.class_names)
+    source = splits.test if split == splits.test_name and split else splits.watch
+    return [] if task is None else task.report_sections(scored.found, source, splits.class_names, title)
 
 
 def name_weights(step: int, chosen: int) -> str:
@@ -141,14 +141,14 @@ def name_weights(step: int, chosen: int) -> str:
     return f"best weights (step {step:,})" if step == chosen else f"weights of step {step:,}, not the best"
 
 
-def lead_of(run: ResolvedRun, pictures: Pictures) -> str:
+def lead_of(run: ResolvedRun, splits: DataSplits) -> str:
     """What is trained on what."""
-    task, classes = task_of(run.objective), len(pictures.classes)
+    task, classes = task_of(run.objective), len(splits.class_names)
     if task is None:
         learnt = f" of {classes:,} classes, labels unseen" if classes else ""
     else:
-        learnt = f"{' of' if task is CLASSIFICATION else ','} {task.describe_outputs(pictures.classes)}"
-    return f"{run.name} on {pictures.title}: {len(pictures.train):,} images{learnt}"
+        learnt = f"{' of' if task is CLASSIFICATION else ','} {task.describe_outputs(splits.class_names)}"
+    return f"{run.name} on {splits.title}: {len(splits.train):,} images{learnt}"
 
 
 def environment(folder: RunFolder) -> dict[str, Any]:

@@ -15,14 +15,13 @@ from vitrail.evaluation.speed import training_flops
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted, network_name
 from vitrail.objectives.registry import count_weights
-from vitrail.optim.schedules import rate
+from vitrail.optim.schedules import learning_rate
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import targets_of, task_of
-from vitrail.train.batches import may_reside
-from vitrail.train.closed_form_baseline import wanted
+from vitrail.train import metrics as memory
+from vitrail.train.closed_form_baseline import is_enabled
 from vitrail.train.config import RECORDED, Compilation, ResolvedData, ResolvedRun, Run, to_stage
-from vitrail.train.data_splits import Pictures
-from vitrail.train.runtime import cost as memory
+from vitrail.train.data import DataSplits, can_reside
 
 MOST_ON_HOST = 128  # images at once on a CPU: more is not a faster
 MOST_ON_DEVICE = 1024
@@ -32,18 +31,18 @@ SMALL_STEP = 3e12  # FLOPs, of which a GPU does a hundred times as many a second
 SMALL_PICTURES = 1 << 26  # bytes: on a CPU a set this small is quicker without loader processes
 
 
-def resolve(run: Run, pictures: Pictures, world: World) -> ResolvedRun:
+def resolve(run: Run, splits: DataSplits, world: World) -> ResolvedRun:
     """All of "auto" and 0 replaced by what they stand for here. What contradicts itself is refused here."""
-    model = fitted(run, len(pictures.classes))
-    steps = run.steps or max(round(run.epochs * len(pictures.train) / run.batch), 1)
-    rate(run.schedule, run.optim.lr, 0, steps)  # a warm-up that outlasts the run is refused here
+    model = fit_network(run, len(splits.class_names))
+    steps = run.steps or max(round(run.epochs * len(splits.train) / run.batch), 1)
+    learning_rate(run.schedule, run.optim.lr, 0, steps)  # a warm-up that outlasts the run is refused here
     if run.batch % world.size:
         raise ConfigError(
             f"batch={run.batch} cannot be split over {world.size} processes; "
             f"use {run.batch - run.batch % world.size or world.size} or a multiple of {world.size}"
         )
     check_mixing(run, world)
-    if run.evaluation.patience and not pictures.chooses:
+    if run.evaluation.patience and not splits.can_select_best:
         raise ConfigError(
             f"evaluation.patience={run.evaluation.patience} needs a split with labels to choose by that is not the "
             "end's: hold out a part, data.dev=0.1 and data.watch=dev"
@@ -57,27 +56,27 @@ def resolve(run: Run, pictures: Pictures, world: World) -> ResolvedRun:
     return to_stage(
         ResolvedRun,
         run,
-        data=resolve_data(run, pictures, world.device),
+        data=resolve_data(run, splits, world.device),
         preprocessing=run.preprocessing or Preprocessing(image=model.image),
-        micro=micro_batch(run, world),
-        baseline="on" if wanted(run, pictures) else "off",
-        compile=compiled(run, world),
+        micro=choose_micro_batch(run, world),
+        baseline="on" if is_enabled(run, splits) else "off",
+        compile=choose_compilation(run, world),
         evaluation=replace(run.evaluation, every=run.evaluation.every or max(steps // EVALUATIONS, 1)),
     )
 
 
-def resolve_data(run: Run, pictures: Pictures, device: torch.device) -> ResolvedData:
+def resolve_data(run: Run, splits: DataSplits, device: torch.device) -> ResolvedData:
     """The data with the names of the splits that are scored, and where the training images lie."""
     return to_stage(
         ResolvedData,
         run.data,
-        watch=pictures.watched or "none",
-        test=pictures.tested or "none",
-        resident="on" if resident(run, pictures, device) else "off",
+        watch=splits.watch_name or "none",
+        test=splits.test_name or "none",
+        resident="on" if is_resident(run, splits, device) else "off",
     )
 
 
-def fitted(run: Run, classes: int) -> ModelConfig:
+def fit_network(run: Run, classes: int) -> ModelConfig:
     """The network with the head that the objective wants: one for the classes of the data, or none."""
     model = run.model
     if model.channels != 3:
@@ -95,7 +94,7 @@ def fitted(run: Run, classes: int) -> ModelConfig:
     return task.fit_model(model, classes, new_head=bool(run.weights))
 
 
-def compiled(run: Run, world: World) -> Compilation:
+def choose_compilation(run: Run, world: World) -> Compilation:
     """How the step is compiled: on a GPU, unless something else was asked for; recorded as a graph where launching the
     kernels of so small a step would take longer than they do."""
     cuda = world.device.type == "cuda"
@@ -124,58 +123,58 @@ def check_mixing(run: Run, world: World) -> None:
         )
 
 
-def summary(run: ResolvedRun, pictures: Pictures, world: World, out: Path) -> tuple[str, ...]:
+def summarise_run(run: ResolvedRun, splits: DataSplits, world: World, out: Path) -> tuple[str, ...]:
     """A run in a few lines: where, what, on what, how."""
     optim, local = run.optim, run.batch // world.size
-    watched = f", {len(pictures.watch):,} watched ({pictures.watched})" if pictures.watch is not None else ""
-    without = pictures.without
+    watched = f", {len(splits.watch):,} watched ({splits.watch_name})" if splits.watch is not None else ""
+    without = splits.without
     dropped = "" if without is None else f" ({len(without.indices):,} left out by {run.data.without})"
-    parts = f"{world.size} x {memory.parts(local, run.micro)} x {at_once(local, run.micro)}"
+    parts = f"{world.size} x {memory.count_micro_batches(local, run.micro)} x {describe_micro_batch(local, run.micro)}"
     device = name_device(world.device)
     return (
         f"run folder {out}; report {out / 'report.html'}",
         f"{network_name(run.model)}: {run.model.parameters:,} parameters, {format_size(run.model.image)} px, from "
         f"{run.weights or 'scratch'}",
-        f"{pictures.title}: {len(pictures.train):,} images{dropped}, {describe_targets(run, pictures)}{watched}",
-        f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(pictures.train):,.1f} epochs; "
+        f"{splits.title}: {len(splits.train):,} images{dropped}, {describe_targets(run, splits)}{watched}",
+        f"{run.steps:,} steps of {run.batch} ({parts}), {run.steps * run.batch / len(splits.train):,.1f} epochs; "
         f"{optim.kind} at {optim.lr:g}, {run.schedule.decay}; {run.precision}"
         f"{COMPILED[run.compile]}, {world.size} x {device}",
     )
 
 
-def describe_targets(run: Run, pictures: Pictures) -> str:
+def describe_targets(run: Run, splits: DataSplits) -> str:
     """What the images are annotated with, in words."""
     task = task_of(run.objective) or CLASSIFICATION
-    return task.describe_outputs(pictures.classes) if pictures.classes else "no labels"
+    return task.describe_outputs(splits.class_names) if splits.class_names else "no labels"
 
 
-def at_once(local: int, micro: int) -> str:
+def describe_micro_batch(local: int, micro: int) -> str:
     """The size of a process's micro-batches, in words."""
     return f"at most {micro}" if local % micro else str(micro)
 
 
-def resident(run: Run, pictures: Pictures, device: torch.device) -> bool:
+def is_resident(run: Run, splits: DataSplits, device: torch.device) -> bool:
     """Whether the set lies on the device: where it can, and where that is quicker."""
     if run.data.resident == "off":
         return False
     views, targets = run.objective.views(run.augmentation), targets_of(run.objective)
-    can, reason = may_reside(pictures.train, views, device, targets)
+    can, reason = can_reside(splits.train, views, device, targets)
     if run.data.resident == "on" and not can:
         raise ConfigError(f"data.resident=on is not possible: {reason}")
     if run.data.resident == "on" or device.type == "cuda" or not can:
         return can
     if device.type == "mps":  # whose kernels nobody has tried images on
         return False
-    height, width = first_size(pictures.train)
-    return len(pictures.train) * 3 * height * width <= SMALL_PICTURES
+    height, width = first_size(splits.train)
+    return len(splits.train) * 3 * height * width <= SMALL_PICTURES
 
 
-def shards(run: Run, world: World) -> int:
+def count_shards(run: Run, world: World) -> int:
     """In how many parts the state of the network lies."""
     return world.size if run.sharding == "fsdp" else world.local_size if run.sharding == "hsdp" else 1
 
 
-def micro_batch(run: Run, world: World) -> int:
+def choose_micro_batch(run: Run, world: World) -> int:
     """What a process takes at once: as asked for, or as many as its memory holds."""
     local = run.batch // world.size
     if run.micro:
@@ -188,19 +187,19 @@ def micro_batch(run: Run, world: World) -> int:
     if run.objective.needs_whole_batch:
         return local
     cuda = world.device.type == "cuda"
-    state, each = needed(run, world)
+    state, each = estimate_memory(run, world)
     room = memory.free_bytes(world.device) // (1 if cuda else world.local_size) - state
-    return memory.fitting(local, each, room, MOST_ON_DEVICE if cuda else MOST_ON_HOST)
+    return memory.fit_micro_batch(local, each, room, MOST_ON_DEVICE if cuda else MOST_ON_HOST)
 
 
-def needed(run: Run, world: World) -> tuple[int, int]:
+def estimate_memory(run: Run, world: World) -> tuple[int, int]:
     """Bytes of memory for the state of a run in one process, and for each image of a micro-batch."""
     low, average, model = run.precision != "float32", run.average > 0, run.model
-    state = memory.state_bytes(model, run.optim, low=low, average=average, shards=shards(run, world))
+    state = memory.state_bytes(model, run.optim, low=low, average=average, shards=count_shards(run, world))
     each = memory.image_bytes(model, low=low, recompute=run.recompute)
     if run.objective.labelled:
         return state, each
     trained, kept = count_weights(run.objective, model, world)
-    state = memory.weights_bytes(trained, kept, run.optim, low=low, average=average) // shards(run, world)
+    state = memory.weights_bytes(trained, kept, run.optim, low=low, average=average) // count_shards(run, world)
     # Passes without a gradient leave nothing behind, and a part of the tokens leaves a part: this is no less.
     return state, math.ceil(each * max(1.0, run.objective.macs_per_image(model) / model.macs))

@@ -25,10 +25,10 @@ from vitrail.optim.averaging import Average
 from vitrail.optim.optimiser import Optimiser
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun, Run
-from vitrail.train.data_splits import Pictures, find_pictures
+from vitrail.train.data import DataSplits, open_splits
 from vitrail.train.resolve import resolve
-from vitrail.train.run_folder.files import command_in, read_json
-from vitrail.train.run_folder.run import CONFIG, RunFolder, compare
+from vitrail.train.run_folder.files import read_command, read_json
+from vitrail.train.run_folder.run import CONFIG, RunFolder, compare_config
 
 FINGERPRINT, CONTENT = "fingerprint", "content"
 
@@ -39,15 +39,15 @@ FREE = frozenset(
 )
 
 
-def run_in(folder: Path) -> Run:
+def read_run(folder: Path) -> Run:
     """The run of a folder, with every choice as it was made."""
-    command_in(folder)  # says so where the folder is none of a run
+    read_command(folder)  # says so where the folder is none of a run
     config = read_json(folder / CONFIG)
     data = {name: value for name, value in config.get("data", {}).items() if name not in (FINGERPRINT, CONTENT)}
     return restored(Run, {**config, "data": data})
 
 
-def elsewhere(run: Run, typed: Iterable[str], processes: int) -> Run:
+def adapt_to_machine(run: Run, typed: Iterable[str], processes: int) -> Run:
     """The run of a folder, to go on with on another machine or with other processes: what was chosen for those it had,
     and nobody typed, is chosen again, and a micro-batch is no more than a process has. A checkpoint keeps its own all
     the same."""
@@ -57,15 +57,15 @@ def elsewhere(run: Run, typed: Iterable[str], processes: int) -> Run:
     return replace(run, micro=min(run.micro, max(run.batch // processes, 1)))
 
 
-def config_of(run: ResolvedRun, pictures: Pictures) -> dict[str, Any]:
+def config_with_fingerprints(run: ResolvedRun, splits: DataSplits) -> dict[str, Any]:
     """The run as plain data, with the fingerprints of its images and a digest of what they contain: other images,
     another run."""
     config = plain(run)
-    data = {**config["data"], FINGERPRINT: pictures.fingerprint, CONTENT: pictures.content}
+    data = {**config["data"], FINGERPRINT: splits.fingerprint, CONTENT: splits.content}
     return {**config, "data": data}
 
 
-def free_in(folder: Path) -> frozenset[str]:
+def free_fields(folder: Path) -> frozenset[str]:
     """What may differ from the run in a folder. One of 0.1.0 does not know the content of its images."""
     try:
         known = CONTENT in read_json(folder / CONFIG).get("data", {})
@@ -77,7 +77,7 @@ def free_in(folder: Path) -> frozenset[str]:
 def open_folder(
     out: Path,
     run: ResolvedRun,
-    pictures: Pictures,
+    splits: DataSplits,
     world: World,
     *,
     command: Mapping[str, Any],
@@ -90,11 +90,11 @@ def open_folder(
         folder = RunFolder.open(
             out,
             rank=world.rank,
-            config=config_of(run, pictures) if world.is_main else {},
+            config=config_with_fingerprints(run, splits) if world.is_main else {},
             command=dict(command),
             force=force,
             tell=tell,
-            free=free_in(out) if world.is_main else FREE,
+            free=free_fields(out) if world.is_main else FREE,
         )
     except ConfigError as error:
         refused = str(error)
@@ -104,13 +104,15 @@ def open_folder(
     return folder
 
 
-def same_run(out: Path, run: Run, world: World) -> None:
+def check_same_run(out: Path, run: Run, world: World) -> None:
     """Refuses a run that differs from the one in the folder."""
-    pictures = find_pictures(run.data, task_of(run.objective))
-    compare(out, config_of(resolve(run, pictures, world), pictures), free=free_in(out), force=False)
+    splits = open_splits(run.data, task_of(run.objective))
+    compare_config(
+        out, config_with_fingerprints(resolve(run, splits, world), splits), free=free_fields(out), force=False
+    )
 
 
-def resume(folder: RunFolder, world: World) -> Saved | None:
+def find_checkpoint(folder: RunFolder, world: World) -> Saved | None:
     """The newest checkpoint that is whole, the same for all processes, each of which checks a part of it."""
 
     def agree(said: str | None) -> str | None:
@@ -119,7 +121,7 @@ def resume(folder: RunFolder, world: World) -> Saved | None:
     return latest(folder.path / "checkpoints", folder.note, part=world.rank, parts=world.size, agree=agree)
 
 
-def state_of(objective: Objective, optimiser: Optimiser, average: Average | None) -> dict[str, Tensor]:
+def collect_state(objective: Objective, optimiser: Optimiser, average: Average | None) -> dict[str, Tensor]:
     """The live tensors by name; under sharding each process has its part of them."""
     model = {f"model/{name}": tensor for name, tensor in objective.state_dict(keep_vars=True).items()}
     optim = {f"optim/{name}": tensor for name, tensor in optimiser.state().items()}
@@ -127,7 +129,7 @@ def state_of(objective: Objective, optimiser: Optimiser, average: Average | None
     return {**model, **optim, **averages}
 
 
-def pieces(state: Mapping[str, Tensor], world: World) -> dict[str, Piece]:
+def own_pieces(state: Mapping[str, Tensor], world: World) -> dict[str, Piece]:
     """What this process writes of it."""
     found: dict[str, Piece] = {}
     for name, tensor in state.items():
@@ -137,13 +139,13 @@ def pieces(state: Mapping[str, Tensor], world: World) -> dict[str, Piece]:
     return found
 
 
-def fault_in(state: Mapping[str, Tensor]) -> str:
+def find_non_finite(state: Mapping[str, Tensor]) -> str:
     """The first tensor that is not finite in what this process holds, in words; nothing where all are sound."""
     unsound = first_unsound({name: local(tensor.detach())[0] for name, tensor in state.items()})
     return "" if unsound is None else f"{unsound[0]} holds {unsound[1]}"
 
 
-def restore(state: Mapping[str, Tensor], saved: Saved) -> None:
+def restore_state(state: Mapping[str, Tensor], saved: Saved) -> None:
     """Puts a checkpoint's values in their places. Names and shapes must be the same, all of them."""
     names = set(saved.names)
     for what, left in (("lacks", sorted(set(state) - names)), ("also holds", sorted(names - set(state)))):

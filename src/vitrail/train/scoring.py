@@ -38,14 +38,13 @@ from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import targets_of, task_of
 from vitrail.tasks.task import Task, TaskScore
 from vitrail.train.assemble import Parts
-from vitrail.train.batches import Sweep
 from vitrail.train.closed_form_baseline import Row
 from vitrail.train.config import Evaluation, ResolvedRun
-from vitrail.train.data_splits import Pictures
+from vitrail.train.data import DataSplits, EvalBatches
+from vitrail.train.observer import Advance, count_batches, ignore_advance
 from vitrail.train.run_folder.files import BEST, LAST
 from vitrail.train.run_folder.run import RunFolder
-from vitrail.train.runtime.observer import Advance, count_batches, ignore
-from vitrail.train.selfsup_scoring import Look, Seen
+from vitrail.train.selfsup_scoring import FeatureScorer, ReportSamples
 
 EXTREMES = 12  # best and worst images for the report
 EVALUATION_BATCH = 256
@@ -86,15 +85,15 @@ class Best:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Scored:
+class SplitScore:
     """What the weights of a step did on a split, for the report."""
 
     split: str
     step: int
-    found: TaskScore | Seen
+    found: TaskScore | ReportSamples
 
 
-class Together(nn.Module):
+class ShardedNetwork(nn.Module):
     """A network whose weights lie in several processes: they answer together."""
 
     def __init__(self, network: nn.Module, parallel: Parallel) -> None:
@@ -115,19 +114,19 @@ class Scorer:
 
     run: ResolvedRun
     parts: Parts
-    pictures: Pictures
+    splits: DataSplits
     world: World
     ledger: UnreadableLog
-    advance: Advance = ignore
-    sweeps: dict[str, Sweep] = field(default_factory=dict[str, Sweep])
-    latest: Scored | None = None
-    looking: Look = field(init=False)
+    advance: Advance = ignore_advance
+    sweeps: dict[str, EvalBatches] = field(default_factory=dict[str, EvalBatches])
+    latest: SplitScore | None = None
+    looking: FeatureScorer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.looking = Look(
+        self.looking = FeatureScorer(
             run=self.run,
             parts=self.parts,
-            pictures=self.pictures,
+            splits=self.splits,
             world=self.world,
             ledger=self.ledger,
             advance=self.advance,
@@ -145,11 +144,11 @@ class Scorer:
     def network(self) -> Any:
         """What answers: the network, or under FSDP all processes together."""
         network = self.parts.objective.eval_network
-        return Together(network, self.parts.parallel) if self.run.sharding in ("fsdp", "hsdp") else network
+        return ShardedNetwork(network, self.parts.parallel) if self.run.sharding in ("fsdp", "hsdp") else network
 
     def split(self, part: str) -> tuple[str, ImageDataset]:
         """Its name and its images, of "watch" or "test"."""
-        watch, test = (self.pictures.watched, self.pictures.watch), (self.pictures.tested, self.pictures.test)
+        watch, test = (self.splits.watch_name, self.splits.watch), (self.splits.test_name, self.splits.test)
         name, source = watch if part == "watch" else test
         assert source is not None
         return name, source
@@ -159,7 +158,7 @@ class Scorer:
         split, source = self.split(part)
         if part not in self.sweeps:
             batch = min(EVALUATION_BATCH, max(len(source) // self.world.size, 1))
-            self.sweeps[part] = Sweep(
+            self.sweeps[part] = EvalBatches(
                 source,
                 self.run.preprocessing,
                 self.run.data,
@@ -172,10 +171,10 @@ class Scorer:
             self.sweeps[part], f"scoring {split}", len(source), self.advance, processes=self.world.size
         )
 
-    def alone(self, source: ImageDataset) -> Sweep:
+    def alone(self, source: ImageDataset) -> EvalBatches:
         """Batches that every process sees whole."""
         world = World(device=self.world.device)
-        return Sweep(
+        return EvalBatches(
             source, self.run.preprocessing, self.run.data, batch=EVALUATION_BATCH, world=world, ledger=self.ledger
         )
 
@@ -189,18 +188,18 @@ class Scorer:
         with nullcontext() if as_is else self.averaged():
             if not self.parts.objective.config.labelled:
                 row, seen = self.looking.score(split, source)
-                self.latest = Scored(split=split, step=step, found=seen)
+                self.latest = SplitScore(split=split, step=step, found=seen)
                 return {"kind": part, "step": step, **row}
             found: TaskScore = score_batches(
                 self.network,
                 self.sweep(part),
                 self.run.preprocessing,
-                self.task.metric(len(self.pictures.classes), self.world.device, extremes=EXTREMES),
+                self.task.metric(len(self.splits.class_names), self.world.device, extremes=EXTREMES),
                 device=self.world.device,
                 world=self.world if self.world.size > 1 else None,
                 precision="autocast" if self.world.device.type == "cuda" else "float32",
             )
-        self.latest = Scored(split=split, step=step, found=found)
+        self.latest = SplitScore(split=split, step=step, found=found)
         return {"kind": part, "step": step, "split": split, **name_score(self.task), **found.row()}
 
     def summary_of(self, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,7 +211,7 @@ class Scorer:
         """A row on the features of training images, for a run without labels that has no split to watch."""
         with self.averaged():
             row, seen = self.looking.train()
-        self.latest = Scored(split=row["split"], step=step, found=seen)
+        self.latest = SplitScore(split=row["split"], step=step, found=seen)
         return {"kind": "look", "step": step, **row}
 
     def fewshot(self, step: int) -> list[dict[str, Any]]:
@@ -269,23 +268,23 @@ class FinalScore(NamedTuple):
     """The row of the split for the end, where there is one, and what the report shows."""
 
     row: dict[str, Any] | None
-    shown: Scored | None
+    shown: SplitScore | None
 
 
-def score_chosen(
-    scorer: Scorer, folder: RunFolder, *, step: int, current: dict[str, Any] | None, shown: Scored | None
+def score_final_weights(
+    scorer: Scorer, folder: RunFolder, *, step: int, current: dict[str, Any] | None, shown: SplitScore | None
 ) -> FinalScore:
     """Scores the weights that the run stands for on the split for the end. `current` is the watched score of the last
     weights, those of `step`. Without such a split the report is completed, where it does not show them yet, as after a
     resume."""
-    pictures = scorer.pictures
+    splits = scorer.splits
     best = read_best(folder.path / BEST, scorer.world, folder.note)
     chosen = step if best is None else int(best.card.provenance.get("step", step))
-    if best is None and current is not None and pictures.watched == pictures.tested:
+    if best is None and current is not None and splits.watch_name == splits.test_name:
         return FinalScore({**current, "kind": "test", "weights": "last"}, shown)
-    with contextlib.nullcontext() if best is None else in_place(best.tensors, scorer.parts):
-        if pictures.test is None:
-            if best is not None and pictures.chooses and (shown is None or shown.step != chosen):
+    with contextlib.nullcontext() if best is None else swap_weights(best.tensors, scorer.parts):
+        if splits.test is None:
+            if best is not None and splits.can_select_best and (shown is None or shown.step != chosen):
                 scorer.score("watch", chosen, as_is=True)
                 return FinalScore(None, scorer.latest)
             return FinalScore(None, shown)
@@ -308,7 +307,7 @@ def read_best(path: Path, world: World, tell: Callable[[str], None]) -> Bundle |
 
 
 @contextlib.contextmanager
-def in_place(tensors: Mapping[str, Tensor], parts: Parts) -> Generator[None]:
+def swap_weights(tensors: Mapping[str, Tensor], parts: Parts) -> Generator[None]:
     """The network with these weights while the context lasts."""
     live = parts.objective.eval_network.state_dict(keep_vars=True)
     before = {name: tensor.detach().clone() for name, tensor in live.items()}
@@ -325,7 +324,7 @@ def in_place(tensors: Mapping[str, Tensor], parts: Parts) -> Generator[None]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class TrainingResult:
     """How a run ended: "done", or "interrupted" and can be resumed."""
 
     folder: Path

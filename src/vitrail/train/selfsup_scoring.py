@@ -30,10 +30,9 @@ from vitrail.evaluation.frozen.features import at_rest, last_read, prepared
 from vitrail.evaluation.frozen.knn import Company, Frozen, company, to_show, vote
 from vitrail.objectives.objective import Objective, ObjectiveOutput
 from vitrail.train.assemble import Parts
-from vitrail.train.batches import Sweep
 from vitrail.train.config import ResolvedRun
-from vitrail.train.data_splits import Pictures
-from vitrail.train.runtime.observer import Advance, count_batches, ignore
+from vitrail.train.data import DataSplits, EvalBatches
+from vitrail.train.observer import Advance, count_batches, ignore_advance
 
 MOST: Final = 5_000  # training images that are neighbours; images of a split whose loss is taken
 BATCH: Final = 256  # of all processes together, so that their number changes no draw
@@ -49,7 +48,7 @@ class Rebuilds(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Seen:
+class ReportSamples:
     """What a report shows of a split: images as they are, as the network saw them and as it rebuilt them, uint8
     [H, W, 3] each; and images of `source` with their neighbours in `next to`."""
 
@@ -60,37 +59,37 @@ class Seen:
 
 
 @dataclass(kw_only=True, slots=True)
-class Look:
+class FeatureScorer:
     """Looks at what a run has learnt, with the weights that are in place."""
 
     run: ResolvedRun
     parts: Parts
-    pictures: Pictures
+    splits: DataSplits
     world: World
     ledger: UnreadableLog
-    advance: Advance = ignore
-    sweeps: dict[str, Sweep] = field(default_factory=dict[str, Sweep])
+    advance: Advance = ignore_advance
+    sweeps: dict[str, EvalBatches] = field(default_factory=dict[str, EvalBatches])
     some: ImageDataset | None = None
 
     @property
     def beside(self) -> ImageDataset:
         """The training images that are neighbours, chosen when they are first asked for."""
         if self.some is None:
-            self.some = some_of(self.pictures.train, MOST)
+            self.some = some_of(self.splits.train, MOST)
         return self.some
 
-    def score(self, split: str, source: ImageDataset) -> tuple[dict[str, Any], Seen]:
+    def score(self, split: str, source: ImageDataset) -> tuple[dict[str, Any], ReportSamples]:
         """The columns of a row of metrics, and what there is to see."""
         beside, mine = self.frozen("beside", self.beside), self.frozen(split, source)
         row: dict[str, Any] = {"split": split, "measure": "k-NN"}
-        voted = vote(beside, mine, len(self.pictures.classes), device=self.world.device)
+        voted = vote(beside, mine, len(self.splits.class_names), device=self.world.device)
         if voted is not None:
             row["accuracy"] = voted[0] / voted[1]
         row["count"] = len(mine.samples) if voted is None else voted[1]
         row |= {**self.collapse(mine), "loss": self.loss(split, source)}
         return row, self.seen(source, mine, beside)
 
-    def train(self) -> tuple[dict[str, Any], Seen]:
+    def train(self) -> tuple[dict[str, Any], ReportSamples]:
         """The same of training images, where no split is watched: no accuracy, and the loss is known already."""
         beside = self.frozen("beside", self.beside)
         row = {"split": self.run.data.train, "count": len(beside.samples), **self.collapse(beside)}
@@ -101,11 +100,11 @@ class Look:
         found = indicators(some, device=self.world.device)
         return {"rank": found.rank, "width": found.width, "similarity": found.similarity, "spread": found.spread}
 
-    def seen(self, source: ImageDataset, mine: Frozen, beside: Frozen) -> Seen:
+    def seen(self, source: ImageDataset, mine: Frozen, beside: Frozen) -> ReportSamples:
         shown = to_show(source.labels, REBUILT)
         there = [at for sample in shown[:ASKED] for at in (mine.samples == int(sample)).nonzero()[:, 0].tolist()]
         queries = Frozen(features=mine.features[there], samples=mine.samples[there], labels=mine.labels[there])
-        return Seen(
+        return ReportSamples(
             rebuilt=self.rebuilt(Subset(source, shown)),
             company=company(queries, beside, itself=source is self.beside) if there else (),
             source=source,
@@ -175,7 +174,9 @@ class Look:
         """The batches of a source, made once."""
         if name not in self.sweeps:
             each = -(-min(batch, len(source)) // self.world.size)
-            self.sweeps[name] = Sweep(source, views, self.run.data, batch=each, world=self.world, ledger=self.ledger)
+            self.sweeps[name] = EvalBatches(
+                source, views, self.run.data, batch=each, world=self.world, ledger=self.ledger
+            )
         return count_batches(
             self.sweeps[name], f"features, {name}", len(source), self.advance, processes=self.world.size
         )

@@ -25,7 +25,7 @@ from vitrail.optim.averaging import Average
 from vitrail.optim.optimiser import Optimiser, clip_factor, total_norm
 
 
-class Done(NamedTuple):
+class StepResult(NamedTuple):
     """On the device: global sums by name, the gradient's norm, and whether there was an update."""
 
     names: tuple[str, ...]
@@ -36,10 +36,10 @@ class Done(NamedTuple):
 
 WARM = 3  # updates that are done in the ordinary way first: what is compiled, chosen or allocated once is done by then
 
-Update = Callable[[tuple[Tensor, ...], Tensor], Done]
+Update = Callable[[tuple[Tensor, ...], Tensor], StepResult]
 
 
-class Recording:
+class RecordedUpdate:
     """Calls `update(inputs, rate)`, which must neither wait for the GPU nor ask it anything."""
 
     def __init__(self, update: Update, device: torch.device) -> None:
@@ -47,10 +47,10 @@ class Recording:
         self.rate = torch.zeros((), device=device)
         self.inputs: tuple[Tensor, ...] = ()
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.done: Done | None = None
+        self.done: StepResult | None = None
         self.warm = 0
 
-    def __call__(self, inputs: tuple[Tensor, ...], rate: float) -> Done:
+    def __call__(self, inputs: tuple[Tensor, ...], rate: float) -> StepResult:
         """One update by these inputs, which have the same shapes every time."""
         if not self.inputs:
             self.inputs = tuple(torch.empty_like(tensor) for tensor in inputs)
@@ -72,7 +72,7 @@ class Recording:
         self.graph.replay()
         return self.done
 
-    def aside(self) -> Done:
+    def aside(self) -> StepResult:
         """The update itself, next to the default stream, as it will be recorded."""
         current, side = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)
         side.wait_stream(current)
@@ -82,7 +82,7 @@ class Recording:
         return done
 
 
-class Step:
+class TrainingStep:
     """Gradients of sums are added up over micro-batches and processes, then divided by the global count, once. Where
     loss or gradient is not finite, the update does not happen: decided on the device, counted when metrics are read.
     With `graphs` all of it but the inputs is recorded once and played again; then micro-batches draw their random
@@ -102,9 +102,9 @@ class Step:
     ) -> None:
         self.objective, self.parallel, self.optimiser, self.average = objective, parallel, optimiser, average
         self.world, self.seed, self.clip, self.graphs = world, seed, clip, graphs
-        self.recordings: dict[int, Recording] = {}  # by micro-batch: in the first steps one may prove too large
+        self.recordings: dict[int, RecordedUpdate] = {}  # by micro-batch: in the first steps one may prove too large
 
-    def __call__(self, batch: Batch, *, step: int, rate: float, micro: int) -> Done:
+    def __call__(self, batch: Batch, *, step: int, rate: float, micro: int) -> StepResult:
         inputs = self.objective.inputs(batch, seed=self.seed, step=step)
         if self.graphs:
             self.world.moved()  # a recording does not say so
@@ -115,13 +115,13 @@ class Step:
         self.objective.after_step(step)
         return done
 
-    def recording(self, micro: int) -> Recording:
+    def recording(self, micro: int) -> RecordedUpdate:
         if micro not in self.recordings:
             update = partial(self.update, step=None, micro=micro)
-            self.recordings = {micro: Recording(update, self.world.device)}
+            self.recordings = {micro: RecordedUpdate(update, self.world.device)}
         return self.recordings[micro]
 
-    def update(self, inputs: tuple[Tensor, ...], rate: float | Tensor, step: int | None, micro: int) -> Done:
+    def update(self, inputs: tuple[Tensor, ...], rate: float | Tensor, step: int | None, micro: int) -> StepResult:
         outcome = self.gradients(inputs, step, micro)
         sums = torch.stack([outcome.total, outcome.count, *outcome.tallies.values()]).float()
         self.world.sum_(sums)
@@ -132,12 +132,12 @@ class Step:
         self.optimiser.zero_grad()
         if self.average is not None:
             self.average.update()
-        return Done(("total", "count", *outcome.tallies), sums, norm, ok)
+        return StepResult(("total", "count", *outcome.tallies), sums, norm, ok)
 
     def gradients(self, inputs: tuple[Tensor, ...], step: int | None, micro: int) -> ObjectiveOutput:
         """Forward and backward over the micro-batches; the outcome is this process's sum. Without a `step` random
         numbers are drawn as the generators stand."""
-        parts = divided(inputs, micro)
+        parts = split_micro_batches(inputs, micro)
         outcomes: list[ObjectiveOutput] = []
         for at, part in enumerate(parts):
             if step is not None:
@@ -145,11 +145,11 @@ class Step:
             with self.parallel.micro(last=at == len(parts) - 1):
                 outcome: ObjectiveOutput = self.parallel(*part)
                 outcome.total.backward()
-            outcomes.append(detached(outcome))
-        return summed(outcomes)
+            outcomes.append(detach_outcome(outcome))
+        return sum_outcomes(outcomes)
 
 
-def divided(inputs: tuple[Tensor, ...], micro: int) -> list[tuple[Tensor, ...]]:
+def split_micro_batches(inputs: tuple[Tensor, ...], micro: int) -> list[tuple[Tensor, ...]]:
     """The inputs in runs of `micro` samples."""
     return list(zip(*(tensor.split(micro) for tensor in inputs), strict=True))
 
@@ -165,13 +165,13 @@ def seed_generators(device: torch.device, seed: int, step: int, rank: int, part:
         torch.mps.manual_seed(key)
 
 
-def detached(outcome: ObjectiveOutput) -> ObjectiveOutput:
+def detach_outcome(outcome: ObjectiveOutput) -> ObjectiveOutput:
     """Without what led to it."""
     tallies = {name: value.detach() for name, value in outcome.tallies.items()}
     return ObjectiveOutput(outcome.total.detach(), outcome.count.detach(), tallies)
 
 
-def summed(outcomes: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
+def sum_outcomes(outcomes: Sequence[ObjectiveOutput]) -> ObjectiveOutput:
     if len(outcomes) == 1:
         return outcomes[0]
     return ObjectiveOutput(

@@ -20,9 +20,9 @@ from vitrail.evaluation.speed import training_flops
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted, network_name
 from vitrail.train.config import Data
-from vitrail.train.data_splits import only_or
-from vitrail.train.grid.cell import Cell
-from vitrail.train.runtime.cost import PEAKS, measured_flops, peak_flops
+from vitrail.train.data import find_split
+from vitrail.train.grid.plan import Cell
+from vitrail.train.metrics import PEAKS, measure_flops, peak_flops
 
 USED: Final = 0.4  # of a device's peak, by a large network
 OTHERWISE: Final = "H200"  # whose hours are told where the grid is for a GPU and there is none
@@ -62,7 +62,7 @@ def pace_of(name: str, *, for_card: bool) -> Pace:
         return Pace(device=f"one {OTHERWISE}", peak=PEAKS[OTHERWISE], step_s=4e-3, start_s=30.0)
     threads = torch.get_num_threads()
     told = f"this CPU ({threads} thread{'s' * (threads > 1)})"
-    return Pace(device=told, peak=measured_flops(device), step_s=5e-3, start_s=0.5)
+    return Pace(device=told, peak=measure_flops(device), step_s=5e-3, start_s=0.5)
 
 
 def prices(cells: Sequence[Cell], pace: Pace) -> dict[str, Price]:
@@ -119,6 +119,6 @@ def size_of(data: Data) -> tuple[int, int] | None:
 def opened_size(data: Data) -> tuple[int, int] | None:
     try:
         collection = open_collection(data.source)
-        return len(only_or(collection, data.train)), len(collection.classes)
+        return len(find_split(collection, data.train)), len(collection.classes)
     except VitrailError:  # a list is not a place to complain of what is not there; the cell will
         return None

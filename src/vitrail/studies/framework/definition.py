@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from vitrail.core.errors import ConfigError
-from vitrail.train.grid.cell import Cell, Outcome, Place
+from vitrail.train.grid.plan import Cell, CellOutcome, Coordinate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +45,7 @@ class Study:
     title: str
     anchor: str  # of the paper: "Figures 3 and 4", "Table 8", "D.3"
     cells: Callable[[Scale, str], Sequence[Cell]]
-    conclude: Callable[[Sequence[Outcome]], Findings]
+    conclude: Callable[[Sequence[CellOutcome]], Findings]
 
 
 def grid(study: Study, scale: Scale, data: str = "", *, seeds: int = 0) -> tuple[Cell, ...]:
@@ -80,7 +80,7 @@ def repeated(cells: Sequence[Cell], count: int) -> tuple[Cell, ...]:
     """Each cell with the seeds 0 to `count` - 1: of those that the grid has some are left out, or more like the first
     of them are made. What the grid repeats less often than the rest, as weights that others start from, is not repeated
     more often either."""
-    groups: dict[tuple[tuple[str, Place], ...], dict[int, Cell]] = {}
+    groups: dict[tuple[tuple[str, Coordinate], ...], dict[int, Cell]] = {}
     for cell in cells:
         group = groups.setdefault(tuple((axis, value) for axis, value in cell.at.items() if axis != SEED), {})
         seed = int(cell.at.get(SEED, 0))

@@ -29,7 +29,7 @@ from vitrail.checkpoint.store.layout import places
 from vitrail.core.config_overrides import differences, plain, restored, without_fields
 from vitrail.core.errors import ConfigError
 from vitrail.train.config import RunRequest
-from vitrail.train.grid.cell import OUTCOME, Cell, Outcome, Place, read_outcome
+from vitrail.train.grid.plan import OUTCOME, Cell, CellOutcome, Coordinate, read_outcome
 from vitrail.train.report.page import read_metrics
 from vitrail.train.run_folder.files import BEST, COMMAND, CONFIG, METRICS, is_done, read_json
 from vitrail.train.run_folder.metric_rows import best_of, headline, scores
@@ -74,7 +74,7 @@ def values_in(folder: Path) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
 
-def finished(out: Path, cells: Sequence[Cell]) -> dict[str, Outcome]:
+def finished(out: Path, cells: Sequence[Cell]) -> dict[str, CellOutcome]:
     """The cells that need no more work, with what came of them."""
     found = {cell.name: read_outcome(cell, folder_of(out, cell.name)) for cell in cells}
     return {name: outcome for name, outcome in found.items() if outcome is not None}
@@ -182,8 +182,8 @@ class Spread:
 class Group:
     """Outcomes that differ by seed alone; those that failed are not among them."""
 
-    at: Mapping[str, Place]
-    outcomes: tuple[Outcome, ...]
+    at: Mapping[str, Coordinate]
+    outcomes: tuple[CellOutcome, ...]
 
     def spread(self, value: str) -> Spread | None:
         """Of a value over the seeds; none where no seed has it."""
@@ -195,22 +195,22 @@ class Group:
         return None if found is None else found.mean
 
 
-def groups(outcomes: Iterable[Outcome]) -> tuple[Group, ...]:
+def groups(outcomes: Iterable[CellOutcome]) -> tuple[Group, ...]:
     """Outcomes by where they stand but for the seed, in the order of their first cell. A place where every seed failed
     is a group of none."""
-    places: dict[tuple[tuple[str, Place], ...], list[Outcome]] = {}
+    places: dict[tuple[tuple[str, Coordinate], ...], list[CellOutcome]] = {}
     for one in outcomes:
         place = tuple((name, value) for name, value in one.at.items() if name != SEED)
         places.setdefault(place, []).extend(() if one.fault else (one,))
     return tuple(Group(at=dict(place), outcomes=tuple(found)) for place, found in places.items())
 
 
-def group_at(found: Iterable[Group], at: Mapping[str, Place]) -> Group | None:
+def group_at(found: Iterable[Group], at: Mapping[str, Coordinate]) -> Group | None:
     """The first group that stands there; it may have places next to those named."""
     return next((one for one in found if at.items() <= one.at.items()), None)
 
 
-def seeds(outcomes: Iterable[Outcome]) -> int:
+def seeds(outcomes: Iterable[CellOutcome]) -> int:
     """How many seeds the groups have at most."""
     return max((len(group.outcomes) for group in groups(outcomes)), default=0)
 

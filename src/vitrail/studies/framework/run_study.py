@@ -24,14 +24,14 @@ from vitrail.studies.framework.definition import Scale, Study
 from vitrail.studies.framework.results import ASKED, CELLS, STUDY, folder_of, take_up, values_in
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import Run, configure
-from vitrail.train.data_splits import Pictures, cut
+from vitrail.train.data import DataSplits, split_collection
 from vitrail.train.grid import plan as grid
-from vitrail.train.grid.cell import Cell, Outcome, Prepared
 from vitrail.train.grid.engine import run_grid
-from vitrail.train.grid.worker import Place
+from vitrail.train.grid.plan import Cell, CellOutcome, PreparedCell
+from vitrail.train.grid.workers import DeviceSlot
 from vitrail.train.run_folder.files import LAST
 
-Present: TypeAlias = Callable[[Sequence[Outcome]], None]
+Present: TypeAlias = Callable[[Sequence[CellOutcome]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +48,8 @@ class Plan:
     go_on: str = ""
     force: bool = False
 
-    def as_grid(self) -> grid.Plan:
-        return grid.Plan(
+    def as_grid(self) -> grid.GridPlan:
+        return grid.GridPlan(
             cells=self.cells,
             out=self.out,
             cells_in=self.out / CELLS,
@@ -67,7 +67,7 @@ class Plan:
         for name in take_up(self.out, self.study.name, self.scale, self.cells, force=self.force):
             tell(f"{name} is trained again: its run has changed")
 
-    def facts(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
+    def facts(self, outcomes: Sequence[CellOutcome]) -> Mapping[str, Any]:
         return {"study": self.study.name, "scale": self.scale, "data": self.data}
 
 
@@ -79,7 +79,7 @@ class StudyJob:
     study: str
     go_on: str = ""
 
-    def prepare(self, cell: Cell) -> Prepared:
+    def prepare(self, cell: Cell) -> PreparedCell:
         run = self.starting(cell)
         command = {
             "study": self.study,
@@ -88,7 +88,7 @@ class StudyJob:
             ASKED: plain(cell.run),
             "go_on": self.go_on,
         }
-        return Prepared(run=run, pictures=pictures_of(run), command=command)
+        return PreparedCell(run=run, splits=pictures_of(run), command=command)
 
     def starting(self, cell: Cell) -> Run:
         """The run with the weights that it starts from. A network that the grid leaves open is theirs (3.2)."""
@@ -103,9 +103,9 @@ class StudyJob:
         return values_in(folder)
 
 
-def pictures_of(run: Run) -> Pictures | None:
+def pictures_of(run: Run) -> DataSplits | None:
     """None where the run does not say which, for `train` to complain of."""
-    return cut(opened(run.data.source), run.data, task_of(run.objective)) if run.data.source else None
+    return split_collection(opened(run.data.source), run.data, task_of(run.objective)) if run.data.source else None
 
 
 @lru_cache(maxsize=2)
@@ -114,7 +114,7 @@ def opened(source: str) -> Collection:
     return open_collection(source)
 
 
-def go(plan: Plan, *, places: Sequence[Place], watcher: grid.Watcher, present: Present) -> grid.Report:
+def go(plan: Plan, *, places: Sequence[DeviceSlot], watcher: grid.Watcher, present: Present) -> grid.GridReport:
     """Runs what is left of a study. `present` is called with the outcomes that there are, now and then and at the end.
     One place on a CPU is this very process's."""
     alone = len(places) == 1 and not places[0].device.startswith("cuda")

@@ -26,7 +26,7 @@ from vitrail.report.page import Table as Rows
 from vitrail.report.sections import State, Status, Tile, Tiles
 from vitrail.studies.framework.definition import Findings, Scale, Study, Table
 from vitrail.studies.framework.results import NOTHING, STUDY, folder_of, seeds
-from vitrail.train.grid.cell import Outcome
+from vitrail.train.grid.plan import CellOutcome
 from vitrail.train.report.page import REPORT
 from vitrail.train.run_folder.files import read_json
 
@@ -38,7 +38,7 @@ LEFT: Final = 2  # columns of text in a page's tables
 ACCURACIES: Final = {"accuracy": "accuracy [%]", "watch": "held out [%]", "fewshot-5": "5-shot [%]"}
 
 
-def write(study: Study, outcomes: Sequence[Outcome], out: Path, *, scale: Scale, data: str) -> None:
+def write(study: Study, outcomes: Sequence[CellOutcome], out: Path, *, scale: Scale, data: str) -> None:
     """Writes what there is so far, each file whole or not at all. Without matplotlib there is no figure, and the page
     says so."""
     findings = found(study, outcomes)
@@ -52,7 +52,7 @@ def write(study: Study, outcomes: Sequence[Outcome], out: Path, *, scale: Scale,
     write_file(out / "report.html", text.encode())
 
 
-def found(study: Study, outcomes: Sequence[Outcome]) -> Findings:
+def found(study: Study, outcomes: Sequence[CellOutcome]) -> Findings:
     """What a study says, without columns in which nothing stands: at a small scale the paper has no such network."""
     findings = study.conclude(outcomes)
     columns, rows = findings.table.columns, findings.table.rows
@@ -103,7 +103,7 @@ def comma_separated(table: Table) -> str:
 
 def report(
     study: Study,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[CellOutcome],
     findings: Findings,
     figure: bytes | None,
     held: Mapping[str, Any],
@@ -134,7 +134,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def states_of(
-    study: Study, outcomes: Sequence[Outcome], held: Mapping[str, Any], scale: Scale, data: str
+    study: Study, outcomes: Sequence[CellOutcome], held: Mapping[str, Any], scale: Scale, data: str
 ) -> dict[str, str]:
     """How each cell stands: as the study's folder says, else by what came of it."""
     ended = {one.cell: "failed" if one.fault else "done" for one in outcomes}
@@ -169,7 +169,7 @@ def status(states: Mapping[str, str], held: Mapping[str, Any], made_by: str, lin
     )
 
 
-def facts(outcomes: Sequence[Outcome], states: Mapping[str, str]) -> Tiles:
+def facts(outcomes: Sequence[CellOutcome], states: Mapping[str, str]) -> Tiles:
     """Numbers of the whole study."""
 
     def total(name: str) -> float:
@@ -208,7 +208,9 @@ def darkened(svg: bytes) -> bytes:
     return text.encode()
 
 
-def cells_section(outcomes: Sequence[Outcome], states: Mapping[str, str], held: Mapping[str, Any], out: Path) -> Rows:
+def cells_section(
+    outcomes: Sequence[CellOutcome], states: Mapping[str, str], held: Mapping[str, Any], out: Path
+) -> Rows:
     """Every cell with its state, what it scored and what it cost; its name leads to its own report."""
     by_name = {one.cell: one for one in outcomes}
     noted = held.get("cells")
@@ -220,12 +222,12 @@ def cells_section(outcomes: Sequence[Outcome], states: Mapping[str, str], held: 
     return Rows(title="Cells", columns=columns, rows=rows, left=LEFT, links=[link(out, name) for name in states])
 
 
-def scores(one: Outcome | None) -> list[str]:
+def scores(one: CellOutcome | None) -> list[str]:
     values = {} if one is None else one.values
     return [f"{100 * values[name]:.2f}" if name in values else NOTHING for name in ACCURACIES]
 
 
-def costs(one: Outcome | None) -> list[str]:
+def costs(one: CellOutcome | None) -> list[str]:
     values = {} if one is None else one.values
     return [f"{values[name]:.3g}" if name in values else NOTHING for name in ("exaflops", "device_hours")]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from vitrail.studies.framework.results import Gap, Group, Spread, gap
-from vitrail.train.grid.cell import Outcome, Place
+from vitrail.train.grid.plan import CellOutcome, Coordinate
 
 WATCHED: Final = "watch"
 FEWSHOT: Final = "fewshot-5"
@@ -12,13 +12,13 @@ WORDS: Final = {"accuracy": "test accuracy", FEWSHOT: "5-shot accuracy", WATCHED
 EXTENT: Final = 0.02  # a margin wider than this, as a share, hides what the paper's studies look for
 
 
-def measure(outcomes: Iterable[Outcome]) -> str:
+def measure(outcomes: Iterable[CellOutcome]) -> str:
     """The value that is reported: closed-form few-shot accuracy where it was taken, as on JFT-300M, which has no test
     split; else the accuracy on the split for the end."""
     return FEWSHOT if any(FEWSHOT in one.values for one in outcomes) else "accuracy"
 
 
-def selected(found: Iterable[Group], at: dict[str, Place], value: str) -> Group | None:
+def selected(found: Iterable[Group], at: dict[str, Coordinate], value: str) -> Group | None:
     """Of the groups that stand there, the one with the best mean on the watched split; it must have `value` too. None
     where none has both."""
     best: tuple[float, Group] | None = None
@@ -31,7 +31,7 @@ def selected(found: Iterable[Group], at: dict[str, Place], value: str) -> Group 
     return None if best is None else best[1]
 
 
-def chosen(found: Iterable[Group], at: dict[str, Place], value: str) -> Spread | None:
+def chosen(found: Iterable[Group], at: dict[str, Coordinate], value: str) -> Spread | None:
     group = selected(found, at, value)
     return None if group is None else group.spread(value)
 
@@ -61,7 +61,7 @@ def listed(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
-def missing(outcomes: Sequence[Outcome]) -> str:
+def missing(outcomes: Sequence[CellOutcome]) -> str:
     """A remark on cells that failed, to go behind a sentence; "" where none did."""
     faults = [one.cell for one in outcomes if one.fault]
     if not faults:

@@ -21,7 +21,7 @@ from vitrail.studies.framework.plots import Dot, Dots, dotted
 from vitrail.studies.framework.results import NOTHING, Gap, Group, Spread, groups, percent
 from vitrail.studies.framework.verdicts import apart, in_words, known, missing, selected
 from vitrail.train.config import Run
-from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.train.grid.plan import Cell, CellOutcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,7 +138,7 @@ def spread_of(group: Group | None) -> Spread | None:
     return None if group is None else group.spread("accuracy")
 
 
-def conclude(outcomes: Sequence[Outcome]) -> Findings:
+def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
     found = groups(outcomes)
     best = compared(found)
     gaps = {place: each for place, pair in best.items() if (each := between(pair)) is not None}

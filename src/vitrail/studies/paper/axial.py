@@ -23,7 +23,7 @@ from vitrail.studies.framework.plots import Line, Panel, Point, plot
 from vitrail.studies.framework.results import NOTHING, Gap, Group, Spread, groups, percent, shown
 from vitrail.studies.framework.verdicts import WORDS, apart, in_words, listed, measure, missing
 from vitrail.train.config import Evaluation, Run
-from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.train.grid.plan import Cell, CellOutcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,7 +172,7 @@ def ratio(one: Spread | None, other: Spread | None) -> float | None:
     return None if one is None or other is None or not other.mean else one.mean / other.mean
 
 
-def conclude(outcomes: Sequence[Outcome]) -> Findings:
+def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
     found, value = groups(outcomes), measure(outcomes)
     compared = pairs(found, value)
     return Findings(

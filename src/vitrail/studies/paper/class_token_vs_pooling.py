@@ -16,7 +16,7 @@ from vitrail.studies.framework.plots import Line, Panel, Point, plot
 from vitrail.studies.framework.results import NOTHING, Group, group_at, groups, percent
 from vitrail.studies.framework.verdicts import EXTENT, WATCHED, WORDS, apart, in_words, measure, missing, selected
 from vitrail.train.config import Evaluation, Run
-from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.train.grid.plan import Cell, CellOutcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,7 +74,7 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
     )
 
 
-def conclude(outcomes: Sequence[Outcome]) -> Findings:
+def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
     found, value = groups(outcomes), measure(outcomes)
     best = {head: selected(found, {"head": head}, value) for head in HEADS}
     return Findings(

@@ -32,7 +32,7 @@ from vitrail.studies.paper.data_size_findings import PLAIN, SEARCHED, TUNED, con
 from vitrail.studies.paper.scaling import finetuning, with_network
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Evaluation, Run
-from vitrail.train.grid.cell import Cell
+from vitrail.train.grid.plan import Cell
 
 Network = Callable[[ViTConfig], ModelConfig]
 

@@ -21,7 +21,7 @@ from vitrail.studies.framework.results import (
     student,
 )
 from vitrail.studies.framework.verdicts import FEWSHOT, WATCHED, WORDS, listed, missing
-from vitrail.train.grid.cell import Outcome, Place
+from vitrail.train.grid.plan import CellOutcome, Coordinate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ class Pair:
         return min(self.gaps), max(self.gaps)
 
 
-def conclude(outcomes: Sequence[Outcome]) -> Findings:
+def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
     found = groups(outcomes)
     return Findings(
         table=table(outcomes, found),
@@ -69,10 +69,10 @@ def curves(found: Iterable[Group], series: str = PLAIN) -> dict[str, dict[float,
     return out
 
 
-def best_of_search(outcomes: Iterable[Outcome], value: str) -> dict[str, dict[float, Spread]]:
+def best_of_search(outcomes: Iterable[CellOutcome], value: str) -> dict[str, dict[float, Spread]]:
     """By network and share, the value of the setting that was best on what was held out, chosen for each seed by itself
     among all settings, the plain one included. Only where something was searched."""
-    tried: dict[tuple[str, float], dict[Place, list[Outcome]]] = {}
+    tried: dict[tuple[str, float], dict[Coordinate, list[CellOutcome]]] = {}
     searched: set[tuple[str, float]] = set()
     for one in outcomes:
         if one.fault or one.at.get("series") not in (PLAIN, SEARCHED) or WATCHED not in one.values:
@@ -139,7 +139,7 @@ def stands(found: Gap) -> str:
     return f"{str(Gap(difference=abs(found.difference), margin=found.margin)).lstrip('+')} {side}"
 
 
-def sentence(outcomes: Sequence[Outcome], found: Sequence[Group]) -> str:
+def sentence(outcomes: Sequence[CellOutcome], found: Sequence[Group]) -> str:
     said: list[str] = []
     for pair in pairs(found):
         low, high = pair.ends
@@ -155,7 +155,7 @@ def sentence(outcomes: Sequence[Outcome], found: Sequence[Group]) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def searched_gains(outcomes: Sequence[Outcome], found: Sequence[Group]) -> list[str]:
+def searched_gains(outcomes: Sequence[CellOutcome], found: Sequence[Group]) -> list[str]:
     """What the search brings at the smallest share where there was one."""
     out: list[str] = []
     plain = curves(found)
@@ -227,7 +227,7 @@ def of_figure_3(found: Sequence[Group]) -> str:
     return f"ViT-L/16 against ViT-B/16 pre-trained on {listed(said)}" if said else ""
 
 
-def table(outcomes: Sequence[Outcome], found: Sequence[Group]) -> Table:
+def table(outcomes: Sequence[CellOutcome], found: Sequence[Group]) -> Table:
     """Figure 4 has no printed numbers; those of Figure 3 are the ImageNet rows of Table 5."""
     rows: list[tuple[str, ...]] = []
     best = {value: best_of_search(outcomes, value) for value in VALUES}
@@ -252,7 +252,7 @@ def table(outcomes: Sequence[Outcome], found: Sequence[Group]) -> Table:
     return Table(columns=columns, rows=tuple(rows))
 
 
-def figure(outcomes: Sequence[Outcome], found: Sequence[Group]) -> "Figure":
+def figure(outcomes: Sequence[CellOutcome], found: Sequence[Group]) -> "Figure":
     """Accuracy and few-shot accuracy over the share of the data; what a search found is dashed."""
     panels: list[Panel] = []
     for value in VALUES:
@@ -289,7 +289,7 @@ def lines_of(known: Mapping[str, Mapping[float, Group]], value: str) -> list[Lin
     return out
 
 
-def searched_lines(outcomes: Sequence[Outcome], found: Sequence[Group], value: str) -> list[Line]:
+def searched_lines(outcomes: Sequence[CellOutcome], found: Sequence[Group], value: str) -> list[Line]:
     known = curves(found)
     return [
         Line(

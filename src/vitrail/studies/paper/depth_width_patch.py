@@ -21,7 +21,7 @@ from vitrail.studies.framework.plots import Line, Panel, Point, plot
 from vitrail.studies.framework.results import NOTHING, Gap, Group, Spread, groups, percent
 from vitrail.studies.framework.verdicts import WORDS, apart, measure, missing
 from vitrail.train.config import Evaluation, Run
-from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.train.grid.plan import Cell, CellOutcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,7 +145,7 @@ def gains(found: Sequence[Group], value: str) -> dict[str, Gain]:
     return out
 
 
-def conclude(outcomes: Sequence[Outcome]) -> Findings:
+def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
     found, value = groups(outcomes), measure(outcomes)
     gained = gains(found, value)
     return Findings(

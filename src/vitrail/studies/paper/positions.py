@@ -13,7 +13,7 @@ from vitrail.studies.framework.plots import Dot, Dots, dotted
 from vitrail.studies.framework.results import NOTHING, Group, Spread, by_chance, gap, group_at, groups, percent
 from vitrail.studies.framework.verdicts import EXTENT, FEWSHOT, WORDS, listed, missing
 from vitrail.train.config import Evaluation, Run
-from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.train.grid.plan import Cell, CellOutcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ class Found:
         return [*self.others.values(), *([self.none] if self.none else [])]
 
 
-def conclude(outcomes: Sequence[Outcome]) -> Findings:
+def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
     found = groups(outcomes)
     value = "accuracy" if any("accuracy" in one.values for one in outcomes) else FEWSHOT
     spreads = {way: spread_at(found, way, value) for way in TABLE_8}

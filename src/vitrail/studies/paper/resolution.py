@@ -23,7 +23,7 @@ from vitrail.studies.framework.plots import Line, Panel, Point, plot
 from vitrail.studies.framework.results import NOTHING, Gap, Group, Spread, group_at, groups, paired, paired_gap, percent
 from vitrail.studies.framework.verdicts import in_words, listed, missing
 from vitrail.train.config import AnyRun, Positions, Run, RunRequest, to_stage
-from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.train.grid.plan import Cell, CellOutcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,7 +91,7 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
     return tuple(out)
 
 
-def conclude(outcomes: Sequence[Outcome]) -> Findings:
+def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
     found = [group for group in groups(outcomes) if group.at["stage"] != BEFORE]
     return Findings(
         table=table(found),

@@ -14,8 +14,8 @@ from vitrail.studies.framework.base_runs import at_8_px, for_card, for_cores, gi
 from vitrail.studies.framework.definition import Scale, Study
 from vitrail.studies.paper.scaling_findings import BEFORE, ITSELF, conclude
 from vitrail.train.config import Run, RunRequest
-from vitrail.train.data_splits import on_all
-from vitrail.train.grid.cell import Cell
+from vitrail.train.data import hold_out_nothing
+from vitrail.train.grid.plan import Cell
 
 Network = Callable[[ViTConfig], ModelConfig]
 
@@ -142,7 +142,7 @@ def pretraining(row: Compute) -> Run:
 def finetuning(task: str, network: str) -> RunRequest:
     """At 384 px; for a patch of 14 at 378, which is what is left of 384 in whole patches."""
     run = FINETUNINGS[task]()
-    run = replace(run, data=on_all(replace(run.data, watch="none")))
+    run = replace(run, data=hold_out_nothing(replace(run.data, watch="none")))
     return resized(run, 378) if network.endswith("/14") else run
 
 

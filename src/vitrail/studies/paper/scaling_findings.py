@@ -20,7 +20,7 @@ from vitrail.studies.framework.definition import Findings, Table
 from vitrail.studies.framework.plots import Line, Panel, Point, Stroke, plot
 from vitrail.studies.framework.results import NOTHING, Spread, percent, student
 from vitrail.studies.framework.verdicts import listed, missing
-from vitrail.train.grid.cell import Outcome, Place
+from vitrail.train.grid.plan import CellOutcome, Coordinate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,7 +146,7 @@ class Network:
     family: str
     name: str
     length: str
-    costs: Mapping[Place, Cost]
+    costs: Mapping[Coordinate, Cost]
 
     @property
     def exaflops(self) -> float:
@@ -161,7 +161,7 @@ class Network:
         return Cost(compute=self.exaflops, accuracy=self.accuracy.mean)
 
 
-def conclude(outcomes: Sequence[Outcome]) -> Findings:
+def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
     networks = networks_of(outcomes)
     return Findings(
         table=table(networks),
@@ -171,9 +171,9 @@ def conclude(outcomes: Sequence[Outcome]) -> Findings:
     )
 
 
-def networks_of(outcomes: Sequence[Outcome]) -> tuple[Network, ...]:
+def networks_of(outcomes: Sequence[CellOutcome]) -> tuple[Network, ...]:
     """Networks that have compute and accuracy: their own, or the mean over the five tasks where they were tuned."""
-    found: dict[tuple[str, str, str], dict[Place, dict[str, Outcome]]] = {}
+    found: dict[tuple[str, str, str], dict[Coordinate, dict[str, CellOutcome]]] = {}
     for one in outcomes:
         if not one.fault:
             at = (str(one.at["family"]), str(one.at["network"]), str(one.at["length"]))
@@ -186,7 +186,7 @@ def networks_of(outcomes: Sequence[Outcome]) -> tuple[Network, ...]:
     return tuple(networks)
 
 
-def cost_of(tasks: Mapping[str, Outcome]) -> Cost | None:
+def cost_of(tasks: Mapping[str, CellOutcome]) -> Cost | None:
     """A pre-training is not set next to others by its own accuracy: its tunings count, once all are there."""
     trained = tasks.get(ITSELF) or tasks.get(BEFORE)
     scored = [tasks.get(task) for task in ((ITSELF,) if ITSELF in tasks else AVERAGE_5)]
@@ -196,9 +196,9 @@ def cost_of(tasks: Mapping[str, Outcome]) -> Cost | None:
     return Cost(compute=trained.values["exaflops"], accuracy=sum(found) / len(found))
 
 
-def by_seed(networks: Sequence[Network], family: str) -> dict[Place, list[Cost]]:
+def by_seed(networks: Sequence[Network], family: str) -> dict[Coordinate, list[Cost]]:
     """The curve of a family for each seed."""
-    curves: dict[Place, list[Cost]] = {}
+    curves: dict[Coordinate, list[Cost]] = {}
     for one in networks:
         for seed, cost in one.costs.items() if one.family == family else ():
             curves.setdefault(seed, []).append(cost)

@@ -28,7 +28,7 @@ from vitrail.studies.framework.plots import Line, Panel, Point, Stroke, plot
 from vitrail.studies.framework.results import NOTHING, Gap, Group, Spread, group_at, groups, percent
 from vitrail.studies.framework.verdicts import FEWSHOT, apart, missing
 from vitrail.train.config import Evaluation, Run
-from vitrail.train.grid.cell import Cell, Outcome
+from vitrail.train.grid.plan import Cell, CellOutcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -239,7 +239,7 @@ class Found:
         return apart(self.tuned(method, budget), self.tuned(other, budget), everything)
 
 
-def conclude(outcomes: Sequence[Outcome]) -> Findings:
+def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
     found = Found(groups=groups(outcomes))
     return Findings(
         table=table(found),

@@ -25,17 +25,16 @@ from vitrail.recipes.registry import recipe
 from vitrail.recipes.run_overrides import on_data, resized, started_from, with_changes
 from vitrail.recipes.run_request import Asked
 from vitrail.train.config import Run, configure
-from vitrail.train.data_splits import Pictures, cut
-from vitrail.train.grid.cell import Cell, Prepared, Unavailable
-from vitrail.train.grid.cell import Outcome as GridOutcome
+from vitrail.train.data import DataSplits, split_collection
 from vitrail.train.grid.engine import run_grid
-from vitrail.train.grid.plan import Plan, QuietWatcher, Report
-from vitrail.train.grid.worker import Place
+from vitrail.train.grid.plan import Cell, GridPlan, GridReport, PreparedCell, QuietWatcher, Unavailable
+from vitrail.train.grid.plan import CellOutcome as GridOutcome
+from vitrail.train.grid.workers import DeviceSlot
+from vitrail.train.observer import NullObserver, Observer
 from vitrail.train.report.page import read_metrics
 from vitrail.train.resolve import resolve
 from vitrail.train.resume import FREE
 from vitrail.train.run_folder.files import CONFIG, METRICS, is_done, read_json
-from vitrail.train.runtime.observer import Observer, Silent
 
 RECIPE: Final = "finetune-vtab"
 STUDY: Final = "study.json"
@@ -129,10 +128,12 @@ def task_run(study: Study, task: VtabTask) -> Run:
 
 def pictures_of(
     study: Study, task: VtabTask, *, download: bool = False, progress: Progress | None = None
-) -> Pictures | str:
+) -> DataSplits | str:
     """The images of a task; why there are none, with what to put where, if so."""
     try:
-        return cut(open_collection(place(task, study.root), download=download, progress=progress), study.base.data)
+        return split_collection(
+            open_collection(place(task, study.root), download=download, progress=progress), study.base.data
+        )
     except DataError as error:
         return str(error)
 
@@ -200,24 +201,24 @@ def go(
     world: World,
     observer: Observer | None = None,
     noted: Callable[[Outcome], None] = lambda outcome: None,
-    places: Sequence[Place] = (),
+    places: Sequence[DeviceSlot] = (),
 ) -> Outcome:
     """Every task that is not done, one after the other or, with `places`, spread over processes; `noted` is called when
     something has changed. A signal ends the task behind its step, and the study with it."""
     if places and world.size > 1:
         raise ConfigError(f"--jobs is for one process that starts others, and torchrun has started {world.size}")
     check_run(study, world)
-    watcher = TaskWatcher(observer=observer or Silent(), order=study.tasks)
+    watcher = TaskWatcher(observer=observer or NullObserver(), order=study.tasks)
     report = run_grid(
         vtab_plan(study), places or world, watcher=watcher, present=lambda now: noted(outcome_of(study, now))
     )
     return world.broadcast(outcome_of(study, report) if world.is_main else None)
 
 
-def vtab_plan(study: Study) -> Plan:
+def vtab_plan(study: Study) -> GridPlan:
     """The tasks as a grid of runs, each in a folder of its own below `out`."""
     tasks = [TASKS[name] for name in study.tasks]
-    return Plan(
+    return GridPlan(
         cells=tuple(Cell(name=task.name, at={"group": task.group}, run=task_run(study, task)) for task in tasks),
         out=study.out,
         cells_in=study.out,
@@ -237,12 +238,12 @@ class VtabJob:
 
     study: Study
 
-    def prepare(self, cell: Cell) -> Prepared:
+    def prepare(self, cell: Cell) -> PreparedCell:
         pictures = pictures_of(self.study, TASKS[cell.name])
         if isinstance(pictures, str):
             raise Unavailable(pictures)
         run = configure(cell.run)
-        return Prepared(run=run, pictures=pictures, command=command(self.study, run))
+        return PreparedCell(run=run, splits=pictures, command=command(self.study, run))
 
     def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
         score = score_in(folder, TASKS[cell.name])
@@ -257,19 +258,19 @@ class TaskWatcher(QuietWatcher):
 
     def started(self, cell: Cell) -> None:
         number, task = self.order.index(cell.name) + 1, TASKS[cell.name]
-        self.observer.told(f"task {number} of {len(self.order)}: {task.title} ({task.group})")
+        self.observer.log(f"task {number} of {len(self.order)}: {task.title} ({task.group})")
 
     def ended(self, cell: Cell, outcome: GridOutcome, seconds: float) -> None:
         if not outcome.fault:
             score = outcome.values
-            self.observer.told(f"{TASKS[cell.name].title}: {score['accuracy']:.2%} of {score['count']:,.0f}")
+            self.observer.log(f"{TASKS[cell.name].title}: {score['accuracy']:.2%} of {score['count']:,.0f}")
         elif outcome.missing:
-            self.observer.told(f"passed over: {outcome.fault.splitlines()[0]}")
+            self.observer.log(f"passed over: {outcome.fault.splitlines()[0]}")
         else:
-            self.observer.told(f"failed: {outcome.fault}")
+            self.observer.log(f"failed: {outcome.fault}")
 
 
-def outcome_of(study: Study, report: Report) -> Outcome:
+def outcome_of(study: Study, report: GridReport) -> Outcome:
     """How the tasks stand: those of this start, and all that are done in the folder."""
     outcome = so_far(study)
     for name, state in report.states.items():

@@ -1,4 +1,6 @@
-"""Runs a grid: every cell to its end, in this process or spread over processes and devices, whatever happens to one.
+"""How the cells of a grid stand: in memory, in its record, and to those that watch.
+
+Runs a grid: every cell to its end, in this process or spread over processes and devices, whatever happens to one.
 
     plan = Plan(cells=cells, out=out, cells_in=out / "cells", record=out / "study.json", job=job)
     report = run_grid(plan, World(device=torch.device("cpu")), watcher=QuietWatcher())
@@ -9,66 +11,246 @@ run. What a grid is for (a sweep's last run, VTAB's mean, a study's table) is up
 """
 
 import contextlib
+import time
 from collections.abc import Generator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import World, find_device
-from vitrail.train.grid.board import Board
-from vitrail.train.grid.plan import Plan, Present, Report, Watcher, present_nothing
-from vitrail.train.grid.pool import Pool
-from vitrail.train.grid.worker import Moved, Place, cores, run_cell, tidy
-from vitrail.train.run_folder.files import Lock
-from vitrail.train.runtime.observer import Stop, heard
+from vitrail.train.grid.plan import (
+    Cell,
+    CellOutcome,
+    CellState,
+    GridPlan,
+    GridReport,
+    Present,
+    Watcher,
+    finished_outcome,
+    present_nothing,
+    read_seconds,
+    write_record,
+)
+from vitrail.train.grid.workers import CellEnd, CellProgress, DeviceSlot, WorkerPool, cores, release_memory, run_cell
+from vitrail.train.observer import STEP, Observer, Stop, get_advance, listen_for_signals
+from vitrail.train.run_folder.files import RunLock
+
+
+class GridState:
+    """Of several processes each has one, and they agree; the first one alone writes and presents."""
+
+    def __init__(self, plan: GridPlan, world: World, watcher: Watcher, present: Present) -> None:
+        self.plan, self.world, self.watcher, self.present = plan, world, watcher, present
+        self.cells = {cell.name: cell for cell in plan.cells}
+        found, seconds = world.broadcast((self.finished(), read_seconds(plan.record)) if world.is_main else None)
+        self.outcomes: dict[str, CellOutcome] = found
+        self.seconds = {name: seconds[name] for name in self.outcomes if name in seconds}
+        self.states: dict[str, CellState] = {
+            name: "done" if name in self.outcomes else "waiting" for name in self.cells
+        }
+        self.shares: dict[str, float] = {}
+        self.since: dict[str, float] = {}
+        self.start = self.presented = time.monotonic()
+        self.total = sum(self.work(name) for name in self.cells if self.states[name] == "waiting")
+        self.unwritten = False
+        self.note("running")
+
+    def finished(self) -> dict[str, CellOutcome]:
+        """The cells that need no more work."""
+        found = {
+            name: finished_outcome(cell, self.plan.folder(name), self.plan.job) for name, cell in self.cells.items()
+        }
+        return {name: outcome for name, outcome in found.items() if outcome is not None}
+
+    def work(self, name: str) -> float:
+        return self.plan.work.get(name, 1.0)
+
+    @property
+    def left(self) -> int:
+        return sum(state == "waiting" for state in self.states.values())
+
+    def next(self) -> Cell | None:
+        """The longest cell that can start now, of the first seed that has one: the whole grid stands there early, and
+        other seeds narrow it down. None where all wait for others, or are begun."""
+        ready = [
+            name
+            for name, state in self.states.items()
+            if state == "waiting" and self.states.get(self.cells[name].after, "done") == "done"
+        ]
+        return self.cells[max(ready, key=self.urgency)] if ready else None
+
+    def urgency(self, name: str) -> tuple[float, float]:
+        return -float(self.cells[name].at.get("seed", 0)), self.work(name)
+
+    def begun(self, cell: Cell) -> None:
+        self.states[cell.name] = "running"
+        self.since[cell.name] = time.monotonic()
+        self.watcher.started(cell)
+        self.note("running")
+
+    def listener(self, cell: Cell) -> "CellObserver":
+        return CellObserver(self, cell.name, self.watcher.listen(cell))
+
+    def moved(self, message: CellProgress) -> None:
+        self.shares[message.cell] = message.share
+        self.progress()
+
+    def ended(self, message: CellEnd) -> None:
+        name, cell = message.cell, self.cells[message.cell]
+        self.seconds[name] = time.monotonic() - self.since[name]
+        self.states[name] = message.state
+        if message.state == "done":
+            self.over(CellOutcome(cell=name, at=cell.at, values=message.values))
+        elif message.state != "stopped":
+            missing = message.state == "missing"
+            self.fail(
+                CellOutcome(cell=name, at=cell.at, fault=message.fault, diverged=message.diverged, missing=missing)
+            )
+        self.note("running")
+        if message.state != "stopped" and time.monotonic() - self.presented > self.plan.present_s:
+            self.show_so_far()
+
+    def over(self, outcome: CellOutcome) -> None:
+        """Nothing more will come of a cell in this start."""
+        self.outcomes[outcome.cell], self.shares[outcome.cell] = outcome, 1.0
+        self.progress()
+        self.watcher.ended(self.cells[outcome.cell], outcome, self.seconds.get(outcome.cell, 0.0))
+
+    def fail(self, outcome: CellOutcome) -> None:
+        """A cell that failed or is missing, and those that would have started from its weights."""
+        self.over(outcome)
+        for other in self.cells.values():
+            if other.after == outcome.cell and self.states[other.name] == "waiting":
+                self.states[other.name] = "left out"
+                fault = f"not run: {outcome.cell}, from whose weights it starts, failed"
+                self.fail(CellOutcome(cell=other.name, at=other.at, fault=fault))
+
+    def progress(self) -> None:
+        """Told as the share of the work of this start, and the seconds that the rest will take at this rate."""
+        done = sum(self.work(name) * share for name, share in self.shares.items())
+        share = done / self.total if self.total else 1.0
+        spent = time.monotonic() - self.start
+        self.watcher.progress(share, spent * (1 - share) / share if share else float("nan"))
+
+    def show_so_far(self) -> None:
+        """On the way a presentation that fails is reported, and stops nothing; the one of the end will fail as well."""
+        self.presented = time.monotonic()
+        if not self.world.is_main:
+            return
+        try:
+            self.present(self.report())
+        except Exception as error:
+            self.watcher.log(f"what there is could not be presented ({error}); the other {self.plan.unit} still run")
+
+    def list_outcomes(self) -> tuple[CellOutcome, ...]:
+        return tuple(self.outcomes[name] for name in self.cells if name in self.outcomes)
+
+    def report(self, *, stopped: bool = False) -> GridReport:
+        return GridReport(states=dict(self.states), outcomes=self.list_outcomes(), stopped=stopped)
+
+    def close(self, *, stopped: bool) -> GridReport:
+        """The last word, and the presentation of what there is."""
+        unfinished = any(state in ("waiting", "running", "stopped") for state in self.states.values())
+        failed = any(state in ("failed", "left out") for state in self.states.values())
+        self.note("stopped" if stopped and unfinished else "failed" if failed else "done")
+        report = self.report(stopped=stopped and unfinished)
+        if self.outcomes and self.world.is_main:
+            self.present(report)
+        return report
+
+    def note(self, state: str) -> None:
+        """Writes the record. A full disk does not end the grid: every cell's own folder says how it stands."""
+        if not self.world.is_main:
+            return
+        cells: dict[str, dict[str, Any]] = {}
+        for name, cell in self.cells.items():
+            outcome = self.outcomes.get(name)
+            cells[name] = {
+                "state": self.states[name],
+                "at": dict(cell.at),
+                **({"fault": outcome.fault} if outcome and outcome.fault else {}),
+                **({"values": dict(outcome.values)} if outcome and outcome.values else {}),
+                **({"seconds": round(self.seconds[name], 1)} if name in self.seconds else {}),
+            }
+        content = {**self.plan.facts(self.list_outcomes()), "state": state, "go_on": self.plan.go_on, "cells": cells}
+        try:
+            write_record(self.plan.record, content)
+        except OSError as error:
+            if not self.unwritten:
+                reason = error.strerror or error
+                self.watcher.log(f"{self.plan.record} could not be written ({reason}); the {self.plan.unit} still run")
+            self.unwritten = True
+        else:
+            self.unwritten = False
+
+
+class CellObserver:
+    """Hears a run in this very process, and passes on what the watcher's own observer wants to hear."""
+
+    def __init__(self, board: GridState, cell: str, observer: Observer) -> None:
+        self.board, self.cell, self.observer = board, cell, observer
+        self.pass_on = get_advance(observer)
+
+    def log(self, text: str) -> None:
+        self.observer.log(text)
+
+    def progress(self, row: dict[str, Any]) -> None:
+        self.observer.progress(row)
+
+    def advance(self, what: str, done: int, total: int | None) -> None:
+        self.pass_on(what, done, total)
+        if what == STEP and total:
+            self.board.moved(CellProgress(cell=self.cell, share=done / total))
+
 
 ON_A_GPU: Final = 4  # processes: a small network does not fill the card
 
 
-def places_for(device: str, jobs: int = 0) -> tuple[Place, ...]:
+def device_slots(device: str, jobs: int = 0) -> tuple[DeviceSlot, ...]:
     """Where the processes work, one entry each: `jobs` of them, or as many as make sense."""
     if jobs < 0:
         raise ConfigError(f"--jobs {jobs} must be at least 1, or 0 for as many as make sense")
     found = find_device(device)
     if found.type == "mps":  # one process uses all of it
         count = jobs or 1
-        return (Place(device=str(found), on_device=count, on_machine=count),) * count
+        return (DeviceSlot(device=str(found), on_device=count, on_machine=count),) * count
     if found.type != "cuda":
         count = jobs or max(cores() // 2, 1)
-        return (Place(device=str(found), on_device=count, on_machine=count),) * count
+        return (DeviceSlot(device=str(found), on_device=count, on_machine=count),) * count
     cards = [str(found)] if ":" in device else [f"cuda:{at}" for at in range(torch.cuda.device_count())]
     count = jobs or ON_A_GPU * len(cards)
     return tuple(
-        Place(device=cards[at % len(cards)], on_device=-(-count // len(cards)), on_machine=count) for at in range(count)
+        DeviceSlot(device=cards[at % len(cards)], on_device=-(-count // len(cards)), on_machine=count)
+        for at in range(count)
     )
 
 
 def run_grid(
-    plan: Plan, where: World | Sequence[Place], *, watcher: Watcher, present: Present = present_nothing
-) -> Report:
+    plan: GridPlan, where: World | Sequence[DeviceSlot], *, watcher: Watcher, present: Present = present_nothing
+) -> GridReport:
     """Runs what is left of a grid: in a world, cell after cell, or in a process for each place. `present` is called now
     and then and at the end, with what there is."""
     world = where if isinstance(where, World) else World(device=torch.device("cpu"))
-    with taken(plan, world, watcher):
-        board = Board(plan, world, watcher, present)
+    with hold_folder(plan, world, watcher):
+        board = GridState(plan, world, watcher, present)
         if board.outcomes:
-            watcher.told(f"{len(board.outcomes)} of {len(plan.cells)} {plan.unit} are finished already")
-        with heard() as stop:
-            stopped = run_here(board, where, stop) if isinstance(where, World) else spread(board, where, stop)
+            watcher.log(f"{len(board.outcomes)} of {len(plan.cells)} {plan.unit} are finished already")
+        with listen_for_signals() as stop:
+            stopped = run_inline(board, where, stop) if isinstance(where, World) else run_in_pool(board, where, stop)
         return board.close(stopped=stopped)
 
 
 @contextlib.contextmanager
-def taken(plan: Plan, world: World, watcher: Watcher) -> Generator[None]:
+def hold_folder(plan: GridPlan, world: World, watcher: Watcher) -> Generator[None]:
     """Holds the grid's folder, by the first process. What that one is refused, all are."""
     lock, refused = None, ""
     try:
         if world.is_main:
             try:
                 plan.out.mkdir(parents=True, exist_ok=True)
-                lock = Lock(plan.out, watcher.told)
-                plan.open(watcher.told)
+                lock = RunLock(plan.out, watcher.log)
+                plan.open(watcher.log)
             except ConfigError as error:
                 refused = str(error)
             except OSError as error:
@@ -81,7 +263,7 @@ def taken(plan: Plan, world: World, watcher: Watcher) -> Generator[None]:
             lock.release()
 
 
-def run_here(board: Board, world: World, stop: Stop) -> bool:
+def run_inline(board: GridState, world: World, stop: Stop) -> bool:
     """One cell after another in this world; whether a signal ended it."""
     while not any(world.gather(bool(stop))):
         cell = board.next()
@@ -89,13 +271,13 @@ def run_here(board: Board, world: World, stop: Stop) -> bool:
             return False
         board.begun(cell)
         board.ended(run_cell(board.plan.task(cell), world, board.listener(cell)))
-        tidy(world.device)
+        release_memory(world.device)
     return True
 
 
-def spread(board: Board, places: Sequence[Place], stop: Stop) -> bool:
+def run_in_pool(board: GridState, places: Sequence[DeviceSlot], stop: Stop) -> bool:
     """Over processes, each of which takes the next cell when it is done with one; whether a signal ended it."""
-    with Pool(places, most=board.left) as pool:
+    with WorkerPool(places, most=board.left) as pool:
         while True:
             if stop:
                 pool.stop()
@@ -105,7 +287,7 @@ def spread(board: Board, places: Sequence[Place], stop: Stop) -> bool:
             if not pool.busy:
                 return bool(stop)
             for message in pool.messages():
-                if isinstance(message, Moved):
+                if isinstance(message, CellProgress):
                     board.moved(message)
                 else:
                     board.ended(message)

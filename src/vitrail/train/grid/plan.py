@@ -1,44 +1,180 @@
-"""What a grid runs and where, who hears of it, and how it stands in the end."""
+"""One run of a grid: where it stands, what is trained, and what came of it.
 
+What came of the cells of a grid, on disk: CELL/outcome.json, there once the cell is finished and not before.
+
+What a grid runs and where, who hears of it, and how it stands in the end.
+"""
+
+import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from vitrail.train.grid.cell import Cell, Job, Outcome
-from vitrail.train.grid.worker import Task
-from vitrail.train.runtime.observer import Observer, Silent
+from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
+from vitrail.checkpoint.store.layout import places
+from vitrail.core.atomic_files import replacing, write_file
+from vitrail.core.errors import ConfigError, VitrailError
+from vitrail.train.config import Run, RunRequest
+from vitrail.train.data import DataSplits
+from vitrail.train.observer import NullObserver, Observer
+from vitrail.train.run_folder.files import is_done, read_json
 
-State: TypeAlias = Literal["waiting", "running", "done", "failed", "left out", "missing", "stopped"]
+Coordinate: TypeAlias = str | int | float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
+class Cell:
+    """A cell of the grid. `at` is where it stands: {"positions": "learned", "placed": "stem", "seed": 0}. With `after`
+    it starts from the last weights of the cell of that name, which then comes first (3.2), and may leave its network to
+    them."""
+
+    name: str  # of its folder, too
+    at: Mapping[str, Coordinate]
+    run: RunRequest
+    after: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellOutcome:
+    """A cell that needs no more work. Values are by name, whatever the grid's job reads from the finished run. A cell
+    that failed has none, and a `fault` in words; `diverged` says that its numbers were no longer finite, `missing` that
+    its images are not there."""
+
+    cell: str
+    at: Mapping[str, Coordinate]
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
+    fault: str = ""
+    diverged: bool = False
+    missing: bool = False
+
+
+class Unavailable(VitrailError):
+    """The images of a cell are not there: it is skipped, not failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedCell:
+    """A cell ready to be trained: its run with everything in place, its images, and what its folder keeps of how it was
+    asked for. Without images the run's own are opened."""
+
+    run: Run
+    splits: DataSplits | None = None
+    command: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class CellJob(Protocol):
+    """What a grid does with each of its cells. It travels to other processes: plain data that can be pickled."""
+
+    def prepare(self, cell: Cell) -> PreparedCell:
+        """Raises Unavailable where the cell is to be skipped."""
+        ...
+
+    def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
+        """The values of a cell whose run is done, from its folder."""
+        ...
+
+
+OUTCOME: Final = "outcome.json"
+
+
+def write_outcome(cell: Cell, folder: Path, values: Mapping[str, float]) -> None:
+    content = {"cell": cell.name, "at": dict(cell.at), "values": dict(values)}
+    write_file(folder / OUTCOME, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def read_outcome(cell: Cell, folder: Path) -> CellOutcome | None:
+    """What came of a cell; none where it is not finished."""
+    path = folder / OUTCOME
+    if not path.exists():
+        return None
+    values = read_json(path).get("values")
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path} is damaged (no values); remove it, and the cell is finished again")
+    return CellOutcome(cell=cell.name, at=cell.at, values={str(name): float(value) for name, value in values.items()})
+
+
+def finished_outcome(cell: Cell, folder: Path, job: CellJob) -> CellOutcome | None:
+    """What came of a cell; none where it needs more work. A run that is done and whose checkpoints are gone is finished
+    too: version 0.1.0 left the tasks of VTAB like that. One whose checkpoints are there is finished from them."""
+    found = read_outcome(cell, folder)
+    if found is None and is_done(folder) and not places(folder / CHECKPOINTS):
+        values = job.read(cell, folder)
+        return CellOutcome(cell=cell.name, at=cell.at, values=values) if values else None
+    return found
+
+
+def keep_outcome(cell: Cell, folder: Path, job: CellJob, *, checkpoints: bool) -> Mapping[str, float]:
+    """Writes what came of a cell whose run is done. Its checkpoints are of no more use then, and a grid of them would
+    fill a disk."""
+    values = job.read(cell, folder)
+    write_outcome(cell, folder, values)
+    if not checkpoints:
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    return values
+
+
+def read_seconds(record: Path) -> dict[str, float]:
+    """How long cells took, of those that the record of a grid knows it of."""
+    cells = read_json(record).get("cells") if record.exists() else None
+    told = {str(name): cell for name, cell in cells.items()} if isinstance(cells, Mapping) else {}
+    known = {name: cell.get("seconds") for name, cell in told.items() if isinstance(cell, Mapping)}
+    return {name: float(value) for name, value in known.items() if isinstance(value, int | float)}
+
+
+def write_record(record: Path, content: Mapping[str, Any]) -> None:
+    """The record of a grid: which one it is, and how every cell stands."""
+    told = {**content, "updated": datetime.now().astimezone().isoformat(timespec="seconds")}
+    record.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(record) as file:
+        file.write(json.dumps(told, indent=1).encode() + b"\n")
+
+
+CellState: TypeAlias = Literal["waiting", "running", "done", "failed", "left out", "missing", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridReport:
     """How every cell stands, and what came of those that are not waiting any more, in the order of the grid."""
 
-    states: dict[str, State]
-    outcomes: tuple[Outcome, ...]
+    states: dict[str, CellState]
+    outcomes: tuple[CellOutcome, ...]
     stopped: bool = False  # by a signal, and to be resumed
 
-    def of(self, *states: State) -> list[str]:
+    def of(self, *states: CellState) -> list[str]:
         return [name for name, state in self.states.items() if state in states]
 
 
-Present: TypeAlias = Callable[[Report], None]
+Present: TypeAlias = Callable[[GridReport], None]
 
 
-def present_nothing(report: Report) -> None: ...
+def present_nothing(report: GridReport) -> None: ...
 
 
 def open_nothing(tell: Callable[[str], None]) -> None: ...
 
 
-def no_facts(outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
+def no_facts(outcomes: Sequence[CellOutcome]) -> Mapping[str, Any]:
     return {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class CellTask:
+    """A cell to train, the folder of its run, and what the grid does with its cells. `few_threads` trains a small step
+    with one thread on a CPU; `keep_checkpoints` keeps those of a finished cell."""
+
+    cell: Cell
+    folder: Path
+    job: CellJob
+    force: bool = False
+    few_threads: bool = False
+    keep_checkpoints: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridPlan:
     """A grid. `out` is the folder that one job at a time holds, `cells_in` has a run folder for each cell, `record` is
     the file that says how every cell stands, together with the `facts` of this kind of grid. `open` looks at what lies
     in `out` before anything runs, and refuses (ConfigError) what does not belong to this grid. `work` is what each cell
@@ -48,9 +184,9 @@ class Plan:
     out: Path
     cells_in: Path
     record: Path
-    job: Job
+    job: CellJob
     open: Callable[[Callable[[str], None]], None] = open_nothing
-    facts: Callable[[Sequence[Outcome]], Mapping[str, Any]] = no_facts
+    facts: Callable[[Sequence[CellOutcome]], Mapping[str, Any]] = no_facts
     unit: str = "cells"
     work: Mapping[str, float] = field(default_factory=dict[str, float])
     go_on: str = ""
@@ -62,8 +198,8 @@ class Plan:
     def folder(self, name: str) -> Path:
         return self.cells_in / name
 
-    def task(self, cell: Cell) -> Task:
-        return Task(
+    def task(self, cell: Cell) -> CellTask:
+        return CellTask(
             cell=cell,
             folder=self.folder(cell.name),
             job=self.job,
@@ -77,9 +213,9 @@ class Watcher(Protocol):
     """Who is told how a grid goes: a terminal, or nobody. `listen` gives the observer of a cell that is trained in this
     process; those in other processes only tell how far they are."""
 
-    def told(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
     def started(self, cell: Cell) -> None: ...
-    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None: ...
+    def ended(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None: ...
     def progress(self, share: float, left_s: float) -> None: ...
     def listen(self, cell: Cell) -> Observer: ...
 
@@ -88,13 +224,13 @@ class Watcher(Protocol):
 class QuietWatcher:
     """Lets an observer hear what is said and how the cells of this process go, and adds nothing of its own."""
 
-    observer: Observer = field(default_factory=Silent)
+    observer: Observer = field(default_factory=NullObserver)
 
-    def told(self, text: str) -> None:
-        self.observer.told(text)
+    def log(self, text: str) -> None:
+        self.observer.log(text)
 
     def started(self, cell: Cell) -> None: ...
-    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None: ...
+    def ended(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None: ...
     def progress(self, share: float, left_s: float) -> None: ...
 
     def listen(self, cell: Cell) -> Observer:

@@ -18,19 +18,18 @@ from vitrail.evaluation.metrics.metric import Criterion
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import Data, Run, RunRequest, configure
-from vitrail.train.data_splits import Pictures, find_pictures, on_all
-from vitrail.train.grid.cell import OUTCOME, Cell, Outcome, Prepared
+from vitrail.train.data import DataSplits, hold_out_nothing, open_splits
 from vitrail.train.grid.engine import run_grid
-from vitrail.train.grid.plan import Plan, QuietWatcher
-from vitrail.train.grid.worker import Place
+from vitrail.train.grid.plan import OUTCOME, Cell, CellOutcome, GridPlan, PreparedCell, QuietWatcher
+from vitrail.train.grid.workers import DeviceSlot
 from vitrail.train.loop import train
+from vitrail.train.observer import NullObserver, Observer, listen_for_signals
 from vitrail.train.report.page import read_metrics
 from vitrail.train.resolve import resolve
-from vitrail.train.resume import config_of, free_in, same_run
+from vitrail.train.resume import check_same_run, config_with_fingerprints, free_fields
 from vitrail.train.run_folder.files import COMMAND, CONFIG, METRICS, POINTS, SWEEP, is_done, read_json
-from vitrail.train.run_folder.run import compare
-from vitrail.train.runtime.observer import Observer, Silent, heard
-from vitrail.train.scoring import Result
+from vitrail.train.run_folder.run import compare_config
+from vitrail.train.scoring import TrainingResult
 
 DEV = 0.1
 
@@ -39,7 +38,7 @@ Change = Callable[[Run, Sequence[str]], Run]  # applies settings to a run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class SweepPoint:
     """One setting of the grid and how it did on the dev split by the criterion; one that diverged has no value."""
 
     settings: tuple[str, ...]
@@ -65,11 +64,11 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class SweepResult:
     """The points tried, best first, and the run on all images with the best of them; none where a signal came."""
 
-    points: tuple[Point, ...]
-    final: Result | None
+    points: tuple[SweepPoint, ...]
+    final: TrainingResult | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,9 +77,9 @@ class SweepJob:
 
     command: Mapping[str, Any]
 
-    def prepare(self, cell: Cell) -> Prepared:
-        pictures = find_pictures(cell.run.data, task_of(cell.run.objective))
-        return Prepared(run=configure(cell.run), pictures=pictures, command=self.command)
+    def prepare(self, cell: Cell) -> PreparedCell:
+        splits = open_splits(cell.run.data, task_of(cell.run.objective))
+        return PreparedCell(run=configure(cell.run), splits=splits, command=self.command)
 
     def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
         rows = [row for row in read_metrics(folder / METRICS)[0] if row["kind"] == "watch"]
@@ -101,17 +100,17 @@ class SweepWatcher(QuietWatcher):
 
     def started(self, cell: Cell) -> None:
         at, settings = self.order.index(cell.name) + 1, ", ".join(settings_of(cell))
-        self.observer.told(f"sweep {at} of {len(self.order)}: {settings}")
+        self.observer.log(f"sweep {at} of {len(self.order)}: {settings}")
 
-    def ended(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+    def ended(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None:
         if outcome.fault:
-            self.observer.told(f"{cell.name}: {outcome.fault}" if self.spread else outcome.fault)
+            self.observer.log(f"{cell.name}: {outcome.fault}" if self.spread else outcome.fault)
         elif self.spread:
-            (point,) = tried_in([outcome], criterion_of(cell.run))
-            self.observer.told(f"{cell.name}: {point.shown} of dev")
+            (point,) = rank_points([outcome], criterion_of(cell.run))
+            self.observer.log(f"{cell.name}: {point.shown} of dev")
 
 
-def points_of(grid: Grid) -> list[tuple[str, ...]]:
+def list_points(grid: Grid) -> list[tuple[str, ...]]:
     """Every combination, as settings; a value that is given twice counts once."""
     if not grid or not all(grid.values()):
         raise ConfigError("an empty grid: give --sweep FIELD=VALUE,VALUE or a recipe that has one")
@@ -128,7 +127,7 @@ def settings_of(cell: Cell) -> tuple[str, ...]:
     return tuple(f"{field}={value}" for field, value in cell.at.items())
 
 
-def trials(run: Run, grid: Grid, change: Change) -> list[Cell]:
+def make_cells(run: Run, grid: Grid, change: Change) -> list[Cell]:
     """Every point with its run, which has a dev split held out."""
     held = replace(run, data=replace(run.data, dev=run.data.dev or DEV, watch="dev", test="none"))
     return [
@@ -137,34 +136,34 @@ def trials(run: Run, grid: Grid, change: Change) -> list[Cell]:
             at={field: value for field, _, value in (text.partition("=") for text in settings)},
             run=replace(change(held, settings), name=f"{run.name} {', '.join(settings)}"),
         )
-        for settings in points_of(grid)
+        for settings in list_points(grid)
     ]
 
 
-def runs_worth(run: Run, grid: Grid, world: World, change: Change = with_settings) -> float:
+def relative_cost(run: Run, grid: Grid, world: World, change: Change = with_settings) -> float:
     """How many times as long as the run on all images a search takes, its last run included, by images and their
     multiply-accumulates; nobody can know what patience will save. Points that cannot work are refused."""
-    seen: dict[Data, Pictures] = {}
+    seen: dict[Data, DataSplits] = {}
 
     def work(one: Run) -> float:
         patient = replace(one, evaluation=replace(one.evaluation, patience=0))
-        whole = resolve(patient, pictures_in(seen, one), world)
+        whole = resolve(patient, shared_splits(seen, one), world)
         return whole.steps * whole.batch * whole.objective.macs_per_image(whole.model)
 
-    whole = replace(run, data=on_all(run.data))
-    points = trials(run, grid, change)
+    whole = replace(run, data=hold_out_nothing(run.data))
+    points = make_cells(run, grid, change)
     last = max(work(change(whole, settings_of(point))) for point in points)
     return (sum(work(configure(point.run)) for point in points) + last) / work(whole)
 
 
-def pictures_in(seen: dict[Data, Pictures], run: RunRequest) -> Pictures:
+def shared_splits(seen: dict[Data, DataSplits], run: RunRequest) -> DataSplits:
     """The images of a run; points that share their data share them."""
     if run.data not in seen:
-        seen[run.data] = find_pictures(run.data, task_of(run.objective))
+        seen[run.data] = open_splits(run.data, task_of(run.objective))
     return seen[run.data]
 
 
-def search(
+def run_sweep(
     run: Run,
     grid: Grid,
     *,
@@ -174,32 +173,32 @@ def search(
     force: bool = False,
     observer: Observer | None = None,
     change: Change = with_settings,
-    places: Sequence[Place] = (),
-) -> Found:
+    places: Sequence[DeviceSlot] = (),
+) -> SweepResult:
     """Tries every point in OUT/sweep, then trains in OUT. The same call again resumes; points that are done stay. A
     point that diverges is out, and the others are tried. One that fails otherwise is reported behind the others, and
     nothing is chosen without it. With `places` the points are spread over processes."""
-    observer, command = observer or Silent(), command or {}
+    observer, command = observer or NullObserver(), command or {}
     if places and world.size > 1:
         raise ConfigError(f"--jobs is for one process that starts others, and torchrun has started {world.size}")
     if not force:
-        refuse_another(out, grid, world)
-    points = trials(run, grid, change)
-    if not run.objective.labelled and not find_pictures(run.data, None).classes:
+        check_same_grid(out, grid, world)
+    points = make_cells(run, grid, change)
+    if not run.objective.labelled and not open_splits(run.data, None).class_names:
         raise ConfigError(f"a search chooses by a score on held-out images, and {run.data.source} has no labels")
     check_points(points, out=out, world=world, force=force)
     plan = sweep_plan(points, grid, criterion_of(run), out=out, command=command, force=force, observer=observer)
-    with heard():  # by all runs in turn: a signal behind the last point is for the run on all images
+    with listen_for_signals():  # by all runs in turn: a signal behind the last point is for the run on all images
         watcher = SweepWatcher(observer=observer, order=tuple(point.name for point in points), spread=bool(places))
         report = run_grid(plan, places or world, watcher=watcher)
-        tried = tried_in(report.outcomes, criterion_of(run))
+        tried = rank_points(report.outcomes, criterion_of(run))
         if report.stopped:
-            return Found(points=tried, final=None)
-        best = chosen(tried, report.outcomes, out)
-        observer.told(f"best on dev: {best.name} with {best.shown}; now on all the training images")
-        final = on_everything(change(run, best.settings))
+            return SweepResult(points=tried, final=None)
+        best = choose_best(tried, report.outcomes, out)
+        observer.log(f"best on dev: {best.name} with {best.shown}; now on all the training images")
+        final = with_all_images(change(run, best.settings))
         result = train(final, out=out, world=world, command=command, force=force, observer=observer)
-        return Found(points=tried, final=result)
+        return SweepResult(points=tried, final=result)
 
 
 def criterion_of(run: RunRequest) -> Criterion:
@@ -221,18 +220,18 @@ def sweep_plan(
     command: dict[str, Any],
     force: bool,
     observer: Observer,
-) -> Plan:
+) -> GridPlan:
     """A sweep as a grid of runs. OUT/sweep.json has the grid, and the points tried so far, best first."""
     values = {name: [str(value) for value in values] for name, values in grid.items()}
 
-    def facts(outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
+    def facts(outcomes: Sequence[CellOutcome]) -> Mapping[str, Any]:
         rows = [
             {"settings": list(point.settings), name_score(criterion): "diverged" if point.diverged else point.value}
-            for point in tried_in(outcomes, criterion)
+            for point in rank_points(outcomes, criterion)
         ]
         return {"grid": values, "points": len(points), "tried": rows}
 
-    return Plan(
+    return GridPlan(
         cells=tuple(points),
         out=out,
         cells_in=out / POINTS,
@@ -251,17 +250,17 @@ def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool
     """Refuses, before anything is trained, points that cannot work and points that were trained as another run. With
     `force` the latter are taken up again, and so are those that are evaluated otherwise now. Of folders, what the first
     process finds counts."""
-    seen: dict[Data, Pictures] = {}
-    runs = {point.name: resolve(configure(point.run), pictures_in(seen, point.run), world) for point in points}
+    seen: dict[Data, DataSplits] = {}
+    runs = {point.name: resolve(configure(point.run), shared_splits(seen, point.run), world) for point in points}
     refused = ""
     try:
         for point in points if world.is_main else ():
             folder = out / POINTS / point.name
             if is_done(folder) or saves_in(folder / CHECKPOINTS):
-                config = config_of(runs[point.name], seen[point.run.data])
-                free = free_in(folder)
-                compare(folder, config, free=free, force=force)
-                if compare(folder, config, free=free - {"evaluation"}, force=True):
+                config = config_with_fingerprints(runs[point.name], seen[point.run.data])
+                free = free_fields(folder)
+                compare_config(folder, config, free=free, force=force)
+                if compare_config(folder, config, free=free - {"evaluation"}, force=True):
                     (folder / OUTCOME).unlink(missing_ok=True)  # other looks at the dev split, another score
     except ConfigError as error:
         refused = str(error)
@@ -269,11 +268,11 @@ def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool
         raise ConfigError(refused)
 
 
-def tried_in(outcomes: Sequence[Outcome], criterion: Criterion) -> tuple[Point, ...]:
+def rank_points(outcomes: Sequence[CellOutcome], criterion: Criterion) -> tuple[SweepPoint, ...]:
     """The points that count, best first: those that are done, and those that diverged."""
     return ranked(
         [
-            Point(
+            SweepPoint(
                 settings=tuple(f"{name}={value}" for name, value in one.at.items()),
                 value=one.values.get(name_score(criterion), math.nan),
                 criterion=criterion,
@@ -284,7 +283,7 @@ def tried_in(outcomes: Sequence[Outcome], criterion: Criterion) -> tuple[Point, 
     )
 
 
-def chosen(tried: Sequence[Point], outcomes: Sequence[Outcome], out: Path) -> Point:
+def choose_best(tried: Sequence[SweepPoint], outcomes: Sequence[CellOutcome], out: Path) -> SweepPoint:
     """The best point; an error where one failed, which might have been it, or where all diverged."""
     failed = [one for one in outcomes if one.fault and not one.diverged]
     if failed:
@@ -299,24 +298,24 @@ def chosen(tried: Sequence[Point], outcomes: Sequence[Outcome], out: Path) -> Po
     return tried[0]
 
 
-def on_everything(run: Run) -> Run:
+def with_all_images(run: Run) -> Run:
     """The run with nothing held out. Where nothing is left to choose by, it cannot stop early either."""
-    run = replace(run, data=on_all(run.data))
-    chooses = find_pictures(run.data, task_of(run.objective)).chooses
+    run = replace(run, data=hold_out_nothing(run.data))
+    chooses = open_splits(run.data, task_of(run.objective)).can_select_best
     return run if chooses else replace(run, evaluation=replace(run.evaluation, patience=0))
 
 
-def is_over(run: Run, grid: Grid, *, out: Path, world: World, change: Change = with_settings) -> bool:
+def is_finished(run: Run, grid: Grid, *, out: Path, world: World, change: Change = with_settings) -> bool:
     """Whether this very search is done in a folder. One of another grid or another run is refused."""
-    refuse_another(out, grid, world)
+    check_same_grid(out, grid, world)
     if not is_done(out) or not (out / SWEEP).exists():
         return False
     best = read_json(out / SWEEP)["tried"][0]["settings"]
-    same_run(out, on_everything(change(run, best)), world)
+    check_same_run(out, with_all_images(change(run, best)), world)
     return True
 
 
-def refuse_another(out: Path, grid: Grid, world: World) -> None:
+def check_same_grid(out: Path, grid: Grid, world: World) -> None:
     """Refuses a folder that holds another search, or a run that is none. What the first process finds counts."""
     before, after = noted(out) if world.is_main else {}, in_order(grid)
     if before is None and (out / CONFIG).exists():
@@ -346,9 +345,9 @@ def write_command(out: Path, command: dict[str, Any], observer: Observer) -> Non
         with replacing(path) as file:
             file.write(json.dumps(command, indent=1).encode() + b"\n")
     except OSError as error:
-        observer.told(f"{path} could not be written ({error.strerror}); the search goes on")
+        observer.log(f"{path} could not be written ({error.strerror}); the search goes on")
 
 
-def ranked(points: Sequence[Point]) -> tuple[Point, ...]:
+def ranked(points: Sequence[SweepPoint]) -> tuple[SweepPoint, ...]:
     """Best first; among equals the one that was tried first."""
     return tuple(sorted(points, key=lambda point: (point.diverged, point.rank)))

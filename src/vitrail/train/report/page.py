@@ -22,7 +22,7 @@ from vitrail.report.axis import share, short, smoothed
 from vitrail.report.charts import Charts, Colour, Lines, Series
 from vitrail.report.page import Notes, Section, page, save_page
 from vitrail.report.sections import Facts, Folded, Group, State, Status, Tile, Tiles
-from vitrail.train.report.collapse_charts import indicator_charts, newest
+from vitrail.train.report.charts import collapse_charts, newest_feature_row
 from vitrail.train.run_folder.metric_rows import (
     LOSS,
     Row,
@@ -76,7 +76,7 @@ class RunFacts:
 def write_report(folder: Path, facts: RunFacts) -> None:
     """Writes the page again from what the folder and the facts say now."""
     rows, lost = read_metrics(folder / METRICS)
-    save_page(folder / REPORT, page(facts.title, sections(rows, lost, facts), lead=facts.lead, style=STYLE))
+    save_page(folder / REPORT, page(facts.title, make_sections(rows, lost, facts), lead=facts.lead, style=STYLE))
 
 
 def read_metrics(path: Path) -> tuple[list[Row], int]:
@@ -106,18 +106,18 @@ def read_metrics(path: Path) -> tuple[list[Row], int]:
     return [row for several in kept.values() for row in several], lost
 
 
-def sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
+def make_sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
     """In the order in which a person asks."""
     train = of_kind(rows, "train")
-    found: list[Section] = [status(train, lost, facts)]
-    if tiles := numbers(rows, facts.chosen, facts.criteria, tuned=bool(facts.config.get("weights"))):
+    found: list[Section] = [make_status(train, lost, facts)]
+    if tiles := make_tiles(rows, facts.chosen, facts.criteria, tuned=bool(facts.config.get("weights"))):
         found.append(Tiles(tiles=tiles))
     end = float(facts.steps) if facts.status == "running" and facts.steps else None
     if rows:
         found.append(Charts(charts=large_charts(rows, end, facts.criteria)))
         if small := small_charts(rows, end, facts.criteria):
             found.append(Charts(charts=small, small=len(small) != 4))
-        if told := indicator_charts(rows, end, facts.config):
+        if told := collapse_charts(rows, end, facts.config):
             found.append(told)
     found += facts.panels
     if cost := [*cost_rows(train, tuned=bool(facts.config.get("weights"))), *facts.cost]:
@@ -127,11 +127,11 @@ def sections(rows: Sequence[Row], lost: int, facts: RunFacts) -> list[Section]:
         found.append(Notes(title="Unreadable files", lines=facts.unreadable[:LISTED], more=more))
     for title, values in (("Configuration", facts.config), ("Environment", facts.environment)):
         if values:
-            found.append(Folded(title=title, groups=groups(values)))
+            found.append(Folded(title=title, groups=group_values(values)))
     return found
 
 
-def status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
+def make_status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
     step = facts.step if facts.step is not None else int(train[-1]["step"]) if train else 0
     far = f"step {step:,} of {facts.steps:,}" if facts.steps else f"step {step:,}"
     skipped = int(last(train, "skipped") or 0)
@@ -151,7 +151,7 @@ def status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
     )
 
 
-def numbers(
+def make_tiles(
     rows: Sequence[Row], chosen: int = -1, criteria: Sequence[Criterion] = Score.criteria, *, tuned: bool = False
 ) -> list[Tile]:
     """The few that matter. `chosen` is the step of the best weights, where a run chooses some. FLOPs and core-days, the
@@ -180,7 +180,7 @@ def numbers(
         note = "" if used is None else f"{100 * used:.0f}% of peak"
         found.append(Tile(value=short(float(np.nanmedian(rate))), label="images a second", note=note))
     if (exa := last(train, "exaflops")) is not None and not tuned:
-        value, unit = prefixed(exa * 1e18)
+        value, unit = with_prefix(exa * 1e18)
         seen = last(train, "images")
         found.append(
             Tile(value=value, label=f"{unit}FLOPs of training", note="" if seen is None else f"{short(seen)} images")
@@ -246,7 +246,7 @@ def tally_note(train: Sequence[Row], criteria: Sequence[Criterion]) -> str:
 
 
 def rank_tile(rows: Sequence[Row]) -> Tile | None:
-    row = newest(rows)
+    row = newest_feature_row(rows)
     if row is None:
         return None
     notes = [*([f"of {row['width']}"] if row.get("width") else []), *([row["split"]] if row.get("split") else [])]
@@ -361,21 +361,21 @@ def cost_rows(train: Sequence[Row], *, tuned: bool = False) -> list[tuple[str, s
     return [(name, form.format(value)) for name, value, form in known if value is not None]
 
 
-def groups(values: Mapping[str, Any]) -> list[Group]:
+def group_values(values: Mapping[str, Any]) -> list[Group]:
     """Nested values as names and texts: what lies at the top together, then one group for each part."""
     top = [(name, told(value)) for name, value in values.items() if not isinstance(value, Mapping)]
     found = [Group(name="", rows=top)] if top else []
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            found.append(Group(name=name, rows=flat(value)))
+            found.append(Group(name=name, rows=flatten(value)))
     return found
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            rows += flat(value, f"{prefix}{name}.")
+            rows += flatten(value, f"{prefix}{name}.")
         else:
             rows.append((f"{prefix}{name}", told(value)))
     return rows
@@ -391,7 +391,7 @@ def told(value: Any) -> str:
     return str(value) or "–"
 
 
-def prefixed(flops: float) -> tuple[str, str]:
+def with_prefix(flops: float) -> tuple[str, str]:
     """1.3e15 -> ("1.3", "peta")."""
     at = min(max(int(math.log10(flops) // 3), 0), len(PREFIXES) - 1) if flops >= 1 else 0
     return short(flops / 1000.0**at), PREFIXES[at]

@@ -17,14 +17,14 @@ from vitrail.train.run_folder.files import (
     POINTS,
     STATUS,
     SWEEP,
-    command_in,
-    holder,
     is_held,
+    read_command,
+    read_holder,
     read_json,
     read_rows,
-    status_in,
+    read_status,
 )
-from vitrail.train.run_folder.files import FILE as LOCK
+from vitrail.train.run_folder.files import LOCK as LOCK
 from vitrail.train.run_folder.metric_rows import (
     ACCURACY,
     Row,
@@ -41,12 +41,12 @@ SHOWN: Final = 6  # numbers of a row
 NOTES: Final = 3  # last lines of the log
 
 
-def describe(path: Path) -> str:
+def describe_run(path: Path) -> str:
     """How a run stands, what is kept of it, and what to type next."""
-    command = command_in(path)
+    command = read_command(path)
     if (path / SWEEP).exists() and not (path / STATUS).exists():
         return _sweep(path, command)
-    status, rows = status_in(path), read_rows(path / METRICS)
+    status, rows = read_status(path), read_rows(path / METRICS)
     checkpoints = places(path / FOLDER)
     lines = [f"{path}: {_ending(path, status, rows)}"]
     if status.get("message"):
@@ -77,7 +77,7 @@ def _sweep(path: Path, command: dict[str, Any]) -> str:
     lines = [f"{path}: a sweep, {len(found['tried'])} of {found['points']} points tried"]
     lines += [f"  {','.join(row['settings'])}: {_point(row)}" for row in found["tried"]]
     busy = [place.parent for place in (path / POINTS).rglob(LOCK) if is_held(place.parent)]
-    lines += [f"  now: {describe(place)}" for place in busy]
+    lines += [f"  now: {describe_run(place)}" for place in busy]
     if not busy and command.get("go_on"):
         lines.append(f"  go on with: {command['go_on']}")
     return "\n".join(lines)
@@ -97,7 +97,7 @@ def _point(row: dict[str, Any]) -> str:
 def _ending(path: Path, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """In what state, at which step."""
     state, held = status.get("state"), is_held(path)
-    who = status or holder(path)
+    who = status or read_holder(path)
     process = f"process {who.get('pid', '?')} on {who.get('host', '?')}"
     reached = _reached(status, rows)
     match state:

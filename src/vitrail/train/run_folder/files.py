@@ -36,17 +36,17 @@ POINTS: Final = "sweep"  # a folder for each point in it
 State: TypeAlias = Literal["preparing", "running", "interrupted", "diverged", "failed", "done"]
 
 
-def command_in(folder: Path) -> dict[str, Any]:
+def read_command(folder: Path) -> dict[str, Any]:
     """What was asked for when the run in a folder was started."""
     return read_json(_run(folder) / COMMAND)
 
 
 def is_done(folder: Path) -> bool:
     """Whether a run was finished in the folder."""
-    return (folder / STATUS).exists() and status_in(folder).get("state") == "done"
+    return (folder / STATUS).exists() and read_status(folder).get("state") == "done"
 
 
-def status_in(folder: Path) -> dict[str, Any]:
+def read_status(folder: Path) -> dict[str, Any]:
     """How the run stood when it last said so; empty where that cannot be read, as after a power cut."""
     try:
         status = read_json(folder / STATUS)
@@ -81,7 +81,7 @@ WAITING: Final = 10_000  # entries that are kept while there is no room; the old
 RESERVED: Final = 128 << 10  # bytes
 
 
-class Reserve:
+class DiskReserve:
     """A little room on the disk, held back so that a run can still say that the disk is full."""
 
     def __init__(self, path: Path) -> None:
@@ -99,11 +99,11 @@ class Reserve:
             self.path.unlink()
 
 
-class Appended:
+class AppendLog:
     """A file at whose end entries are put, each whole or not at all. `tell` hears once that there is no room, and once
     that there is again; a `reserve` is used up first."""
 
-    def __init__(self, path: Path, tell: Callable[[str], None], reserve: Reserve | None = None) -> None:
+    def __init__(self, path: Path, tell: Callable[[str], None], reserve: DiskReserve | None = None) -> None:
         self.path, self.tell, self.reserve = path, tell, reserve
         self.failing = False
         self._waiting: list[bytes] = []
@@ -163,19 +163,19 @@ class Appended:
             raise
 
 
-def as_line(row: Mapping[str, Any]) -> bytes:
+def encode_row(row: Mapping[str, Any]) -> bytes:
     """A row as one line of JSON that every reader takes: NaN and the infinities, which JSON lacks, in words."""
-    return json.dumps(plain(row), allow_nan=False, default=_scalar).encode() + b"\n"
+    return json.dumps(to_json_value(row), allow_nan=False, default=_scalar).encode() + b"\n"
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A value as JSON will hold it: tuples as lists, numbers that are none as "nan", "inf" and "-inf"."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in cast(Mapping[Any, Any], value).items()}
+        return {str(name): to_json_value(item) for name, item in cast(Mapping[Any, Any], value).items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in cast(list[Any], value)]
+        return [to_json_value(item) for item in cast(list[Any], value)]
     return value
 
 
@@ -199,7 +199,7 @@ def rewind_rows(path: Path, step: int) -> None:
     but the baseline. The file is replaced whole, if it has to be."""
     if not path.exists():
         return
-    kept = b"".join(as_line(row) for row in read_rows(path) if not _later(row, step))
+    kept = b"".join(encode_row(row) for row in read_rows(path) if not _later(row, step))
     if kept != path.read_bytes():
         with replacing(path) as file:
             file.write(kept)
@@ -215,20 +215,20 @@ def _scalar(value: Any) -> Any:
     """A number of torch or numpy as Python's own; anything else in words."""
     item = getattr(value, "item", None)
     try:
-        return plain(item()) if callable(item) else str(value)
+        return to_json_value(item()) if callable(item) else str(value)
     except (RuntimeError, ValueError):
         return str(value)
 
 
-FILE: Final = "lock"
+LOCK: Final = "lock"
 PATIENCE: Final = 1.0  # seconds, for somebody who only looks whether the lock is free
 
 
-class Lock:
+class RunLock:
     """Held from construction until `release`, or until this process is gone."""
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
-        self.path = folder / FILE
+        self.path = folder / LOCK
         try:
             self._lock = FileLock(self.path, patience_s=PATIENCE)
         except LockTaken:
@@ -248,10 +248,10 @@ class Lock:
         self._lock.release()
 
 
-def holder(folder: Path) -> dict[str, Any]:
+def read_holder(folder: Path) -> dict[str, Any]:
     """What the last holder of the lock wrote of itself; empty where that cannot be read."""
     try:
-        found = json.loads((folder / FILE).read_bytes())
+        found = json.loads((folder / LOCK).read_bytes())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -259,7 +259,7 @@ def holder(folder: Path) -> dict[str, Any]:
 
 def is_held(folder: Path) -> bool:
     """Whether a living process holds the lock."""
-    return is_locked(folder / FILE)
+    return is_locked(folder / LOCK)
 
 
 def now() -> str:
@@ -267,6 +267,6 @@ def now() -> str:
 
 
 def _taken(folder: Path) -> ConfigError:
-    found = holder(folder)
+    found = read_holder(folder)
     who = f"process {found.get('pid', '?')} on {found.get('host', '?')} since {found.get('started', '?')}"
     return ConfigError(f"{folder} is in use by {who}; wait for it, stop it, or give another --out")

@@ -35,7 +35,6 @@ from vitrail.distributed.meta_init import whole
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.result import environment
 from vitrail.models.backbone import Backbone
-from vitrail.train.run_folder.describe_run import describe as describe
 from vitrail.train.run_folder.files import (
     COMMAND,
     CONFIG,
@@ -43,22 +42,20 @@ from vitrail.train.run_folder.files import (
     LOG,
     METRICS,
     STATUS,
-    Appended,
-    Lock,
-    Reserve,
+    AppendLog,
+    DiskReserve,
+    RunLock,
     State,
-    as_line,
+    encode_row,
     now,
-    plain,
     read_json,
     read_rows,
+    read_status,
     rewind_rows,
-    status_in,
+    to_json_value,
 )
-from vitrail.train.run_folder.files import command_in as command_in
-from vitrail.train.run_folder.files import is_done as is_done
 from vitrail.train.run_folder.tensorboard import FOLDER as BOARD
-from vitrail.train.run_folder.tensorboard import Board
+from vitrail.train.run_folder.tensorboard import EventFile
 
 NAMED: Final = 40  # differing fields that a refusal lists
 REMEMBERED: Final = 200  # notes
@@ -76,14 +73,14 @@ class RunFolder:
     """The folder of a run, held by one job. `next` is the command that goes on with the run, `warnings` is what was
     noted since the start."""
 
-    def __init__(self, path: Path, lock: Lock, *, next: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, lock: RunLock, *, next: str, tell: Callable[[str], None]) -> None:
         self.path, self.next, self.tell = path, next, tell
         self.warnings: list[str] = []
         self._lock, self._writing = lock, threading.RLock()
-        self._reserve = Reserve(path / ".reserve")
-        self._metrics = Appended(path / METRICS, tell)
-        self._log = Appended(path / LOG, tell, self._reserve)
-        self._board: Board | None = None
+        self._reserve = DiskReserve(path / ".reserve")
+        self._metrics = AppendLog(path / METRICS, tell)
+        self._log = AppendLog(path / LOG, tell, self._reserve)
+        self._board: EventFile | None = None
         self._status: dict[str, Any] = {"started": now(), "pid": os.getpid(), "host": socket.gethostname()}
         self._status_failed, self._board_failed = False, False
         self._tables: dict[str, Any] = {}
@@ -110,15 +107,19 @@ class RunFolder:
         that does nothing. What `force` changes is written when `taken_up` is called.
         """
         if rank:
-            return QuietFolder(path)
-        lock: Lock | None = None
+            return NullRunFolder(path)
+        lock: RunLock | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = Lock(path, tell)
+            lock = RunLock(path, tell)
             untrained = _untrained(path)
-            changes = compare(path, plain(config), free=free, force=force or untrained)
+            changes = compare_config(path, to_json_value(config), free=free, force=force or untrained)
             folder = RunFolder(path, lock, next=str(command.get("go_on", "")), tell=tell)
-            folder._tables = {CONFIG: plain(config), COMMAND: plain(command), ENVIRONMENT: environment()}
+            folder._tables = {
+                CONFIG: to_json_value(config),
+                COMMAND: to_json_value(command),
+                ENVIRONMENT: environment(),
+            }
             if not changes or untrained:
                 folder.taken_up()
         except OSError as error:
@@ -163,7 +164,7 @@ class RunFolder:
     def record(self, row: Mapping[str, Any], text: str = "") -> None:
         """A row of metrics, with its `step`; a `text` is a line of the log, too."""
         with self._writing:
-            self._metrics.append(as_line(row))
+            self._metrics.append(encode_row(row))
             if text:
                 self._log.append(f"{now()} {text}\n".encode())
             board = self._open_board()
@@ -211,7 +212,7 @@ class RunFolder:
     def write_json(self, name: str, content: Any) -> None:
         """Something else to keep, under a name of its own; a full disk is told of."""
         try:
-            _write_json(self.path / name, plain(content))
+            _write_json(self.path / name, to_json_value(content))
         except OSError as error:
             self.note(f"{self.path / name} could not be written ({error.strerror}); the run goes on")
 
@@ -225,10 +226,10 @@ class RunFolder:
             self._reserve.give()
             self._lock.release()
 
-    def _open_board(self) -> Board | None:
+    def _open_board(self) -> EventFile | None:
         if self._board is None:
             try:
-                self._board = Board(self.path / BOARD, self.tell)
+                self._board = EventFile(self.path / BOARD, self.tell)
             except OSError as error:
                 if not self._board_failed:
                     self.note(f"{self.path / BOARD} cannot be written ({error.strerror}); the run goes on without it")
@@ -255,7 +256,7 @@ class RunFolder:
             self._status_failed = False
 
 
-class QuietFolder(RunFolder):
+class NullRunFolder(RunFolder):
     """The folder as the other processes see it: a path, and nothing is written."""
 
     def __init__(self, path: Path) -> None:
@@ -276,12 +277,12 @@ class QuietFolder(RunFolder):
     ) -> None: ...
 
 
-def compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], force: bool) -> list[str]:
+def compare_config(folder: Path, config: Mapping[str, Any], *, free: Collection[str], force: bool) -> list[str]:
     """What `force` overrules in the config that lies in the folder; without it, an error."""
     if not (folder / CONFIG).exists():
         return []
     try:
-        old = completed(read_json(folder / CONFIG), config)
+        old = fill_missing_fields(read_json(folder / CONFIG), config)
     except ConfigError:
         if force:
             return [f"{CONFIG} was damaged"]
@@ -296,13 +297,15 @@ def compare(folder: Path, config: Mapping[str, Any], *, free: Collection[str], f
     raise ConfigError(f"{folder} holds a run with another config ({listed}); {remedy}")
 
 
-def completed(old: Mapping[str, Any], config: Mapping[str, Any], later: Mapping[str, Any] = LATER) -> dict[str, Any]:
+def fill_missing_fields(
+    old: Mapping[str, Any], config: Mapping[str, Any], later: Mapping[str, Any] = LATER
+) -> dict[str, Any]:
     """An older config with the fields that it lacks and a new one has."""
     found = dict(old)
     for name, value in later.items():
         inner, now = old.get(name), config.get(name)
         if isinstance(value, Mapping) and isinstance(inner, Mapping) and isinstance(now, Mapping):
-            found[name] = completed(
+            found[name] = fill_missing_fields(
                 cast(Mapping[str, Any], inner), cast(Mapping[str, Any], now), cast(Mapping[str, Any], value)
             )
         elif name in config and name not in old and not isinstance(value, Mapping):
@@ -322,7 +325,7 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 def _untrained(folder: Path) -> bool:
     """Whether the run in a folder failed before its first step, so that there is nothing to mix another with."""
-    if not (folder / STATUS).exists() or status_in(folder).get("state") != "failed":
+    if not (folder / STATUS).exists() or read_status(folder).get("state") != "failed":
         return False
     return not places(folder / FOLDER) and not any(row.get("step") for row in read_rows(folder / METRICS))
 
@@ -361,11 +364,11 @@ def write_weights(path: Path, network: Backbone, world: World, provenance: dict[
         write_bundle(bundle, path)
 
 
-def provenance_of(network: Backbone) -> dict[str, Any]:
+def get_provenance(network: Backbone) -> dict[str, Any]:
     """What the weights that a run started from said of themselves."""
     return card_of(network).provenance
 
 
-def take_provenance(network: Backbone, provenance: dict[str, Any]) -> None:
+def set_provenance(network: Backbone, provenance: dict[str, Any]) -> None:
     """Of a run that goes on, whose first weights may be gone."""
     network.card = replace(card_of(network), provenance=provenance)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from vitrail.data.datasets.file_formats import masked_crc
-from vitrail.train.run_folder.files import Appended
+from vitrail.train.run_folder.files import AppendLog
 
 FOLDER: Final = "tensorboard"
 VERSION: Final = b"brain.Event:2"
 
 
-class Board:
+class EventFile:
     """One file of events for each start of a run. Rows with a `kind` get its name before theirs: train/loss."""
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
@@ -27,7 +27,7 @@ class Board:
         name = (
             f"events.out.tfevents.{int(moment):010d}.{socket.gethostname()}.{os.getpid()}.{int(moment * 1e6) % 10**6}"
         )
-        self._file = Appended(folder / name, tell)
+        self._file = AppendLog(folder / name, tell)
         self._file.append(_record(_event(moment, 0, _field(3, VERSION))))
 
     def add(self, row: Mapping[str, Any]) -> None:

@@ -17,10 +17,10 @@ COLOURS: Final[tuple[Colour, ...]] = ("leaf", "amber", "violet", "sky", "ruby", 
 WATCHED: Final = ("agreement", "spread", "teacher_entropy", "kl")  # tallies that tell of collapse
 
 
-def indicator_charts(rows: Sequence[Row], end: float | None, config: Mapping[str, Any]) -> Charts | None:
+def collapse_charts(rows: Sequence[Row], end: float | None, config: Mapping[str, Any]) -> Charts | None:
     """Curves of what tells of collapse, and a sentence below them; none where nothing of it was measured."""
     charts: list[Lines] = []
-    scored, train = looks(rows), of_kind(rows, "train")
+    scored, train = feature_rows(rows), of_kind(rows, "train")
     width = last(scored, "width")
     splits = dict.fromkeys(str(row.get("split") or "") for row in scored)
     for name, title, unit in (
@@ -50,7 +50,7 @@ def indicator_charts(rows: Sequence[Row], end: float | None, config: Mapping[str
     charts = [chart for chart in charts if chart.thin]
     if not charts:
         return None
-    said = collapsed(rows, config)
+    said = describe_collapse(rows, config)
     return Charts(
         title="Collapse indicators",
         charts=charts,
@@ -60,7 +60,7 @@ def indicator_charts(rows: Sequence[Row], end: float | None, config: Mapping[str
     )
 
 
-def looks(rows: Sequence[Row]) -> list[Row]:
+def feature_rows(rows: Sequence[Row]) -> list[Row]:
     """The rows that tell of features, one a split and step: at the end the watched split may be scored once more."""
     known = [
         row for kind in ("look", "watch", "test") for row in of_kind(rows, kind) if number(row.get("rank")) is not None
@@ -68,14 +68,14 @@ def looks(rows: Sequence[Row]) -> list[Row]:
     return list({(row.get("split"), row["step"]): row for row in known}.values())
 
 
-def newest(rows: Sequence[Row]) -> Row | None:
-    return max(looks(rows), key=lambda row: row["step"], default=None)
+def newest_feature_row(rows: Sequence[Row]) -> Row | None:
+    return max(feature_rows(rows), key=lambda row: row["step"], default=None)
 
 
-def collapsed(rows: Sequence[Row], config: Mapping[str, Any]) -> list[str]:
+def describe_collapse(rows: Sequence[Row], config: Mapping[str, Any]) -> list[str]:
     """A sentence for each thing that looks collapsed in the last rows."""
     found: list[str] = []
-    row, train = newest(rows), of_kind(rows, "train")
+    row, train = newest_feature_row(rows), of_kind(rows, "train")
     if row is not None and row["rank"] < FEW:
         of = f" of {row['width']}" if row.get("width") else ""
         found.append(
@@ -106,7 +106,7 @@ def collapsed(rows: Sequence[Row], config: Mapping[str, Any]) -> list[str]:
 def common(rows: Sequence[Row]) -> str:
     """A word on features that are mostly the same in all images though the rest has its directions: no collapse, but
     a cosine sees little of it."""
-    row = newest(rows)
+    row = newest_feature_row(rows)
     alike = None if row is None else number(row.get("similarity"))
     if row is None or alike is None or alike <= ALIKE:
         return ""

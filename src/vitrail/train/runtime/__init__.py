@@ -1,1 +1,0 @@
-"""What a running training needs: its cost, its throughput, its observers, its messages."""
