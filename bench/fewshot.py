@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.evaluation.frozen.fewshot import PENALTY, decompose, ridge
+from vitrail.evaluation.frozen.fewshot import PENALTY, decompose, fit_ridge
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -57,7 +57,7 @@ def main() -> int:
     theirs: Any = None
     for number in range(args.rounds + 1):
         rounds = {
-            "vitrail": timed(lambda: ridge(given, numbers, args.classes)),
+            "vitrail": timed(lambda: fit_ridge(given, numbers, args.classes)),
             "scikit-learn": timed(lambda: Ridge(alpha=PENALTY, fit_intercept=False, solver="cholesky").fit(x, y)),
             "vitrail, 30 penalties": timed(lambda: decompose(given, numbers, args.classes)),
         }

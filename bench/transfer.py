@@ -24,7 +24,7 @@ from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import dev_split
 from vitrail.evaluation.frozen.features import features
-from vitrail.evaluation.frozen.fewshot import PENALTIES, ridge
+from vitrail.evaluation.frozen.fewshot import PENALTIES, fit_ridge
 
 HELD_OUT = 0.1
 
@@ -63,9 +63,9 @@ def closed_form(args: argparse.Namespace, size: int) -> float:
     rest, held = (part.indices for part in dev_split(data.split("train"), HELD_OUT))
     x, y = found["train"]
     classes = len(data.classes)
-    dev = {penalty: ridge(x[rest], y[rest], classes, penalty).accuracy(x[held], y[held]) for penalty in PENALTIES}
+    dev = {penalty: fit_ridge(x[rest], y[rest], classes, penalty).accuracy(x[held], y[held]) for penalty in PENALTIES}
     best = max(dev, key=lambda penalty: dev[penalty])
-    accuracy = ridge(x, y, classes, best).accuracy(*found["test"])
+    accuracy = fit_ridge(x, y, classes, best).accuracy(*found["test"])
     print(f"{size} px, closed form: {accuracy:.2%} (penalty {best:g})", flush=True)
     return accuracy
 

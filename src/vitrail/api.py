@@ -27,17 +27,17 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.distributed.process_group import find_device, joined
 from vitrail.evaluation.frozen import closed_form_classifier as instant
-from vitrail.evaluation.frozen.closed_form_classifier import Instant
-from vitrail.evaluation.frozen.feature_cache import cached_features, missing
+from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier
+from vitrail.evaluation.frozen.feature_cache import load_or_extract, list_missing
 from vitrail.evaluation.frozen.features import Precision
 from vitrail.evaluation.frozen.ridge_head import SHARE
 from vitrail.evaluation.result import Measure, Result
-from vitrail.evaluation.scoring import Scoring
-from vitrail.evaluation.subject import chosen, make_subject, read_all
+from vitrail.evaluation.scoring import ScoringOptions
+from vitrail.evaluation.subject import choose_split, make_subject, iterate_batches
 from vitrail.models.build import Model
 from vitrail.recipes.launch import free_folder, plan_run, record_command, short_settings
 from vitrail.recipes.run_request import Asked
-from vitrail.tasks.scoring import score
+from vitrail.tasks.scoring import score_network
 from vitrail.train import loop
 from vitrail.train.observer import Observer
 from vitrail.train.report.page import METRICS, read_metrics
@@ -277,8 +277,8 @@ def evaluate(
     """
     collection = as_collection(data)
     name, bundle = as_bundle(weights)
-    split, _ = chosen(collection, "test", "val")
-    how = Scoring(
+    split, _ = choose_split(collection, "test", "val")
+    how = ScoringOptions(
         precision=precision,
         seed=seed,
         include_seen=include_seen,
@@ -291,7 +291,7 @@ def evaluate(
     )
     with joined(device) as world:
         about = make_subject(name, bundle, world.device, image_size=image_size)
-        found = score(about, collection, split, how, world=world, called=f"{collection.name}@{split}")
+        found = score_network(about, collection, split, how, world=world, called=f"{collection.name}@{split}")
     return Evaluation(
         split=split,
         count=len(found.source),
@@ -316,7 +316,7 @@ def fit(
     workers: int = 0,
     cache: bool = True,
     device: str = "auto",
-) -> Instant:
+) -> FittedClassifier:
     """A classifier of new classes in seconds, as `vitrail fit` makes it: frozen features and least squares in closed
     form (4.1). Its `model` is a network for `vitrail.save` and `vitrail.Predictor`.
 
@@ -337,7 +337,7 @@ def fit(
         shots=shots,
         name=name,
         device=place,
-        batches=lambda source: read_all(source, subject.preprocessing, place, batch=batch, workers=workers),
+        batches=lambda source: iterate_batches(source, subject.preprocessing, place, batch=batch, workers=workers),
         folder=cache_folder("features") if cache else None,
     )
 
@@ -373,16 +373,16 @@ def extract_features(
     is not changed.
     """
     collection, place = as_collection(data), find_device(device)
-    split, source = chosen(collection)
+    split, source = choose_split(collection)
     name, bundle = as_bundle(weights)
     subject = make_subject(name, bundle, place, image_size=image_size)
     subject.computing_in(precision)
-    kept = cached_features(
+    kept = load_or_extract(
         subject.network,
         source,
         subject.preprocessing,
         place,
-        batches=lambda bare: read_all(bare, subject.preprocessing, place, batch=batch, workers=workers),
+        batches=lambda bare: iterate_batches(bare, subject.preprocessing, place, batch=batch, workers=workers),
         folder=cache_folder("features") if cache else None,
         precision=precision,
     )
@@ -392,7 +392,7 @@ def extract_features(
         labels=kept.labels,
         names=tuple(source.name(sample) for sample in kept.samples.tolist()),
         classes=source.classes,
-        unreadable=tuple(source.name(sample) for sample in missing(source, kept.samples)),
+        unreadable=tuple(source.name(sample) for sample in list_missing(source, kept.samples)),
     )
 
 

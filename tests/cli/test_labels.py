@@ -18,7 +18,7 @@ from vitrail.cli.app import main, parse_options
 from vitrail.data.class_names import BUNDLED, bundled_names, imagenet_ids
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.result import Result
-from vitrail.tasks.classification.answers import match
+from vitrail.tasks.classification.answers import match_classes
 
 NAMES = ("kingfisher", "tree frog", "ladybird")
 CPU = ("--device", "cpu")
@@ -80,11 +80,11 @@ def test_own_names_stay(here: Path) -> None:
 def test_folders_of_wordnet_ids_are_matched() -> None:
     card = name_imagenet(Card(preprocessing=Preprocessing(image=(8, 8))), 1000)
     ids = imagenet_ids()
-    found = match(1000, card.labels, [ids[340], ids[9]], "imagenette", also=other_names(card))
+    found = match_classes(1000, card.labels, [ids[340], ids[9]], "imagenette", also=other_names(card))
     assert found.table.tolist() == [340, 9]
     assert found.names[340] == "zebra"
     strange = [f"{name}, and so on" for name in bundled_names("imagenet")]
-    assert match(1000, card.labels, strange, "val", also=other_names(card)).table.tolist() == list(range(1000))
+    assert match_classes(1000, card.labels, strange, "val", also=other_names(card)).table.tolist() == list(range(1000))
 
 
 def test_convert_takes_names(here: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.locks import FAR, FileLock, LockTaken, is_locked, try_lock, unlock
 from vitrail.data.tools.pack import lock as lock_pack
-from vitrail.evaluation.frozen.embed import locked
+from vitrail.evaluation.frozen.embed import lock_folder
 from vitrail.train.run_folder.files import RunLock, is_held, read_holder
 
 HOLD = """
@@ -97,9 +97,9 @@ def test_a_run_and_an_embedding_are_refused_while_another_holds_them(tmp_path: P
     with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}"):
         RunLock(tmp_path, lambda text: None)
     with pytest.raises(ConfigError, match="another process is at work"):
-        locked(tmp_path)
+        lock_folder(tmp_path)
     lock.release()
-    locked(tmp_path).release()
+    lock_folder(tmp_path).release()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")

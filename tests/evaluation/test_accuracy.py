@@ -17,7 +17,7 @@ from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.metrics import accuracy
-from vitrail.evaluation.metrics.accuracy import Score, evaluate
+from vitrail.evaluation.metrics.accuracy import ClassificationScore, evaluate
 from vitrail.models.build import build
 
 SIDE, CLASSES, COUNT = 4, 7, 23
@@ -45,7 +45,7 @@ def pictures(labels: Labels | None = None, count: int = COUNT) -> Arrays:
 
 def scored(
     source: ImageDataset, network: Callable[[Tensor], Tensor] | None = None, batch: int = 5, extremes: int = 0
-) -> Score:
+) -> ClassificationScore:
     return evaluate(
         Linear() if network is None else network,
         eval_batches(source, PLAIN, batch=batch),

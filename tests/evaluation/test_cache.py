@@ -16,7 +16,7 @@ from vitrail.data.dataset import Arrays, Encoded, ImageDataset, RelabelledDatase
 from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.frozen.feature_cache import Kept, cached_features, contents
+from vitrail.evaluation.frozen.feature_cache import Kept, load_or_extract, hash_images
 from vitrail.evaluation.frozen.features import features
 from vitrail.models.build import Model
 
@@ -46,7 +46,7 @@ class Counting:
 
 def kept(folder: Path | None, source: ImageDataset | None = None, model: Model | None = None, **more: object) -> Kept:
     batches = Counting()
-    found = cached_features(
+    found = load_or_extract(
         model or network(), source or pictures(), PLAIN, "cpu", batches=batches, folder=folder, **more
     )  # type: ignore[arg-type]
     assert batches.asked == (not found.found)
@@ -76,7 +76,7 @@ CHANGES: dict[str, Callable[[Path], Kept]] = {
     "fewer images": lambda folder: kept(folder, pictures(count=10)),
     "precision": lambda folder: kept(folder, precision="autocast"),
     "view": lambda folder: kept(folder, view="squared"),
-    "preprocessing": lambda folder: cached_features(
+    "preprocessing": lambda folder: load_or_extract(
         network(), pictures(), replace(PLAIN, std=(0.2, 0.2, 0.2)), "cpu", batches=Counting(), folder=folder
     ),
 }
@@ -167,7 +167,7 @@ class Named(ImageDataset):
 
 def test_sets_that_differ_in_their_bytes_alone_are_told_apart() -> None:
     assert Named(1).fingerprint == Named(2).fingerprint
-    assert contents(Named(1)) == contents(Named(1)) != contents(Named(2))
+    assert hash_images(Named(1)) == hash_images(Named(1)) != hash_images(Named(2))
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
@@ -189,5 +189,5 @@ def test_a_network_that_overflows_is_refused_by_name(tmp_path: Path) -> None:
     with torch.no_grad():
         next(broken.parameters()).fill_(torch.nan)
     with pytest.raises(DataError, match=r"no finite features for 11 images, first of them set\[0\]"):
-        cached_features(broken, pictures(), PLAIN, "cpu", batches=Counting(), folder=tmp_path)
+        load_or_extract(broken, pictures(), PLAIN, "cpu", batches=Counting(), folder=tmp_path)
     assert not list(tmp_path.iterdir())

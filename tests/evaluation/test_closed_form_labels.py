@@ -16,7 +16,7 @@ from vitrail.core.errors import BadLabels
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen.closed_form_classifier import measures_of, truth_of
 from vitrail.evaluation.frozen.fewshot import CONSTANT, EPS
-from vitrail.evaluation.frozen.ridge_head import fit_label_head, platt
+from vitrail.evaluation.frozen.ridge_head import fit_multi_label_head, platt
 
 
 def drawn(count: int, classes: int = 4, width: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,7 +30,7 @@ def drawn(count: int, classes: int = 4, width: int = 10) -> tuple[torch.Tensor, 
 
 def test_each_label_is_ridge_regression_by_itself() -> None:
     features, truth = drawn(60)
-    made = fit_label_head(features, truth, penalty=3.0)
+    made = fit_multi_label_head(features, truth, penalty=3.0)
     x = features.double().numpy()
     white = (x - x.mean(0)) / (x.std(0) + EPS)
     x = np.concatenate([white, np.full((60, 1), CONSTANT)], 1)
@@ -45,7 +45,7 @@ def test_each_label_is_ridge_regression_by_itself() -> None:
 
 def test_the_penalty_and_the_scale_are_chosen_by_what_was_held_out() -> None:
     features, truth = drawn(400)
-    made = fit_label_head(features[:300], truth[:300])
+    made = fit_multi_label_head(features[:300], truth[:300])
     assert made.scores.shape == made.truth.shape
     assert len(made.truth) >= 200
     values = {one.name: one.value for one in measures_of(made.scores, made.truth, tuple("abcd"))}
@@ -69,9 +69,9 @@ def test_platt_finds_the_logistic_curve() -> None:
 def test_few_samples_and_none() -> None:
     features, truth = drawn(3)
     truth[0, 0] = True
-    assert fit_label_head(features, truth).draws == 0
+    assert fit_multi_label_head(features, truth).draws == 0
     with pytest.raises(BadLabels):
-        fit_label_head(features, torch.zeros(3, 4, dtype=torch.bool))
+        fit_multi_label_head(features, torch.zeros(3, 4, dtype=torch.bool))
 
 
 def test_truth_from_labels() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vitrail.core.errors import DataError, UnknownName
-from vitrail.evaluation.compare import Comparison, Found, compare, gather
+from vitrail.evaluation.compare import Comparison, ResultFile, compare_results, gather_results
 from vitrail.evaluation.result import Measure, Result
 
 TOP = Measure(name="top-1", value=0.7, low=0.6, high=0.8, count=100)
@@ -27,7 +27,7 @@ def made(name: str = "a.safetensors", *, data: str = "pets", kind: str = "evalua
 
 
 def table(*results: Result, measures: tuple[str, ...] = ()) -> Comparison:
-    return compare([Found(Path(f"{at}.json"), one) for at, one in enumerate(results)], measures)
+    return compare_results([ResultFile(Path(f"{at}.json"), one) for at, one in enumerate(results)], measures)
 
 
 def texts(found: Comparison) -> list[list[str]]:
@@ -172,12 +172,12 @@ def test_folders_are_looked_through_and_bad_files_named(tmp_path: Path) -> None:
     made("a").write(tmp_path / "one.json")
     made("b").write(tmp_path / "deep" / "two.json")
     (tmp_path / "config.json").write_text("{}")
-    found = gather([tmp_path, tmp_path / "one.json"])
+    found = gather_results([tmp_path, tmp_path / "one.json"])
     assert [one.result.weights["name"] for one in found.found] == ["b", "a"]
     assert len(found.passed_over) == 1
     assert str(tmp_path / "config.json") in found.passed_over[0]
     with pytest.raises(DataError, match=r"config.json is not a result"):
-        gather([tmp_path / "config.json"])
+        gather_results([tmp_path / "config.json"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"there is no result in .*empty"):
-        gather([tmp_path / "empty"])
+        gather_results([tmp_path / "empty"])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vitrail.evaluation.speed import counted_macs
+from vitrail.evaluation.speed import count_paper_macs
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import StandardisedConv, pad_same
@@ -50,7 +50,7 @@ def test_padding_is_counted_as_the_network_pads(name: str, image: tuple[int, int
         config = inner if isinstance(config, ResNetConfig) else replace(config, backbone=inner, depth=1)
     with torch.random.fork_rng(devices=[]):
         assert config.padding_macs == on_padding(config) > 0
-    assert counted_macs(config) == config.macs - config.padding_macs
+    assert count_paper_macs(config) == config.macs - config.padding_macs
 
 
 def test_attention_has_no_padding() -> None:

@@ -27,8 +27,8 @@ from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen import embed as embedding
-from vitrail.evaluation.frozen.embed import Embedded, Work, embed
-from vitrail.evaluation.frozen.embedding_file import about_in
+from vitrail.evaluation.frozen.embed import EmbeddingSummary, EmbeddingJob, embed
+from vitrail.evaluation.frozen.embedding_file import read_description
 from vitrail.evaluation.frozen.features import features
 from vitrail.models.build import Model
 
@@ -70,7 +70,7 @@ def both() -> dict[str, ImageDataset]:
     return {"train": pictures(), "test": pictures(40, 1, labels=False)}
 
 
-def made(out: Path, splits: dict[str, ImageDataset] | None = None, **options: Any) -> Embedded:
+def made(out: Path, splits: dict[str, ImageDataset] | None = None, **options: Any) -> EmbeddingSummary:
     return embed(network(), splits or both(), out, batch=4, **options)
 
 
@@ -112,7 +112,7 @@ def test_an_npz_holds_the_same(tmp_path: Path) -> None:
         assert found["labels"].tolist() == [row["label"] or "" for row in rows]
         assert found["samples"].tolist() == [row["sample"] for row in rows]
         assert found["splits"].tolist() == [row["split"] for row in rows]
-    assert about_in(tmp_path / "e.npz")["facts"] == about_in(tmp_path / "e.parquet")["facts"]
+    assert read_description(tmp_path / "e.npz")["facts"] == read_description(tmp_path / "e.parquet")["facts"]
 
 
 def test_half_precision_is_half_as_large_and_rounded_once(tmp_path: Path) -> None:
@@ -154,16 +154,16 @@ def test_a_file_that_is_done_is_not_made_again(tmp_path: Path, monkeypatch: pyte
 def stopped(out: Path, monkeypatch: pytest.MonkeyPatch, parts: int = 3) -> None:
     """Leaves some parts behind."""
     left = [parts]
-    write = Work.write
+    write = EmbeddingJob.write
 
-    def writing(self: Work, *args: Any) -> None:
+    def writing(self: EmbeddingJob, *args: Any) -> None:
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
         write(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Work, "write", writing)
+        patch.setattr(EmbeddingJob, "write", writing)
         with pytest.raises(KeyboardInterrupt):
             made(out)
 
@@ -180,8 +180,8 @@ def test_a_restart_does_what_is_missing(tmp_path: Path, monkeypatch: pytest.Monk
     content[-1] ^= 1  # a flipped bit: made again
     second.write_bytes(content)
     computed: list[int] = []
-    write = Work.write
-    monkeypatch.setattr(Work, "write", lambda self, *args: (computed.append(args[0]), write(self, *args)))
+    write = EmbeddingJob.write
+    monkeypatch.setattr(EmbeddingJob, "write", lambda self, *args: (computed.append(args[0]), write(self, *args)))
     done = made(out)
     assert computed == [1, *range(3, done.parts)]
     assert done.found == 2
@@ -214,7 +214,7 @@ def test_two_at_once_are_told_apart(tmp_path: Path) -> None:
     ready, go = os.pipe()
     child = os.fork()
     if child == 0:
-        held = embedding.locked(tmp_path / "e.parquet.parts")
+        held = embedding.lock_folder(tmp_path / "e.parquet.parts")
         os.write(go, b"x")
         time.sleep(30)
         held.close()

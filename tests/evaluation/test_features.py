@@ -14,7 +14,7 @@ from vitrail.data.labels import Labels
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen import features as module
-from vitrail.evaluation.frozen.features import Squared, extract, features
+from vitrail.evaluation.frozen.features import SquareView, extract_features, features
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
 
@@ -78,7 +78,7 @@ def test_no_pictures_is_an_error() -> None:
 
 def test_places_in_the_source_come_along() -> None:
     source, plain = pictures(VIT.image, Labels(np.arange(5))), Preprocessing(image=VIT.image)
-    found = extract(build(VIT), eval_batches(source, plain, batch=2), plain, "cpu")
+    found = extract_features(build(VIT), eval_batches(source, plain, batch=2), plain, "cpu")
     assert found.samples.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -86,18 +86,18 @@ def test_the_references_view_is_the_centre_of_a_larger_square() -> None:
     """An image of 512 x 256 with a gradient each way: resized to 256 x 256, and 16 pixels cut off on every side."""
     down, across = np.meshgrid(np.arange(256), np.arange(512) / 2, indexing="ij")
     pixels = np.stack([down, across, 0 * down], 2).astype(np.uint8)
-    (seen,) = Squared((224, 224))(EncodedImage(pixels), [])
+    (seen,) = SquareView((224, 224))(EncodedImage(pixels), [])
     assert seen.shape == (3, 224, 224)
     assert seen[0, :, 0].tolist() == list(range(16, 240))
     np.testing.assert_allclose(seen[1, 0].numpy(), np.arange(16, 240), atol=1)
-    assert Squared((32, 48)).sizes == ((32, 48),)
+    assert SquareView((32, 48)).sizes == ((32, 48),)
 
 
 def test_the_references_view_cuts_levels_off() -> None:
     """big_vision casts what tf.image.resize gives to bytes, which truncates: bilinear from half-pixel centres."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (11, 23, 3), dtype=np.uint8)
-    (seen,) = Squared((14, 14))(EncodedImage(pixels), [])
+    (seen,) = SquareView((14, 14))(EncodedImage(pixels), [])
 
     def shares(old: int, new: int) -> np.ndarray:
         out = np.zeros((new, old))

@@ -17,9 +17,9 @@ from vitrail.data.collection import Collection
 from vitrail.data.dataset import Arrays, Encoded, ImageDataset
 from vitrail.data.labels import Labels
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.frozen.closed_form_classifier import Instant, at_most, fit, some_of
-from vitrail.evaluation.frozen.features import last_read
-from vitrail.evaluation.frozen.fewshot import PENALTIES, PENALTY, decompose, ridge
+from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier, at_most, fit, sample_stratified
+from vitrail.evaluation.frozen.features import compute_features
+from vitrail.evaluation.frozen.fewshot import PENALTIES, PENALTY, decompose, fit_ridge
 from vitrail.evaluation.frozen.ridge_head import SCALES, draws, fit_head, folded, loss, scale_of
 from vitrail.models.build import Model
 from vitrail.models.family import ModelConfig
@@ -57,7 +57,7 @@ def collection(**splits: ImageDataset) -> Collection:
     return Collection(name="set", kind="arrays", path=None, splits=splits)
 
 
-def small(config: ModelConfig = VIT, **options: object) -> Instant:
+def small(config: ModelConfig = VIT, **options: object) -> FittedClassifier:
     both = collection(train=pictures(config), test=pictures(config, seed=1))
     return fit(network(config), both, **options)  # type: ignore[arg-type]
 
@@ -72,9 +72,9 @@ def test_logits_are_the_closed_form_s_answer(config: ModelConfig, tmp_path: Path
     prepared = loaded.card.preprocessing
     images = torch.stack([prepared(source.open_image(at).rgb()) for at in range(len(source))])
     with torch.no_grad():
-        features = last_read(network(config), images)
+        features = compute_features(network(config), images)
         logits = loaded(images)
-    closed = ridge(features, torch.from_numpy(source.labels.values).long(), 3, made.head.penalty)
+    closed = fit_ridge(features, torch.from_numpy(source.labels.values).long(), 3, made.head.penalty)
     expected = made.head.scale * closed.scores(features)
     torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5)
     assert loaded.card.labels == ("a", "b", "c")
@@ -102,11 +102,11 @@ def test_the_answer_scores_as_the_closed_form_does() -> None:
     prepared = Preprocessing(image=VIT.image)
     with torch.no_grad():
         x, y = (
-            last_read(network(VIT), torch.stack([prepared(part.open_image(at).rgb()) for at in range(len(part))]))
+            compute_features(network(VIT), torch.stack([prepared(part.open_image(at).rgb()) for at in range(len(part))]))
             for part in (train, test)
         )
     labels = torch.from_numpy(train.labels.values).long()
-    expected = ridge(x, labels, 3, made.head.penalty).accuracy(y, labels)
+    expected = fit_ridge(x, labels, 3, made.head.penalty).accuracy(y, labels)
     assert made.scored.top1.value == expected
     assert made.scored.top1.count == 27
     assert made.scored.top1.value > 0.7
@@ -198,8 +198,8 @@ def test_shots_are_at_most_so_many_of_each_class() -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         at_most(labels, 3, 0)
     source = pictures(VIT, (30, 30, 30))
-    assert some_of(source, 90) is source
-    assert some_of(source, 30).labels.counts(3).tolist() == [10, 10, 10]
+    assert sample_stratified(source, 90) is source
+    assert sample_stratified(source, 30).labels.counts(3).tolist() == [10, 10, 10]
 
 
 class Torn(Arrays):

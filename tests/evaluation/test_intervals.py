@@ -7,20 +7,20 @@ import pytest
 from scipy.stats import binomtest
 
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.metrics.intervals import Floats, bootstrap, wilson
+from vitrail.evaluation.metrics.intervals import Floats, bootstrap, wilson_interval
 
 
 @pytest.mark.parametrize(("right", "count"), [(0, 1), (1, 1), (1, 3), (701, 1000), (765, 946), (0, 50), (50, 50)])
 def test_wilson_is_that_of_scipy(right: int, count: int) -> None:
     wanted = binomtest(right, count).proportion_ci(0.95, method="wilson")
-    assert wilson(right, count) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
-    assert 0.0 <= wilson(right, count).low <= right / count <= wilson(right, count).high <= 1.0
+    assert wilson_interval(right, count) == pytest.approx((wanted.low, wanted.high), abs=1e-12)
+    assert 0.0 <= wilson_interval(right, count).low <= right / count <= wilson_interval(right, count).high <= 1.0
 
 
 @pytest.mark.parametrize(("right", "count"), [(1, 0), (-1, 5), (6, 5)])
 def test_what_is_no_share_is_refused(right: int, count: int) -> None:
     with pytest.raises(ConfigError, match="no share"):
-        wilson(right, count)
+        wilson_interval(right, count)
 
 
 def mean_of(values: Floats) -> Callable[[Floats], Floats]:

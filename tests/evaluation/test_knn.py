@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.frozen.knn import classify, find_nearest, first_largest
+from vitrail.evaluation.frozen.knn import vote_classes, find_nearest, rank_stably
 
 
 def drawn(count: int, seed: int, classes: int = 6, width: int = 12) -> tuple[Tensor, Tensor]:
@@ -33,8 +33,8 @@ def test_scikit_learn_votes_the_same(k: int) -> None:
     distance, index = plain.kneighbors(t)
     assert near.index.tolist() == index.tolist()
     np.testing.assert_allclose(near.similarity.numpy(), 1 - distance, atol=1e-6)
-    assert classify(near, LABELS, 6, k, None).tolist() == plain.predict(t).tolist()
-    assert classify(near, LABELS, 6, k).tolist() == weighted.predict(t).tolist()
+    assert vote_classes(near, LABELS, 6, k, None).tolist() == plain.predict(t).tolist()
+    assert vote_classes(near, LABELS, 6, k).tolist() == weighted.predict(t).tolist()
 
 
 @pytest.mark.parametrize(("tested", "compared"), [(1, 100), (7, 130), (90, 540), (1000, 30)])
@@ -46,7 +46,7 @@ def test_blocks_change_nothing(tested: int, compared: int) -> None:
     whole, parts = find_nearest(doubled, TEST, 30), find_nearest(doubled, TEST, 30, tested=tested, compared=compared)
     assert parts.index.tolist() == whole.index.tolist()
     assert torch.equal(parts.similarity, whole.similarity)
-    assert torch.equal(classify(parts, labels, 6, 30), classify(whole, labels, 6, 30))
+    assert torch.equal(vote_classes(parts, labels, 6, 30), vote_classes(whole, labels, 6, 30))
 
 
 def test_of_copies_the_earlier_is_nearer() -> None:
@@ -58,25 +58,25 @@ def test_of_copies_the_earlier_is_nearer() -> None:
 
 def test_the_largest_come_first_and_the_first_of_equal_ones() -> None:
     values = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 2.0], [0.0] * 6])
-    assert first_largest(values, 3).tolist() == [[1, 3, 2], [0, 1, 2]]
+    assert rank_stably(values, 3).tolist() == [[1, 3, 2], [0, 1, 2]]
     many = torch.randint(0, 5, (40, 200), generator=torch.Generator().manual_seed(0)).float()
-    assert torch.equal(first_largest(many, 17), many.sort(dim=1, descending=True, stable=True).indices[:, :17])
+    assert torch.equal(rank_stably(many, 17), many.sort(dim=1, descending=True, stable=True).indices[:, :17])
 
 
 def test_of_equal_votes_the_smaller_class_wins() -> None:
     train = torch.eye(4)
     near = find_nearest(train, torch.ones(1, 4), 4)
-    assert classify(near, torch.tensor([3, 2, 3, 2]), 4, 4, None).tolist() == [2]
-    assert classify(near, torch.tensor([3, 2, 3, 2]), 4, 4).tolist() == [2]
-    assert classify(near, torch.tensor([3, 2, 3, 2]), 4, 3).tolist() == [3]
+    assert vote_classes(near, torch.tensor([3, 2, 3, 2]), 4, 4, None).tolist() == [2]
+    assert vote_classes(near, torch.tensor([3, 2, 3, 2]), 4, 4).tolist() == [2]
+    assert vote_classes(near, torch.tensor([3, 2, 3, 2]), 4, 3).tolist() == [3]
 
 
 def test_a_near_neighbour_outweighs_many_far_ones() -> None:
     train = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
     near, labels = find_nearest(train, torch.tensor([[1.0, 0.1]]), 4), torch.tensor([1, 0, 0, 0])
-    assert classify(near, labels, 2, 4).tolist() == [1]
-    assert classify(near, labels, 2, 4, None).tolist() == [0]
-    assert classify(near, labels, 2, 4, 1e-6).tolist() == [1]  # exp(10 ** 6) would be no number
+    assert vote_classes(near, labels, 2, 4).tolist() == [1]
+    assert vote_classes(near, labels, 2, 4, None).tolist() == [0]
+    assert vote_classes(near, labels, 2, 4, 1e-6).tolist() == [1]  # exp(10 ** 6) would be no number
 
 
 def test_features_of_nothing_are_similar_to_nothing() -> None:
@@ -90,6 +90,6 @@ def test_mistakes_are_named() -> None:
         find_nearest(TRAIN, TEST, 251)
     near = find_nearest(TRAIN, TEST, 3)
     with pytest.raises(ConfigError, match="3 neighbours were looked for"):
-        classify(near, LABELS, 6, 4)
+        vote_classes(near, LABELS, 6, 4)
     with pytest.raises(ConfigError, match="temperature=0"):
-        classify(near, LABELS, 6, 2, 0)
+        vote_classes(near, LABELS, 6, 2, 0)

@@ -18,15 +18,15 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.cli.app import main
 from vitrail.core.errors import DataError
 from vitrail.data.labels import Labels
-from vitrail.evaluation.metrics.multi_label import MultiLabel, assess
+from vitrail.evaluation.metrics.multi_label import MultiLabelScore, score_labels
 
 
-def made(count: int, classes: int, *, digits: int = 6, seed: int = 0) -> MultiLabel:
+def made(count: int, classes: int, *, digits: int = 6, seed: int = 0) -> MultiLabelScore:
     """Scores that know something of the truth; few digits give many that are equal."""
     rng = np.random.default_rng(seed)
     truth = rng.random((count, classes)) < np.linspace(0.1, 0.7, classes)
     scores = np.round(np.clip(0.35 * truth + 0.6 * rng.random((count, classes)), 0, 1), digits).astype(np.float32)
-    return MultiLabel(
+    return MultiLabelScore(
         scores=scores,
         truth=truth,
         sample=np.arange(count),
@@ -72,13 +72,13 @@ def test_intervals_hold_the_value_and_are_drawn_from_the_seed() -> None:
 
 def test_an_image_without_labels_is_an_answer_where_there_may_be_several() -> None:
     scores, seen = np.full((3, 2), 0.9, np.float32), np.array([True, True, False])
-    several = assess(scores, seen, Labels.several([[0, 1], [], [1]]), "ab", threshold=0.5, seed=0)
+    several = score_labels(scores, seen, Labels.several([[0, 1], [], [1]]), "ab", threshold=0.5, seed=0)
     assert several.sample.tolist() == [0, 1]
     assert several.truth.tolist() == [[True, True], [False, False]]
-    one = assess(scores, seen, Labels(np.array([1, -1, 0])), "ab", threshold=0.5, seed=0)
+    one = score_labels(scores, seen, Labels(np.array([1, -1, 0])), "ab", threshold=0.5, seed=0)
     assert one.sample.tolist() == [0]
     with pytest.raises(DataError):
-        assess(scores, seen, Labels.several([[], [], [1]]), "ab", threshold=0.5, seed=0)
+        score_labels(scores, seen, Labels.several([[], [], [1]]), "ab", threshold=0.5, seed=0)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.labels import Labels
-from vitrail.evaluation.frozen.knn import Frozen, company, to_show, vote
+from vitrail.evaluation.frozen.knn import Frozen, find_similar_samples, pick_samples, score_vote
 
 
 def frozen(count: int, *, seed: int, classes: int = 3, first: int = 0, labels: Tensor | None = None) -> Frozen:
@@ -29,7 +29,7 @@ def cosines(queries: Frozen, train: Frozen) -> np.ndarray:
 def test_neighbours_are_those_of_every_pair() -> None:
     train, queries = frozen(50, seed=0, first=7), frozen(9, seed=1)
     similar = cosines(queries, train)
-    for at, found in enumerate(company(queries, train)):
+    for at, found in enumerate(find_similar_samples(queries, train)):
         nearest = np.argsort(-similar[at])[:5]
         assert found.sample == queries.samples[at]
         assert [one.sample for one in found.neighbours] == train.samples[nearest].tolist()
@@ -46,7 +46,7 @@ def test_the_vote_is_that_of_twenty_weighed_by_similarity() -> None:
         for index in np.argsort(-similar[at])[:20]:
             votes[train.labels[index]] += np.exp(similar[at][index] / 0.07)
         right += int(votes.argmax() == test.labels[at])
-    assert vote(train, test, 3) == (right, 40)
+    assert score_vote(train, test, 3) == (right, 40)
     assert 13 < right < 40
 
 
@@ -54,42 +54,42 @@ def test_samples_without_a_label_neither_vote_nor_count() -> None:
     train, test = frozen(30, seed=0), frozen(20, seed=1)
     half = test.labels.clone()
     half[::2] = -1
-    counted = vote(train, Frozen(features=test.features, samples=test.samples, labels=half), 3)
+    counted = score_vote(train, Frozen(features=test.features, samples=test.samples, labels=half), 3)
     assert counted is not None
     assert counted[1] == 10
     known = train.labels.clone()
     known[10:] = -1
     some = Frozen(features=train.features, samples=train.samples, labels=known)
     alone = Frozen(features=train.features[:10], samples=train.samples[:10], labels=train.labels[:10])
-    assert vote(some, test, 3) == vote(alone, test, 3), "ten can vote, whoever else is near"
+    assert score_vote(some, test, 3) == score_vote(alone, test, 3), "ten can vote, whoever else is near"
     none = torch.full((20,), -1)
-    assert vote(train, Frozen(features=test.features, samples=test.samples, labels=none), 3) is None
-    assert vote(train, test, 0) is None
-    unknown = company(Frozen(features=test.features, samples=test.samples, labels=none), train)
+    assert score_vote(train, Frozen(features=test.features, samples=test.samples, labels=none), 3) is None
+    assert score_vote(train, test, 0) is None
+    unknown = find_similar_samples(Frozen(features=test.features, samples=test.samples, labels=none), train)
     assert {one.same for found in unknown for one in found.neighbours} == {None}
 
 
 def test_a_picture_is_no_neighbour_of_its_own_and_of_few_all_are_shown() -> None:
     train = frozen(4, seed=0)
-    for found in company(train, train, itself=True):
+    for found in find_similar_samples(train, train, itself=True):
         assert found.sample not in [one.sample for one in found.neighbours]
         assert len(found.neighbours) == 3
-    assert len(company(train, train)[0].neighbours) == 4
+    assert len(find_similar_samples(train, train)[0].neighbours) == 4
 
 
 def test_of_several_labels_one_in_common_is_enough() -> None:
     several = torch.tensor([[0, 1], [2, -1], [-1, -1]])
     three = Frozen(features=torch.eye(3), samples=torch.arange(3), labels=several)
-    found = company(Frozen(features=torch.eye(3)[:1], samples=torch.tensor([9]), labels=torch.tensor([[1, 2]])), three)
+    found = find_similar_samples(Frozen(features=torch.eye(3)[:1], samples=torch.tensor([9]), labels=torch.tensor([[1, 2]])), three)
     assert {one.sample: one.same for one in found[0].neighbours} == {0: True, 1: True, 2: None}
 
 
 def test_the_pictures_to_show_are_of_many_classes_and_stay_the_same() -> None:
     labels = Labels(np.repeat(np.arange(4), 25))
-    shown = to_show(labels, 6)
+    shown = pick_samples(labels, 6)
     assert len(set(shown.tolist())) == 6
     assert set(labels.values[shown[:4]]) == {0, 1, 2, 3}
-    assert shown.tolist() == to_show(labels, 6).tolist()
-    assert shown[:4].tolist() == to_show(labels, 4).tolist()
-    assert len(to_show(Labels.none(3), 8)) == 3
-    assert len(set(to_show(Labels.none(100), 8).tolist())) == 8
+    assert shown.tolist() == pick_samples(labels, 6).tolist()
+    assert shown[:4].tolist() == pick_samples(labels, 4).tolist()
+    assert len(pick_samples(Labels.none(3), 8)) == 3
+    assert len(set(pick_samples(Labels.none(100), 8).tolist())) == 8

@@ -14,16 +14,16 @@ from tests.models.tiny import VIT
 from vitrail.checkpoint.weights import fresh, load, save
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.splits import Selection
-from vitrail.evaluation.frozen.features import network_hash
-from vitrail.evaluation.result import Measure, Result, data_facts, deduplicated, shown, spanned, weights_facts
+from vitrail.evaluation.frozen.features import hash_network
+from vitrail.evaluation.result import Measure, Result, describe_data, check_deduplication, format_value, format_interval, describe_weights
 
 
 def result() -> Result:
     torch.manual_seed(0)
     return Result(
         kind="evaluate",
-        weights=weights_facts("tiny.safetensors", fresh(VIT)),
-        data=data_facts("set", "test", pictures(), deduplicated=None),
+        weights=describe_weights("tiny.safetensors", fresh(VIT)),
+        data=describe_data("set", "test", pictures(), deduplicated=None),
         measures=(Measure(name="top-1", value=0.701, low=0.6719, high=0.72856, count=1000),),
         config={"image": [6, 12]},
     )
@@ -35,7 +35,7 @@ def test_it_comes_back_as_it_went(tmp_path: Path) -> None:
     again = Result.read(path)
     assert again == one
     assert {"vitrail", "torch", "python", "git", "devices"} <= set(again.environment)
-    assert again.weights["hash"] == network_hash(fresh_again())
+    assert again.weights["hash"] == hash_network(fresh_again())
     assert again.data["fingerprint"] == pictures().fingerprint
 
 
@@ -93,17 +93,17 @@ def test_a_measure_is_a_number() -> None:
     ],
 )
 def test_numbers_as_they_are_shown(measure: Measure, value: str, span: str) -> None:
-    assert (shown(measure), spanned(measure)) == (value, span)
+    assert (format_value(measure), format_interval(measure)) == (value, span)
 
 
 def test_the_hash_is_of_the_numbers_and_not_of_the_file(tmp_path: Path) -> None:
     network = fresh_again()
     save(network, tmp_path / "a.safetensors", provenance={"seed": 1})
     save(network, tmp_path / "b.safetensors", labels=list("abcde"))
-    assert network_hash(load(tmp_path / "a.safetensors")) == network_hash(load(tmp_path / "b.safetensors"))
+    assert hash_network(load(tmp_path / "a.safetensors")) == hash_network(load(tmp_path / "b.safetensors"))
     with torch.no_grad():
         next(network.parameters()).flatten()[0] += 1e-6
-    assert network_hash(network) != network_hash(load(tmp_path / "a.safetensors"))
+    assert hash_network(network) != hash_network(load(tmp_path / "a.safetensors"))
 
 
 def selection(**rule: object) -> Selection:
@@ -113,29 +113,29 @@ def selection(**rule: object) -> Selection:
 def test_copies_are_known_to_be_left_out_by_a_selection_against_these_pictures() -> None:
     source = pictures()
     against = selection(name="dedup", against={"set@test": source.fingerprint}, method={"exact": True})
-    assert deduplicated(source, against, {}) is True
-    facts = data_facts("set", "test", source, deduplicated=True, selection=against)
+    assert check_deduplication(source, against, {}) is True
+    facts = describe_data("set", "test", source, deduplicated=True, selection=against)
     assert (facts["deduplicated"], facts["deduplicated_by"]) == (True, against.hash)
     with pytest.raises(DataError, match="made against other@test, and not against these images"):
-        deduplicated(source, selection(name="dedup", against={"other@test": "0"}), {})
+        check_deduplication(source, selection(name="dedup", against={"other@test": "0"}), {})
     with pytest.raises(DataError, match="'dev' is none of `vitrail data dedup`"):
-        deduplicated(source, selection(name="dev"), {})
+        check_deduplication(source, selection(name="dev"), {})
 
 
 @pytest.mark.parametrize(("told", "known"), [({}, None), ({"deduplicated": False}, False), ({"deduplicated": 1}, None)])
 def test_else_the_weights_say_so_or_nobody_knows(told: dict[str, object], known: bool | None) -> None:
-    assert deduplicated(pictures(), None, told) is known
+    assert check_deduplication(pictures(), None, told) is known
 
 
 def test_weights_tell_what_was_left_out_of_all_their_trainings() -> None:
     source = pictures()
     ours = {"deduplicated": {"selection": "0", "against": {"set@test": source.fingerprint}}}
     others = {"deduplicated": {"selection": "0", "against": {"other@test": "0"}}}
-    assert deduplicated(source, None, ours) is True
-    assert deduplicated(source, None, others) is None
-    assert deduplicated(source, None, {**ours, "from": ours}) is True
-    assert deduplicated(source, None, {**ours, "from": {"weights": "public"}}) is None
-    assert deduplicated(source, None, {**ours, "from": {"deduplicated": False}}) is False
+    assert check_deduplication(source, None, ours) is True
+    assert check_deduplication(source, None, others) is None
+    assert check_deduplication(source, None, {**ours, "from": ours}) is True
+    assert check_deduplication(source, None, {**ours, "from": {"weights": "public"}}) is None
+    assert check_deduplication(source, None, {**ours, "from": {"deduplicated": False}}) is False
 
 
 def test_results_are_read_without_torch(tmp_path: Path) -> None:

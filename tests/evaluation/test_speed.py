@@ -7,7 +7,7 @@ import torch
 
 from vitrail.checkpoint.weights import fresh
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.speed import LEAST, PATIENCE, Limits, Passes, allocated, speed
+from vitrail.evaluation.speed import LEAST, PATIENCE, SpeedLimits, TimedNetwork, count_allocated, measure_speed
 from vitrail.models.vit_config import ViTConfig
 
 TINY = ViTConfig(width=16, depth=2, mlp_width=32, heads=2, patch=(4, 4), image=(16, 16), classes=10)
@@ -41,7 +41,7 @@ class Machine:
 
 def test_batches_double_until_nothing_is_gained() -> None:
     machine = Machine()
-    found = speed(machine, Limits(seconds=1e9), clock=machine.clock)
+    found = measure_speed(machine, SpeedLimits(seconds=1e9), clock=machine.clock)
     assert [point.batch for point in found.points] == [1 << at for at in range(len(found.points))]
     assert found.stopped == "no faster"
     assert 9.5 < found.best.images_per_s < 10  # 1 / each
@@ -53,7 +53,7 @@ def test_batches_double_until_nothing_is_gained() -> None:
 
 def test_the_first_pass_does_not_count() -> None:
     machine = Machine()
-    found = speed(machine, Limits(batches=(4,), seconds=1000), clock=machine.clock)
+    found = measure_speed(machine, SpeedLimits(batches=(4,), seconds=1000), clock=machine.clock)
     assert found.points[0].seconds == pytest.approx(1.4)
     assert found.points[0].passes == LEAST
     assert found.stopped == "all asked for"
@@ -61,7 +61,7 @@ def test_the_first_pass_does_not_count() -> None:
 
 def test_time_ends_it_before_the_batch_that_would_take_too_long() -> None:
     machine = Machine(start=10.0)
-    found = speed(machine, Limits(seconds=300), clock=machine.clock)
+    found = measure_speed(machine, SpeedLimits(seconds=300), clock=machine.clock)
     assert found.stopped == "time"
     assert len(found.points) > 1
     assert machine.now <= 300
@@ -69,14 +69,14 @@ def test_time_ends_it_before_the_batch_that_would_take_too_long() -> None:
 
 def test_one_point_there_always_is() -> None:
     machine = Machine(start=100.0)
-    found = speed(machine, Limits(seconds=1, room=100 + 10 * 100), clock=machine.clock)
+    found = measure_speed(machine, SpeedLimits(seconds=1, room=100 + 10 * 100), clock=machine.clock)
     assert [(point.batch, point.passes) for point in found.points] == [(1, 1)]
     assert found.largest == 100
 
 
 def test_memory_ends_it_and_tells_the_largest_batch() -> None:
     machine = Machine(holds=100 + 10 * 100)
-    found = speed(machine, Limits(seconds=1e9, room=100 + 10 * 100), clock=machine.clock)
+    found = measure_speed(machine, SpeedLimits(seconds=1e9, room=100 + 10 * 100), clock=machine.clock)
     assert found.stopped == "memory"
     assert max(machine.ran) == 64  # 128 is known not to fit before it is tried
     assert (found.largest, found.tried) == (100, False)
@@ -84,27 +84,27 @@ def test_memory_ends_it_and_tells_the_largest_batch() -> None:
 
 def test_a_gpu_tries_the_largest_batch_and_steps_back() -> None:
     machine = Machine(holds=100 + 10 * 93, tries=True)
-    found = speed(machine, Limits(seconds=1e9, room=100 + 10 * 100), clock=machine.clock)
+    found = measure_speed(machine, SpeedLimits(seconds=1e9, room=100 + 10 * 100), clock=machine.clock)
     assert found.tried
     assert machine.ran[-1] == found.largest == 90  # 100, 95, 90
 
 
 def test_a_batch_beyond_what_kernels_take_is_reckoned_only() -> None:
     machine = Machine(tries=True)
-    found = speed(machine, Limits(seconds=1e9, room=100 + 10 * 100_000), clock=machine.clock)
+    found = measure_speed(machine, SpeedLimits(seconds=1e9, room=100 + 10 * 100_000), clock=machine.clock)
     assert (found.largest, found.tried) == (100_000, False)
     assert max(machine.ran) < 100_000
 
 
 def test_what_does_not_fit_at_all_is_said() -> None:
     with pytest.raises(ConfigError, match="not even the first batch"):
-        speed(Machine(holds=10), Limits())
+        measure_speed(Machine(holds=10), SpeedLimits())
 
 
 @pytest.mark.parametrize("wrong", [{"batches": (0,)}, {"seconds": 0.0}, {"room": -1}])
 def test_limits_that_make_no_sense(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        Limits(**wrong)  # type: ignore[arg-type]
+        SpeedLimits(**wrong)  # type: ignore[arg-type]
 
 
 def test_allocations_are_counted_at_their_peak() -> None:
@@ -115,12 +115,12 @@ def test_allocations_are_counted_at_their_peak() -> None:
         three = torch.zeros(100)
         del two, three
 
-    assert allocated(work) == pytest.approx(6000, abs=200)  # blocks are rounded up
+    assert count_allocated(work) == pytest.approx(6000, abs=200)  # blocks are rounded up
 
 
 def test_a_network_for_real(capfd: pytest.CaptureFixture[str]) -> None:
-    passes = Passes(network=fresh(TINY), device=torch.device("cpu"))
-    found = speed(passes, Limits(batches=(1, 2, 4), seconds=20, room=1 << 30))
+    passes = TimedNetwork(network=fresh(TINY), device=torch.device("cpu"))
+    found = measure_speed(passes, SpeedLimits(batches=(1, 2, 4), seconds=20, room=1 << 30))
     assert [point.batch for point in found.points] == [1, 2, 4]
     assert all(point.images_per_s > 0 for point in found.points)
     one, two, four = (point.memory or 0 for point in found.points)
@@ -133,15 +133,15 @@ def test_a_network_for_real(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bfloat16_takes_less() -> None:
-    low = Passes(network=fresh(TINY), device=torch.device("cpu"), precision="bfloat16")
-    high = Passes(network=fresh(TINY), device=torch.device("cpu"))
+    low = TimedNetwork(network=fresh(TINY), device=torch.device("cpu"), precision="bfloat16")
+    high = TimedNetwork(network=fresh(TINY), device=torch.device("cpu"))
     assert (low.memory(2) or 0) < 0.75 * (high.memory(2) or 0)
 
 
 def test_an_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = list[str]()
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
-    passes = Passes(network=fresh(TINY), device=torch.device("cpu"))
+    passes = TimedNetwork(network=fresh(TINY), device=torch.device("cpu"))
     passes.settle()
     assert waited == []
     passes.device = torch.device("mps")

@@ -15,7 +15,7 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
 from vitrail.data.targets import Targets
-from vitrail.evaluation.metrics.metric import Criterion, Together
+from vitrail.evaluation.metrics.metric import Criterion, SupportsAllReduce
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
@@ -76,7 +76,7 @@ class ErrorMetric:
         errors = torch.where(batch.valid, (outputs[:, 0].float() - batch.target).abs(), 0.0)
         self.sums += torch.stack([errors.double().sum(), batch.valid.sum()])
 
-    def merge(self, world: Together) -> None:
+    def merge(self, world: SupportsAllReduce) -> None:
         world.sum_(self.sums)
 
     def result(self) -> MeanError:

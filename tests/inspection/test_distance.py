@@ -12,7 +12,7 @@ from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import RESNET, VIT, awake, images
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.inspection.distance import attention_distance, attention_entropy, distance_matrix
-from vitrail.inspection.layer_taps import stream
+from vitrail.inspection.layer_taps import iterate_layers
 from vitrail.models import attention
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
@@ -96,7 +96,7 @@ def test_pictures_count_alike_however_they_are_batched(name: str) -> None:
     whole = attention_distance(model, [pictures])
     torch.testing.assert_close(attention_distance(model, [pictures[:4], pictures[4:]]), whole)
     far = distance_matrix(config.grid, (2, 3) if config.backbone is None else (8, 8)).double()
-    for view in stream(model, pictures):
+    for view in iterate_layers(model, pictures):
         between = view.attention[..., config.prefix :, config.prefix :]
         wanted = (between * far).sum(-1).mean(-1).mean(0)
         torch.testing.assert_close(whole[view.layer], wanted.float())

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.models.tiny import HYBRID, POSITIONS, RESNET, VIT, awake
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.distance import distance_matrix
-from vitrail.inspection.weights_and_features import filters, near_far, position_similarity, row_column_score
+from vitrail.inspection.weights_and_features import filter_components, distance_correlation, position_similarity, row_column_score
 from vitrail.models.build import build
 
 
@@ -23,7 +23,7 @@ def test_planted_components_come_out_in_order() -> None:
     with torch.no_grad():
         mixed = 3 * amount[:, :1] * strong.flatten() + amount[:, 1:2] * weak.flatten() + 50 * common.flatten()
         model.embedding.projection.weight.copy_(mixed.view(64, 3, 4, 4))
-    tiles = filters(model, 2)
+    tiles = filter_components(model, 2)
     assert tiles.shape == (2, 4, 4, 3)
     for tile, pattern in zip(tiles, (strong, weak), strict=True):
         both = torch.stack([tile.flatten(), pattern.permute(1, 2, 0).flatten()])
@@ -33,23 +33,23 @@ def test_planted_components_come_out_in_order() -> None:
 @pytest.mark.parametrize("config", [VIT, replace(VIT, channels=1), HYBRID, RESNET])
 def test_tiles_are_pictures(config: object) -> None:
     model = awake(config, torch.float32)  # type: ignore[arg-type]
-    tiles = filters(model)
+    tiles = filter_components(model)
     patch = (2, 3) if getattr(config, "backbone", RESNET) is None else (7, 7)
     assert tiles.shape[1:] == (*patch, 3)
     assert 1 <= len(tiles) <= 28
     assert tiles.flatten(1).amin(1).tolist() == [0.0] * len(tiles)
     assert tiles.flatten(1).amax(1).tolist() == pytest.approx([1.0] * len(tiles))
-    assert torch.equal(tiles, filters(model))
+    assert torch.equal(tiles, filter_components(model))
 
 
 def test_there_are_no_more_components_than_filters_or_pixels_allow() -> None:
-    assert len(filters(awake(VIT))) == 15  # 16 filters around their mean
-    assert len(filters(awake(replace(VIT, channels=1, width=32)))) == 6  # pixels
-    assert len(filters(awake(VIT), 3)) == 3
+    assert len(filter_components(awake(VIT))) == 15  # 16 filters around their mean
+    assert len(filter_components(awake(replace(VIT, channels=1, width=32)))) == 6  # pixels
+    assert len(filter_components(awake(VIT), 3)) == 3
     with pytest.raises(ConfigError, match="count=0"):
-        filters(awake(VIT), 0)
+        filter_components(awake(VIT), 0)
     with pytest.raises(ConfigError, match="4 channels"):
-        filters(awake(replace(VIT, channels=4)))
+        filter_components(awake(replace(VIT, channels=4)))
 
 
 @pytest.mark.parametrize("changes", POSITIONS)
@@ -100,12 +100,12 @@ def test_rows_and_columns_count_beyond_distance() -> None:
 
 
 def test_nearness_is_a_rank_correlation() -> None:
-    assert near_far(alike(5, 8, "distance")) == pytest.approx(-1)
-    assert abs(near_far(alike(14, 14, "chance"))) < 0.05
+    assert distance_correlation(alike(5, 8, "distance")) == pytest.approx(-1)
+    assert abs(distance_correlation(alike(14, 14, "chance"))) < 0.05
     similarity = alike(4, 3, "axes") + 0.1 * alike(4, 3, "chance").round(decimals=1)  # with ties on both sides
     first, second = torch.triu_indices(12, 12, offset=1)
     far = distance_matrix((4, 3), (1, 1))
     wanted = spearmanr(similarity.reshape(12, 12)[first, second], far[first, second]).statistic
-    assert near_far(similarity) == pytest.approx(float(wanted), abs=1e-6)
+    assert distance_correlation(similarity) == pytest.approx(float(wanted), abs=1e-6)
     with pytest.raises(ConfigError, match="rows, columns"):
-        near_far(torch.zeros(4, 4))
+        distance_correlation(torch.zeros(4, 4))

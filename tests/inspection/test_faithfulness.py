@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.models.tiny import RESNET, VIT, awake, images
 from vitrail.core.errors import ConfigError, UnknownName
-from vitrail.inspection.faithfulness import Curves, curves, random_maps, ranked
+from vitrail.inspection.faithfulness import FaithfulnessCurves, faithfulness_curves, random_maps, rank_cells
 from vitrail.inspection.rollout import grad_cam, gradient_rollout, rollout
 
 
@@ -36,7 +36,7 @@ def test_the_right_map_beats_chance_and_the_wrong_one_loses() -> None:
     model, pictures = Corner(), corner_pictures()
     right = torch.zeros(2, 4, 4)
     right[:, 2:, 2:] = 1
-    scores = [curves(model, pictures, maps, steps=8) for maps in (right, random_maps(right), -right)]
+    scores = [faithfulness_curves(model, pictures, maps, steps=8) for maps in (right, random_maps(right), -right)]
     for better, worse in pairwise(scores):
         assert (better.deletion_area < worse.deletion_area).all()
         assert (better.insertion_area > worse.insertion_area).all()
@@ -49,7 +49,7 @@ def test_the_right_map_beats_chance_and_the_wrong_one_loses() -> None:
 def test_curves_begin_and_end_where_they_must(fill: str) -> None:
     model, pictures = awake(VIT), images(VIT, 3)
     classes = torch.tensor([0, 2, 4])
-    found = curves(model, pictures, rollout(model, pictures), classes, steps=5, fill=fill)  # type: ignore[arg-type]
+    found = faithfulness_curves(model, pictures, rollout(model, pictures), classes, steps=5, fill=fill)  # type: ignore[arg-type]
     whole = model(pictures).softmax(1)[range(3), classes].detach()
     torch.testing.assert_close(found.deletion[:, 0], whole)
     torch.testing.assert_close(found.insertion[:, -1], whole)
@@ -61,36 +61,36 @@ def test_curves_begin_and_end_where_they_must(fill: str) -> None:
 
 
 def test_areas_by_hand() -> None:
-    found = Curves(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([[0.0, 1.0, 1.0]]))
+    found = FaithfulnessCurves(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([[0.0, 1.0, 1.0]]))
     assert found.deletion_area.tolist() == [0.5]
     assert found.insertion_area.tolist() == [0.75]
 
 
 def test_cells_are_ranked_largest_first() -> None:
-    assert ranked(torch.tensor([[[0.1, 0.9], [0.5, 0.5]]])).tolist() == [[[3, 0], [1, 2]]]
+    assert rank_cells(torch.tensor([[[0.1, 0.9], [0.5, 0.5]]])).tolist() == [[[3, 0], [1, 2]]]
     assert torch.equal(random_maps(torch.zeros(2, 3, 4)), random_maps(torch.ones(2, 3, 4)))
     assert not torch.equal(random_maps(torch.zeros(2, 3, 4)), random_maps(torch.zeros(2, 3, 4), seed=1))
 
 
 def test_any_network_and_any_map() -> None:
     model, pictures = awake(RESNET), images(RESNET)
-    found = curves(model, pictures, grad_cam(model, pictures), steps=4)
+    found = faithfulness_curves(model, pictures, grad_cam(model, pictures), steps=4)
     assert found.deletion.shape == (2, 5)
     model.train()
-    curves(model, pictures, torch.rand(2, 20, 28), steps=2)  # as fine as the image
+    faithfulness_curves(model, pictures, torch.rand(2, 20, 28), steps=2)  # as fine as the image
     assert model.training
 
 
 def test_misfits_are_refused() -> None:
     model, pictures = awake(VIT), images(VIT)
     with pytest.raises(ConfigError, match="do not fit 2 images of 6x12"):
-        curves(model, pictures, torch.rand(3, 3, 4))
+        faithfulness_curves(model, pictures, torch.rand(3, 3, 4))
     with pytest.raises(ConfigError, match="do not fit"):
-        curves(model, pictures, torch.rand(2, 7, 4))
+        faithfulness_curves(model, pictures, torch.rand(2, 7, 4))
     with pytest.raises(ConfigError, match="steps=14: from 1 to the 12 cells"):
-        curves(model, pictures, torch.rand(2, 3, 4))
+        faithfulness_curves(model, pictures, torch.rand(2, 3, 4))
     with pytest.raises(UnknownName, match="mean"):
-        curves(model, pictures, torch.rand(2, 3, 4), fill="meen", steps=3)  # type: ignore[arg-type]
+        faithfulness_curves(model, pictures, torch.rand(2, 3, 4), fill="meen", steps=3)  # type: ignore[arg-type]
 
 
 class Averaged(nn.Module):
@@ -108,7 +108,7 @@ def test_of_answers_for_pixels_the_mean_counts() -> None:
     model = awake(replace(VIT, head="patches"))
     pictures = images(VIT, 2)
     maps = rollout(model, pictures)
-    found, wanted = (curves(one, pictures, maps, steps=3) for one in (model, Averaged(model)))
+    found, wanted = (faithfulness_curves(one, pictures, maps, steps=3) for one in (model, Averaged(model)))
     torch.testing.assert_close(found.deletion, wanted.deletion)
     torch.testing.assert_close(found.insertion, wanted.insertion)
 
@@ -116,5 +116,5 @@ def test_of_answers_for_pixels_the_mean_counts() -> None:
 def test_one_output_has_no_probability() -> None:
     config = replace(VIT, classes=1)
     with pytest.raises(ConfigError, match="one output"):
-        curves(awake(config), images(config), torch.rand(2, 3, 4), steps=3)
+        faithfulness_curves(awake(config), images(config), torch.rand(2, 3, 4), steps=3)
     assert gradient_rollout(awake(config), images(config)).shape == (2, 3, 4)

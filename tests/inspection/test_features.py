@@ -9,11 +9,11 @@ import torch
 from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import VIT, awake, images
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.layer_taps import stream
+from vitrail.inspection.layer_taps import iterate_layers
 from vitrail.inspection.weights_and_features import (
-    colours,
-    filters,
-    near_far,
+    feature_colours,
+    filter_components,
+    distance_correlation,
     patch_features,
     patch_similarity,
     token_norms,
@@ -24,7 +24,7 @@ from vitrail.inspection.weights_and_features import (
 def test_features_and_norms_are_those_of_the_layers(name: str) -> None:
     config = ATTENTIVE[name]
     model, pictures = awake(config), images(config)
-    views = list(stream(model, pictures))
+    views = list(iterate_layers(model, pictures))
     norms = token_norms(model, pictures)
     assert norms.shape == (len(views) + 1, 2, config.tokens)
     torch.testing.assert_close(norms[0], views[0].before.square().sum(-1).sqrt())
@@ -48,22 +48,22 @@ def test_colours_are_the_principal_components_of_all_pictures() -> None:
     axes = torch.linalg.qr(torch.randn(9, 3)).Q.T
     amount = torch.randn(2, 4, 5, 3)
     features = 7 + 100 * amount[..., :1] * axes[0] + 10 * amount[..., 1:2] * axes[1] + amount[..., 2:] * axes[2]
-    shown = colours(features)
+    shown = feature_colours(features)
     assert shown.shape == (2, 4, 5, 3)
     assert shown.min() >= 0
     assert shown.max() <= 1
     for part in range(3):
         both = torch.stack([shown[..., part].flatten(), amount[..., part].flatten()])
         assert abs(torch.corrcoef(both)[0, 1].item()) > 0.95
-    torch.testing.assert_close(colours(features.double()), shown, atol=1e-4, rtol=0)  # signs do not jump
+    torch.testing.assert_close(feature_colours(features.double()), shown, atol=1e-4, rtol=0)  # signs do not jump
 
 
 def test_features_that_do_not_vary_have_no_colour() -> None:
-    assert torch.equal(colours(torch.ones(1, 2, 2, 6)), torch.full((1, 2, 2, 3), 0.5))
+    assert torch.equal(feature_colours(torch.ones(1, 2, 2, 6)), torch.full((1, 2, 2, 3), 0.5))
     flat = torch.zeros(1, 3, 3, 6)
     flat[0, 1, 1, 2] = 5
-    assert torch.equal(colours(flat)[..., 1:], torch.full((1, 3, 3, 2), 0.5))
-    assert colours(torch.randn(1, 2, 2, 2)).shape == (1, 2, 2, 3)
+    assert torch.equal(feature_colours(flat)[..., 1:], torch.full((1, 3, 3, 2), 0.5))
+    assert feature_colours(torch.randn(1, 2, 2, 2)).shape == (1, 2, 2, 3)
 
 
 def test_likeness_to_a_patch() -> None:
@@ -98,10 +98,10 @@ class Single(torch.Tensor):
 
 def test_doubles_are_made_on_the_host() -> None:
     drawn = torch.rand(1, 3, 4, 8).as_subclass(Single)
-    assert colours(drawn).shape == (1, 3, 4, 3)
+    assert feature_colours(drawn).shape == (1, 3, 4, 3)
     similarity = torch.rand(3, 4, 3, 4).as_subclass(Single)
-    assert -1 <= near_far(similarity) <= 1
+    assert -1 <= distance_correlation(similarity) <= 1
     model = awake(VIT)
     kernel = model.embedding.projection
     kernel.weight = torch.nn.Parameter(kernel.weight.detach().as_subclass(Single), requires_grad=False)
-    assert filters(model, 2).shape[0] == 2
+    assert filter_components(model, 2).shape[0] == 2

@@ -25,20 +25,20 @@ def curves(*names: str) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float
 
 
 EVERY: dict[str, Callable[[Theme], Any]] = {
-    "one pair": lambda theme: figures.pairs([PICTURE], [PICTURE], ["a snipe, 91 %"], theme),
-    "three pairs": lambda theme: figures.pairs([PICTURE] * 3, [PICTURE] * 3, ["$x$ 鳥", "", "z" * 200], theme),
-    "sheet": lambda theme: figures.sheet(
+    "one pair": lambda theme: figures.draw_pairs([PICTURE], [PICTURE], ["a snipe, 91 %"], theme),
+    "three pairs": lambda theme: figures.draw_pairs([PICTURE] * 3, [PICTURE] * 3, ["$x$ 鳥", "", "z" * 200], theme),
+    "sheet": lambda theme: figures.draw_sheet(
         [[PICTURE, None], [PICTURE]], theme, columns=["a", "b"], rows=["r"], bar=(0.0, 1.0, "cosine")
     ),
-    "filters": lambda theme: figures.filters(DRAW.random((9, 4, 4, 3)), theme),
-    "positions": lambda theme: figures.positions(2 * DRAW.random((2, 3, 2, 3)) - 1, theme),
-    "one head": lambda theme: figures.by_head(DRAW.random((1, 1)), "distance", theme),
-    "many heads": lambda theme: figures.by_head(DRAW.random((32, 16)), "distance", theme, reference=2.0, called="even"),
-    "norms": lambda theme: figures.norms(DRAW.random((3, 2, 8)) + 1, ["class token", "register"], theme),
-    "norms far apart": lambda theme: figures.norms(np.exp(9 * DRAW.random((33, 1, 6))), [], theme),
-    "matrix": lambda theme: figures.matrix(DRAW.random((3, 3)), theme),
-    "faithfulness": lambda theme: figures.faithfulness(curves("rollout", "random"), theme),
-    "one image": lambda theme: figures.faithfulness({"Grad-CAM": (np.ones((1, 3)), np.ones((1, 3)))}, theme),
+    "filters": lambda theme: figures.draw_filters(DRAW.random((9, 4, 4, 3)), theme),
+    "positions": lambda theme: figures.draw_positions(2 * DRAW.random((2, 3, 2, 3)) - 1, theme),
+    "one head": lambda theme: figures.draw_heads(DRAW.random((1, 1)), "distance", theme),
+    "many heads": lambda theme: figures.draw_heads(DRAW.random((32, 16)), "distance", theme, reference=2.0, called="even"),
+    "norms": lambda theme: figures.draw_norms(DRAW.random((3, 2, 8)) + 1, ["class token", "register"], theme),
+    "norms far apart": lambda theme: figures.draw_norms(np.exp(9 * DRAW.random((33, 1, 6))), [], theme),
+    "matrix": lambda theme: figures.draw_matrix(DRAW.random((3, 3)), theme),
+    "faithfulness": lambda theme: figures.draw_faithfulness(curves("rollout", "random"), theme),
+    "one image": lambda theme: figures.draw_faithfulness({"Grad-CAM": (np.ones((1, 3)), np.ones((1, 3)))}, theme),
 }
 
 
@@ -58,7 +58,7 @@ def test_every_figure_is_drawn(name: str) -> None:
 @pytest.mark.usefixtures("coarse")
 def test_a_dark_figure_is_dark() -> None:
     for theme in (LIGHT, DARK):
-        with Image.open(io.BytesIO(encoded(figures.by_head(np.ones((2, 2)), "", theme), theme, "png"))) as image:
+        with Image.open(io.BytesIO(encoded(figures.draw_heads(np.ones((2, 2)), "", theme), theme, "png"))) as image:
             red, green, blue = image.convert("RGB").getpixel((0, 0))  # type: ignore[misc]
             assert f"#{red:02x}{green:02x}{blue:02x}" == theme.paper
 
@@ -66,7 +66,7 @@ def test_a_dark_figure_is_dark() -> None:
 def test_files_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
     values = DRAW.random((4, 2))
     for name in ("one", "two"):
-        png, svg = save(figures.by_head(values, "distance", LIGHT), tmp_path / "new" / name)
+        png, svg = save(figures.draw_heads(values, "distance", LIGHT), tmp_path / "new" / name)
         with Image.open(png) as image:
             assert image.size == (1152, 518)
         assert svg.read_text("utf-8").lstrip().startswith("<?xml")
@@ -77,7 +77,7 @@ def test_files_are_whole_and_the_same_each_time(tmp_path: Path) -> None:
 def test_matplotlib_stays_as_it_was() -> None:
     matplotlib = toolkit()
     with matplotlib.rc_context({"font.size": 31.0}):
-        figures.matrix(np.eye(2), DARK)
+        figures.draw_matrix(np.eye(2), DARK)
         assert matplotlib.rcParams["font.size"] == 31.0
     assert "matplotlib.pyplot" not in sys.modules
 
@@ -90,7 +90,7 @@ def test_without_matplotlib_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPat
 
 def test_heads_are_dots_at_their_values_and_the_line_is_their_mean() -> None:
     values = np.array([[1.0, 3.0], [4.0, 8.0], [0.0, 2.0]])
-    axes: Any = figures.by_head(values, "distance", LIGHT, reference=20.0).axes[0]
+    axes: Any = figures.draw_heads(values, "distance", LIGHT, reference=20.0).axes[0]
     dots = {tuple(place) for place in axes.collections[0].get_offsets().tolist()}
     assert dots == {(1, 1), (1, 3), (2, 4), (2, 8), (3, 0), (3, 2)}
     assert axes.lines[0].get_ydata().tolist() == [2.0, 6.0, 1.0]
@@ -99,7 +99,7 @@ def test_heads_are_dots_at_their_values_and_the_line_is_their_mean() -> None:
 
 def test_the_tile_of_a_place_shows_its_similarities() -> None:
     similarity = 2 * DRAW.random((2, 3, 2, 3)) - 1
-    axes: Any = figures.positions(similarity, LIGHT).axes[0]
+    axes: Any = figures.draw_positions(similarity, LIGHT).axes[0]
     canvas = np.asarray(axes.images[-1].get_array())
     tiles = coloured(similarity, -1, 1, "viridis")
     assert canvas.shape == (2 * 3 - 1, 3 * 4 - 1, 3)
@@ -112,7 +112,7 @@ def test_the_tile_of_a_place_shows_its_similarities() -> None:
 def test_areas_stand_in_the_legend() -> None:
     deletion, insertion = np.array([[1.0, 0.5, 0.0], [1.0, 0.5, 0.0]]), np.array([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
     assert figures.mean_area(insertion) == pytest.approx(0.75)
-    drawn: Any = figures.faithfulness({"rollout": (deletion, insertion)}, LIGHT)
+    drawn: Any = figures.draw_faithfulness({"rollout": (deletion, insertion)}, LIGHT)
     said = [text.get_text() for axes in drawn.axes for text in axes.get_legend().get_texts()]
     assert said == ["rollout (0.500)", "rollout (0.750)"]
 

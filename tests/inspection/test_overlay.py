@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.overlay import brighten, lit, overlay
+from vitrail.inspection.overlay import brighten, light_from_map, overlay
 
 
 def test_light_falls_where_the_map_is_large() -> None:
@@ -24,10 +24,10 @@ def test_light_falls_where_the_map_is_large() -> None:
 
 def test_only_the_shape_of_a_map_counts() -> None:
     marks = np.random.default_rng(0).random((4, 6)).astype(np.float32)
-    light = lit(marks, (40, 60))
+    light = light_from_map(marks, (40, 60))
     assert (light.min(), light.max()) == (0, 1)
-    assert np.array_equal(light, lit(torch.from_numpy(marks) / 1024, (40, 60)))
-    assert not np.array_equal(light, lit(marks.T, (40, 60)))
+    assert np.array_equal(light, light_from_map(torch.from_numpy(marks) / 1024, (40, 60)))
+    assert not np.array_equal(light, light_from_map(marks.T, (40, 60)))
 
 
 def test_the_blur_is_as_wide_as_a_patch() -> None:
@@ -35,7 +35,7 @@ def test_the_blur_is_as_wide_as_a_patch() -> None:
     widens it a little."""
     marks = np.zeros((15, 15), np.float32)
     marks[7, 7] = 1
-    light = lit(marks, (120, 120))
+    light = light_from_map(marks, (120, 120))
     assert light[60, 60] > 0.99
     assert light[60, 68] == pytest.approx(0.607, abs=0.1)
     assert light[60, 60 + 32] < 0.05

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from tests.models.tiny import VIT, awake
 from vitrail.inspection import figures
-from vitrail.inspection.context import Given
-from vitrail.inspection.explorer import Explored, Explorer, Plan, merged, packed, plan, quantised, restored
-from vitrail.inspection.layer_taps import stream
-from vitrail.inspection.page import Drawing, Look, Part, inspection_page, small
-from vitrail.inspection.rollout import joined
-from vitrail.inspection.sections_learned import attention_of, explorer_of
+from vitrail.inspection.context import InspectionContext
+from vitrail.inspection.explorer import ExploredImage, ExplorerSection, ExplorerPlan, merge_patches, pack_attention, plan_explorer, quantise, dequantise
+from vitrail.inspection.layer_taps import iterate_layers
+from vitrail.inspection.page import SectionFigure, ImageOverlay, InspectionSection, inspection_page, make_thumbnail
+from vitrail.inspection.rollout import combine_layers
+from vitrail.inspection.sections_learned import iterate_attention, build_explorer
 
 WICKED = "<script>alert(1)</script>\"' onerror=x {{ 7 * 7 }}"
 DRAW = np.random.default_rng(0)
@@ -33,20 +33,20 @@ def attention(layers: int, heads: int, tokens: int) -> list[NDArray[np.float64]]
     return list(found / found.sum(-1, keepdims=True))
 
 
-def explorer(name: str = "a.jpg") -> Explorer:
-    asked = plan(2, 2, (3, 4), 1)
-    one = Explored(name=name, picture=small(PICTURE), weights=packed(asked, attention(2, 2, 13)))
-    return Explorer(plan=asked, pictures=[one, one], prefix=[name], start=0, lead=name)
+def explorer(name: str = "a.jpg") -> ExplorerSection:
+    asked = plan_explorer(2, 2, (3, 4), 1)
+    one = ExploredImage(name=name, picture=make_thumbnail(PICTURE), weights=pack_attention(asked, attention(2, 2, 13)))
+    return ExplorerSection(plan=asked, pictures=[one, one], prefix=[name], start=0, lead=name)
 
 
-def part(name: str) -> Part:
-    draw = Drawing(name="d", text=name, note=name, lines=True, draw=lambda theme: figures.matrix(np.eye(2), theme))
-    return Part(kind="cka", title=name, reading=name, drawings=[draw])
+def part(name: str) -> InspectionSection:
+    draw = SectionFigure(name="d", text=name, note=name, lines=True, draw=lambda theme: figures.draw_matrix(np.eye(2), theme))
+    return InspectionSection(kind="cka", title=name, reading=name, drawings=[draw])
 
 
 def whole(name: str, with_explorer: bool = True) -> str:
-    look = Look(name=name, picture=PICTURE, overlay=PICTURE, said=[(name, 0.5)])
-    parts = [Part(kind="rollout", title=name, reading=name, drawings=[], looks=[look]), part(name)]
+    look = ImageOverlay(name=name, picture=PICTURE, overlay=PICTURE, said=[(name, 0.5)])
+    parts = [InspectionSection(kind="rollout", title=name, reading=name, drawings=[], looks=[look]), part(name)]
     return inspection_page(
         name, parts, lead=name, explorer=explorer(name) if with_explorer else None, left_out=[f"{name}: why"]
     )
@@ -107,11 +107,11 @@ def test_figures_are_there_for_light_and_dark_screens() -> None:
 
 def test_weights_come_back_from_their_bytes() -> None:
     weights = attention(1, 3, 40)[0]
-    again = restored(quantised(weights))
+    again = dequantise(quantise(weights))
     assert np.allclose(again.sum(-1), 1)
     assert np.abs(again - weights).max() < 0.01 * weights.max()
     even = np.full((1, 50), 0.02)
-    assert np.allclose(restored(quantised(even)), even)
+    assert np.allclose(dequantise(quantise(even)), even)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_weights_come_back_from_their_bytes() -> None:
 def test_what_is_large_is_thinned_and_the_page_says_so(
     layers: int, heads: int, grid: tuple[int, int], prefix: int, block: int, kept: int
 ) -> None:
-    found = plan(layers, heads, grid, prefix)
+    found = plan_explorer(layers, heads, grid, prefix)
     assert (found.block, len(found.kept)) == (block, kept)
     assert found.size <= 6_000_000
     assert found.kept[-1] == layers - 1
@@ -136,9 +136,9 @@ def test_what_is_large_is_thinned_and_the_page_says_so(
 
 
 def test_patches_that_are_taken_together_keep_what_they_give_and_get() -> None:
-    asked = Plan(layers=1, heads=1, grid=(2, 3), prefix=1, block=2, kept=(0,))
+    asked = ExplorerPlan(layers=1, heads=1, grid=(2, 3), prefix=1, block=2, kept=(0,))
     weights = attention(1, 1, 7)[0]
-    small_one = merged(asked, weights)[0]
+    small_one = merge_patches(asked, weights)[0]
     assert asked.shown == (1, 2)
     assert np.allclose(small_one.sum(-1), 1)
     full = weights[0]  # tokens: 0 class; 1 2 3 / 4 5 6 the patches, of which 1 2 4 5 are one block and 3 6 the other
@@ -148,12 +148,12 @@ def test_patches_that_are_taken_together_keep_what_they_give_and_get() -> None:
 
 def test_the_page_holds_the_weights_of_the_network() -> None:
     model, images = awake(VIT, torch.float32), torch.randn(1, 3, 6, 12, generator=torch.Generator().manual_seed(0))
-    asked = plan(2, 2, (3, 4), 1)
-    stored = np.frombuffer(packed(asked, attention_of(model, images)), np.uint8).reshape(2, 2, 13, 13)
-    for view, layer in zip(stream(model, images), restored(stored), strict=True):
+    asked = plan_explorer(2, 2, (3, 4), 1)
+    stored = np.frombuffer(pack_attention(asked, iterate_attention(model, images)), np.uint8).reshape(2, 2, 13, 13)
+    for view, layer in zip(iterate_layers(model, images), dequantise(stored), strict=True):
         assert np.abs(view.attention[0].numpy() - layer).max() < 2e-3
-    mean_only = Plan(layers=2, heads=2, grid=(3, 4), prefix=1, kept=(1,))
-    assert len(packed(mean_only, attention_of(model, images))) == mean_only.size == 3 * 13 * 13
+    mean_only = ExplorerPlan(layers=2, heads=2, grid=(3, 4), prefix=1, kept=(1,))
+    assert len(pack_attention(mean_only, iterate_attention(model, images))) == mean_only.size == 3 * 13 * 13
 
 
 @pytest.mark.slow
@@ -162,9 +162,9 @@ def test_the_script_rolls_out_as_we_do(tmp_path: Path) -> None:
     if browser is None:
         pytest.skip("no browser here to run the script in")
     weights = attention(2, 2, 13)
-    asked = plan(2, 2, (3, 4), 1)
-    one = Explored(name="a", picture=small(PICTURE), weights=packed(asked, weights))
-    made = Explorer(plan=asked, pictures=[one], prefix=["class token"], start=0)
+    asked = plan_explorer(2, 2, (3, 4), 1)
+    one = ExploredImage(name="a", picture=make_thumbnail(PICTURE), weights=pack_attention(asked, weights))
+    made = ExplorerSection(plan=asked, pictures=[one], prefix=["class token"], start=0)
     (tmp_path / "page.html").write_text(inspection_page("a", [], explorer=made), "utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
     done = subprocess.run(
@@ -172,7 +172,7 @@ def test_the_script_rolls_out_as_we_do(tmp_path: Path) -> None:
     )
     said = re.search(r'class="readout"[^>]*>(.*?)</p>', done.stdout, re.DOTALL)
     assert said is not None
-    row = joined([torch.tensor(layer.mean(0))[None] for layer in weights])[0, 0].numpy()
+    row = combine_layers([torch.tensor(layer.mean(0))[None] for layer in weights])[0, 0].numpy()
     best = 1 + int(row[1:].argmax())
     assert f"row {(best - 1) // 4 + 1}, column {(best - 1) % 4 + 1} ({percent(row[best])})" in said[1]
     assert f"gives {percent(row[0])} to itself" in said[1]
@@ -187,7 +187,7 @@ def test_the_first_patch_that_is_asked_is_on_the_grid_of_the_page() -> None:
     """Also where patches are taken together: the middle of what is shown, not of what the network sees."""
     config = replace(VIT, image=(22, 44), patch=(1, 2), depth=1, pool="mean", class_token=False)
     model = awake(config)
-    given = Given(
+    given = InspectionContext(
         model=model,
         images=torch.zeros(1, 3, 22, 44),
         pixels=[np.zeros((22, 44, 3), np.uint8)],
@@ -195,6 +195,6 @@ def test_the_first_patch_that_is_asked_is_on_the_grid_of_the_page() -> None:
         crowd=lambda: iter(()),
         count=1,
     )
-    made = explorer_of(given)
+    made = build_explorer(given)
     assert made.plan.shown == (11, 11)
     assert made.start == 5 * 11 + 5

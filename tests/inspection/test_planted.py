@@ -13,7 +13,7 @@ from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.distributed.process_group import World
 from vitrail.inspection.distance import distance_matrix
 from vitrail.inspection.rollout import rollout
-from vitrail.inspection.weights_and_features import near_far, position_similarity, row_column_score
+from vitrail.inspection.weights_and_features import distance_correlation, position_similarity, row_column_score
 from vitrail.models.build import build
 from vitrail.recipes.digits import digits
 from vitrail.train.loop import train
@@ -58,8 +58,8 @@ def test_near_patches_have_more_similar_positions_than_far_ones(tmp_path: Path) 
     far = distance_matrix((8, 8), (1, 1))
     flat = similarity.reshape(64, 64)
     assert flat[far == 1].mean() > flat[far >= 4].mean() + 0.25
-    assert near_far(similarity) < -0.2
+    assert distance_correlation(similarity) < -0.2
     assert row_column_score(similarity) > 0.03
     fresh = position_similarity(build(model.config))
-    assert abs(near_far(fresh)) < 0.1
+    assert abs(distance_correlation(fresh)) < 0.1
     assert abs(row_column_score(fresh)) < 0.03

@@ -10,8 +10,8 @@ from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import HYBRID, RESNET, VIT, awake, images
 from vitrail import inspection
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.layer_taps import reads_token, stream
-from vitrail.inspection.rollout import class_attention, gradient_rollout, joined, rollout, rollout_by_layer
+from vitrail.inspection.layer_taps import has_token_readout, iterate_layers
+from vitrail.inspection.rollout import class_attention, gradient_rollout, combine_layers, rollout, rollout_by_layer
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
@@ -23,32 +23,32 @@ def test_two_layers_by_hand() -> None:
     second = torch.tensor([[[0.2, 0.8], [1.0, 0.0]]])
     # Â_1 = [[.5, .5], [.25, .75]], Â_2 = [[.6, .4], [.5, .5]]
     wanted = torch.tensor([[[0.6 * 0.5 + 0.4 * 0.25, 0.6 * 0.5 + 0.4 * 0.75], [0.375, 0.625]]])
-    torch.testing.assert_close(joined([first, second]), wanted)
-    torch.testing.assert_close(joined([first]), torch.tensor([[[0.5, 0.5], [0.25, 0.75]]]))
+    torch.testing.assert_close(combine_layers([first, second]), wanted)
+    torch.testing.assert_close(combine_layers([first]), torch.tensor([[[0.5, 0.5], [0.25, 0.75]]]))
 
 
 def test_rows_are_renormalised() -> None:
     """Weights that do not sum to 1, as where something was cut away: (0.5 + 1)/2 and 0.5/2."""
     seen = torch.tensor([[[0.5, 0.5], [0.0, 0.0]]])
-    torch.testing.assert_close(joined([seen]), torch.tensor([[[0.75, 0.25], [0.0, 1.0]]]))
-    torch.testing.assert_close(joined([seen / 4]), torch.tensor([[[1.125 / 1.25, 0.125 / 1.25], [0.0, 1.0]]]))
+    torch.testing.assert_close(combine_layers([seen]), torch.tensor([[[0.75, 0.25], [0.0, 1.0]]]))
+    torch.testing.assert_close(combine_layers([seen / 4]), torch.tensor([[[1.125 / 1.25, 0.125 / 1.25], [0.0, 1.0]]]))
 
 
 def test_no_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one"):
-        joined([])
+        combine_layers([])
 
 
 @pytest.mark.parametrize("name", ATTENTIVE)
 def test_a_network_is_its_layers_joined(name: str) -> None:
     config = ATTENTIVE[name]
     model, pictures = awake(config), images(config)
-    seen = [view.attention.mean(1) for view in stream(model, pictures)]
+    seen = [view.attention.mean(1) for view in iterate_layers(model, pictures)]
     maps = rollout_by_layer(model, pictures)
     assert maps.shape == (2, len(seen), *config.grid)
     for layer in range(len(seen)):
-        whole = joined(seen[: layer + 1])
-        row = whole[:, 0] if reads_token(model) else whole[:, config.prefix :].mean(1)
+        whole = combine_layers(seen[: layer + 1])
+        row = whole[:, 0] if has_token_readout(model) else whole[:, config.prefix :].mean(1)
         torch.testing.assert_close(maps[:, layer].flatten(1), row[:, config.prefix :])
     assert torch.equal(rollout(model, pictures), maps[:, -1])
     assert (maps > 0).all() or config.attention == "axial"
@@ -59,7 +59,7 @@ def test_heads_apart(config: ViTConfig) -> None:
     model, pictures = awake(config), images(config)
     maps = class_attention(model, pictures)
     assert maps.shape == (2, config.depth, config.heads, *config.grid)
-    for view in stream(model, pictures):
+    for view in iterate_layers(model, pictures):
         rows = view.attention[:, :, 0] if config.pool == "token" else view.attention[:, :, config.prefix :].mean(2)
         torch.testing.assert_close(maps[:, view.layer].flatten(2), rows[..., config.prefix :])
 
@@ -67,7 +67,7 @@ def test_heads_apart(config: ViTConfig) -> None:
 def test_identity_attention_keeps_the_class_token_to_itself() -> None:
     """Keys and queries so large that each token sees itself alone: nothing comes in from the patches."""
     eye = torch.eye(13)[None]
-    assert joined([eye] * 5)[0, 0].tolist() == [1.0] + [0.0] * 12
+    assert combine_layers([eye] * 5)[0, 0].tolist() == [1.0] + [0.0] * 12
 
 
 def reference(model: ViT, pictures: Tensor, classes: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def reference(model: ViT, pictures: Tensor, classes: Tensor) -> Tensor:
         assert weights.grad is not None
         through = through + (weights.grad * weights).clamp(min=0).mean(1) @ through
     through = through - torch.eye(config.tokens).to(z)
-    row = through[:, 0] if reads_token(model) else through[:, config.prefix :].mean(1)
+    row = through[:, 0] if has_token_readout(model) else through[:, config.prefix :].mean(1)
     return row[:, config.prefix :].unflatten(1, config.grid).detach()
 
 
@@ -168,6 +168,6 @@ def test_the_package_offers_functions_not_modules() -> None:
 
     assert inspection.rollout is rollout
     assert callable(inspection.overlay)
-    assert inspection.stream is stream
+    assert inspection.stream is iterate_layers
     assert inspection.__all__ == sorted(inspection.__all__)
     assert all(callable(getattr(inspection, name)) for name in inspection.__all__)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import VIT, awake, images
 from vitrail.inspection.distance import attention_distance
-from vitrail.inspection.layer_taps import states, stream
+from vitrail.inspection.layer_taps import iterate_states, iterate_layers
 from vitrail.inspection.rollout import class_attention, gradient_rollout, rollout
 from vitrail.models.backbone import Taps
 from vitrail.models.build import build
@@ -60,14 +60,14 @@ def peak(work: Callable[[], object]) -> int:
 def test_the_whole_network_is_gone_through(name: str) -> None:
     config = ATTENTIVE[name]
     model, pictures = awake(config), images(config)
-    views = list(stream(model, pictures))
+    views = list(iterate_layers(model, pictures))
     assert [view.layer for view in views] == list(range(config.depth * (2 if config.attention == "axial" else 1)))
     torch.testing.assert_close(views[-1].after, model.encode(pictures).detach())  # with gradients, another kernel
     for view in views:
         assert view.attention.shape == (2, config.heads, config.tokens, config.tokens)
         assert view.before.shape == view.after.shape == (2, config.tokens, config.width)
         torch.testing.assert_close(view.attention.sum(-1), torch.ones(2, config.heads, config.tokens).double())
-    through = list(states(model, pictures))
+    through = list(iterate_states(model, pictures))
     assert torch.equal(through[0], views[0].before)
     for z, view in zip(through[1:], views, strict=True):
         assert torch.equal(z, view.after)
@@ -78,7 +78,7 @@ def test_weights_are_the_softmax_written_out(config: ViTConfig) -> None:
     """Head by head from the parameters, Eqs. 5 and 6."""
     model = awake(config)
     inner = config.width // config.heads
-    for view, block in zip(stream(model, images(config)), model.blocks, strict=True):
+    for view, block in zip(iterate_layers(model, images(config)), model.blocks, strict=True):
         norm, layer = block.norm_attention, block.attention.qkv
         centred = view.before - view.before.mean(-1, keepdim=True)
         z = centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight + norm.bias
@@ -98,7 +98,7 @@ def test_the_fused_output_is_the_one_rebuilt_from_the_weights(name: str) -> None
     with torch.no_grad():
         torch.testing.assert_close(model.encode(pictures, taps=taps), model.encode(pictures))
     blocks = [part for part in model.modules() if isinstance(part, Block)]
-    for view, block, rebuilt in zip(stream(model, pictures), blocks, taps.layers, strict=True):
+    for view, block, rebuilt in zip(iterate_layers(model, pictures), blocks, taps.layers, strict=True):
         torch.testing.assert_close(rebuilt.after, view.after)
         torch.testing.assert_close(rebuilt.attention, view.attention)
         width = config.width
@@ -121,15 +121,15 @@ def test_axial_layers_see_their_row_then_their_column() -> None:
 
 
 def _views(config: ViTConfig) -> Any:
-    return stream(awake(config), images(config))
+    return iterate_layers(awake(config), images(config))
 
 
 def test_dropout_of_a_training_model_does_not_reach_it() -> None:
     config = replace(VIT, dropout=0.5, attention_dropout=0.5, stochastic_depth=0.5)
     model, pictures = awake(config), images(config)
-    calm = [view.attention for view in stream(model, pictures)]
+    calm = [view.attention for view in iterate_layers(model, pictures)]
     model.train()
-    for view, wanted in zip(stream(model, pictures), calm, strict=True):
+    for view, wanted in zip(iterate_layers(model, pictures), calm, strict=True):
         assert torch.equal(view.attention, wanted)
 
 
@@ -138,7 +138,7 @@ ONE = 4 * 4 * 1025**2  # bytes of one layer's weights: 4 heads, 4 bytes
 
 
 def last_view(model: ViT, pictures: Tensor) -> None:
-    for view in stream(model, pictures):
+    for view in iterate_layers(model, pictures):
         assert view.attention.shape == (1, 4, 1025, 1025)
         del view
 

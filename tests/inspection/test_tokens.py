@@ -5,7 +5,7 @@ import torch
 
 from tests.models.tiny import HYBRID, RESNET, VARIANTS, VIT, awake, images
 from vitrail.core.errors import ConfigError, ImageSizeError
-from vitrail.inspection.layer_taps import Tokens, chosen, output_row, patches, states, stream, tokens_of
+from vitrail.inspection.layer_taps import TokenLayout, choose_classes, select_output, to_grid, iterate_states, iterate_layers, get_token_layout
 from vitrail.models.build import bare
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
@@ -14,57 +14,57 @@ ATTENTIVE = {name: config for name, config in VARIANTS.items() if isinstance(con
 
 
 def test_tokens_of_the_networks_of_the_paper() -> None:
-    assert tokens_of(bare(model_config("ViT-L/16"))) == Tokens(1, (14, 14), True, (16, 16))
-    assert tokens_of(bare(model_config("ViT-L/16", image_size=512))) == Tokens(1, (32, 32), True, (16, 16))
-    assert tokens_of(bare(model_config("ViT-B/32"))) == Tokens(1, (7, 7), True, (32, 32))
-    assert tokens_of(bare(model_config("R50+ViT-L/16"))) == Tokens(1, (14, 14), True, (16, 16))
-    assert tokens_of(bare(HYBRID)) == Tokens(1, (3, 4), True, (8, 8))  # 20x28 px, so the last ones hang over
-    assert tokens_of(bare(ATTENTIVE["hybrid, 3x3 root"])).patch == (2, 2)
-    assert tokens_of(bare(ATTENTIVE["hybrid, patch 2x1"])).patch == (16, 8)
-    assert tokens_of(bare(VIT)) == Tokens(1, (3, 4), True, (2, 3))
-    assert tokens_of(bare(ATTENTIVE["registers"])) == Tokens(4, (3, 4), True, (2, 3))
-    assert tokens_of(bare(ATTENTIVE["mean, no class token"])) == Tokens(0, (3, 4), False, (2, 3))
+    assert get_token_layout(bare(model_config("ViT-L/16"))) == TokenLayout(1, (14, 14), True, (16, 16))
+    assert get_token_layout(bare(model_config("ViT-L/16", image_size=512))) == TokenLayout(1, (32, 32), True, (16, 16))
+    assert get_token_layout(bare(model_config("ViT-B/32"))) == TokenLayout(1, (7, 7), True, (32, 32))
+    assert get_token_layout(bare(model_config("R50+ViT-L/16"))) == TokenLayout(1, (14, 14), True, (16, 16))
+    assert get_token_layout(bare(HYBRID)) == TokenLayout(1, (3, 4), True, (8, 8))  # 20x28 px, so the last ones hang over
+    assert get_token_layout(bare(ATTENTIVE["hybrid, 3x3 root"])).patch == (2, 2)
+    assert get_token_layout(bare(ATTENTIVE["hybrid, patch 2x1"])).patch == (16, 8)
+    assert get_token_layout(bare(VIT)) == TokenLayout(1, (3, 4), True, (2, 3))
+    assert get_token_layout(bare(ATTENTIVE["registers"])) == TokenLayout(4, (3, 4), True, (2, 3))
+    assert get_token_layout(bare(ATTENTIVE["mean, no class token"])) == TokenLayout(0, (3, 4), False, (2, 3))
 
 
 def test_patches_go_to_their_grid_along_any_axis() -> None:
-    tokens = Tokens(2, (2, 3), True, (4, 4))
+    tokens = TokenLayout(2, (2, 3), True, (4, 4))
     z = torch.arange(8.0)
-    assert patches(z, tokens).tolist() == [[2, 3, 4], [5, 6, 7]]
-    assert patches(z[:, None].expand(8, 5), tokens, dim=0).shape == (2, 3, 5)
+    assert to_grid(z, tokens).tolist() == [[2, 3, 4], [5, 6, 7]]
+    assert to_grid(z[:, None].expand(8, 5), tokens, dim=0).shape == (2, 3, 5)
 
 
 def test_the_output_is_read_as_the_head_reads_it() -> None:
     rows = torch.arange(13.0)[:, None].expand(13, 2)
-    assert output_row(rows, bare(VIT)).tolist() == [0, 0]
-    assert output_row(rows, bare(ATTENTIVE["mean"])).tolist() == [6.5, 6.5]  # there is a class token, but none reads it
-    assert output_row(rows, bare(ATTENTIVE["patches"])).tolist() == [6.5, 6.5]
+    assert select_output(rows, bare(VIT)).tolist() == [0, 0]
+    assert select_output(rows, bare(ATTENTIVE["mean"])).tolist() == [6.5, 6.5]  # there is a class token, but none reads it
+    assert select_output(rows, bare(ATTENTIVE["patches"])).tolist() == [6.5, 6.5]
 
 
 def test_what_has_no_tokens_is_refused() -> None:
     with pytest.raises(ConfigError, match="ResNet has no tokens"):
-        tokens_of(bare(RESNET))
+        get_token_layout(bare(RESNET))
     with pytest.raises(ConfigError, match="no tokens"):
-        next(stream(torch.nn.Linear(2, 2), torch.zeros(1, 3, 6, 12)))
+        next(iterate_layers(torch.nn.Linear(2, 2), torch.zeros(1, 3, 6, 12)))
 
 
 def test_pictures_come_prepared() -> None:
     model = awake(VIT)
     with pytest.raises(ConfigError, match=r"uint8.*normalise"):
-        next(stream(model, torch.zeros(1, 3, 6, 12, dtype=torch.uint8)))
+        next(iterate_layers(model, torch.zeros(1, 3, 6, 12, dtype=torch.uint8)))
     with pytest.raises(ConfigError, match="B, C, H, W"):
-        next(stream(model, torch.zeros(3, 6, 12)))
+        next(iterate_layers(model, torch.zeros(3, 6, 12)))
     with pytest.raises(ImageSizeError, match="do not fit"):
-        next(stream(model, torch.zeros(1, 3, 12, 6)))
+        next(iterate_layers(model, torch.zeros(1, 3, 12, 6)))
 
 
 def test_classes_are_checked() -> None:
     logits = torch.tensor([[0.0, 1.0], [2.0, 1.0]])
-    assert chosen(logits, None).tolist() == [1, 0]
-    assert chosen(logits, torch.tensor([1, 1], dtype=torch.int32)).tolist() == [1, 1]
+    assert choose_classes(logits, None).tolist() == [1, 0]
+    assert choose_classes(logits, torch.tensor([1, 1], dtype=torch.int32)).tolist() == [1, 1]
     with pytest.raises(ConfigError, match="0 to 1"):
-        chosen(logits, torch.tensor([0, 2]))
+        choose_classes(logits, torch.tensor([0, 2]))
     with pytest.raises(ConfigError, match="2 images"):
-        chosen(logits, torch.tensor([0]))
+        choose_classes(logits, torch.tensor([0]))
 
 
 @pytest.mark.parametrize("config", [VIT, HYBRID, ATTENTIVE["axial"]])
@@ -73,12 +73,12 @@ def test_a_model_is_left_as_it_was(config: ViTConfig) -> None:
     model = awake(config).train()
     model.blocks[0].eval()
     modes = {name: part.training for name, part in model.named_modules()}
-    looking = stream(model, images(config))
+    looking = iterate_layers(model, images(config))
     for _ in range(2):
         view = next(looking)
         assert {name: part.training for name, part in model.named_modules()} == modes
         assert torch.is_grad_enabled()
         assert not view.after.requires_grad
-    list(states(model, images(config)))
+    list(iterate_states(model, images(config)))
     assert {name: part.training for name, part in model.named_modules()} == modes
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection.page import LARGEST, prepare
+from vitrail.inspection.page import LARGEST, prepare_image
 
 
 def gradient(width: int, height: int) -> Image.Image:
@@ -28,7 +28,7 @@ def gradient(width: int, height: int) -> Image.Image:
 def test_its_size_is_that_of_the_image(
     size: tuple[int, int], preprocessing: Preprocessing, shape: tuple[int, int]
 ) -> None:
-    pixels, view = prepare(gradient(*size), preprocessing)
+    pixels, view = prepare_image(gradient(*size), preprocessing)
     assert tuple(pixels.shape[1:]) == preprocessing.image
     assert view.shape == (*shape, 3)
     assert view.dtype == np.uint8
@@ -36,6 +36,6 @@ def test_its_size_is_that_of_the_image(
 
 def test_it_shows_the_same_part() -> None:
     preprocessing = Preprocessing(image=(32, 32), resize=48)
-    pixels, view = prepare(gradient(600, 300), preprocessing)
+    pixels, view = prepare_image(gradient(600, 300), preprocessing)
     small = np.asarray(Image.fromarray(view).resize((32, 32), Image.Resampling.BICUBIC)).astype(int)
     assert np.abs(small - pixels.permute(1, 2, 0).numpy()).max() <= 4

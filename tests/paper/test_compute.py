@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vitrail.core.paper_tables import CORE_DAYS, JFT_CLASSES, JFT_IMAGES, TABLE_6, Compute, printed_exaflops
-from vitrail.evaluation.speed import counted_macs, tpuv3_core_days, training_flops
+from vitrail.evaluation.speed import count_paper_macs, tpuv3_core_days, training_flops
 from vitrail.models.build import build_from, skeleton
 from vitrail.models.family import walk
 from vitrail.models.vit import ViT
@@ -88,7 +88,7 @@ OFF = {"ViT-B/32": 2.5, "BiT-R50x1": 1.5}
 def test_exaflops_of_table_6(row: Compute) -> None:
     """2 FLOPs a MAC, 3 for forward and backward, 303M images an epoch, 18,291 classes."""
     config = model_config(row.network, classes=JFT_CLASSES)
-    spent = training_flops(counted_macs(config), JFT_IMAGES * row.epochs) / 1e18
+    spent = training_flops(count_paper_macs(config), JFT_IMAGES * row.epochs) / 1e18
     percent = OFF.get(row.network, 0.2 if row.network.startswith("ViT") else 1.0)
     # The 7-epoch R50+ViT-L/16 is printed as 859, where half of its 14-epoch row is 834.
     printed = printed_exaflops(row.network, 14) if row.misprint else row.exaflops
@@ -98,7 +98,7 @@ def test_exaflops_of_table_6(row: Compute) -> None:
 
 def test_core_days_of_table_2() -> None:
     """At the pace of ViT-L/16 on JFT; on ImageNet-21k the same network was a tenth slower."""
-    large = training_flops(counted_macs(model_config("ViT-L/16", classes=JFT_CLASSES)), 14 * JFT_IMAGES)
+    large = training_flops(count_paper_macs(model_config("ViT-L/16", classes=JFT_CLASSES)), 14 * JFT_IMAGES)
     assert tpuv3_core_days(large) == pytest.approx(CORE_DAYS["ViT-L/16, JFT"], rel=0.001)
-    smaller = training_flops(counted_macs(model_config("ViT-L/16", classes=21_843)), 90 * 14_197_122)
+    smaller = training_flops(count_paper_macs(model_config("ViT-L/16", classes=21_843)), 90 * 14_197_122)
     assert tpuv3_core_days(smaller) == pytest.approx(CORE_DAYS["ViT-L/16, I21k"], rel=0.12)

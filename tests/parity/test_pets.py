@@ -12,10 +12,10 @@ from vitrail.data.dataset import ImageDataset, Subset
 from vitrail.data.loader import eval_batches
 from vitrail.data.splits import few_shot, first_shots
 from vitrail.evaluation.frozen.features import features
-from vitrail.evaluation.frozen.fewshot import ridge
-from vitrail.evaluation.frozen.knn import classify, find_nearest
-from vitrail.evaluation.frozen.probe import probe
-from vitrail.evaluation.metrics.accuracy import tally
+from vitrail.evaluation.frozen.fewshot import fit_ridge
+from vitrail.evaluation.frozen.knn import vote_classes, find_nearest
+from vitrail.evaluation.frozen.probe import fit_probe
+from vitrail.evaluation.metrics.accuracy import score_predictions
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 WEIGHTS = DATA / "deit_tiny_patch16_224.safetensors"
@@ -38,10 +38,10 @@ def test_five_pictures_a_breed_are_enough_for_three_in_four(tmp_path: Path, monk
     (x, y), (seen, truth) = (features(network, eval_batches(part, prepare, batch=32), prepare, "cpu") for part in parts)
     assert (x.shape, seen.shape) == ((CLASSES * SHOTS, 192), (CLASSES * TESTED, 192))
     assert torch.equal(y.bincount(), torch.full((CLASSES,), SHOTS))
-    assert 0.70 < ridge(x, y, CLASSES).accuracy(seen, truth) < 0.87
-    right, count = tally(classify(find_nearest(x, seen, 5), y, CLASSES, 5), truth)
+    assert 0.70 < fit_ridge(x, y, CLASSES).accuracy(seen, truth) < 0.87
+    right, count = score_predictions(vote_classes(find_nearest(x, seen, 5), y, CLASSES, 5), truth)
     assert 0.65 < right / count < 0.87
-    made = probe(x, y, CLASSES, 0.01)
-    right, count = tally(made.top(seen, 1), truth)
+    made = fit_probe(x, y, CLASSES, 0.01)
+    right, count = score_predictions(made.top(seen, 1), truth)
     assert made.converged
     assert 0.68 < right / count < 0.87

@@ -14,10 +14,10 @@ import vitrail
 from tests.models.tiny import RESNET, VIT
 from tests.predict.pictures import CLASSES, NETWORKS, drawn, folder_of, network, weights
 from vitrail.core.errors import BadImage, ConfigError, UnknownName, WeightsNotFound
-from vitrail.evaluation.frozen.features import last_read
+from vitrail.evaluation.frozen.features import compute_features
 from vitrail.inspection.weights_and_features import patch_features
 from vitrail.predict.predictor import Predictor
-from vitrail.tasks.classification.prediction import Answer, Prediction
+from vitrail.tasks.classification.prediction import ClassProbability, Prediction
 
 
 @pytest.fixture(params=NETWORKS)
@@ -57,7 +57,7 @@ def test_alone_or_in_a_batch_the_answer_is_the_same(asker: Predictor) -> None:
 def test_features_are_what_the_head_reads(asker: Predictor) -> None:
     pictures = drawn(6)
     with torch.no_grad():
-        expected = last_read(asker.network, by_hand(asker, pictures))
+        expected = compute_features(asker.network, by_hand(asker, pictures))
     found = asker.features(pictures)
     assert found.shape == (6, asker.network.num_features)
     torch.testing.assert_close(found, expected)
@@ -188,7 +188,7 @@ def test_equally_likely_classes_stand_in_their_order() -> None:
 
 
 def test_a_prediction_as_words_and_as_data() -> None:
-    prediction = Prediction((Answer("cat", 3, 0.875), Answer("dog", 5, 0.125)))
+    prediction = Prediction((ClassProbability("cat", 3, 0.875), ClassProbability("dog", 5, 0.125)))
     assert (prediction.label, prediction.index, prediction.probability) == ("cat", 3, 0.875)
     assert str(prediction) == "cat 87.5 %, dog 12.5 %"
     assert prediction.to_dict()["top"][1] == {"label": "dog", "index": 5, "probability": 0.125}

@@ -18,7 +18,7 @@ from PIL import Image
 from tests.models.tiny import RESNET
 from tests.serve.inside import LABELS, NETWORK, Inside, inside, picture, predictor
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection.layer_taps import stream
+from vitrail.inspection.layer_taps import iterate_layers
 from vitrail.inspection.rollout import rollout
 from vitrail.serve import page
 
@@ -105,7 +105,7 @@ def test_attention_is_what_inspection_sees(here: Inside) -> None:
     lit = rollout(network, images).flatten()
     torch.testing.assert_close(torch.tensor(told["rollout"]), lit / lit.max(), atol=1e-5, rtol=0)
     # Class token, then patches; the two registers between them are left out, among rows and among columns.
-    seen = list(stream(network, images))[1].attention[0][:, [0, *range(3, 11)], 3:]
+    seen = list(iterate_layers(network, images))[1].attention[0][:, [0, *range(3, 11)], 3:]
     maps = np.frombuffer(base64.b64decode(told["maps"]), np.uint8).reshape(2, 9, 8)
     scale = np.array(told["scale"]).reshape(2, 9, 1)
     np.testing.assert_allclose(maps / 255 * scale, seen.numpy(), atol=1 / 255)

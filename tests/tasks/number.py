@@ -16,7 +16,7 @@ from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
 from vitrail.data.targets import Targets
 from vitrail.evaluation.metrics.intervals import Interval, bootstrap
-from vitrail.evaluation.metrics.metric import Criterion, Together
+from vitrail.evaluation.metrics.metric import Criterion, SupportsAllReduce
 from vitrail.report.page import Section, Table
 from vitrail.tasks.task import PredictionOptions, Task
 
@@ -54,7 +54,7 @@ class NumberMetric:
         errors = (outputs[:, 0].double() - batch.target.double()).abs()
         self.rows[batch.sample[known]] = torch.stack([errors, torch.ones_like(errors)], 1)[known]
 
-    def merge(self, world: Together) -> None:
+    def merge(self, world: SupportsAllReduce) -> None:
         world.sum_(self.rows)
 
     def result(self) -> NumberScore:

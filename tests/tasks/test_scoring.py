@@ -21,10 +21,10 @@ from vitrail.data.dataset import Subset
 from vitrail.data.training_record import KEY, record_training
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.result import Measure, Result
-from vitrail.evaluation.scoring import Scoring
+from vitrail.evaluation.scoring import ScoringOptions
 from vitrail.evaluation.subject import make_subject
 from vitrail.models.vit_config import ViTConfig
-from vitrail.tasks.scoring import score
+from vitrail.tasks.scoring import score_network
 from vitrail.tasks.task import TASKS
 
 SHAPE = ViTConfig(width=64, depth=1, mlp_width=64, heads=1, image=(16, 16), patch=(4, 4), classes=1)
@@ -178,5 +178,5 @@ def evaluate_part(world: World, place: Path) -> tuple[tuple[Measure, ...], tuple
     TASKS["number"] = NumberTask()
     weights, photos = place / "net.safetensors", vitrail.open_collection(place / "photos")
     about = make_subject("net", find_weights(weights), world.device, image_size=None)
-    found = score(about, photos, "test", Scoring(batch=4), world=world, called="photos")
+    found = score_network(about, photos, "test", ScoringOptions(batch=4), world=world, called="photos")
     return found.result.measures, tuple(found.result.details["unreadable"])

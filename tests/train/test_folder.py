@@ -22,7 +22,7 @@ from tests.forked import reports
 from vitrail import __version__
 from vitrail.core.errors import ConfigError
 from vitrail.data.datasets.file_formats import masked_crc, records
-from vitrail.evaluation.result import working_tree
+from vitrail.evaluation.result import describe_working_tree
 from vitrail.train.run_folder import files as lock
 from vitrail.train.run_folder import run
 from vitrail.train.run_folder.describe_run import describe_run
@@ -86,7 +86,7 @@ class TestOpening:
         assert not (tmp_path / "run").exists()
 
     def test_git_is_asked_and_may_be_absent(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert working_tree(tmp_path) is None
+        assert describe_working_tree(tmp_path) is None
         git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@x"]
         try:
             subprocess.run([*git, "init", "-q"], check=True)
@@ -95,13 +95,13 @@ class TestOpening:
         (tmp_path / "a").write_text("1")
         subprocess.run([*git, "add", "a"], check=True)
         subprocess.run([*git, "commit", "-q", "-m", "a"], check=True)
-        clean = working_tree(tmp_path)
+        clean = describe_working_tree(tmp_path)
         assert clean is not None
         assert (len(clean["commit"]), clean["dirty"]) == (40, False)
         (tmp_path / "a").write_text("2")
-        assert working_tree(tmp_path) == {**clean, "dirty": True}
+        assert describe_working_tree(tmp_path) == {**clean, "dirty": True}
         monkeypatch.setenv("PATH", "")
-        assert working_tree(tmp_path) is None
+        assert describe_working_tree(tmp_path) is None
 
 
 class TestConfig:

@@ -16,7 +16,7 @@ from tests.train.gauge import GaugeTask, gauge_rows
 from vitrail.core.atomic_files import NotOnDisk
 from vitrail.core.errors import BadImage
 from vitrail.data.dataset import Arrays, ImageDataset
-from vitrail.evaluation.metrics.accuracy import Answer, Score
+from vitrail.evaluation.metrics.accuracy import ScoredSample, ClassificationScore
 from vitrail.report import page as page_module
 from vitrail.report.charts import Charts, Lines
 from vitrail.report.confusion_matrix import Heat
@@ -38,15 +38,15 @@ from vitrail.train.report.page import (
 )
 
 FACTS = RunFacts(title="A run")
-SCORE = Score(
+SCORE = ClassificationScore(
     count=15,
     correct=15,
     correct5=None,
     loss=0.1,
     unreadable=0,
     confusion=np.diag([5, 5, 5]),
-    best=(Answer(0, 0, 0, 0.999, 0.01),),
-    worst=(Answer(1, 1, 2, 0.83, 2.0), Answer(2, 2, 2, 0.51, 0.7)),
+    best=(ScoredSample(0, 0, 0, 0.999, 0.01),),
+    worst=(ScoredSample(1, 1, 2, 0.83, 2.0), ScoredSample(2, 2, 2, 0.51, 0.7)),
 )
 
 
@@ -295,8 +295,8 @@ def test_long_runs_stay_small_and_quick(tmp_path: Path) -> None:
     score = replace(
         SCORE,
         confusion=rng.integers(0, 20, (100, 100)),
-        best=tuple(Answer(at, 0, 0, 0.9, 0.1) for at in range(12)),
-        worst=tuple(Answer(at, 0, 1, 0.9, 3.0) for at in range(12, 24)),
+        best=tuple(ScoredSample(at, 0, 0, 0.9, 0.1) for at in range(12)),
+        worst=tuple(ScoredSample(at, 0, 1, 0.9, 3.0) for at in range(12, 24)),
     )
     names = [f"class {at}" for at in range(100)]
     facts = full_facts(panels=CLASSIFICATION.report_sections(score, source, names, "test"))

@@ -17,9 +17,9 @@ from vitrail.data.loader import Augmented, eval_batches
 from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.frozen.collapse import indicators
+from vitrail.evaluation.frozen.collapse import measure_collapse
 from vitrail.evaluation.frozen.features import features
-from vitrail.evaluation.frozen.knn import classify, find_nearest
+from vitrail.evaluation.frozen.knn import vote_classes, find_nearest
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
@@ -109,9 +109,9 @@ def test_the_numbers_are_those_of_the_weights_that_were_written(runs: dict[str, 
             features(network, eval_batches(source, ready, batch=64), ready, "cpu")
             for source in (splits.train, splits.watch)
         )
-        right = classify(find_nearest(near, mine, 20), near_labels, 10, 20) == labels
+        right = vote_classes(find_nearest(near, mine, 20), near_labels, 10, 20) == labels
         assert result.watch["accuracy"] == pytest.approx(float(right.float().mean()), abs=0.02)
-        found = indicators(mine)
+        found = measure_collapse(mine)
         assert result.watch["rank"] == pytest.approx(found.rank, rel=1e-4)
         assert result.watch["similarity"] == pytest.approx(found.similarity, abs=1e-5)
 

@@ -8,7 +8,7 @@ from vitrail.cli.options.compare import CompareOptions
 from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.compare import Column, Comparison, Found, compare, gather, known
+from vitrail.evaluation.compare import MeasureColumn, Comparison, ResultFile, compare_results, gather_results, describe_deduplication
 from vitrail.evaluation.result import Measure
 
 WIDE = 6  # columns above which a terminal gets a table for each data set, and one with a measure a line
@@ -19,8 +19,8 @@ def run(options: CompareOptions) -> int:
     out = options.out
     if out is not None and out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {out}: the name says the format; end it in {', '.join(FORMATS)}")
-    gathered = gather(options.results)
-    table = compare(gathered.found, options.measures)
+    gathered = gather_results(options.results)
+    table = compare_results(gathered.found, options.measures)
     notes = [*table.notes, *(f"passed over: {why}" for why in gathered.passed_over)]
     show(table)
     for note in notes:
@@ -81,10 +81,10 @@ def tidy(table: Comparison, notes: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def record(column: Column, measure: Measure, found: Found) -> list[object]:
+def record(column: MeasureColumn, measure: Measure, found: ResultFile) -> list[object]:
     result = found.result
     return [
-        *(result.weights.get("hash", ""), result.kind, column.data, result.data.get("fingerprint", ""), known(result)),
+        *(result.weights.get("hash", ""), result.kind, column.data, result.data.get("fingerprint", ""), describe_deduplication(result)),
         *(measure.name, measure.value, measure.low, measure.high, measure.count, measure.unit),
         *(result.made, found.path),
     ]

@@ -12,8 +12,8 @@ from vitrail.core.console import giga, millions, print_table
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.core.paper_tables import JFT_CLASSES, JFT_IMAGES, jft_epochs, printed_exaflops
 from vitrail.core.text import Pair, format_size
-from vitrail.evaluation.result import Measure, Result, weights_facts
-from vitrail.evaluation.speed import counted_macs, tpuv3_core_days, training_flops
+from vitrail.evaluation.result import Measure, Result, describe_weights
+from vitrail.evaluation.speed import count_paper_macs, tpuv3_core_days, training_flops
 from vitrail.models.family import ModelConfig, to_dict
 from vitrail.models.zoo import SLUGS, ZOO, adapted, resolve, slug
 from vitrail.optim.config import Optim
@@ -194,7 +194,7 @@ def classes_of(one: Asked, training: Training, options: CostOptions) -> int:
 
 def exaflops(one: Asked, training: Training, options: CostOptions) -> float:
     config = adapted(one.config, image_size=trained_at(one, options), classes=classes_of(one, training, options))
-    return training_flops(counted_macs(config), training.images * training.epochs) / 1e18
+    return training_flops(count_paper_macs(config), training.images * training.epochs) / 1e18
 
 
 def table_6(one: Asked, training: Training, options: CostOptions) -> float | None:
@@ -317,7 +317,7 @@ def result(
         details[format_size(size)] = {"points": points, "tried": speed.tried, "ended by": speed.stopped}
     return Result(
         kind="cost",
-        weights=facts if one.bundle is None else weights_facts(one.text, network(one.bundle)),
+        weights=facts if one.bundle is None else describe_weights(one.text, network(one.bundle)),
         data={"trainings": [training._asdict() for training in trainings]},
         measures=tuple(measures),
         config={"network": to_dict(config), **how},

@@ -14,9 +14,9 @@ from vitrail.core.text import format_size
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.distributed.process_group import World, joined
-from vitrail.evaluation.frozen.embed import Embedded, embed
+from vitrail.evaluation.frozen.embed import EmbeddingSummary, embed
 from vitrail.evaluation.frozen.embedding_file import FORMATS
-from vitrail.evaluation.subject import default_workers
+from vitrail.evaluation.subject import choose_workers
 
 NAMED = 3  # unreadable images that are named
 PATIENCE_S = 3600.0  # a process may be that much longer at its last part than the others
@@ -77,7 +77,7 @@ def run(options: EmbedOptions) -> int:
 
 def shared_workers(world: World) -> int:
     """The loader processes of this process: the machine's, shared out."""
-    return max(default_workers() // world.local_size, min(1, (os.cpu_count() or 1) - 1))
+    return max(choose_workers() // world.local_size, min(1, (os.cpu_count() or 1) - 1))
 
 
 def wanted(collection: Collection, split: str | None) -> dict[str, ImageDataset]:
@@ -87,7 +87,7 @@ def wanted(collection: Collection, split: str | None) -> dict[str, ImageDataset]
     return {name: source for name, source in collection.splits.items() if source is chosen}
 
 
-def tell_of(done: Embedded, kind: str) -> None:
+def tell_of(done: EmbeddingSummary, kind: str) -> None:
     if done.found == done.parts:
         print("all of it was there already, of the same weights, images and settings")
     elif done.found:

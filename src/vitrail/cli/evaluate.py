@@ -17,11 +17,11 @@ from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import World, joined
 from vitrail.evaluation.exposure import Scope
-from vitrail.evaluation.result import Measure, shown, spanned
-from vitrail.evaluation.scoring import Scoring
-from vitrail.evaluation.subject import chosen
+from vitrail.evaluation.result import Measure, format_value, format_interval
+from vitrail.evaluation.scoring import ScoringOptions
+from vitrail.evaluation.subject import choose_split
 from vitrail.tasks.registry import find_task
-from vitrail.tasks.scoring import Scored, score
+from vitrail.tasks.scoring import ScoredNetwork, score_network
 
 if TYPE_CHECKING:
     from vitrail.data.collection import Collection
@@ -45,7 +45,7 @@ def run(options: EvaluateOptions) -> int:
             open_data(options.data, download=True)
         world.barrier()
         collection = open_data(options.data, download=options.download)
-        split, _ = chosen(collection, "test", "val")
+        split, _ = choose_split(collection, "test", "val")
         done = scored(options, sizes, collection, split, world)
         if world.is_main:
             for size, one in zip(sizes, done, strict=False):  # fewer of them after an interrupt
@@ -56,9 +56,9 @@ def run(options: EvaluateOptions) -> int:
 
 def scored(
     options: EvaluateOptions, sizes: Sequence[int | None], collection: "Collection", split: str, world: World
-) -> list[Scored]:
+) -> list[ScoredNetwork]:
     """One for each size, or as many of them as an interrupt left time for."""
-    done: list[Scored] = []
+    done: list[ScoredNetwork] = []
     for size in sizes:
         try:
             done.append(score_size(options, size, collection, split, world))
@@ -74,9 +74,9 @@ def scored(
 
 def score_size(
     options: EvaluateOptions, size: int | None, collection: "Collection", split: str, world: World
-) -> Scored:
+) -> ScoredNetwork:
     about = subject(options.weights, world.device, image_size=size)
-    how = Scoring(
+    how = ScoringOptions(
         precision=options.precision,
         seed=options.seed,
         include_seen=options.include_seen,
@@ -94,7 +94,7 @@ def score_size(
     if options.labels is not None:
         how = replace(how, labels=read_labels(options.labels, about.network.config.classes))
     with bars() as bar:
-        return score(about, collection, split, how, world=world, called=f"{options.data}@{split}", advance=bar)
+        return score_network(about, collection, split, how, world=world, called=f"{options.data}@{split}", advance=bar)
 
 
 def check_distinct(outputs: dict[str, Path | None]) -> None:
@@ -110,7 +110,7 @@ def sized(path: Path, size: int | None) -> Path:
     return path if size is None else path.with_name(f"{path.stem}-{size}{path.suffix}")
 
 
-def write(options: EvaluateOptions, one: Scored, size: int | None) -> None:
+def write(options: EvaluateOptions, one: ScoredNetwork, size: int | None) -> None:
     if options.out is not None:
         one.result.write(sized(options.out, size))
     if options.answers is not None and one.found.answers is not None:
@@ -122,7 +122,7 @@ def write(options: EvaluateOptions, one: Scored, size: int | None) -> None:
         write_file(sized(options.page, size), text.encode())
 
 
-def show(options: EvaluateOptions, done: Sequence[Scored], collection: "Collection", split: str) -> None:
+def show(options: EvaluateOptions, done: Sequence[ScoredNetwork], collection: "Collection", split: str) -> None:
     """What a person sees."""
     one, count = done[0], len(collection.splits[split])
     image = "x".join(map(str, one.about.preprocessing.image))
@@ -145,7 +145,7 @@ def show(options: EvaluateOptions, done: Sequence[Scored], collection: "Collecti
             print(f"{word}: {', '.join(map(str, paths))}")
 
 
-def show_sizes(done: Sequence[Scored]) -> None:
+def show_sizes(done: Sequence[ScoredNetwork]) -> None:
     """A row a size. What would make it too wide for a terminal is in the results."""
     found = done[0].found
     heads = [measure.name for measure in found.measures if measure.name in found.brief]
@@ -153,7 +153,7 @@ def show_sizes(done: Sequence[Scored]) -> None:
     for one in done:
         by_name = {measure.name: measure for measure in one.result.measures}
         cells = [
-            f"{shown(by_name[name])} ({spanned(by_name[name])})" if name in found.counting else shown(by_name[name])
+            f"{format_value(by_name[name])} ({format_interval(by_name[name])})" if name in found.counting else format_value(by_name[name])
             for name in heads
             if name in by_name
         ]
@@ -168,11 +168,11 @@ def counted(measure: Measure, scope: Scope) -> str:
     return f"{count}, {scope.exposure.count:,} seen" if scope.tainted else count
 
 
-def show_one(one: Scored) -> None:
+def show_one(one: ScoredNetwork) -> None:
     """The numbers with their intervals, and what to look at."""
     found = one.found
-    unknown = "" if any(spanned(measure) for measure in found.measures) else "none"
-    rows = [[measure.name, shown(measure), spanned(measure) or unknown] for measure in found.measures]
+    unknown = "" if any(format_interval(measure) for measure in found.measures) else "none"
+    rows = [[measure.name, format_value(measure), format_interval(measure) or unknown] for measure in found.measures]
     columns = ["measure", "value", "95% interval"]
     if found.counting:
         columns.append("pictures")

@@ -107,12 +107,12 @@ def pictures(
     if options.data is None:
         return None
     from vitrail.cli.opening import open_data
-    from vitrail.evaluation.subject import chosen, default_workers
+    from vitrail.evaluation.subject import choose_split, choose_workers
     from vitrail.export import Pictures
     from vitrail.tasks.registry import find_task
 
     collection = open_data(options.data, download=options.download)
-    split, source = chosen(collection, "test", "val")
+    split, source = choose_split(collection, "test", "val")
     task = find_task(bundle.card.task)
     matched, notes = task.match_targets(collection, split, bundle, by_number=options.by_number)
     for note in notes:
@@ -122,7 +122,7 @@ def pictures(
         source=source if matched is None else matched,
         has_targets=matched is not None,
         calibration=None if split == "train" else collection.splits.get("train"),
-        workers=default_workers() if options.workers < 0 else options.workers,
+        workers=choose_workers() if options.workers < 0 else options.workers,
         progress=progress,
     )
 

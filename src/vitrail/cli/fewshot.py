@@ -10,9 +10,9 @@ from vitrail.cli.frozen import Frozen, Task
 from vitrail.cli.options.fewshot import ALL, FewshotOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import BadLabels, ConfigError
-from vitrail.evaluation.frozen.fewshot import PENALTIES, PENALTY, best_penalty, fewshot, fewshot_sweep, interval, ridge
-from vitrail.evaluation.metrics.accuracy import labelled
-from vitrail.evaluation.result import Measure, Result, shown, spanned
+from vitrail.evaluation.frozen.fewshot import PENALTIES, PENALTY, choose_penalty, score_few_shot, sweep_penalties, estimate_interval, fit_ridge
+from vitrail.evaluation.metrics.accuracy import count_single_labels
+from vitrail.evaluation.result import Measure, Result, format_value, format_interval
 from vitrail.evaluation.subject import Subject
 
 SHOTS: Final = (1, 5, 10, 25)
@@ -51,7 +51,7 @@ def wanted(asked: Sequence[int] | None, tasks: Sequence[Task]) -> tuple[list[int
     refused; of the usual ones it is left out, with a note."""
     shots, notes = list(dict.fromkeys(asked or SHOTS)), list[str]()
     for task in tasks:
-        counts = labelled(task.learnt_from().labels, len(task.classes))
+        counts = count_single_labels(task.learnt_from().labels, len(task.classes))
         least = int(counts.argmin())
         fewest = int(counts[least])
         few = f"{task.title}: class {task.classes[least]!r} has {fewest} images with one label in {task.train}"
@@ -76,11 +76,11 @@ def drawn(
         count, by_shots, measures = scored(part), dict[str, list[float]](), list[Measure]()
         for number in shots:
             found = accuracies(part, len(task.classes), number, seeds, penalty)
-            low, high = interval(found, count)
+            low, high = estimate_interval(found, count)
             name = measured(number)
             by_shots[name] = found
             measures.append(Measure(name=name, value=statistics.fmean(found), low=low, high=high, count=count))
-            row = [task.title, called(number), shown(measures[-1]), spanned(measures[-1])]
+            row = [task.title, called(number), format_value(measures[-1]), format_interval(measures[-1])]
             if len(found) > 1:
                 row += [f"{100 * statistics.stdev(found):.2f}", *(f"{100 * accuracy:.2f}" for accuracy in found)]
             elif len(seeds) > 1:  # all shots: nothing is drawn
@@ -100,19 +100,19 @@ def swept(
     """The older variant: every penalty, and for each number of shots the one of the best mean rank over the sets."""
     grids = {
         number: [
-            fewshot_sweep(p.train, p.train_labels, p.test, p.test_labels, len(task.classes), number) for task, p in both
+            sweep_penalties(p.train, p.train_labels, p.test, p.test_labels, len(task.classes), number) for task, p in both
         ]
         for number in shots
     }
-    best = {number: best_penalty(grids[number]) for number in shots}
+    best = {number: choose_penalty(grids[number]) for number in shots}
     rows, results = list[list[str]](), list[Result]()
     for at, (task, part) in enumerate(both):
         count, measures = scored(part), list[Measure]()
         for number in shots:
             value = grids[number][at][best[number]]
-            low, high = interval([value], count)
+            low, high = estimate_interval([value], count)
             measures.append(Measure(name=measured(number), value=value, low=low, high=high, count=count))
-            rows.append([task.title, called(number), shown(measures[-1]), spanned(measures[-1]), f"{best[number]:g}"])
+            rows.append([task.title, called(number), format_value(measures[-1]), format_interval(measures[-1]), f"{best[number]:g}"])
             if len(both) > 1:
                 rows[-1].append(f"{max(grids[number][at].values()):.2%}")
         config = {
@@ -133,8 +133,8 @@ def swept(
 def accuracies(part: Frozen, classes: int, number: int, seeds: Sequence[int], penalty: float) -> list[float]:
     """Of each draw; of all images there is only one."""
     if number == ALL:
-        return [ridge(part.train, part.train_labels, classes, penalty).accuracy(part.test, part.test_labels)]
-    return fewshot(part.train, part.train_labels, part.test, part.test_labels, classes, number, seeds, penalty)
+        return [fit_ridge(part.train, part.train_labels, classes, penalty).accuracy(part.test, part.test_labels)]
+    return score_few_shot(part.train, part.train_labels, part.test, part.test_labels, classes, number, seeds, penalty)
 
 
 def called(number: int) -> str:

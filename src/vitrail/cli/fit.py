@@ -20,10 +20,10 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.text import format_size
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
-from vitrail.evaluation.frozen.closed_form_classifier import Instant, Several, fit
+from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier, MultiLabelMeasures, fit
 from vitrail.evaluation.frozen.fewshot import PENALTIES
-from vitrail.evaluation.metrics.intervals import wilson
-from vitrail.evaluation.result import shown, spanned
+from vitrail.evaluation.metrics.intervals import wilson_interval
+from vitrail.evaluation.result import format_value, format_interval
 from vitrail.evaluation.subject import Subject
 
 
@@ -96,13 +96,13 @@ def pictures(options: FitOptions, about: Subject, source: ImageDataset, advance:
     return counted(found, lambda done: advance("features", min(done, len(source)), len(source)))
 
 
-def estimate(made: Instant, *, given: bool) -> list[str]:
+def estimate(made: FittedClassifier, *, given: bool) -> list[str]:
     """What to expect of new images, by those that were held out, and how strongly the classifier was regularised."""
     head, held = made.head, made.head.held
     if held is None:
         return [f"estimated accuracy: unknown, no images were held out (l2 {head.penalty:.4g})"]
     count = min(held.count, made.pictures)  # an image that is held out in several draws says no more than in one
-    low, high = wilson(round(held.accuracy * count), count)
+    low, high = wilson_interval(round(held.accuracy * count), count)
     times_ = f" in {held.draws} rounds" if held.draws > 1 else ""
     why = "as given" if given else f"the best of {len(PENALTIES)}"
     return [
@@ -116,23 +116,23 @@ def size_of(path: Path) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
 
 
-def show_several(found: Several) -> None:
+def show_several(found: MultiLabelMeasures) -> None:
     """mAP and F1 of images that may have several labels."""
     for measures, of in ((found.held, "held out while it was made"), (found.scored, f"of {found.split}")):
         if measures:
             print(f"each class by itself, {measures[0].count:,} images {of}:")
-            rows = [(measure.name, shown(measure), spanned(measure)) for measure in measures]
+            rows = [(measure.name, format_value(measure), format_interval(measure)) for measure in measures]
             print_table(["measure", "value", "95% interval"], rows)
     if not found.scored:
         print("scored: nothing else; a split test or val would be, or name one with --test DATA")
 
 
-def result(made: Instant) -> None:
+def result(made: FittedClassifier) -> None:
     if made.scored is None:
         print("no test images: a subfolder test or val next to train would be scored, or name some with --test DATA")
         return
     top1 = made.scored.top1
     print(
-        f"{made.scored.split}: accuracy {shown(top1)} (95% interval {spanned(top1)}, {top1.count:,} images); its "
+        f"{made.scored.split}: accuracy {format_value(top1)} (95% interval {format_interval(top1)}, {top1.count:,} images); its "
         f"probabilities are off by {made.scored.error:.2%} on average"
     )

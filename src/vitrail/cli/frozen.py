@@ -22,11 +22,11 @@ from vitrail.data.dataset import ImageDataset, Subset
 from vitrail.data.loader import Batch
 from vitrail.data.splits import stratified
 from vitrail.evaluation.exposure import Scope, choose_unseen, count_images, find_shared
-from vitrail.evaluation.frozen.feature_cache import Kept, cached_features, missing
-from vitrail.evaluation.frozen.features import Squared
-from vitrail.evaluation.metrics.accuracy import single
+from vitrail.evaluation.frozen.feature_cache import Kept, load_or_extract, list_missing
+from vitrail.evaluation.frozen.features import SquareView
+from vitrail.evaluation.metrics.accuracy import keep_single_labels
 from vitrail.evaluation.result import Measure, Result
-from vitrail.evaluation.subject import Subject, chosen, data_of
+from vitrail.evaluation.subject import Subject, choose_split, describe_scored_data
 
 NAMED: Final = 3  # unreadable images that are named
 
@@ -119,7 +119,7 @@ def apart(task: Task, called: str) -> Task:
 def task(options: FrozenOptions, text: str, test: str | None) -> Task:
     collection = open_data(text, download=options.download)
     collection.need_labels()
-    train, source = chosen(collection, "train")
+    train, source = choose_split(collection, "train")
     if options.held_out is not None:
         held = stratified(source.labels, options.held_out)
         if not len(held):
@@ -128,7 +128,7 @@ def task(options: FrozenOptions, text: str, test: str | None) -> Task:
     if test is not None:
         other = open_data(test, download=options.download)
         other.need_labels()
-        split, scored = chosen(other, "test", "val")
+        split, scored = choose_split(other, "test", "val")
         name = f"{other.title}@{split}"
         both, _ = agree(collection.name, {train: source, name: scored})
         there = (other.title, split)
@@ -172,7 +172,7 @@ def frozen(options: FrozenOptions, about: Subject, task: Task) -> Frozen:
     notes, unreadable = list(task.notes), list[str]()
     for split, part in parts.items():
         source = task.collection.splits[split]
-        gone = [source.name(sample) for sample in missing(source, part.samples)]
+        gone = [source.name(sample) for sample in list_missing(source, part.samples)]
         unreadable += [f"{split}: {name}" for name in gone]
         if gone:
             some = ", ".join(gone[:NAMED]) + (", ..." if len(gone) > NAMED else "")
@@ -187,7 +187,7 @@ def frozen(options: FrozenOptions, about: Subject, task: Task) -> Frozen:
     for part in (task.held, task.shared):
         if part is not None:
             learnt &= ~torch.isin(train.samples, torch.from_numpy(part))
-    labels = single(train.labels)
+    labels = keep_single_labels(train.labels)
     several = int((learnt & (labels < 0)).sum())
     if several:
         notes.append(f"{several:,} of {task.train} have no label or several, and are not learnt from")
@@ -210,7 +210,7 @@ def frozen(options: FrozenOptions, about: Subject, task: Task) -> Frozen:
 
 def extracted(options: FrozenOptions, about: Subject, source: ImageDataset, called: str) -> Kept:
     """The features of one split. They are told of on stderr while they are made."""
-    view = Squared(about.preprocessing.image) if options.reference else about.preprocessing
+    view = SquareView(about.preprocessing.image) if options.reference else about.preprocessing
 
     kept = "" if options.no_cache else "; features that are complete are kept for the next start"
     with bars() as bar, on_interrupt(f"no score was written{kept}"):
@@ -220,7 +220,7 @@ def extracted(options: FrozenOptions, about: Subject, source: ImageDataset, call
             found = batches(options, bare, view, about.device)
             return counted(found, lambda done: bar(f"features of {called}", min(done, len(bare)), len(bare)))
 
-        return cached_features(
+        return load_or_extract(
             about.network,
             source,
             about.preprocessing,
@@ -268,7 +268,7 @@ def result(
 ) -> Result:
     """With its provenance: the data are those that were scored, and next to them those that were learnt from."""
     train, test = task.learnt_from(), features.source
-    data = data_of(about, task.collection, task.test, options.deduplicated_by)
+    data = describe_scored_data(about, task.collection, task.test, options.deduplicated_by)
     data |= {"pictures": len(test), "fingerprint": test.fingerprint, "seen": features.scope.facts()}
     if task.held is not None:
         data["split"] = f"{options.held_out:g} of {task.test}"

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from vitrail.data.dataset import ImageDataset
     from vitrail.evaluation.subject import Subject
-    from vitrail.inspection.context import Given, Pixels
-    from vitrail.inspection.page import Part
+    from vitrail.inspection.context import InspectionContext, Pixels
+    from vitrail.inspection.page import InspectionSection
     from vitrail.report.sections import Tile
 
 SHOWN = 4  # images of a set that are shown where none are named
@@ -119,8 +119,8 @@ def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Lo
     """The images by name, or some of the set, and the set for what takes many."""
     import torch
 
-    from vitrail.evaluation.result import data_facts
-    from vitrail.inspection.context import Given
+    from vitrail.evaluation.result import describe_data
+    from vitrail.inspection.context import InspectionContext
     from vitrail.inspection.registry import KINDS
 
     title, source, gone = crowd(options, options.data) if options.data else ("", None, ())
@@ -137,7 +137,7 @@ def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Lo
     pixels = torch.stack([tensor for _, tensor, _ in named]) if named else torch.zeros(shape, dtype=torch.uint8)
     images = about.preprocessing.normalise(pixels).to(about.device)
     labels = names_of(options, about, source)
-    given = Given(
+    given = InspectionContext(
         model=about.network,
         images=images,
         pixels=[view for _, _, view in named],
@@ -153,7 +153,7 @@ def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Lo
     facts: dict[str, object] = {"images": [str(name) for name in options.images]}
     if source is not None:
         name, _, split = title.rpartition("@")
-        facts |= data_facts(name, split, source, deduplicated=None)
+        facts |= describe_data(name, split, source, deduplicated=None)
     return Looked(about=about, given=given, data=facts, unreadable=gone)
 
 
@@ -164,15 +164,15 @@ def crowd(options: InspectOptions, data: str) -> "tuple[str, ImageDataset, tuple
 
     from vitrail.cli.opening import open_data
     from vitrail.data.dataset import Subset
-    from vitrail.evaluation.frozen.feature_cache import readable
-    from vitrail.evaluation.subject import chosen
+    from vitrail.evaluation.frozen.feature_cache import is_readable
+    from vitrail.evaluation.subject import choose_split
 
     if options.count < 1:
         raise ConfigError(f"--count {options.count}: one image at least")
     collection = open_data(data, download=options.download)
-    split, source = chosen(collection, "val", "test", "train")
+    split, source = choose_split(collection, "val", "test", "train")
     places = np.unique(np.linspace(0, len(source) - 1, min(options.count, len(source))).astype(np.int64))
-    sound = np.array([readable(source, int(at)) for at in places], dtype=np.bool_)
+    sound = np.array([is_readable(source, int(at)) for at in places], dtype=np.bool_)
     if not sound.any():
         raise DataError(
             f"none of the {len(places):,} images of {collection.title}@{split} can be read; give other data"
@@ -184,9 +184,9 @@ def crowd(options: InspectOptions, data: str) -> "tuple[str, ImageDataset, tuple
 def many(options: InspectOptions, about: "Subject", source: "ImageDataset") -> "Iterator[torch.Tensor]":
     """Prepared images of the set, those that can be read. Attention of all heads is large, so batches are small."""
     from vitrail.cli.subject import batches
-    from vitrail.inspection.context import portion
+    from vitrail.inspection.context import choose_portion
 
-    size = options.batch or (min(16, portion(about.network)) if about.network.config.tokens else 16)
+    size = options.batch or (min(16, choose_portion(about.network)) if about.network.config.tokens else 16)
     for batch in batches(replace(options, batch=size), source, about.preprocessing, about.device):
         if bool(batch.valid.any()):
             yield about.preprocessing.normalise(batch.pixels[batch.valid]).to(about.device)
@@ -195,12 +195,12 @@ def many(options: InspectOptions, about: "Subject", source: "ImageDataset") -> "
 def opened_picture(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]":
     """Prepared bytes [3, H, W] of a file, and the same to look at."""
     from vitrail.data.decode.image import EncodedImage
-    from vitrail.inspection.page import prepare
+    from vitrail.inspection.page import prepare_image
 
     if path.is_dir():
         raise DataError(f"{path} is a folder; name it behind the weights, not behind --images")
     try:
-        return prepare(EncodedImage(path.read_bytes()).rgb(), about.preprocessing)
+        return prepare_image(EncodedImage(path.read_bytes()).rgb(), about.preprocessing)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
     except BadImage as error:
@@ -209,21 +209,21 @@ def opened_picture(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]
 
 def sampled(source: "ImageDataset", about: "Subject") -> "list[tuple[str, torch.Tensor, Pixels]]":
     """A few images of the set to show, evenly spread over it; for one that cannot be read the next that can."""
-    from vitrail.inspection.page import prepare
+    from vitrail.inspection.page import prepare_image
 
     found = dict[int, "tuple[torch.Tensor, Pixels]"]()
     for start in sorted({round(index * (len(source) - 1) / max(SHOWN - 1, 1)) for index in range(SHOWN)}):
         for at in range(start, len(source)):
             if at not in found:
                 with contextlib.suppress(BadImage):
-                    found[at] = prepare(source.open_image(at).rgb(), about.preprocessing)
+                    found[at] = prepare_image(source.open_image(at).rgb(), about.preprocessing)
                     break
     return [(Path(source.name(at)).name, *both) for at, both in found.items()]
 
 
 def names_of(options: InspectOptions, about: "Subject", source: "ImageDataset | None") -> tuple[str, ...] | None:
     """What the classes are called: by a file, by the weights, or by the set where it has as many."""
-    from vitrail.tasks.classification.answers import numbered
+    from vitrail.tasks.classification.answers import is_numeric
 
     config = about.network.config
     classes = config.classes
@@ -232,7 +232,7 @@ def names_of(options: InspectOptions, about: "Subject", source: "ImageDataset | 
     if about.labels is not None:
         return about.labels
     told = () if source is None else source.pixel_classes if config.has_patch_head else source.classes
-    return told if len(told) == classes and not numbered(told) else None
+    return told if len(told) == classes and not is_numeric(told) else None
 
 
 def gives_classes(about: "Subject") -> bool:
@@ -291,7 +291,7 @@ class Made:
 def made(given: "Given", wanted: list[str], *, named: bool) -> Made:
     """Everything that was asked for, or as much of it as an interrupt left time for; `named` is whether it was asked
     for by name."""
-    from vitrail.inspection.registry import KINDS, TOKENLESS
+    from vitrail.inspection.registry import KINDS, NO_TOKENS
 
     parts, reasons = list["Part"](), dict[str, list[str]]()
     todo = [kind for kind in wanted if kind != "explorer"]
@@ -310,7 +310,7 @@ def made(given: "Given", wanted: list[str], *, named: bool) -> Made:
             elif named or not KINDS[kind].resnet:  # nobody misses Grad-CAM in a transformer who did not ask for it
                 reasons.setdefault(why, []).append(kind)
     if "explorer" in wanted and not given.transformer:
-        reasons.setdefault(TOKENLESS, []).append("explorer")
+        reasons.setdefault(NO_TOKENS, []).append("explorer")
     left_out = [f"{', '.join(kinds)}: {why}" for why, kinds in reasons.items()]
     return Made(parts=parts, left_out=left_out, stopped=stopped)
 
@@ -339,7 +339,7 @@ def write(options: InspectOptions, looked: Looked, parts: "list[Part]", left_out
     """The figures, the numbers and the page."""
     from vitrail.evaluation.result import Measure, Result
     from vitrail.inspection.page import inspection_page
-    from vitrail.inspection.sections_learned import explorer_of
+    from vitrail.inspection.sections_learned import build_explorer
     from vitrail.report.figure_style import LIGHT, save
 
     out, given = options.out, looked.given
@@ -350,7 +350,7 @@ def write(options: InspectOptions, looked: Looked, parts: "list[Part]", left_out
             progress("drawing", at, len(drawings))
             save(drawing.draw(LIGHT), out / FIGURES / drawing.name)
         progress("drawing", len(drawings), len(drawings))
-        explorer = explorer_of(given) if "explorer" in wanted and given.transformer else None
+        explorer = build_explorer(given) if "explorer" in wanted and given.transformer else None
         progress("writing the page", 0, None)
         text = inspection_page(
             f"Inside {name}", parts, lead=lead(looked), facts=facts(looked), explorer=explorer, left_out=left_out

@@ -6,9 +6,9 @@ from vitrail.cli import frozen
 from vitrail.cli.options.knn import KnnOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.frozen.knn import classify, find_nearest
-from vitrail.evaluation.metrics.accuracy import tally
-from vitrail.evaluation.result import Measure, share, shown, spanned
+from vitrail.evaluation.frozen.knn import vote_classes, find_nearest
+from vitrail.evaluation.metrics.accuracy import score_predictions
+from vitrail.evaluation.result import Measure, measure_share, format_value, format_interval
 
 NEIGHBOURS: Final = (1, 5, 10, 20, 50)
 
@@ -30,10 +30,10 @@ def run(options: KnnOptions) -> int:
     for k in numbers:
         row = [f"{k}"]
         for name, temperature in ((f"{k}-nn", options.temperature), (f"{k}-nn plain", None)):
-            said = classify(near, part.train_labels, len(task.classes), k, temperature)
-            right, count = tally(said, part.test_labels)
-            measures.append(share(name, right, count))
-            row += [shown(measures[-1]), spanned(measures[-1])]
+            said = vote_classes(near, part.train_labels, len(task.classes), k, temperature)
+            right, count = score_predictions(said, part.test_labels)
+            measures.append(measure_share(name, right, count))
+            row += [format_value(measures[-1]), format_interval(measures[-1])]
         rows.append(row)
     print_table(["k", "weighted", "95% interval", "plain", "95% interval"], rows, left=0)
     config = {"k": numbers, "temperature": options.temperature, "similarity": "cosine"}

@@ -14,8 +14,8 @@ from torch import Tensor
 from vitrail.core.atomic_files import check_writable, replacing
 from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection.context import in_portions
-from vitrail.inspection.layer_taps import transformer
+from vitrail.inspection.context import run_in_portions
+from vitrail.inspection.layer_taps import require_transformer
 from vitrail.inspection.overlay import overlay
 from vitrail.inspection.rollout import rollout
 from vitrail.predict.predictor import Predictor
@@ -42,7 +42,7 @@ class Drawn:
     """The files in a folder. Names are flat, so that none leads out of it, and no two are the same."""
 
     def __init__(self, folder: Path, asker: Predictor[Any]) -> None:
-        transformer(asker.network)  # refuses what has no attention
+        require_transformer(asker.network)  # refuses what has no attention
         check_writable(folder / "picture.png")
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--attention {folder} is a file; name a folder")
@@ -56,7 +56,7 @@ class Drawn:
     def maps(self, batch: Tensor) -> Tensor:
         """Where the network looked: uint8 [N, 3, H, W] -> [N, rows, columns]."""
         network = self.asker.network
-        return in_portions(network, self.asker.normalise(batch), lambda images: rollout(network, images)).cpu()
+        return run_in_portions(network, self.asker.normalise(batch), lambda images: rollout(network, images)).cpu()
 
     def draw(self, inside: str, view: Image.Image, map: Tensor) -> str:
         """Writes an image; its path."""

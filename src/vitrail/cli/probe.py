@@ -6,9 +6,9 @@ from vitrail.cli import frozen
 from vitrail.cli.options.probe import ProbeOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.frozen.probe import PENALTIES, TOLERANCE, probe, search
-from vitrail.evaluation.metrics.accuracy import TOP, tally
-from vitrail.evaluation.result import Measure, share, shown, spanned
+from vitrail.evaluation.frozen.probe import PENALTIES, TOLERANCE, fit_probe, search_penalty
+from vitrail.evaluation.metrics.accuracy import TOP, score_predictions
+from vitrail.evaluation.result import Measure, measure_share, format_value, format_interval
 
 
 def run(options: ProbeOptions) -> int:
@@ -23,15 +23,15 @@ def run(options: ProbeOptions) -> int:
     classes, tried = len(task.classes), dict[float, float]()
     penalty: float | None = options.penalty
     if penalty is None:
-        penalty, tried = search(part.train, part.train_labels, classes)
-    made = probe(part.train, part.train_labels, classes, penalty, iterations=options.iterations)
+        penalty, tried = search_penalty(part.train, part.train_labels, classes)
+    made = fit_probe(part.train, part.train_labels, classes, penalty, iterations=options.iterations)
     measures = list[Measure]()
     for guesses in (1, TOP):
         if guesses == 1 or classes > TOP:
-            right, count = tally(made.top(part.test, guesses), part.test_labels)
+            right, count = score_predictions(made.top(part.test, guesses), part.test_labels)
             # Of the network's own head it would be the plain one.
-            measures.append(share(f"probe top-{guesses}", right, count))
-    print_table(["measure", "accuracy", "95% interval"], [(m.name, shown(m), spanned(m)) for m in measures])
+            measures.append(measure_share(f"probe top-{guesses}", right, count))
+    print_table(["measure", "accuracy", "95% interval"], [(m.name, format_value(m), format_interval(m)) for m in measures])
     how = f"the best of {len(tried)} on a tenth of {task.train}" if tried else "as given"
     print(
         f"penalty {penalty:g}, {how}; {made.iterations} iterations, loss {made.loss:.4f}, "

@@ -16,7 +16,7 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import joined
-from vitrail.evaluation.subject import Subject, make_subject, read_all
+from vitrail.evaluation.subject import Subject, make_subject, iterate_batches
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def batches(
 ) -> Iterator[Batch]:
     """Every image once, prepared, as the options say."""
     check_batch(options)
-    return read_all(source, preprocessing, device, batch=options.batch, workers=options.workers)
+    return iterate_batches(source, preprocessing, device, batch=options.batch, workers=options.workers)
 
 
 def check_batch(options: LoadingOptions) -> None:

@@ -21,7 +21,7 @@ from vitrail.data.datasets.catalogue import SETS
 from vitrail.data.datasets.vtab import find_task
 from vitrail.data.datasets.vtab_tasks import TASKS
 from vitrail.distributed.process_group import World, joined
-from vitrail.evaluation.result import weights_facts
+from vitrail.evaluation.result import describe_weights
 from vitrail.evaluation.speed import tpuv3_core_days, training_flops
 from vitrail.recipes.launch import RUNS
 from vitrail.studies.paper.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
@@ -33,7 +33,7 @@ from vitrail.train.metrics import measure_flops
 def run(options: VtabOptions) -> int:
     tasks = tasks_of(options.tasks)
     bundle = find_weights(options.weights)
-    facts = weights_facts(options.weights, network(bundle))
+    facts = describe_weights(options.weights, network(bundle))
     study = Study(
         base=base_run(options.weights, image_size=options.image_size, seed=options.seed, settings=options.settings),
         out=options.out or RUNS / f"vtab-{Path(options.weights).stem.replace(':', '-')}",

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from vitrail.core.errors import DataError, unknown
-from vitrail.evaluation.result import Measure, Result, shown, spanned
-from vitrail.evaluation.scoring import Evaluated
+from vitrail.evaluation.result import Measure, Result, format_value, format_interval
+from vitrail.evaluation.scoring import EvaluationOutcome
 from vitrail.report.page import Notes, Section, page
 from vitrail.report.sections import Facts, Strips, Tile, Tiles
 
@@ -32,7 +32,7 @@ CLASSIFICATION: Final = "classification"  # the task of evaluations that name no
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResultFile:
     """A result and the file that it is in."""
 
     path: Path
@@ -40,15 +40,15 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GatheredResults:
     """All results that were found, and the files of folders that are none, each with the reason."""
 
-    found: tuple[Found, ...]
+    found: tuple[ResultFile, ...]
     passed_over: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class MeasureColumn:
     """A measure of one command and task on one split."""
 
     kind: str
@@ -63,20 +63,20 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WeightsRow:
     """Weights, in one way of using them where there are several; a cell for each of the columns that it has."""
 
     name: str
-    cells: Mapping[Column, tuple[Measure, Found]]
+    cells: Mapping[MeasureColumn, tuple[Measure, ResultFile]]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[MeasureColumn, ...]
+    rows: tuple[WeightsRow, ...]
     notes: tuple[str, ...]
 
-    def title(self, column: Column, *, whole: bool = True) -> str:
+    def title(self, column: MeasureColumn, *, whole: bool = True) -> str:
         """What stands above a column: the command or the task only where two of them have a measure of that name."""
         twins = [other for other in self.columns if (other.data, other.measure) == (column.data, column.measure)]
         kinds, tasks = len({other.kind for other in twins}), len({other.task for other in twins if other.task})
@@ -84,15 +84,15 @@ class Comparison:
         measure = " ".join([*before, column.measure])
         return f"{column.data}: {measure}" if whole and column.data else measure
 
-    def text(self, row: Row, column: Column) -> str:
+    def text(self, row: WeightsRow, column: MeasureColumn) -> str:
         """A cell: 70.10% (67.19–72.86)."""
         if column not in row.cells:
             return ""
         measure, _ = row.cells[column]
-        span = spanned(measure)
-        return f"{shown(measure)} ({span})" if span else shown(measure)
+        span = format_interval(measure)
+        return f"{format_value(measure)} ({span})" if span else format_value(measure)
 
-    def part(self, columns: Sequence[Column]) -> "Comparison":
+    def part(self, columns: Sequence[MeasureColumn]) -> "Comparison":
         """Some of the columns, and the rows that have something there."""
         rows = tuple(row for row in self.rows if any(column in row.cells for column in columns))
         return Comparison(tuple(columns), rows, self.notes)
@@ -103,28 +103,28 @@ class Comparison:
         return [(name, self.part([column for column in self.columns if column.data == name])) for name in names]
 
 
-def gather(paths: Iterable[Path]) -> Gathered:
+def gather_results(paths: Iterable[Path]) -> GatheredResults:
     """The results in files, and in folders with all that is below them. A named file that is none is an error; in a
     folder it is passed over, and said."""
-    found: dict[Path, Found] = {}
+    found: dict[Path, ResultFile] = {}
     passed: list[str] = []
     for path in paths:
         if not path.is_dir():
-            found[path.absolute()] = Found(path, Result.read(path))
+            found[path.absolute()] = ResultFile(path, Result.read(path))
             continue
         for inner in sorted(path.rglob("*.json")):
             try:
-                found[inner.absolute()] = Found(inner, Result.read(inner))
+                found[inner.absolute()] = ResultFile(inner, Result.read(inner))
             except DataError as error:
                 passed.append(str(error))
     if not found:
         looked = ", ".join(map(str, paths))
         bad = f" ({'; '.join(passed[:3])})" if passed else ""
         raise DataError(f"there is no result in {looked}{bad}; `vitrail evaluate ... --out FILE.json` writes one")
-    return Gathered(tuple(found.values()), tuple(passed))
+    return GatheredResults(tuple(found.values()), tuple(passed))
 
 
-def compare(found: Sequence[Found], measures: Sequence[str] = ()) -> Comparison:
+def compare_results(found: Sequence[ResultFile], measures: Sequence[str] = ()) -> Comparison:
     """The table of some results, of all of their measures or of those that are named."""
     there = list(dict.fromkeys(measure.name for one in found for measure in one.result.measures))
     for name in measures:
@@ -139,7 +139,7 @@ def compare(found: Sequence[Found], measures: Sequence[str] = ()) -> Comparison:
     # Measures of one result stand together, whatever the order of the files.
     places = {group: at for at, group in enumerate(dict.fromkeys(column.group for column in columns))}
     ordered = sorted(dict.fromkeys(columns), key=lambda column: places[column.group])
-    by_row: dict[tuple[str, ...], list[Found]] = {}
+    by_row: dict[tuple[str, ...], list[ResultFile]] = {}
     for one in found:
         by_row.setdefault(key_of(one, found), []).append(one)
     names = called(by_row)
@@ -152,7 +152,7 @@ def compare(found: Sequence[Found], measures: Sequence[str] = ()) -> Comparison:
     return Comparison(tuple(ordered), rows, tuple(dict.fromkeys(notes)))
 
 
-def check_tasks(rows: Sequence[Row]) -> None:
+def check_tasks(rows: Sequence[WeightsRow]) -> None:
     """Refuses results of several tasks where no number can be compared with another."""
     if max((sum(column in row.cells for row in rows) for row in rows for column in row.cells), default=0) > 1:
         return
@@ -165,8 +165,8 @@ def check_tasks(rows: Sequence[Row]) -> None:
         raise DataError(f"no measure is in two results: {tasks}; compare results of one task")
 
 
-def column_of(result: Result, measure: Measure) -> Column:
-    return Column(result.kind, task_of(result), data_of(result), measure.name)
+def column_of(result: Result, measure: Measure) -> MeasureColumn:
+    return MeasureColumn(result.kind, task_of(result), data_of(result), measure.name)
 
 
 def task_of(result: Result) -> str:
@@ -174,9 +174,9 @@ def task_of(result: Result) -> str:
     return str(result.config.get("task", CLASSIFICATION)) if result.kind == "evaluate" else ""
 
 
-def row_of(name: str, some: Sequence[Found], columns: Sequence[Column], notes: list[str]) -> Row:
+def row_of(name: str, some: Sequence[ResultFile], columns: Sequence[MeasureColumn], notes: list[str]) -> WeightsRow:
     """The newest of equal results counts."""
-    cells: dict[Column, tuple[Measure, Found]] = {}
+    cells: dict[MeasureColumn, tuple[Measure, ResultFile]] = {}
     for one in sorted(some, key=lambda one: one.result.made):
         for measure in one.result.measures:
             column = column_of(one.result, measure)
@@ -189,7 +189,7 @@ def row_of(name: str, some: Sequence[Found], columns: Sequence[Column], notes: l
                 where = f"{name}, {column.data or column.kind}"
                 notes.append(f"{where}: {one.path} is newer than {older.path} and counts{other}")
             cells[column] = (measure, one)
-    return Row(name, cells)
+    return WeightsRow(name, cells)
 
 
 def data_of(result: Result) -> str:
@@ -199,7 +199,7 @@ def data_of(result: Result) -> str:
     return f"{name}@{split}{mark}" if split else f"{name}{mark}"
 
 
-def known(result: Result) -> str:
+def describe_deduplication(result: Result) -> str:
     """Whether copies of the images were left out of training; empty where nobody knows."""
     told = result.data.get("deduplicated")
     return "" if not isinstance(told, bool) else "yes" if told else "no"
@@ -209,7 +209,7 @@ def weights_of(result: Result) -> str:
     return str(result.weights.get("hash") or result.weights.get("name", ""))
 
 
-def key_of(one: Found, found: Sequence[Found]) -> tuple[str, ...]:
+def key_of(one: ResultFile, found: Sequence[ResultFile]) -> tuple[str, ...]:
     """What makes a row: the weights and, where they were scored on the same data in several ways, the way, by as few
     settings as tell them apart."""
     mine, ways = weights_of(one.result), dict[str, None]()
@@ -258,7 +258,7 @@ def flat(config: Mapping[str, Any], before: str = "") -> dict[str, str]:
     return out
 
 
-def called(by_row: Mapping[tuple[str, ...], Sequence[Found]]) -> dict[tuple[str, ...], str]:
+def called(by_row: Mapping[tuple[str, ...], Sequence[ResultFile]]) -> dict[tuple[str, ...], str]:
     """A name for each row: the last part of the weights' own, with as much before it as tells them apart."""
     parts = {key: parts_of(str(some[0].result.weights.get("name", "?"))) for key, some in by_row.items()}
     names: dict[tuple[str, ...], str] = {}
@@ -276,7 +276,7 @@ def parts_of(name: str) -> list[str]:
     return [part for part in path.parts if part != path.anchor] if path.suffix or path.anchor else [name]
 
 
-def doubts(group: tuple[str, str, str], rows: Sequence[Row]) -> list[str]:
+def doubts(group: tuple[str, str, str], rows: Sequence[WeightsRow]) -> list[str]:
     """Why the numbers of one command on one data set may not be compared from row to row."""
     some: dict[str, Result] = {}
     units: set[str] = set()
@@ -289,7 +289,7 @@ def doubts(group: tuple[str, str, str], rows: Sequence[Row]) -> list[str]:
     facts = {
         "the images themselves differ": {name: pictures_of(one.data) for name, one in some.items()},
         "what was learnt from differs": {name: pictures_of(one.data.get("train")) for name, one in some.items()},
-        "copies were left out of some trainings only": {name: known(one) or "not known" for name, one in some.items()},
+        "copies were left out of some trainings only": {name: describe_deduplication(one) or "not known" for name, one in some.items()},
     }
     if units & set(MACHINE):
         facts["the machine differs"] = {name: machine_of(one) for name, one in some.items()}
@@ -329,7 +329,7 @@ def spoken(values: Mapping[str, str]) -> str:
     return "; ".join(f"{value} for {', '.join(names)}" for value, names in by.items())
 
 
-def evaluation_page(result: Result, found: Evaluated, notes: Sequence[str], seen: Sequence[str]) -> str:
+def evaluation_page(result: Result, found: EvaluationOutcome, notes: Sequence[str], seen: Sequence[str]) -> str:
     """One HTML file, images included. `seen` says which images the weights were trained on."""
     sections: list[Section] = [
         Notes(title="Seen in training", lines=list(seen)),
@@ -339,15 +339,15 @@ def evaluation_page(result: Result, found: Evaluated, notes: Sequence[str], seen
     ]
     if notes:
         sections.append(Notes(title="Notes", lines=list(notes)))
-    intervals = "; with 95 % intervals" if any(spanned(measure) for measure in result.measures) else ""
+    intervals = "; with 95 % intervals" if any(format_interval(measure) for measure in result.measures) else ""
     lead = f"{data_of(result)}: {found.lead}{intervals}"
     style = "strips.css" if any(isinstance(section, Strips) for section in sections) else ""
     return page(parts_of(str(result.weights["name"]))[-1], sections, lead=lead, style=style)
 
 
 def tile(measure: Measure, caption: str) -> Tile:
-    note = "; ".join(part for part in (spanned(measure), caption) if part)
-    return Tile(value=shown(measure), label=measure.name, note=note)
+    note = "; ".join(part for part in (format_interval(measure), caption) if part)
+    return Tile(value=format_value(measure), label=measure.name, note=note)
 
 
 def facts(result: Result) -> Facts:

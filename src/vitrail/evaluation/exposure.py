@@ -25,7 +25,7 @@ from vitrail.distributed.process_group import World
 Advance: TypeAlias = Callable[[str, int, int | None], None]  # what is being done, how much of it is done, of how much
 
 
-def stay_silent(what: str, done: int, total: int | None) -> None:
+def ignore_progress(what: str, done: int, total: int | None) -> None:
     """The progress of somebody who does not want to hear of it."""
 
 
@@ -96,15 +96,15 @@ def choose_unseen(
     include_seen: bool,
     without: Path | None = None,
     world: World | None = None,
-    advance: Advance = stay_silent,
+    advance: Advance = ignore_progress,
 ) -> tuple[ImageDataset, Scope]:
     """The images to score: without those of `without`, and without those that the weights were trained on, unless they
     are asked for. Where none is left, that is an error. All processes call it."""
     dropped, selection = 0, ""
     if without is not None:
-        kept, selection = leave_out(source, without)
+        kept, selection = drop_images(source, without)
         dropped, source = len(source) - len(kept), kept
-    exposure = find_exposure(provenance, source, lambda one: hash_together(one, world, advance))
+    exposure = find_exposure(provenance, source, lambda one: hash_in_parallel(one, world, advance))
     scope = Scope(given=len(source), exposure=exposure, included=include_seen, dropped=dropped, without=selection)
     if include_seen or not exposure.count:
         return source, scope
@@ -124,7 +124,7 @@ def find_shared(train: ImageDataset, test: ImageDataset) -> "NDArray[np.int64] |
     return np.flatnonzero(np.isin(learnt, scored[scored != 0]))
 
 
-def hash_together(source: ImageDataset, world: World | None, advance: Advance) -> Hashes:
+def hash_in_parallel(source: ImageDataset, world: World | None, advance: Advance) -> Hashes:
     """The content hashes of a source; several processes share the reading."""
     rank, size = (0, 1) if world is None else (world.rank, world.size)
     tell = (lambda done: advance("which images were seen", done, len(source))) if rank == 0 else None
@@ -132,7 +132,7 @@ def hash_together(source: ImageDataset, world: World | None, advance: Advance) -
     return share if world is None else interleave(world.gather(share))
 
 
-def leave_out(source: ImageDataset, path: Path) -> tuple[ImageDataset, str]:
+def drop_images(source: ImageDataset, path: Path) -> tuple[ImageDataset, str]:
     """The images that a drop.json leaves, and its hash."""
     selection = Selection.load(path)
     if not selection.drop:

@@ -25,7 +25,7 @@ import torch
 from vitrail import __version__
 from vitrail.core.atomic_files import read_text, write_file
 from vitrail.core.errors import DataError, VitrailError, reason_of, unknown
-from vitrail.evaluation.metrics.intervals import Interval, wilson
+from vitrail.evaluation.metrics.intervals import Interval, wilson_interval
 
 if TYPE_CHECKING:
     from vitrail.data.dataset import ImageDataset
@@ -56,13 +56,13 @@ class Measure:
             raise DataError(f"{self.name} is {self.value} ({self.low} to {self.high}), which is not a number to report")
 
 
-def share(name: str, right: int, count: int) -> Measure:
+def measure_share(name: str, right: int, count: int) -> Measure:
     """So many of so many, with Wilson's interval."""
-    low, high = wilson(right, count)
+    low, high = wilson_interval(right, count)
     return Measure(name=name, value=right / count, low=low, high=high, count=count)
 
 
-def measured(name: str, value: float, interval: Interval | None, count: int, unit: Unit) -> Measure:
+def make_measure(name: str, value: float, interval: Interval | None, count: int, unit: Unit) -> Measure:
     low, high = (None, None) if interval is None else interval
     return Measure(name=name, value=value, low=low, high=high, count=count, unit=unit)
 
@@ -114,19 +114,19 @@ class Result:
 def surroundings() -> dict[str, Any]:
     """Versions, machine and commit."""
 
-    return environment()
+    return describe_environment()
 
 
-def weights_facts(name: str, network: "Backbone") -> dict[str, Any]:
+def describe_weights(name: str, network: "Backbone") -> dict[str, Any]:
     """Of the network: what it was called, its hash, its kind and size, and what its card says of its making."""
     from vitrail.checkpoint.bundle import card_of
     from vitrail.data.training_record import abridge
-    from vitrail.evaluation.frozen.features import network_hash
+    from vitrail.evaluation.frozen.features import hash_network
 
     config = network.config
     return {
         "name": name,
-        "hash": network_hash(network),
+        "hash": hash_network(network),
         "network": type(config).__name__.removesuffix("Config"),
         "image": list(config.image),
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
@@ -134,7 +134,7 @@ def weights_facts(name: str, network: "Backbone") -> dict[str, Any]:
     }
 
 
-def data_facts(
+def describe_data(
     name: str, split: str, source: "ImageDataset", *, deduplicated: bool | None, selection: "Selection | None" = None
 ) -> dict[str, Any]:
     """Of the images. `deduplicated` is whether copies of them were taken out of what the network was trained on:
@@ -149,11 +149,11 @@ def data_facts(
     }
 
 
-def deduplicated(source: "ImageDataset", selection: "Selection | None", provenance: Mapping[str, Any]) -> bool | None:
+def check_deduplication(source: "ImageDataset", selection: "Selection | None", provenance: Mapping[str, Any]) -> bool | None:
     """Whether copies of these images were left out of training (4.1): by a selection of `vitrail data dedup` that was
     made against them, else as the weights themselves say, else none: nobody knows."""
     if selection is None:
-        return told_by(provenance, source.fingerprint)
+        return read_deduplication(provenance, source.fingerprint)
     against = selection.rule.get("against")
     if selection.rule.get("name") != "dedup" or not isinstance(against, dict):
         raise DataError(
@@ -165,7 +165,7 @@ def deduplicated(source: "ImageDataset", selection: "Selection | None", provenan
             f"that selection was made against {', '.join(known) or 'nothing but the training set itself'}, and not "
             f"against these images (fingerprint {source.fingerprint[:12]}); run `vitrail data dedup` against them"
         )
-    recorded = left_out(provenance)
+    recorded = list_dropped_selections(provenance)
     if recorded and selection.hash not in recorded:
         raise DataError(
             f"the weights record that this selection ({selection.hash[:12]}) was not left out when they were trained; "
@@ -174,7 +174,7 @@ def deduplicated(source: "ImageDataset", selection: "Selection | None", provenan
     return True
 
 
-def left_out(provenance: Mapping[str, Any]) -> set[str]:
+def list_dropped_selections(provenance: Mapping[str, Any]) -> set[str]:
     """The hashes of the selections that weights record as left out of their training, "" for none; empty where they
     record nothing."""
     from vitrail.data.training_record import list_records
@@ -183,7 +183,7 @@ def left_out(provenance: Mapping[str, Any]) -> set[str]:
     return {str(record.get("selection", {}).get("without", "")) for record in records}
 
 
-def told_by(provenance: Mapping[str, Any], fingerprint: str) -> bool | None:
+def read_deduplication(provenance: Mapping[str, Any], fingerprint: str) -> bool | None:
     """What weights say: copies of the images of this fingerprint were left out of their training, and of that of the
     weights they started from."""
     told = provenance.get("deduplicated")
@@ -193,23 +193,23 @@ def told_by(provenance: Mapping[str, Any], fingerprint: str) -> bool | None:
     if fingerprint not in against.values():
         return None
     before: Mapping[str, Any] | None = provenance.get("from")
-    return True if before is None else told_by(before, fingerprint)
+    return True if before is None else read_deduplication(before, fingerprint)
 
 
-def shown(measure: Measure) -> str:
+def format_value(measure: Measure) -> str:
     """A value as it stands in tables: 70.10%, 1.234, 5,717,416."""
-    return formatted(measure.value, measure.unit)
+    return format_number(measure.value, measure.unit)
 
 
-def spanned(measure: Measure) -> str:
+def format_interval(measure: Measure) -> str:
     """Its interval, without the unit: 67.19–72.86; empty where there is none."""
     if measure.low is None or measure.high is None:
         return ""
-    low, high = (formatted(value, measure.unit).removesuffix("%") for value in (measure.low, measure.high))
+    low, high = (format_number(value, measure.unit).removesuffix("%") for value in (measure.low, measure.high))
     return f"{low}–{high}"
 
 
-def formatted(value: float, unit: Unit) -> str:
+def format_number(value: float, unit: Unit) -> str:
     match unit:
         case "share":
             return f"{100 * value:.2f}%"
@@ -228,7 +228,7 @@ def formatted(value: float, unit: Unit) -> str:
 GIT_SECONDS: Final = 5.0
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """As plain data."""
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     other = "mps" if torch.backends.mps.is_available() else "cpu"
@@ -241,11 +241,11 @@ def environment() -> dict[str, Any]:
         "host": socket.gethostname(),
         "cpus": os.cpu_count(),
         "devices": [torch.cuda.get_device_name(number) for number in range(devices)] or [other],
-        "git": working_tree(Path.cwd()),
+        "git": describe_working_tree(Path.cwd()),
     }
 
 
-def working_tree(folder: Path) -> dict[str, Any] | None:
+def describe_working_tree(folder: Path) -> dict[str, Any] | None:
     """The commit that a folder is at and whether anything in it differs; none where there is no git, or no answer."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:

@@ -22,14 +22,14 @@ from vitrail.evaluation.exposure import Advance
 from vitrail.evaluation.frozen.features import Precision
 from vitrail.evaluation.metrics.metric import Metric, score_batches
 from vitrail.evaluation.result import Measure
-from vitrail.evaluation.subject import Subject, read_all
+from vitrail.evaluation.subject import Subject, iterate_batches
 from vitrail.report.page import Section, Table
 
 ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scoring:
+class ScoringOptions:
     """How a network is scored. `batch` and `workers` change nothing but the time it takes. The last five are for tasks
     whose targets are classes of images: `labels` name the outputs where the card does not, or otherwise; `by_number`
     takes class 7 for output 7 whatever they are called; `real` is the file of ReaL labels; `answers` says whether the
@@ -73,7 +73,7 @@ class EvaluationSetting:
     about: Subject
     collection: Collection  # its split holds the images that count, and no others
     split: str
-    how: Scoring
+    how: ScoringOptions
     world: World
     advance: Advance
     ledger: UnreadableLog = field(default_factory=UnreadableLog)  # what could not be read here
@@ -89,7 +89,7 @@ class EvaluationSetting:
         tell = lambda done: self.advance("pictures", min(done * world.size, len(source)), len(source))  # noqa: E731
         if world.is_main:
             tell(0)
-        batches = read_all(
+        batches = iterate_batches(
             source,
             self.about.preprocessing,
             world.device,
@@ -127,7 +127,7 @@ def no_sections() -> Sequence[Section]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Evaluated:
+class EvaluationOutcome:
     """What a task found: the measures, and what is printed, written and shown next to them."""
 
     outputs: str  # what the network answers, printed behind the number of images: "10 classes, matched by name"

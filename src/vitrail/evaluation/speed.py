@@ -38,7 +38,7 @@ BACK_OFF, TRIES = 0.95, 8  # of the largest batch, where it does not fit after a
 TRIED: Final = 1 << 15  # images at once
 
 
-class Bench(Protocol):
+class SpeedBench(Protocol):
     """What is timed."""
 
     def seconds(self, batch: int) -> float: ...  # of one pass; torch.OutOfMemoryError where it does not fit
@@ -48,7 +48,7 @@ class Bench(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class SpeedLimits:
     """Which batches (none: doubling from 1), for how long in all, in how many bytes (0: no matter)."""
 
     batches: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class SpeedPoint:
     """One batch size: seconds a pass, of how many passes that is the median, and bytes at the peak."""
 
     batch: int
@@ -82,32 +82,32 @@ class Speed:
     """All points of one image size, why there are no more, and the largest batch that fits: none where that cannot be
     known; `tried` says whether it was run."""
 
-    points: tuple[Point, ...]
+    points: tuple[SpeedPoint, ...]
     stopped: str
     largest: int | None = None
     tried: bool = False
 
     @property
-    def best(self) -> Point:
+    def best(self) -> SpeedPoint:
         """The quickest, an image."""
         return max(self.points, key=lambda point: point.images_per_s)
 
 
-def speed(
-    bench: Bench,
-    limits: Limits,
+def measure_speed(
+    bench: SpeedBench,
+    limits: SpeedLimits,
     *,
     clock: Callable[[], float] = time.perf_counter,
     tell: Callable[[int], None] = lambda batch: None,
 ) -> Speed:
     """Times batch after batch; `tell` hears of each. There is always one point, if the first batch fits at all."""
-    start, points, stopped, flat = clock(), list[Point](), "all asked for", 0
+    start, points, stopped, flat = clock(), list[SpeedPoint](), "all asked for", 0
     for batch in limits.batches or (1 << power for power in itertools.count()):
-        if points and (stopped := exhausted(points, batch, limits, clock() - start)):
+        if points and (stopped := find_limit(points, batch, limits, clock() - start)):
             break
         tell(batch)
         try:
-            point = timed(bench, batch, limits.seconds / 4, clock)
+            point = time_batch(bench, batch, limits.seconds / 4, clock)
         except torch.OutOfMemoryError:
             stopped = "memory"
             break
@@ -121,47 +121,47 @@ def speed(
         stopped = "all asked for"
     if not points:
         raise ConfigError("not even the first batch fits into memory; give a smaller --batch or --image-size")
-    largest = fitting(known_memory(bench, points, limits), limits.room)
+    largest = estimate_largest(add_memory_point(bench, points, limits), limits.room)
     if largest is not None and bench.tries:
-        return tried(bench, points, stopped, largest, limits)
+        return try_largest(bench, points, stopped, largest, limits)
     return Speed(points=tuple(points), stopped=stopped, largest=largest)
 
 
-def exhausted(points: list[Point], batch: int, limits: Limits, spent: float) -> str:
+def find_limit(points: list[SpeedPoint], batch: int, limits: SpeedLimits, spent: float) -> str:
     """Why the next batch is not tried, or nothing."""
     last = points[-1]
     if spent + (LEAST + 1) * last.seconds * batch / last.batch > limits.seconds:
         return "time"
-    each = growth(points)
+    each = estimate_growth(points)
     if limits.room and each is not None and last.memory is not None:
         return "memory" if last.memory + each * (batch - last.batch) > limits.room else ""
     return ""
 
 
-def timed(bench: Bench, batch: int, limit: float, clock: Callable[[], float]) -> Point:
+def time_batch(bench: SpeedBench, batch: int, limit: float, clock: Callable[[], float]) -> SpeedPoint:
     """Behind one pass that is not counted. A pass that takes longer than all should is timed once."""
     end = clock() + min(POINT_S, limit)
     warm = bench.seconds(batch)
     if warm > 4 * limit:
-        return Point(batch=batch, seconds=warm, passes=1, memory=bench.memory(batch))
+        return SpeedPoint(batch=batch, seconds=warm, passes=1, memory=bench.memory(batch))
     passes: list[float] = []
     while len(passes) < LEAST or (clock() < end and len(passes) < MOST):
         passes.append(bench.seconds(batch))
-    return Point(batch=batch, seconds=median(passes), passes=len(passes), memory=bench.memory(batch))
+    return SpeedPoint(batch=batch, seconds=median(passes), passes=len(passes), memory=bench.memory(batch))
 
 
-def known_memory(bench: Bench, points: list[Point], limits: Limits) -> list[Point]:
+def add_memory_point(bench: SpeedBench, points: list[SpeedPoint], limits: SpeedLimits) -> list[SpeedPoint]:
     """The points, and one more that only its memory counts of, where a single one cannot say what an image takes."""
     only = points[0]
     if len(points) > 1 or not limits.room or only.memory is None or 2 * only.memory > limits.room:
         return points
     with contextlib.suppress(torch.OutOfMemoryError):
         twice = 2 * only.batch
-        return [*points, Point(batch=twice, seconds=2 * only.seconds, passes=0, memory=bench.memory(twice))]
+        return [*points, SpeedPoint(batch=twice, seconds=2 * only.seconds, passes=0, memory=bench.memory(twice))]
     return points
 
 
-def growth(points: list[Point]) -> float | None:
+def estimate_growth(points: list[SpeedPoint]) -> float | None:
     """Bytes that each further image takes, by the two largest batches: small ones hide in what is needed anyway."""
     known = sorted({point.batch: point.memory for point in points if point.memory is not None}.items())
     if len(known) < 2:
@@ -170,15 +170,15 @@ def growth(points: list[Point]) -> float | None:
     return (after - before) / (large - small)
 
 
-def fitting(points: list[Point], room: int) -> int | None:
+def estimate_largest(points: list[SpeedPoint], room: int) -> int | None:
     """The largest batch that the room should hold."""
-    each, last = growth(points), max(points, key=lambda point: point.batch)
+    each, last = estimate_growth(points), max(points, key=lambda point: point.batch)
     if not room or each is None or each <= 0 or last.memory is None:
         return None
     return max(int(last.batch + (room - last.memory) / each), last.batch)
 
 
-def tried(bench: Bench, points: list[Point], stopped: str, largest: int, limits: Limits) -> Speed:
+def try_largest(bench: SpeedBench, points: list[SpeedPoint], stopped: str, largest: int, limits: SpeedLimits) -> Speed:
     """The largest batch run once, or a somewhat smaller one; left as reckoned where a pass would take too long, or is
     so large that kernels may fail of other things than memory."""
     last, batch = points[-1], largest
@@ -195,7 +195,7 @@ def tried(bench: Bench, points: list[Point], stopped: str, largest: int, limits:
 
 
 @dataclass(kw_only=True, slots=True)
-class Passes:
+class TimedNetwork:
     """A network on its device, and random images for it. bfloat16 weights where the precision says so."""
 
     network: nn.Module
@@ -235,7 +235,7 @@ class Passes:
         if self.device.type != "cpu":
             return None
         held = sum(one.numel() * one.element_size() for one in (*self.network.parameters(), *self.network.buffers()))
-        return held + images.numel() * images.element_size() + allocated(lambda: self.forward(images))
+        return held + images.numel() * images.element_size() + count_allocated(lambda: self.forward(images))
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> None:
@@ -256,11 +256,11 @@ class Passes:
         return self._images
 
 
-def allocated(work: Callable[[], None]) -> int:
+def count_allocated(work: Callable[[], None]) -> int:
     """Bytes that torch holds on the CPU at the peak of some work, beyond those before it: counted, not sampled."""
     from torch.profiler import ProfilerActivity, profile
 
-    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+    with silence_profiler(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         work()
     inner: Any = seen.profiler
     events = (event for event in inner.kineto_results.events() if event.name() == "[memory]")
@@ -269,7 +269,7 @@ def allocated(work: Callable[[], None]) -> int:
 
 
 @contextlib.contextmanager
-def quiet() -> Generator[None]:
+def silence_profiler() -> Generator[None]:
     """Without the profiler's complaint that there is no GPU, which it writes past Python."""
     name, before = "KINETO_LOG_LEVEL", os.environ.get("KINETO_LOG_LEVEL")
     os.environ[name] = "99" if before is None else before
@@ -294,6 +294,6 @@ def tpuv3_core_days(flops: float) -> float:
     return flops / TPUV3_CORE_FLOPS / 86400
 
 
-def counted_macs(config: ModelConfig) -> int:
+def count_paper_macs(config: ModelConfig) -> int:
     """Multiply-accumulates of one image as the paper counts them: without the taps that fall on padding."""
     return config.macs - config.padding_macs

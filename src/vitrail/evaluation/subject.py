@@ -20,7 +20,7 @@ from vitrail.data.splits import Selection
 from vitrail.data.targets import CLASS_LABELS, Targets
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.evaluation.frozen.features import Precision
-from vitrail.evaluation.result import data_facts, deduplicated, weights_facts
+from vitrail.evaluation.result import describe_data, check_deduplication, describe_weights
 from vitrail.models.build import Model
 
 
@@ -56,7 +56,7 @@ def make_subject(name: str, bundle: Bundle, device: torch.device, *, image_size:
     """The network of a bundle on its device, at another size where one is given."""
     network = network_of(operate(bundle, image_size=image_size))
     # Now, not when the result is written: a run that is training may have replaced the file by then.
-    facts = weights_facts(name, network if image_size is None else network_of(bundle))
+    facts = describe_weights(name, network if image_size is None else network_of(bundle))
     network = network.to(device)
     return Subject(
         name=name,
@@ -67,7 +67,7 @@ def make_subject(name: str, bundle: Bundle, device: torch.device, *, image_size:
     )
 
 
-def chosen(collection: Collection, *names: str) -> tuple[str, ImageDataset]:
+def choose_split(collection: Collection, *names: str) -> tuple[str, ImageDataset]:
     """The first of the named splits that is there; the only one, whatever it is called."""
     if len(collection.splits) == 1:
         return next(iter(collection.splits.items()))
@@ -80,18 +80,18 @@ def chosen(collection: Collection, *names: str) -> tuple[str, ImageDataset]:
     )
 
 
-def data_of(about: Subject, collection: Collection, split: str, path: Path | None) -> dict[str, Any]:
+def describe_scored_data(about: Subject, collection: Collection, split: str, path: Path | None) -> dict[str, Any]:
     """What a result says of its images, the `path` of --deduplicated-by included."""
     source = collection.splits[split]
     selection = None if path is None else Selection.load(path)
     try:
-        known = deduplicated(source, selection, about.provenance)
+        known = check_deduplication(source, selection, about.provenance)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    return data_facts(collection.title, split, source, deduplicated=known, selection=selection)
+    return describe_data(collection.title, split, source, deduplicated=known, selection=selection)
 
 
-def read_all(
+def iterate_batches(
     source: ImageDataset,
     preprocessing: Preprocessing | Views,
     device: torch.device,
@@ -115,13 +115,13 @@ def read_all(
         batch=min(size, max(len(source), 1)) * world,
         rank=rank,
         world=world,
-        workers=workers if workers >= 0 else default_workers(),
+        workers=workers if workers >= 0 else choose_workers(),
         pin=device.type == "cuda",
         ledger=ledger,
         targets=targets,
     )
 
 
-def default_workers() -> int:
+def choose_workers() -> int:
     """One core is left for the network."""
     return max(min((os.cpu_count() or 1) - 1, 8), 0)

@@ -13,14 +13,14 @@ mode, without gradients, with their fused attention.
 # take the name.
 from vitrail.inspection.cka import cka, layer_cka
 from vitrail.inspection.distance import attention_distance, attention_entropy, distance_matrix
-from vitrail.inspection.faithfulness import Curves, curves, random_maps
-from vitrail.inspection.layer_taps import Tokens, stream, tokens_of
+from vitrail.inspection.faithfulness import FaithfulnessCurves, faithfulness_curves, random_maps
+from vitrail.inspection.layer_taps import TokenLayout, iterate_layers, get_token_layout
 from vitrail.inspection.overlay import overlay
-from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollout, joined, rollout, rollout_by_layer
+from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollout, combine_layers, rollout, rollout_by_layer
 from vitrail.inspection.weights_and_features import (
-    colours,
-    filters,
-    near_far,
+    feature_colours,
+    filter_components,
+    distance_correlation,
     patch_features,
     patch_similarity,
     position_similarity,

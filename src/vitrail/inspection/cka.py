@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.core.errors import DataError
-from vitrail.inspection.layer_taps import precise, states, tokens_of, transformer
+from vitrail.inspection.layer_taps import to_float32, iterate_states, get_token_layout, require_transformer
 
 LEAST = 4  # images that the estimator needs
 
@@ -22,7 +22,7 @@ LEAST = 4  # images that the estimator needs
 def layer_cka(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
     """CKA of the mean over the patches as it enters the first layer and behind each: batches of [B, C, H, W] prepared
     -> [L+1, L+1]. (The class token enters as the same for all images, so it would say nothing of the first.)"""
-    network = transformer(model)
+    network = require_transformer(model)
     return cka(_represented(network, images) for images in batches).to(next(network.parameters()).device)
 
 
@@ -71,5 +71,5 @@ def _centred(rows: Tensor) -> Tensor:
 
 def _represented(model: nn.Module, images: Tensor) -> Tensor:
     """[B, C, H, W] -> [L+1, B, D], on the host: doubles are not to be had everywhere."""
-    prefix = tokens_of(model).prefix
-    return torch.stack([precise(z[:, prefix:]).mean(dim=1) for z in states(model, images)]).cpu()
+    prefix = get_token_layout(model).prefix
+    return torch.stack([to_float32(z[:, prefix:]).mean(dim=1) for z in iterate_states(model, images)]).cpu()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.layer_taps import Tokens, class_logits, has_attention, tokens_of, transformer
+from vitrail.inspection.layer_taps import TokenLayout, mean_logits, has_attention, get_token_layout, require_transformer
 from vitrail.inspection.rollout import rollout
 from vitrail.models.backbone import resting
 
@@ -23,7 +23,7 @@ DOWN: Final = 4  # images one below the other
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Given:
+class InspectionContext:
     """What is looked at. `images` [B, C, H, W] are prepared, on the model's device; `pixels` show the same, perhaps
     larger; `crowd` gives batches of prepared images for what is measured over many, `count` of them. Outputs that do
     not stand for classes are numbers by themselves, without probabilities."""
@@ -45,13 +45,13 @@ class Given:
         return has_attention(self.model)
 
     @cached_property
-    def tokens(self) -> Tokens:
-        return tokens_of(self.model)
+    def tokens(self) -> TokenLayout:
+        return get_token_layout(self.model)
 
     @cached_property
     def depth(self) -> int:
         """Layers, of which an axial block has two."""
-        return transformer(self.model).depth
+        return require_transformer(self.model).depth
 
     @cached_property
     def classes(self) -> int:
@@ -64,11 +64,11 @@ class Given:
         if not self.classes or not self.has_classes or not len(self.images):
             return torch.zeros(len(self.images), 0)
         with resting(self.model), torch.no_grad():
-            return class_logits(self.model(self.images)).float().softmax(-1).cpu()
+            return mean_logits(self.model(self.images)).float().softmax(-1).cpu()
 
     @cached_property
     def rollout(self) -> Tensor:
-        return in_portions(self.model, self.images, lambda images: rollout(self.model, images))
+        return run_in_portions(self.model, self.images, lambda images: rollout(self.model, images))
 
     def named(self, number: int) -> str:
         return self.labels[number] if self.labels else f"{self.output} {number}"
@@ -98,11 +98,11 @@ class Given:
         return f"{self.count} image{'s' if self.count != 1 else ''}"
 
 
-def numpy(values: Tensor) -> NDArray[np.float32]:
+def to_numpy(values: Tensor) -> NDArray[np.float32]:
     return values.detach().float().cpu().numpy()
 
 
-def some(given: Given, count: int, most: int = ACROSS) -> list[int]:
+def choose_layers(given: InspectionContext, count: int, most: int = ACROSS) -> list[int]:
     """Layers to show: those that were asked for, else all, else evenly spread with the first and the last."""
     wrong = [layer for layer in given.layers if not 0 <= layer < count]
     if wrong:
@@ -112,19 +112,19 @@ def some(given: Given, count: int, most: int = ACROSS) -> list[int]:
     return sorted({round(at) for at in np.linspace(0, count - 1, min(count, most)).tolist()})
 
 
-def prefix_names(given: Given) -> list[str]:
+def name_prefix_tokens(given: InspectionContext) -> list[str]:
     first = ["class token"] if given.tokens.class_token else []
     registers = given.tokens.prefix - len(first)
     return first + [f"register {at + 1}" if registers > 1 else "register" for at in range(registers)]
 
 
-def portion(model: nn.Module) -> int:
+def choose_portion(model: nn.Module) -> int:
     """Images at once, of which one layer's attention takes half a gigabyte at most."""
     config: Any = model.config
-    tokens = tokens_of(model)
+    tokens = get_token_layout(model)
     return max(WEIGHTS // (config.heads * (tokens.prefix + tokens.patches) ** 2), 1)
 
 
-def in_portions(model: nn.Module, images: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+def run_in_portions(model: nn.Module, images: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
     """What a function makes of images [B, C, H, W], a few of them at a time."""
-    return torch.cat([work(some) for some in images.split(portion(model))])
+    return torch.cat([work(some) for some in images.split(choose_portion(model))])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import DataError
 from vitrail.core.text import Pair
-from vitrail.inspection.layer_taps import stream, tokens_of
+from vitrail.inspection.layer_taps import iterate_layers, get_token_layout
 
 
 def distance_matrix(grid: Pair, patch: Pair) -> Tensor:
@@ -24,14 +24,14 @@ def attention_distance(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
 
     The author's recipe: between patches alone, and what the class token takes is not given to the others, so a head
     that looks at the class token looks near."""
-    tokens = tokens_of(model)
+    tokens = get_token_layout(model)
     far = distance_matrix(tokens.grid, tokens.patch).to(next(model.parameters()).device)
 
     def measured(attention: Tensor) -> Tensor:
         between = attention[..., tokens.prefix :, tokens.prefix :].float()
         return (between * far).sum(dim=-1).mean(dim=-1)  # row by row: one long product would round at the fourth digit
 
-    return mean_over(model, batches, measured)
+    return average_layers(model, batches, measured)
 
 
 def attention_entropy(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
@@ -41,16 +41,16 @@ def attention_entropy(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
     def measured(attention: Tensor) -> Tensor:
         return torch.special.entr(attention.float()).sum(dim=-1).mean(dim=-1) / math.log(2)
 
-    return mean_over(model, batches, measured)
+    return average_layers(model, batches, measured)
 
 
-def mean_over(model: nn.Module, batches: Iterable[Tensor], measured: Callable[[Tensor], Tensor]) -> Tensor:
+def average_layers(model: nn.Module, batches: Iterable[Tensor], measured: Callable[[Tensor], Tensor]) -> Tensor:
     """The mean over all images of a number [B, k] of each layer."""
     total: Tensor | None = None
     count = 0
     for images in batches:
         sums: list[Tensor] = []
-        for view in stream(model, images):
+        for view in iterate_layers(model, images):
             sums.append(measured(view.attention).sum(dim=0))
             del view
         summed = torch.stack(sums).cpu().double()  # one wait for the device a batch

@@ -25,7 +25,7 @@ MOST_BYTES: Final = 6_000_000  # of one image; a third more as text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class ExplorerPlan:
     """What of a network's attention goes into a page."""
 
     layers: int
@@ -65,29 +65,29 @@ class Plan:
         return f"To keep the page small, {' and '.join(said)}." if said else ""
 
 
-def plan(layers: int, heads: int, grid: Pair, prefix: int, most: int = MOST_BYTES) -> Plan:
+def plan_explorer(layers: int, heads: int, grid: Pair, prefix: int, most: int = MOST_BYTES) -> ExplorerPlan:
     """As much as `most` bytes an image hold: the first and last layers before those between."""
     block = 1
     while -(-grid[0] // block) * -(-grid[1] // block) > MOST_PATCHES:
         block += 1
-    found = Plan(layers=layers, heads=heads, grid=grid, prefix=prefix, block=block)
+    found = ExplorerPlan(layers=layers, heads=heads, grid=grid, prefix=prefix, block=block)
     room = most - found.size
     count = layers if heads == 1 else min(max(room // ((heads - 1) * found.tokens**2), 0), layers)
     kept = tuple(sorted({round(at) for at in np.linspace(layers - 1, 0, count).tolist()}))
-    return Plan(layers=layers, heads=heads, grid=grid, prefix=prefix, block=block, kept=kept)
+    return ExplorerPlan(layers=layers, heads=heads, grid=grid, prefix=prefix, block=block, kept=kept)
 
 
-def packed(plan: Plan, attention: Iterable[Floats]) -> bytes:
+def pack_attention(plan: ExplorerPlan, attention: Iterable[Floats]) -> bytes:
     """The weights of one image, given layer by layer as [k, T, T]: one block of T x T bytes for each head, or for
     their mean."""
     out: list[bytes] = []
     for layer, weights in enumerate(attention):
-        coarse = merged(plan, weights)
-        out.append(quantised(coarse if layer in plan.kept else coarse.mean(0, keepdims=True)).tobytes())
+        coarse = merge_patches(plan, weights)
+        out.append(quantise(coarse if layer in plan.kept else coarse.mean(0, keepdims=True)).tobytes())
     return b"".join(out)
 
 
-def merged(plan: Plan, weights: Floats) -> Floats:
+def merge_patches(plan: ExplorerPlan, weights: Floats) -> Floats:
     """[k, T, T] with blocks of patches as one: what they are looked at is summed, how they look is averaged."""
     if plan.block == 1:
         return weights
@@ -98,20 +98,20 @@ def merged(plan: Plan, weights: Floats) -> Floats:
     return (onto / onto.sum(0)).T @ weights @ onto
 
 
-def quantised(weights: Floats) -> NDArray[np.uint8]:
+def quantise(weights: Floats) -> NDArray[np.uint8]:
     """Rows of attention [..., T] as bytes: the largest of a row is 255."""
     largest = weights.max(-1, keepdims=True)
     return np.rint(255 * np.sqrt(weights / np.maximum(largest, 1e-30))).astype(np.uint8)
 
 
-def restored(stored: NDArray[np.uint8]) -> NDArray[np.float64]:
+def dequantise(stored: NDArray[np.uint8]) -> NDArray[np.float64]:
     """What the page makes of the bytes again: rows [..., T] that sum to one."""
     squares = stored.astype(np.float64) ** 2
     return squares / squares.sum(-1, keepdims=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explored:
+class ExploredImage:
     """An image as a data URI, its name, and its weights as `packed` made them."""
 
     name: str
@@ -124,11 +124,11 @@ class Explored:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Explorer:
+class ExplorerSection:
     """The part of a page that has the explorer in it; it needs the page's script."""
 
-    plan: Plan
-    pictures: Sequence[Explored]
+    plan: ExplorerPlan
+    pictures: Sequence[ExploredImage]
     prefix: Sequence[str]  # names of the tokens before the patches
     start: int  # the token that is asked first
     title: str = "Attention explorer"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.inspection.layer_taps import check_maps, chosen, class_logits, placed, precise
+from vitrail.inspection.layer_taps import check_maps, choose_classes, mean_logits, move_to_model, to_float32
 from vitrail.models.backbone import resting
 
 Fill: TypeAlias = Literal["mean", "blur"]
@@ -22,7 +22,7 @@ BLUR = 1 / 20  # of the longer side: 11 px of 224, in which no shape is left
 
 
 @dataclass(frozen=True, slots=True)
-class Curves:
+class FaithfulnessCurves:
     """The class's probability with the first 0, 1/steps, ..., all of the cells taken away, or put in."""
 
     deletion: Tensor  # [B, steps+1]
@@ -39,7 +39,7 @@ class Curves:
         return _area(self.insertion)
 
 
-def curves(
+def faithfulness_curves(
     model: nn.Module,
     images: Tensor,
     maps: Tensor,
@@ -47,29 +47,29 @@ def curves(
     *,
     steps: int = 14,
     fill: Fill = "mean",
-) -> Curves:
+) -> FaithfulnessCurves:
     """Both curves of any maps [B, rows, columns] of prepared images [B, C, H, W], for the given classes or those that
     the network says of the whole images. What covers is each image's mean colour, or the image blurred."""
     if fill not in get_args(Fill):
         raise unknown("fill", str(fill), get_args(Fill))
     check_maps(maps, images)
-    images = placed(images, model)
+    images = move_to_model(images, model)
     cells = maps.shape[1] * maps.shape[2]
     if not 1 <= steps <= cells:
         raise ConfigError(f"steps={steps}: from 1 to the {cells} cells of a map")
-    rank = ranked(maps.to(images.device))
+    rank = rank_cells(maps.to(images.device))
     with resting(model), torch.no_grad():
         cover = _cover(images, fill)
-        logits = class_logits(model(images))
+        logits = mean_logits(model(images))
         if logits.shape[1] < 2:
             raise ConfigError("the curves follow the probability of a class, and this network has one output alone")
-        picked = chosen(logits, classes)
+        picked = choose_classes(logits, classes)
         deletion, insertion = list[Tensor](), list[Tensor]()
         for step in range(steps + 1):
             first = F.interpolate((rank < round(cells * step / steps))[:, None].float(), images.shape[2:]) > 0
             deletion.append(_probability(model, torch.where(first, cover, images), picked))
             insertion.append(_probability(model, torch.where(first, images, cover), picked))
-    return Curves(torch.stack(deletion, dim=1), torch.stack(insertion, dim=1))
+    return FaithfulnessCurves(torch.stack(deletion, dim=1), torch.stack(insertion, dim=1))
 
 
 def random_maps(maps: Tensor, seed: int = 0) -> Tensor:
@@ -78,7 +78,7 @@ def random_maps(maps: Tensor, seed: int = 0) -> Tensor:
     return torch.rand(maps.shape, generator=generator).to(maps.device)
 
 
-def ranked(maps: Tensor) -> Tensor:
+def rank_cells(maps: Tensor) -> Tensor:
     """0 for the largest cell of each map, 1 for the next; of equals the first in raster order: [B, rows, columns]."""
     order = maps.flatten(1).argsort(dim=1, descending=True, stable=True)
     return order.argsort(dim=1).view(maps.shape)
@@ -97,7 +97,7 @@ def _cover(images: Tensor, fill: Fill) -> Tensor:
 
 
 def _probability(model: nn.Module, images: Tensor, classes: Tensor) -> Tensor:
-    return precise(class_logits(model(images))).softmax(dim=-1).gather(1, classes[:, None])[:, 0]
+    return to_float32(mean_logits(model(images))).softmax(dim=-1).gather(1, classes[:, None])[:, 0]
 
 
 def _area(curve: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def shown(axes: "Axes", picture: Pixels, title: str = "") -> None:
+def show_image(axes: "Axes", picture: Pixels, title: str = "") -> None:
     """An image without axes."""
     axes.imshow(picture, interpolation="nearest" if max(picture.shape[:2]) <= 64 else "antialiased")
     axes.set_xticks([])
@@ -32,7 +32,7 @@ def shown(axes: "Axes", picture: Pixels, title: str = "") -> None:
 GAP: Final = 0.05  # inches between images
 
 
-def pairs(pictures: Sequence[Pixels], overlays: Sequence[Pixels], captions: Sequence[str], theme: Theme) -> "Figure":
+def draw_pairs(pictures: Sequence[Pixels], overlays: Sequence[Pixels], captions: Sequence[str], theme: Theme) -> "Figure":
     """Figure 6: each image next to its attention, two of them in a row."""
     across = 1 if len(pictures) == 1 else 2
     tiles, named = list[list[Pixels | None]](), list[list[str]]()
@@ -40,10 +40,10 @@ def pairs(pictures: Sequence[Pixels], overlays: Sequence[Pixels], captions: Sequ
         both = zip(pictures[at : at + across], overlays[at : at + across], strict=True)
         tiles.append([picture for pair in both for picture in pair])
         named.append([text for caption in captions[at : at + across] for text in (caption, "")])
-    return sheet(tiles, theme, captions=named, gaps=2)
+    return draw_sheet(tiles, theme, captions=named, gaps=2)
 
 
-def sheet(
+def draw_sheet(
     tiles: Sequence[Sequence[Pixels | None]],
     theme: Theme,
     *,
@@ -75,7 +75,7 @@ def sheet(
                 x = left + place * (side + GAP) + (wide * (place // gaps) if gaps else 0.0)
                 y = height - top - at * step - above - high
                 axes = figure.add_axes((x / WIDTH, y / height, side / WIDTH, high / height))
-                shown(axes, picture)
+                show_image(axes, picture)
                 if captions and captions[at][place]:
                     room = (gaps or 1) * side
                     axes.set_title(legible(captions[at][place], round(15 * room)), fontsize=8.5, pad=4, loc="left")
@@ -85,11 +85,11 @@ def sheet(
                     axes.set_ylabel(legible(rows[at], 12), fontsize=8, rotation=0, ha="right", va="center", labelpad=6)
         if bar is not None:
             place = figure.add_axes((0.3, 0.42 / height, 0.4, 0.09 / height))
-            colour_bar(figure, None, bar, colours, theme, place)
+            add_colour_bar(figure, None, bar, colours, theme, place)
     return figure
 
 
-def colour_bar(
+def add_colour_bar(
     figure: "Figure",
     beside: "Axes | None",
     ends: tuple[float, float, str],
@@ -108,25 +108,25 @@ def colour_bar(
     else:
         bar = figure.colorbar(scale, ax=beside, location="bottom", shrink=0.45, aspect=36, pad=0.03)
     bar.set_ticks(np.linspace(low, high, 5).tolist())
-    plain(bar, measures, theme)
+    style_colour_bar(bar, measures, theme)
 
 
-def plain(bar: Any, measures: str, theme: Theme) -> None:
+def style_colour_bar(bar: Any, measures: str, theme: Theme) -> None:
     """A colour bar without a frame."""
     bar.outline.set_visible(False)
     bar.set_label(measures, fontsize=8, color=theme.quiet)
     bar.ax.tick_params(labelsize=7.5, length=2)
 
 
-def filters(tiles: Floats, theme: Theme) -> "Figure":
+def draw_filters(tiles: Floats, theme: Theme) -> "Figure":
     """Figure 7, left: principal components [n, P, P, 3] in [0, 1], seven in a row."""
     across = min(7, len(tiles))
     pixels = np.rint(255 * np.clip(tiles, 0, 1)).astype(np.uint8)
     rows = [list(pixels[at : at + across]) for at in range(0, len(pixels), across)]
-    return sheet(rows, theme)
+    return draw_sheet(rows, theme)
 
 
-def positions(similarity: Floats, theme: Theme) -> "Figure":
+def draw_positions(similarity: Floats, theme: Theme) -> "Figure":
     """Figure 7, centre: one tile for each place, cosine similarity of its embedding to all others [gh, gw, gh, gw]."""
     high, wide = similarity.shape[:2]
     lead = max(1, round(0.12 * max(high, wide)))
@@ -140,18 +140,18 @@ def positions(similarity: Floats, theme: Theme) -> "Figure":
     with styled(theme):
         figure = blank(5.6 * high / wide + 0.7, 6.0)
         axes = figure.add_subplot()
-        shown(axes, np.zeros((1, 1, 3), np.uint8))
+        show_image(axes, np.zeros((1, 1, 3), np.uint8))
         axes.imshow(canvas, interpolation="nearest", aspect="equal", extent=(0.5, wide + 0.5, high + 0.5, 0.5))
-        axes.set_xticks(spread(wide))
-        axes.set_yticks(spread(high))
+        axes.set_xticks(space_ticks(wide))
+        axes.set_yticks(space_ticks(high))
         axes.tick_params(length=0, labelsize=8)
         axes.set_xlabel("column of the patch")
         axes.set_ylabel("row of the patch")
-        colour_bar(figure, axes, (-1.0, 1.0, "cosine similarity"), "viridis", theme)
+        add_colour_bar(figure, axes, (-1.0, 1.0, "cosine similarity"), "viridis", theme)
     return figure
 
 
-def spread(count: int, most: int = 14) -> list[int]:
+def space_ticks(count: int, most: int = 14) -> list[int]:
     """Whole numbers from 1 to a count, at most so many."""
     return list(range(1, count + 1, -(-count // most)))
 
@@ -159,7 +159,7 @@ def spread(count: int, most: int = 14) -> list[int]:
 # Charts.
 
 
-def by_head(
+def draw_heads(
     values: Floats, measures: str, theme: Theme, *, reference: float | None = None, called: str = ""
 ) -> "Figure":
     """Figure 7, right: one dot a head [L, k], the mean of each layer as a line, and what even attention would give."""
@@ -168,7 +168,7 @@ def by_head(
     with styled(theme):
         figure = blank(3.6)
         axes = figure.add_subplot()
-        ground(axes, "layer", measures)
+        style_axes(axes, "layer", measures)
         ordered = np.sort(values, axis=1)
         axes.scatter(
             np.repeat(depth, heads), ordered.ravel(), s=34 if heads <= 8 else 22, color=theme.cobalt, alpha=0.75,
@@ -177,14 +177,14 @@ def by_head(
         axes.plot(depth, values.mean(1), color=theme.amber, linewidth=1.8, label="mean of the layer", zorder=2)
         if reference is not None:
             axes.axhline(reference, color=theme.quiet, linewidth=1, linestyle=(0, (4, 3)), label=called, zorder=1)
-        axes.set_xticks(spread(layers, 24))
+        axes.set_xticks(space_ticks(layers, 24))
         axes.set_xlim(0.4, layers + 0.6)
         axes.set_ylim(0, 1.08 * max(float(values.max()), reference or 0.0, 1e-9))
-        legend(axes, theme)
+        add_legend(axes, theme)
     return figure
 
 
-def norms(values: Floats, prefix: Sequence[str], theme: Theme) -> "Figure":
+def draw_norms(values: Floats, prefix: Sequence[str], theme: Theme) -> "Figure":
     """Norms of tokens behind each layer [L + 1, B, T]: where most patches lie, the largest, and the other tokens."""
     depth = np.arange(values.shape[0])
     patches = values[:, :, len(prefix) :].reshape(len(depth), -1)
@@ -193,7 +193,7 @@ def norms(values: Floats, prefix: Sequence[str], theme: Theme) -> "Figure":
     with styled(theme):
         figure = blank(3.6)
         axes = figure.add_subplot()
-        ground(axes, "behind layer (0: patches and positions)", "length of the token")
+        style_axes(axes, "behind layer (0: patches and positions)", "length of the token")
         axes.fill_between(depth, low, high, color=theme.cobalt, alpha=0.18, linewidth=0, label="90 % of the patches")
         axes.plot(depth, middle, color=theme.cobalt, linewidth=1.8, label="median patch")
         axes.plot(depth, largest, color=theme.ruby, linewidth=1.2, marker="o", markersize=3.5, label="longest patch")
@@ -205,37 +205,37 @@ def norms(values: Floats, prefix: Sequence[str], theme: Theme) -> "Figure":
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)
-        axes.set_xticks([int(at) for at in depth] if len(depth) <= 26 else [at - 1 for at in spread(len(depth))])
-        legend(axes, theme)
+        axes.set_xticks([int(at) for at in depth] if len(depth) <= 26 else [at - 1 for at in space_ticks(len(depth))])
+        add_legend(axes, theme)
     return figure
 
 
-def matrix(values: Floats, theme: Theme) -> "Figure":
+def draw_matrix(values: Floats, theme: Theme) -> "Figure":
     """CKA between layers [L + 1, L + 1], from 0 to 1."""
     count = len(values)
     with styled(theme):
         figure = blank(5.0, 5.6)
         axes = figure.add_subplot()
         drawn = axes.imshow(values, vmin=0, vmax=1, cmap="magma", origin="lower", interpolation="nearest")
-        axes.set_xticks([at - 1 for at in spread(count)])
-        axes.set_yticks([at - 1 for at in spread(count)])
+        axes.set_xticks([at - 1 for at in space_ticks(count)])
+        axes.set_yticks([at - 1 for at in space_ticks(count)])
         axes.tick_params(length=0, labelsize=8)
         axes.set_xlabel("layer")
         axes.set_ylabel("layer (0: patches and positions)")
         for spine in axes.spines.values():
             spine.set_visible(False)
-        plain(figure.colorbar(drawn, ax=axes, shrink=0.9, aspect=28), "linear CKA", theme)
+        style_colour_bar(figure.colorbar(drawn, ax=axes, shrink=0.9, aspect=28), "linear CKA", theme)
     return figure
 
 
-def faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme) -> "Figure":
+def draw_faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme) -> "Figure":
     """Deletion and insertion [B, steps + 1] for each kind of map: the mean over images, with its standard error."""
     with styled(theme):
         figure = blank(3.9)
         panels: Any = figure.subplots(1, 2, sharey=True)
         for panel, title in enumerate(("deletion: lower is better", "insertion: higher is better")):
             axes = panels[panel]
-            ground(axes, "patches " + ("taken away" if panel == 0 else "put back"), "probability" if panel == 0 else "")
+            style_axes(axes, "patches " + ("taken away" if panel == 0 else "put back"), "probability" if panel == 0 else "")
             axes.set_title(title, loc="left", fontsize=9.5, pad=34)
             for at, (name, both) in enumerate(scores.items()):
                 values = both[panel]
@@ -249,7 +249,7 @@ def faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme) -> "
                 axes.plot(share, mean, style, color=colour, linewidth=1.7, label=f"{name} ({mean_area(values):.3f})")
             axes.set_xlim(0, 100)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
-            legend(axes, theme, across=2)
+            add_legend(axes, theme, across=2)
         panels[0].set_ylim(bottom=0)
     return figure
 
@@ -259,7 +259,7 @@ def mean_area(values: Floats) -> float:
     return float(((values[:, 1:] + values[:, :-1]) / 2).mean())
 
 
-def ground(axes: "Axes", along: str, up: str) -> None:
+def style_axes(axes: "Axes", along: str, up: str) -> None:
     axes.grid(axis="y", linewidth=0.8)
     axes.set_xlabel(along)
     axes.set_ylabel(up)
@@ -267,7 +267,7 @@ def ground(axes: "Axes", along: str, up: str) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def legend(axes: "Axes", theme: Theme, across: int = 4) -> None:
+def add_legend(axes: "Axes", theme: Theme, across: int = 4) -> None:
     """Above the plot, where no curve can be."""
     axes.legend(
         loc="lower left", bbox_to_anchor=(0, 1.0), ncols=across, fontsize=8, labelcolor=theme.quiet,

@@ -20,7 +20,7 @@ from vitrail.models.vit import ViT
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenLayout:
     """T = prefix + rows · columns: class token and registers first, then the patches in raster order."""
 
     prefix: int
@@ -38,7 +38,7 @@ def has_attention(model: nn.Module) -> TypeGuard[ViT]:
     return isinstance(model, ViT)
 
 
-def transformer(model: nn.Module) -> ViT:
+def require_transformer(model: nn.Module) -> ViT:
     """The network, if it has tokens to look at."""
     if has_attention(model):
         return model
@@ -48,29 +48,29 @@ def transformer(model: nn.Module) -> ViT:
     )
 
 
-def tokens_of(model: nn.Module) -> Tokens:
-    config = transformer(model).config
-    return Tokens(config.prefix, config.grid, config.class_token, config.patch_pixels)
+def get_token_layout(model: nn.Module) -> TokenLayout:
+    config = require_transformer(model).config
+    return TokenLayout(config.prefix, config.grid, config.class_token, config.patch_pixels)
 
 
-def patches(z: Tensor, tokens: Tokens, dim: int = -1) -> Tensor:
+def to_grid(z: Tensor, tokens: TokenLayout, dim: int = -1) -> Tensor:
     """The tokens that are patches, along one axis, on their grid: [..., T, ...] -> [..., rows, columns, ...]."""
     return z.narrow(dim, tokens.prefix, tokens.patches).unflatten(dim, tokens.grid)
 
 
-def reads_token(model: nn.Module) -> bool:
+def has_token_readout(model: nn.Module) -> bool:
     """Whether the head reads the class token; else it reads all patches."""
-    config = transformer(model).config
+    config = require_transformer(model).config
     return config.pool == "token" and not config.has_patch_head
 
 
-def output_row(z: Tensor, model: nn.Module) -> Tensor:
+def select_output(z: Tensor, model: nn.Module) -> Tensor:
     """What the head reads of all tokens' rows, [..., T, X] -> [..., X]: the class token's, or the mean over the patches
     where it reads all of them."""
-    return z[..., 0, :] if reads_token(model) else z[..., transformer(model).config.prefix :, :].mean(dim=-2)
+    return z[..., 0, :] if has_token_readout(model) else z[..., require_transformer(model).config.prefix :, :].mean(dim=-2)
 
 
-def placed(images: Tensor, model: nn.Module) -> Tensor:
+def move_to_model(images: Tensor, model: nn.Module) -> Tensor:
     """Prepared images, on the model's device and in its type."""
     if not images.is_floating_point() or images.ndim != 4:
         raise ConfigError(
@@ -81,9 +81,9 @@ def placed(images: Tensor, model: nn.Module) -> Tensor:
     return images.to(like.device, like.dtype)
 
 
-def fitted(images: Tensor, network: ViT) -> Tensor:
+def check_images(images: Tensor, network: ViT) -> Tensor:
     """The same, of the network's own size: what is read off them lies on its grid."""
-    images = placed(images, network)
+    images = move_to_model(images, network)
     if tuple(images.shape[1:]) != (network.config.channels, *network.config.image):
         raise ImageSizeError(
             f"images of {tuple(images.shape)} do not fit a network for [B, {network.config.channels}, "
@@ -93,17 +93,17 @@ def fitted(images: Tensor, network: ViT) -> Tensor:
     return images
 
 
-def precise(z: Tensor) -> Tensor:
+def to_float32(z: Tensor) -> Tensor:
     """In float32 at least: products over many layers want more than half precision."""
     return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
-def class_logits(outputs: Tensor) -> Tensor:
+def mean_logits(outputs: Tensor) -> Tensor:
     """One logit for each class and image [B, K]: of a head that answers for places [B, K, ...], the mean over them."""
     return outputs if outputs.ndim == 2 else outputs.flatten(2).mean(-1)
 
 
-def chosen(logits: Tensor, classes: Tensor | None) -> Tensor:
+def choose_classes(logits: Tensor, classes: Tensor | None) -> Tensor:
     """The class to explain for each image [B]: the given one, or the one that the network says."""
     count = logits.shape[-1]
     if classes is None:
@@ -130,7 +130,7 @@ def check_maps(maps: Tensor, images: Tensor) -> None:
         )
 
 
-def stream(model: nn.Module, images: Tensor) -> Iterator[LayerTap]:
+def iterate_layers(model: nn.Module, images: Tensor) -> Iterator[LayerTap]:
     """Layer by layer, [B, C, H, W] prepared. Of a hybrid the layers behind its backbone; of an axial network two for
     each block, with zeros between tokens that do not see each other.
 
@@ -139,7 +139,7 @@ def stream(model: nn.Module, images: Tensor) -> Iterator[LayerTap]:
     return _layers(model, images, attention=True)
 
 
-def states(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
+def iterate_states(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
     """The tokens alone, z_0 (positions included), z_1, ..., z_L: [B, C, H, W] prepared -> [B, T, D] each."""
     for index, view in enumerate(_layers(model, images, attention=False)):
         if not index:
@@ -150,10 +150,10 @@ def states(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
 
 
 def _layers(model: nn.Module, images: Tensor, *, attention: bool) -> Iterator[LayerTap]:
-    network = transformer(model)
+    network = require_transformer(model)
     # The mode of a generator's caller is not the generator's to change: it holds for the work alone, not between.
     with resting(network), torch.no_grad():
-        z = network.embed(fitted(images, network))
+        z = network.embed(check_images(images, network))
     done = 0
     for block in range(len(network.blocks)):
         taps = Taps(attention=attention, first=done)

@@ -24,7 +24,7 @@ def overlay(pixels: NDArray[np.uint8], map: Map) -> NDArray[np.uint8]:
     else nothing of it could be seen, lit or not."""
     if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != np.uint8:
         raise ConfigError(f"pixels are {pixels.dtype} {list(pixels.shape)}; bytes of [H, W, 3] are wanted")
-    light = lit(map, (pixels.shape[0], pixels.shape[1]))
+    light = light_from_map(map, (pixels.shape[0], pixels.shape[1]))
     return np.rint(brighten(pixels) * light[..., None]).astype(np.uint8)
 
 
@@ -40,7 +40,7 @@ def brighten(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     return (255 * lifted**power).astype(np.float32)
 
 
-def lit(map: Map, size: tuple[int, int]) -> NDArray[np.float32]:
+def light_from_map(map: Map, size: tuple[int, int]) -> NDArray[np.float32]:
     """The map as the light on each pixel: [rows, columns] -> [H, W] in [0, 1]."""
     values = np.asarray(map.detach().float().cpu() if isinstance(map, Tensor) else map, np.float32)
     if values.ndim != 2 or not values.size or not np.isfinite(values).all():

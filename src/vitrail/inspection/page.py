@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.data.decode.image import upright_rgb
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection.explorer import Explorer
+from vitrail.inspection.explorer import ExplorerSection
 from vitrail.report.figure_style import DARK, LIGHT, Theme, encoded
 from vitrail.report.page import Notes, Section, data_uri, page
 from vitrail.report.sections import Tile, Tiles
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 LARGEST: Final = 640  # pixels of the longer side
 
 
-def prepare(image: Image.Image, preprocessing: Preprocessing) -> tuple[Tensor, NDArray[np.uint8]]:
+def prepare_image(image: Image.Image, preprocessing: Preprocessing) -> tuple[Tensor, NDArray[np.uint8]]:
     """An image for the network, uint8 [3, H, W], and the same part of it to look at, [H', W', 3]."""
     image = upright_rgb(image)
     pixels = preprocessing.pixels(image)
-    return pixels, view(image, pixels, preprocessing)
+    return pixels, crop_for_display(image, pixels, preprocessing)
 
 
-def view(image: Image.Image, pixels: Tensor, preprocessing: Preprocessing) -> NDArray[np.uint8]:
+def crop_for_display(image: Image.Image, pixels: Tensor, preprocessing: Preprocessing) -> NDArray[np.uint8]:
     """The part that the network sees, in the shape that it sees. It has the image's own resolution, but is not larger
     than `LARGEST` and not smaller than the network's input."""
     height, width = preprocessing.image
@@ -53,7 +53,7 @@ def view(image: Image.Image, pixels: Tensor, preprocessing: Preprocessing) -> ND
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawing:
+class SectionFigure:
     """A figure, drawn when asked for: the name of its files, what it shows, and a line below it. Lines are kept as
     lines in the page, images as images."""
 
@@ -66,7 +66,7 @@ class Drawing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class ImageOverlay:
     """An image, where the network looks on it, and what it says: classes with their probabilities."""
 
     name: str
@@ -76,20 +76,20 @@ class Look:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class InspectionSection:
     """One kind of figure: its title, how to read it, and the drawings. `looks` stand in the page for the drawings."""
 
     kind: str
     title: str
     reading: str
-    drawings: Sequence[Drawing]
-    looks: Sequence[Look] = ()
+    drawings: Sequence[SectionFigure]
+    looks: Sequence[ImageOverlay] = ()
     numbers: dict[str, float] = field(default_factory=dict[str, float])
     count: int | None = None  # images that the numbers are of; none where they are of the weights alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
+class ThemedFigure:
     """A figure as data URIs."""
 
     light: str
@@ -100,18 +100,18 @@ class Drawn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
+class FigureSection:
     """Drawings under a heading."""
 
     anchor: str
     title: str
     reading: str
-    drawn: Sequence[Drawn]
+    drawn: Sequence[ThemedFigure]
     template: str = field(default="drawing.html", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class EncodedOverlay:
     """A look as data URIs."""
 
     name: str
@@ -121,18 +121,18 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Looked:
+class OverlaySection:
     """Images next to what the network looks at, side by side where there is room."""
 
     anchor: str
     title: str
     reading: str
-    pictures: Sequence[Seen]
+    pictures: Sequence[EncodedOverlay]
     template: str = field(default="looked.html", init=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Links:
+class PageLinks:
     """The way to each part of the page."""
 
     links: Sequence[tuple[str, str]]
@@ -141,11 +141,11 @@ class Links:
 
 def inspection_page(
     title: str,
-    parts: Sequence[Part],
+    parts: Sequence[InspectionSection],
     *,
     lead: str = "",
     facts: Sequence[Tile] = (),
-    explorer: Explorer | None = None,
+    explorer: ExplorerSection | None = None,
     left_out: Sequence[str] = (),
 ) -> str:
     """The whole file as text; it needs nothing else. Without an explorer there is no script in it."""
@@ -154,36 +154,36 @@ def inspection_page(
     first = parts[:1] if explorer is not None and parts and parts[0].looks else []
     if explorer is not None:
         links.insert(len(first), ("explorer", explorer.title))
-    sections.append(Links(links=links))
-    sections += [shown(part) for part in first]
+    sections.append(PageLinks(links=links))
+    sections += [render_section(part) for part in first]
     sections += [explorer] if explorer is not None else []
-    sections += [shown(part) for part in parts[len(first) :]]
+    sections += [render_section(part) for part in parts[len(first) :]]
     if left_out:
         sections.append(Notes(title="Not on this page", lines=left_out))
     return page(title, sections, lead=lead, style="explorer.css", script="" if explorer is None else "explorer.js")
 
 
-def shown(part: Part) -> Section:
+def render_section(part: InspectionSection) -> Section:
     if part.looks:
         pictures = [
-            Seen(name=one.name, picture=small(one.picture), overlay=small(one.overlay), said=one.said)
+            EncodedOverlay(name=one.name, picture=make_thumbnail(one.picture), overlay=make_thumbnail(one.overlay), said=one.said)
             for one in part.looks
         ]
-        return Looked(anchor=part.kind, title=part.title, reading=part.reading, pictures=pictures)
-    return Figures(
-        anchor=part.kind, title=part.title, reading=part.reading, drawn=[drawn(one) for one in part.drawings]
+        return OverlaySection(anchor=part.kind, title=part.title, reading=part.reading, pictures=pictures)
+    return FigureSection(
+        anchor=part.kind, title=part.title, reading=part.reading, drawn=[render_figure(one) for one in part.drawings]
     )
 
 
-def drawn(one: Drawing) -> Drawn:
-    light, dark = (figure_uri(one.draw(theme), theme, "svg" if one.lines else "webp") for theme in (LIGHT, DARK))
-    return Drawn(light=light, dark=dark, text=one.text, note=one.note, narrow=one.narrow)
+def render_figure(one: SectionFigure) -> ThemedFigure:
+    light, dark = (encode_figure(one.draw(theme), theme, "svg" if one.lines else "webp") for theme in (LIGHT, DARK))
+    return ThemedFigure(light=light, dark=dark, text=one.text, note=one.note, narrow=one.narrow)
 
 
-def figure_uri(figure: "Figure", theme: Theme, form: Literal["svg", "webp"]) -> str:
+def encode_figure(figure: "Figure", theme: Theme, form: Literal["svg", "webp"]) -> str:
     kind = {"svg": "svg+xml", "webp": "webp"}[form]
     return f"data:image/{kind};base64,{base64.b64encode(encoded(figure, theme, form)).decode()}"
 
 
-def small(picture: NDArray[np.uint8], side: int = LARGEST) -> str:
+def make_thumbnail(picture: NDArray[np.uint8], side: int = LARGEST) -> str:
     return data_uri(Image.fromarray(np.ascontiguousarray(picture)), side)

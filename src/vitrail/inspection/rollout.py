@@ -14,34 +14,34 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.layer_taps import (
-    chosen,
-    class_logits,
-    fitted,
+    choose_classes,
+    mean_logits,
+    check_images,
     has_attention,
-    output_row,
-    patches,
-    placed,
-    precise,
-    stream,
-    tokens_of,
-    transformer,
+    select_output,
+    to_grid,
+    move_to_model,
+    to_float32,
+    iterate_layers,
+    get_token_layout,
+    require_transformer,
 )
 from vitrail.models.backbone import Taps, backbone, resting
 from vitrail.models.vit import ViT
 
 
-def joined(attention: Sequence[Tensor]) -> Tensor:
+def combine_layers(attention: Sequence[Tensor]) -> Tensor:
     """R_L of the layers' head-averaged weights, the first layer first: [B, T, T] each -> [B, T, T]."""
     if not attention:
         raise ConfigError("there are no layers to join; give the weights of at least one")
     through: Tensor | None = None
     for seen in attention:
-        through = onward(seen, through)
+        through = roll_layer(seen, through)
     assert through is not None
     return through
 
 
-def onward(seen: Tensor, before: Tensor | None) -> Tensor:
+def roll_layer(seen: Tensor, before: Tensor | None) -> Tensor:
     """One more layer: Â_l R_{l-1}."""
     kept = seen + torch.eye(seen.shape[-1], device=seen.device, dtype=seen.dtype)
     kept = kept / kept.sum(dim=-1, keepdim=True)
@@ -55,20 +55,20 @@ def rollout(model: nn.Module, images: Tensor) -> Tensor:
     for through in _rolled(model, images):
         last = through
     assert last is not None
-    return patches(output_row(last, model), tokens_of(model))
+    return to_grid(select_output(last, model), get_token_layout(model))
 
 
 def rollout_by_layer(model: nn.Module, images: Tensor) -> Tensor:
     """Rollout up to each layer (D.8): [B, C, H, W] prepared -> [B, L, rows, columns]."""
-    rows = [output_row(through, model) for through in _rolled(model, images)]
-    return patches(torch.stack(rows, dim=1), tokens_of(model))
+    rows = [select_output(through, model) for through in _rolled(model, images)]
+    return to_grid(torch.stack(rows, dim=1), get_token_layout(model))
 
 
 def _rolled(model: nn.Module, images: Tensor) -> Iterable[Tensor]:
     """R_l layer by layer; only the last one is kept."""
     through: Tensor | None = None
-    for view in stream(model, images):
-        through = onward(precise(view.attention.mean(dim=1)), through)
+    for view in iterate_layers(model, images):
+        through = roll_layer(to_float32(view.attention.mean(dim=1)), through)
         del view
         yield through
 
@@ -77,10 +77,10 @@ def class_attention(model: nn.Module, images: Tensor) -> Tensor:
     """Where the output's token looks, head by head: [B, C, H, W] prepared -> [B, L, k, rows, columns]. In a network
     that averages its patches, where they look on average."""
     rows: list[Tensor] = []
-    for view in stream(model, images):
-        rows.append(output_row(view.attention, model).clone())  # a view would keep all of the layer
+    for view in iterate_layers(model, images):
+        rows.append(select_output(view.attention, model).clone())  # a view would keep all of the layer
         del view
-    return patches(torch.stack(rows, dim=1), tokens_of(model))
+    return to_grid(torch.stack(rows, dim=1), get_token_layout(model))
 
 
 def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = None) -> Tensor:
@@ -95,25 +95,25 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = 
     and the map is the output's row of R_L - I. The network is gone through twice: forward, keeping each layer's input,
     then backward a layer at a time, so that the weights and gradients of one layer are all that is ever held.
     """
-    network = transformer(model)
+    network = require_transformer(model)
     if network.head.classifier is None:
         raise ConfigError("this network has no classes to explain; plain rollout needs none")
     with torch.inference_mode(False), resting(network):
         inputs, last = _inputs(network, images)
         speaks = _speaks(network, last, classes)
-        row = first = output_row(precise(torch.eye(last.shape[1]).to(last)), network).expand(last.shape[0], -1)
+        row = first = select_output(to_float32(torch.eye(last.shape[1]).to(last)), network).expand(last.shape[0], -1)
         for block in reversed(range(len(inputs))):
             weights, speaks = _weighted(network, block, inputs.pop(), speaks)
             for weight in reversed(weights):
                 row = row + (row[:, None] @ weight)[:, 0]
-    return patches(row - first, tokens_of(network))
+    return to_grid(row - first, get_token_layout(network))
 
 
 def _inputs(network: ViT, images: Tensor) -> tuple[list[Tensor], Tensor]:
     """What each block is given, and what the last one hands on: [B, T, D] each."""
     found: list[Tensor] = []
     with torch.no_grad():
-        z = network.embed(fitted(images, network))
+        z = network.embed(check_images(images, network))
         for block in range(len(network.blocks)):
             found.append(z)
             z = network.forward_blocks(z, first=block, last=block + 1)
@@ -125,7 +125,7 @@ def _speaks(network: ViT, last: Tensor, classes: Tensor | None) -> Tensor:
     with torch.enable_grad():
         z = last.detach().requires_grad_()
         logits = _logits(network, z)
-        picked = logits.gather(1, chosen(logits, classes)[:, None])
+        picked = logits.gather(1, choose_classes(logits, classes)[:, None])
         return torch.autograd.grad(picked.sum(), z)[0]
 
 
@@ -133,7 +133,7 @@ def _logits(network: ViT, last: Tensor) -> Tensor:
     """[B, T, D] of the last block -> [B, K]."""
     if not network.config.has_patch_head:
         return network.head(network.read(last))
-    return class_logits(network.forward_head(last if network.config.norm_after_pool else network.norm(last)))
+    return mean_logits(network.forward_head(last if network.config.norm_after_pool else network.norm(last)))
 
 
 def _weighted(network: ViT, block: int, z: Tensor, speaks: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -147,7 +147,7 @@ def _weighted(network: ViT, block: int, z: Tensor, speaks: Tensor) -> tuple[list
         *by_weight, by_input = torch.autograd.grad(out, (*seen, z), speaks)
     found: list[Tensor] = []
     for tap, weights, slope in zip(taps.layers, seen, by_weight, strict=True):
-        helpful = precise(slope * weights.detach()).clamp(min=0).mean(dim=1, keepdim=True)
+        helpful = to_float32(slope * weights.detach()).clamp(min=0).mean(dim=1, keepdim=True)
         found.append(tap.spread(helpful)[:, 0])
     return found, by_input
 
@@ -164,11 +164,11 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) ->
         raise ConfigError("this network has no classes to explain: it has no head")
     with torch.inference_mode(False), resting(model):
         with torch.no_grad():
-            found = model.forward_features(placed(images, model))
+            found = model.forward_features(move_to_model(images, model))
         with torch.enable_grad():
             found = found.requires_grad_()
             logits = model.forward_head(found)
-            picked = logits.gather(1, chosen(logits, classes)[:, None])
+            picked = logits.gather(1, choose_classes(logits, classes)[:, None])
             speaks = torch.autograd.grad(picked.sum(), found)[0]
-    weight = precise(speaks).mean(dim=(2, 3), keepdim=True)
-    return (weight * precise(found.detach())).sum(dim=1).clamp(min=0)
+    weight = to_float32(speaks).mean(dim=(2, 3), keepdim=True)
+    return (weight * to_float32(found.detach())).sum(dim=1).clamp(min=0)

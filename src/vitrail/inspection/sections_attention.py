@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from vitrail.inspection import figures
-from vitrail.inspection.context import DOWN, Given, Pixels, in_portions, numpy, portion, some
+from vitrail.inspection.context import DOWN, InspectionContext, Pixels, run_in_portions, to_numpy, choose_portion, choose_layers
 from vitrail.inspection.distance import attention_distance, attention_entropy, distance_matrix
-from vitrail.inspection.faithfulness import curves, random_maps
-from vitrail.inspection.layer_taps import class_logits, reads_token
+from vitrail.inspection.faithfulness import faithfulness_curves, random_maps
+from vitrail.inspection.layer_taps import mean_logits, has_token_readout
 from vitrail.inspection.overlay import overlay
-from vitrail.inspection.page import Drawing, Look, Part
+from vitrail.inspection.page import SectionFigure, ImageOverlay, InspectionSection
 from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollout, rollout, rollout_by_layer
 from vitrail.models.backbone import resting
 from vitrail.report.figure_style import coloured
 
 
-def rollout_part(given: Given) -> Part:
-    maps = numpy(given.rollout)
+def make_rollout(given: InspectionContext) -> InspectionSection:
+    maps = to_numpy(given.rollout)
     looks = [
-        Look(name=name, picture=pixels, overlay=overlay(pixels, map), said=given.said(at))
+        ImageOverlay(name=name, picture=pixels, overlay=overlay(pixels, map), said=given.said(at))
         for at, (name, pixels, map) in enumerate(zip(given.names, given.pixels, maps, strict=True))
     ]
     captions = [f"{one.said[0][0]}, {100 * one.said[0][1]:.0f} %" if one.said else one.name for one in looks]
-    draw = partial(figures.pairs, [one.picture for one in looks], [one.overlay for one in looks], captions)
+    draw = partial(figures.draw_pairs, [one.picture for one in looks], [one.overlay for one in looks], captions)
     reading = (
         "Attention rollout (Figure 6): how much of each patch reaches the output through all layers. Weights are "
         "averaged over the heads, mixed with the identity for the residual connection and multiplied layer by layer. "
@@ -38,48 +38,48 @@ def rollout_part(given: Given) -> Part:
     )
     if given.classes and given.has_classes:
         reading += " Below each are the classes that the network finds likeliest."
-    return Part(
+    return InspectionSection(
         kind="rollout", title="Where it looks", reading=reading, looks=looks,
-        drawings=[Drawing(name="rollout", text="images next to their attention rollout", draw=draw)],
+        drawings=[SectionFigure(name="rollout", text="images next to their attention rollout", draw=draw)],
     )  # fmt: skip
 
 
-def layers_part(given: Given) -> Part:
-    maps = numpy(rollout_by_layer(given.model, given.images[:DOWN]))
-    chosen = some(given, maps.shape[1])
+def make_layers(given: InspectionContext) -> InspectionSection:
+    maps = to_numpy(rollout_by_layer(given.model, given.images[:DOWN]))
+    chosen = choose_layers(given, maps.shape[1])
     tiles = [
         [pixels, *(overlay(pixels, maps[at, layer]) for layer in chosen)]
         for at, pixels in enumerate(given.pixels[:DOWN])
     ]
     columns = ["picture", *(f"layer {layer + 1}" for layer in chosen)]
-    return Part(
+    return InspectionSection(
         kind="layers", title="Layer by layer",
         reading="Rollout up to each layer (D.8). Brightness is relative to each tile. Where neighbouring columns are "
         "alike, the layers between them add little to where the output comes from.",
         drawings=[
-            Drawing(
+            SectionFigure(
                 name="layers", text="attention rollout up to each layer",
-                draw=lambda theme: figures.sheet(tiles, theme, columns=columns),
+                draw=lambda theme: figures.draw_sheet(tiles, theme, columns=columns),
             )
         ],
     )  # fmt: skip
 
 
-def heads_part(given: Given) -> Part:
-    maps = numpy(class_attention(given.model, given.images[:1]))[0]  # [L, k, rows, columns]
-    chosen, heads = some(given, len(maps)), sorted({round(at) for at in np.linspace(0, maps.shape[1] - 1, 16).tolist()})
+def make_heads(given: InspectionContext) -> InspectionSection:
+    maps = to_numpy(class_attention(given.model, given.images[:1]))[0]  # [L, k, rows, columns]
+    chosen, heads = choose_layers(given, len(maps)), sorted({round(at) for at in np.linspace(0, maps.shape[1] - 1, 16).tolist()})
     tiles = [[coloured(maps[layer, head], 0, float(maps[layer, head].max())) for layer in chosen] for head in heads]
-    whose, look = ("output's token", "looks") if reads_token(given.model) else ("patches, on average,", "look")
+    whose, look = ("output's token", "looks") if has_token_readout(given.model) else ("patches, on average,", "look")
     left = "" if len(heads) == maps.shape[1] else f" {len(heads)} of {maps.shape[1]} heads are shown."
-    return Part(
+    return InspectionSection(
         kind="heads", title="Single heads",
         reading=f"Where the {whose} {look} in {given.names[0]}, for each layer "
         "(columns) and head (rows). Each tile goes from black, nothing, to its own brightest patch. Heads of one layer "
         f"look at different things; scattered bright dots are single patches that a head gathers its weight on.{left}",
         drawings=[
-            Drawing(
+            SectionFigure(
                 name="heads", text="attention of every head in every layer",
-                draw=lambda theme: figures.sheet(
+                draw=lambda theme: figures.draw_sheet(
                     tiles, theme, columns=[f"layer {at + 1}" for at in chosen], rows=[f"head {at + 1}" for at in heads]
                 ),
             )
@@ -87,27 +87,27 @@ def heads_part(given: Given) -> Part:
     )  # fmt: skip
 
 
-def gradient_part(given: Given) -> Part:
-    images, plain = given.images[:DOWN], numpy(given.rollout[:DOWN])
+def make_gradient(given: InspectionContext) -> InspectionSection:
+    images, plain = given.images[:DOWN], to_numpy(given.rollout[:DOWN])
     places = [0, 1] if given.asked is None and given.classes > 1 else [0]
     wanted = [given.explained(place)[:DOWN] for place in places]
-    maps = [numpy(gradient_rollout(given.model, images, classes.to(images.device))) for classes in wanted]
+    maps = [to_numpy(gradient_rollout(given.model, images, classes.to(images.device))) for classes in wanted]
     tiles, captions = list[list[Pixels]](), list[list[str]]()
     for at, pixels in enumerate(given.pixels[:DOWN]):
         tiles.append([pixels, overlay(pixels, plain[at]), *(overlay(pixels, map[at]) for map in maps)])
         captions.append(["picture", f"any {given.output}", *(given.named(int(classes[at])) for classes in wanted)])
-    return Part(
-        kind="gradient", title=f"For one {given.output}", reading=gradient_reading(given, len(places)),
+    return InspectionSection(
+        kind="gradient", title=f"For one {given.output}", reading=describe_gradient(given, len(places)),
         drawings=[
-            Drawing(
+            SectionFigure(
                 name="gradient", text=f"gradient-weighted rollout for one {given.output} at a time",
-                draw=lambda theme: figures.sheet(tiles, theme, captions=captions),
+                draw=lambda theme: figures.draw_sheet(tiles, theme, captions=captions),
             )
         ],
     )  # fmt: skip
 
 
-def gradient_reading(given: Given, maps: int) -> str:
+def describe_gradient(given: InspectionContext, maps: int) -> str:
     first = "Gradient-weighted rollout: attention counts only where more of it would raise "
     if not given.has_classes:
         which = "an output. The map is for one output" if maps == 1 else "an output. The maps are for the first two"
@@ -123,19 +123,19 @@ def gradient_reading(given: Given, maps: int) -> str:
     )
 
 
-def distance_part(given: Given) -> Part:
-    values = numpy(attention_distance(given.model, given.crowd()))
+def make_distance(given: InspectionContext) -> InspectionSection:
+    values = to_numpy(attention_distance(given.model, given.crowd()))
     even = float(distance_matrix(given.tokens.grid, given.tokens.patch).mean())
-    return Part(
+    return InspectionSection(
         kind="distance", title="Attention distance",
         reading=f"How far each head looks on average, in pixels, over {given.over} (Figure 7, right; the paper takes "
         "128). A low dot is a head that stays near, as a convolution does; a high one takes in the whole image, "
         "already in the first layers. The dashed line is even attention to all patches. What goes to the class token "
         "counts as no way at all.",
         drawings=[
-            Drawing(
+            SectionFigure(
                 name="distance", text="mean attention distance by head and layer", lines=True,
-                draw=lambda theme: figures.by_head(
+                draw=lambda theme: figures.draw_heads(
                     values, "mean attention distance [pixels]", theme, reference=even, called=f"even: {even:.1f} px"
                 ),
             )
@@ -146,18 +146,18 @@ def distance_part(given: Given) -> Part:
     )  # fmt: skip
 
 
-def entropy_part(given: Given) -> Part:
-    values = numpy(attention_entropy(given.model, given.crowd()))
+def make_entropy(given: InspectionContext) -> InspectionSection:
+    values = to_numpy(attention_entropy(given.model, given.crowd()))
     most = math.log2(given.tokens.prefix + given.tokens.patches)
-    return Part(
+    return InspectionSection(
         kind="entropy", title="Attention entropy",
         reading=f"How widely each head looks, in bits, over {given.over}: a head of b bits spreads its weight as if "
         "over 2^b tokens alike. Near the dashed line it takes the mean of everything; near zero it picks single "
         "tokens. Distance says how far a head looks, entropy how many it looks at.",
         drawings=[
-            Drawing(
+            SectionFigure(
                 name="entropy", text="attention entropy by head and layer", lines=True,
-                draw=lambda theme: figures.by_head(
+                draw=lambda theme: figures.draw_heads(
                     values, "attention entropy [bits]", theme, reference=most, called=f"all alike: {most:.2f} bits"
                 ),
             )
@@ -171,23 +171,23 @@ def entropy_part(given: Given) -> Part:
 SCORED: Final = 32  # images that the faithfulness of maps is measured on
 
 
-def gradcam_part(given: Given) -> Part:
-    maps = numpy(grad_cam(given.model, given.images, given.explained().to(given.images.device)))
+def make_gradcam(given: InspectionContext) -> InspectionSection:
+    maps = to_numpy(grad_cam(given.model, given.images, given.explained().to(given.images.device)))
     looks = [
-        Look(name=name, picture=pixels, overlay=overlay(pixels, map), said=given.said(at))
+        ImageOverlay(name=name, picture=pixels, overlay=overlay(pixels, map), said=given.said(at))
         for at, (name, pixels, map) in enumerate(zip(given.names, given.pixels, maps, strict=True))
     ]
     captions = [given.named(int(number)) for number in given.explained()]
-    draw = partial(figures.pairs, [one.picture for one in looks], [one.overlay for one in looks], captions)
-    return Part(
+    draw = partial(figures.draw_pairs, [one.picture for one in looks], [one.overlay for one in looks], captions)
+    return InspectionSection(
         kind="gradcam", title="Grad-CAM",
         reading="Which places of the last feature map speak for the class: its channels, weighted by the class's mean "
         "gradient, without what is negative. The map is as coarse as the last stage, so its edges say little.",
-        looks=looks, drawings=[Drawing(name="gradcam", text="images next to Grad-CAM", draw=draw)],
+        looks=looks, drawings=[SectionFigure(name="gradcam", text="images next to Grad-CAM", draw=draw)],
     )  # fmt: skip
 
 
-def scored(given: Given) -> Tensor:
+def collect_images(given: InspectionContext) -> Tensor:
     """Images to score maps on: the crowd's first ones where it is larger than what is shown."""
     if given.count <= len(given.images):
         return given.images
@@ -200,24 +200,24 @@ def scored(given: Given) -> Tensor:
     return torch.cat(held)[:SCORED]
 
 
-def faithfulness_part(given: Given) -> Part:
-    images = scored(given)
+def make_faithfulness(given: InspectionContext) -> InspectionSection:
+    images = collect_images(given)
     with resting(given.model), torch.no_grad():
-        classes = class_logits(given.model(images)).argmax(-1)
+        classes = mean_logits(given.model(images)).argmax(-1)
     if given.asked is not None:
         classes = torch.full_like(classes, given.asked)
     if given.transformer:
         maps = {
-            "rollout": in_portions(given.model, images, partial(rollout, given.model)),
+            "rollout": run_in_portions(given.model, images, partial(rollout, given.model)),
             "gradient rollout": torch.cat(
                 [
                     gradient_rollout(given.model, some, asked)
                     for some, asked in zip(
-                        *(both.split(portion(given.model)) for both in (images, classes)), strict=True
+                        *(both.split(choose_portion(given.model)) for both in (images, classes)), strict=True
                     )
                 ]
             ),
-            "last layer": in_portions(
+            "last layer": run_in_portions(
                 given.model, images, lambda some: class_attention(given.model, some)[:, -1].mean(1)
             ),
         }
@@ -225,17 +225,17 @@ def faithfulness_part(given: Given) -> Part:
         maps = {"Grad-CAM": grad_cam(given.model, images, classes)}
     maps["random"] = random_maps(next(iter(maps.values())))
     steps = min(14, maps["random"][0].numel())
-    found = {name: curves(given.model, images, map, classes, steps=steps) for name, map in maps.items()}
-    scores = {name: (numpy(one.deletion), numpy(one.insertion)) for name, one in found.items()}
-    return Part(
+    found = {name: faithfulness_curves(given.model, images, map, classes, steps=steps) for name, map in maps.items()}
+    scores = {name: (to_numpy(one.deletion), to_numpy(one.insertion)) for name, one in found.items()}
+    return InspectionSection(
         kind="faithfulness", title="Which map to believe",
         reading=f"Deletion and insertion over {len(images)} image{'s' if len(images) != 1 else ''}: patches are "
         "covered with the image's mean colour, or uncovered, beginning with those that a map marks most, and the "
         "network is asked for the class each time. A faithful map makes the probability fall early (left) and rise "
         "early (right). In brackets: the area under the curve. A map that does no better "
         "than the random one explains nothing.",
-        drawings=[Drawing(name="faithfulness", text="deletion and insertion curves", lines=True,
-                          draw=partial(figures.faithfulness, scores))],
+        drawings=[SectionFigure(name="faithfulness", text="deletion and insertion curves", lines=True,
+                          draw=partial(figures.draw_faithfulness, scores))],
         numbers={
             **{f"deletion, {name}": float(one.deletion_area.mean()) for name, one in found.items()},
             **{f"insertion, {name}": float(one.insertion_area.mean()) for name, one in found.items()},

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from vitrail.inspection import figures
 from vitrail.inspection.cka import layer_cka
-from vitrail.inspection.context import DOWN, Given, Pixels, numpy, prefix_names, some
-from vitrail.inspection.explorer import Explored, Explorer, packed, plan
-from vitrail.inspection.layer_taps import reads_token, stream
-from vitrail.inspection.page import Drawing, Part, small
+from vitrail.inspection.context import DOWN, InspectionContext, Pixels, to_numpy, name_prefix_tokens, choose_layers
+from vitrail.inspection.explorer import ExploredImage, ExplorerSection, pack_attention, plan_explorer
+from vitrail.inspection.layer_taps import has_token_readout, iterate_layers
+from vitrail.inspection.page import SectionFigure, InspectionSection, make_thumbnail
 from vitrail.inspection.weights_and_features import (
-    colours,
-    filters,
-    near_far,
+    feature_colours,
+    filter_components,
+    distance_correlation,
     patch_features,
     patch_similarity,
     position_similarity,
@@ -32,40 +32,40 @@ from vitrail.report.figure_style import coloured
 MARK: Final = (255, 176, 32)
 
 
-def filters_part(given: Given) -> Part:
-    tiles = numpy(filters(given.model))
+def make_filters(given: InspectionContext) -> InspectionSection:
+    tiles = to_numpy(filter_components(given.model))
     what = "patch embedding" if given.transformer else "root convolution"
     if given.transformer and type(getattr(given.model, "embedding", None)).__name__ == "HybridEmbedding":
         what = "root convolution of the backbone"
-    return Part(
+    return InspectionSection(
         kind="filters", title="Filters of the first layer",
         reading=f"The {len(tiles)} leading principal components of the {what} (Figure 7, left), largest first, each "
         "stretched to the full range of colours. A trained network shows smooth waves of all directions and some plain "
         "colours, a basis for the inside of a patch; noise means that it has not learned much yet. Signs "
         "are arbitrary.",
         drawings=[
-            Drawing(
-                name="filters", text="principal components of the filters", draw=partial(figures.filters, tiles),
+            SectionFigure(
+                name="filters", text="principal components of the filters", draw=partial(figures.draw_filters, tiles),
                 narrow=True,
             )
         ],
     )  # fmt: skip
 
 
-def positions_part(given: Given) -> Part:
+def make_positions(given: InspectionContext) -> InspectionSection:
     similarity = position_similarity(given.model)
-    lines, near = row_column_score(similarity), near_far(similarity)
-    values = numpy(similarity)
-    return Part(
+    lines, near = row_column_score(similarity), distance_correlation(similarity)
+    values = to_numpy(similarity)
+    return InspectionSection(
         kind="positions", title="Position embeddings",
         reading="Cosine similarity of each patch's position embedding to all others (Figure 7, centre): one tile for "
         "each place, and in the tile one cell for each other place. A bright spot where the tile itself lies means "
         "that near patches are alike; a bright cross means that the network knows rows and columns, which nobody "
         "told it.",
         drawings=[
-            Drawing(
+            SectionFigure(
                 name="positions", text="similarity of position embeddings", narrow=True,
-                draw=partial(figures.positions, values),
+                draw=partial(figures.draw_positions, values),
                 note=f"Rows and columns: places of one row or column are {abs(lines):.3f} "
                 f"{'more' if lines >= 0 else 'less'} alike than others as far apart. Rank correlation of likeness "
                 f"with distance: {near:.3f} (-1: the nearer, the more alike).",
@@ -75,11 +75,11 @@ def positions_part(given: Given) -> Part:
     )  # fmt: skip
 
 
-def norms_part(given: Given) -> Part:
-    values = numpy(token_norms(given.model, given.images))
-    tokens, prefix = given.tokens, prefix_names(given)
+def make_norms(given: InspectionContext) -> InspectionSection:
+    values = to_numpy(token_norms(given.model, given.images))
+    tokens, prefix = given.tokens, name_prefix_tokens(given)
     maps = values[:, :, tokens.prefix :].reshape(*values.shape[:2], *tokens.grid)
-    chosen = [layer + 1 for layer in some(given, len(values) - 1, 6)]
+    chosen = [layer + 1 for layer in choose_layers(given, len(values) - 1, 6)]
     top = [float(maps[layer].max()) for layer in chosen]
     tiles = [
         [pixels, *(coloured(maps[layer, at], 0, high) for layer, high in zip(chosen, top, strict=True))]
@@ -87,20 +87,20 @@ def norms_part(given: Given) -> Part:
     ]
     columns = ["picture", *(f"behind layer {layer}" for layer in chosen)]
     ratio = float((maps[-1].max((1, 2)) / np.median(maps[-1], (1, 2))).max())
-    return Part(
+    return InspectionSection(
         kind="norms", title="Token norms",
         reading="How long the tokens are behind each layer. In many networks a few patches of the background grow much "
         "longer than the rest: artefacts, in which the network keeps something about the whole image. They show as a "
         "red line that leaves the band, and as bright dots in the tiles. Here the longest patch behind the last layer "
         f"is {ratio:.1f} times the median of its image.",
         drawings=[
-            Drawing(
+            SectionFigure(
                 name="norms", text="length of tokens behind each layer", lines=True,
-                draw=lambda theme: figures.norms(values, prefix, theme),
+                draw=lambda theme: figures.draw_norms(values, prefix, theme),
             ),
-            Drawing(
+            SectionFigure(
                 name="norm-maps", text="length of the patches on their images",
-                draw=lambda theme: figures.sheet(tiles, theme, columns=columns),
+                draw=lambda theme: figures.draw_sheet(tiles, theme, columns=columns),
                 note="Each column goes from black, length nought, to its longest patch.",
             ),
         ],
@@ -108,50 +108,50 @@ def norms_part(given: Given) -> Part:
     )  # fmt: skip
 
 
-def features_part(given: Given) -> Part:
-    chosen = some(given, given.depth, 5)
-    shades = [numpy(colours(patch_features(given.model, given.images[:DOWN], layer))) for layer in chosen]
+def make_features(given: InspectionContext) -> InspectionSection:
+    chosen = choose_layers(given, given.depth, 5)
+    shades = [to_numpy(feature_colours(patch_features(given.model, given.images[:DOWN], layer))) for layer in chosen]
     tiles = [
         [pixels, *(np.rint(255 * shade[at]).astype(np.uint8) for shade in shades)]
         for at, pixels in enumerate(given.pixels[:DOWN])
     ]
     columns = ["picture", *(f"layer {layer + 1}" for layer in chosen)]
-    return Part(
+    return InspectionSection(
         kind="features", title="Patch features as colours",
         reading="The first three principal components of the patches behind a layer, as red, green and blue, taken "
         "over all images together: patches that the network takes for alike have like colours, within an image and "
         "across them. Early colours follow position and texture; later ones part things from what is around them.",
         drawings=[
-            Drawing(
+            SectionFigure(
                 name="features", text="principal components of patch features as colours",
-                draw=lambda theme: figures.sheet(tiles, theme, columns=columns),
+                draw=lambda theme: figures.draw_sheet(tiles, theme, columns=columns),
             )
         ],
     )  # fmt: skip
 
 
-def similarity_part(given: Given) -> Part:
-    features, maps = patch_features(given.model, given.images[:DOWN]), numpy(given.rollout)
+def make_similarity(given: InspectionContext) -> InspectionSection:
+    features, maps = patch_features(given.model, given.images[:DOWN]), to_numpy(given.rollout)
     tiles = list[list[Pixels]]()
     for at, pixels in enumerate(given.pixels[:DOWN]):
-        places = [given.patch] if given.patch else extremes(maps[at])
+        places = [given.patch] if given.patch else find_extremes(maps[at])
         row = list[Pixels]()
         for down, across in places:
-            alike = numpy(patch_similarity(features[at : at + 1], down, across))[0]
-            row += [marked(pixels, given.tokens.grid, (down, across)), coloured(alike, 0.0, 1.0, "viridis")]
+            alike = to_numpy(patch_similarity(features[at : at + 1], down, across))[0]
+            row += [mark_patch(pixels, given.tokens.grid, (down, across)), coloured(alike, 0.0, 1.0, "viridis")]
         tiles.append(row)
     which = (
         f"the patch in row {given.patch[0] + 1}, column {given.patch[1] + 1}" if given.patch
         else "the patch that rollout marks most (left) and the one that it marks least (right)"
     )  # fmt: skip
-    return Part(
+    return InspectionSection(
         kind="similarity", title="Which patches are alike",
         reading=f"Cosine similarity, behind the last layer, of one patch to all others: {which}. A network that has "
         "parted a thing from its surroundings shows its outline here.",
         drawings=[
-            Drawing(
+            SectionFigure(
                 name="similarity", text="similarity of a chosen patch to all others",
-                draw=lambda theme: figures.sheet(
+                draw=lambda theme: figures.draw_sheet(
                     tiles, theme, bar=(0.0, 1.0, "cosine similarity to the marked patch"), colours="viridis"
                 ),
             )
@@ -159,20 +159,20 @@ def similarity_part(given: Given) -> Part:
     )  # fmt: skip
 
 
-def cka_part(given: Given) -> Part:
-    values = numpy(layer_cka(given.model, given.crowd()))
-    return Part(
+def make_cka(given: InspectionContext) -> InspectionSection:
+    values = to_numpy(layer_cka(given.model, given.crowd()))
+    return InspectionSection(
         kind="cka", title="What changes at each layer",
         reading=f"Centred kernel alignment between every two layers, over {given.over}: 1 where two layers tell "
         "images apart in the same way, whatever the turn of their axes. Bright blocks are stretches of layers that "
         "change little; a dark border between them is where the network does something new.",
-        drawings=[Drawing(name="cka", text="CKA between layers", narrow=True, lines=True,
-                          draw=partial(figures.matrix, values))],
+        drawings=[SectionFigure(name="cka", text="CKA between layers", narrow=True, lines=True,
+                          draw=partial(figures.draw_matrix, values))],
         numbers={"CKA of first and last": float(values[0, -1])}, count=given.count,
     )  # fmt: skip
 
 
-def extremes(map: NDArray[np.float32]) -> list[tuple[int, int]]:
+def find_extremes(map: NDArray[np.float32]) -> list[tuple[int, int]]:
     """Where a map is largest and where it is least, by the mean of a patch and its neighbours: not at an edge."""
     wide = np.pad(map, 1, mode="edge")
     rows, columns = map.shape
@@ -180,7 +180,7 @@ def extremes(map: NDArray[np.float32]) -> list[tuple[int, int]]:
     return [divmod(int(index), columns) for index in (np.argmax(mean), np.argmin(mean))]
 
 
-def marked(pixels: Pixels, grid: tuple[int, int], place: tuple[int, int]) -> Pixels:
+def mark_patch(pixels: Pixels, grid: tuple[int, int], place: tuple[int, int]) -> Pixels:
     """The image with a frame around one patch."""
     high, wide = pixels.shape[0] / grid[0], pixels.shape[1] / grid[1]
     top, left = round(place[0] * high), round(place[1] * wide)
@@ -197,30 +197,30 @@ def marked(pixels: Pixels, grid: tuple[int, int], place: tuple[int, int]) -> Pix
 EXPLORED: Final = 4_500_000  # bytes of attention in a page, where one image does not take more by itself
 
 
-def explorer_of(given: Given) -> Explorer:
+def build_explorer(given: InspectionContext) -> ExplorerSection:
     """The explorer for the first images, as many as keep the page small."""
     config: Any = given.model.config
-    asked = plan(given.depth, config.heads, given.tokens.grid, given.tokens.prefix)
+    asked = plan_explorer(given.depth, config.heads, given.tokens.grid, given.tokens.prefix)
     pictures = [
-        Explored(
-            name=given.names[at], picture=small(given.pixels[at]),
-            weights=packed(asked, attention_of(given.model, given.images[at : at + 1])),
+        ExploredImage(
+            name=given.names[at], picture=make_thumbnail(given.pixels[at]),
+            weights=pack_attention(asked, iterate_attention(given.model, given.images[at : at + 1])),
         )
         for at in range(min(len(given.names), max(EXPLORED // asked.size, 1), DOWN))
     ]  # fmt: skip
     rows, columns = asked.shown
     middle = given.tokens.prefix + rows // 2 * columns + columns // 2
-    whose = "the class token" if reads_token(given.model) else "the mean of all patches"
-    return Explorer(
-        plan=asked, pictures=pictures, prefix=prefix_names(given), start=0 if reads_token(given.model) else middle,
+    whose = "the class token" if has_token_readout(given.model) else "the mean of all patches"
+    return ExplorerSection(
+        plan=asked, pictures=pictures, prefix=name_prefix_tokens(given), start=0 if has_token_readout(given.model) else middle,
         lead="Pick a patch and see where it looks: its row of the attention matrix, for one head, the mean of all "
         f"heads, or rolled out through the layers below. The network's answer is read from {whose}. From dark, the "
         "patch with the least weight, to bright, the one with the most, the asking patch itself aside.",
     )  # fmt: skip
 
 
-def attention_of(model: nn.Module, image: Tensor) -> Iterator[NDArray[np.float32]]:
+def iterate_attention(model: nn.Module, image: Tensor) -> Iterator[NDArray[np.float32]]:
     """Layer by layer [k, T, T]."""
-    for view in stream(model, image):
-        yield numpy(view.attention[0])
+    for view in iterate_layers(model, image):
+        yield to_numpy(view.attention[0])
         del view

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.layer_taps import patches, precise, states, tokens_of, transformer
+from vitrail.inspection.layer_taps import to_grid, to_float32, iterate_states, get_token_layout, require_transformer
 from vitrail.models.backbone import backbone
 
 
-def filters(model: nn.Module, count: int = 28) -> Tensor:
+def filter_components(model: nn.Module, count: int = 28) -> Tensor:
     """The leading principal components of the filters that see the image, largest first: [n, P, P, 3] in [0, 1].
 
     The D filters are samples in the space of a patch's pixels. Of a ViT they are its patch embedding's, of a hybrid or
@@ -27,12 +27,12 @@ def filters(model: nn.Module, count: int = 28) -> Tensor:
     if kernel.shape[1] not in (1, 3):
         raise ConfigError(f"filters over {kernel.shape[1]} channels have no colours; 1 or 3 can be shown")
     flat = kernel.permute(0, 2, 3, 1).flatten(1).cpu().double()  # [D, P·P·C]
-    parts = components(flat, min(count, max(flat.shape[0] - 1, 1), flat.shape[1]))
-    tiles = stretched(parts).unflatten(1, (*kernel.shape[2:], kernel.shape[1]))
+    parts = principal_directions(flat, min(count, max(flat.shape[0] - 1, 1), flat.shape[1]))
+    tiles = stretch_rows(parts).unflatten(1, (*kernel.shape[2:], kernel.shape[1]))
     return tiles.float().to(kernel.device).expand(*tiles.shape[:3], 3).contiguous()
 
 
-def components(samples: Tensor, count: int) -> Tensor:
+def principal_directions(samples: Tensor, count: int) -> Tensor:
     """The leading principal directions of [n, d], signs settled: [count, d]."""
     centred = samples - samples.mean(dim=0)
     found = torch.linalg.svd(centred, full_matrices=False).Vh[:count]
@@ -40,7 +40,7 @@ def components(samples: Tensor, count: int) -> Tensor:
     return found * torch.where(found.gather(1, far) < 0, -1.0, 1.0)
 
 
-def stretched(rows: Tensor) -> Tensor:
+def stretch_rows(rows: Tensor) -> Tensor:
     """Each row to [0, 1]; one that does not vary to 1/2."""
     low, high = rows.amin(dim=1, keepdim=True), rows.amax(dim=1, keepdim=True)
     return torch.where(high > low, (rows - low) / (high - low).clamp(min=torch.finfo(rows.dtype).tiny), 0.5)
@@ -49,14 +49,14 @@ def stretched(rows: Tensor) -> Tensor:
 def position_similarity(model: nn.Module) -> Tensor:
     """Cosine of each patch's position embedding with every other's: [rows, columns, rows, columns]. Where each layer
     has a table of its own, that of the first."""
-    network = transformer(model)
+    network = require_transformer(model)
     tables = network.position.tables
     if network.config.position in ("none", "relative") or not len(tables):
         raise ConfigError(
             f"position={network.config.position!r}: this network has no embedding for each place; "
             "similarity is of learned and sine-cosine positions"
         )
-    grid = tokens_of(network).grid
+    grid = get_token_layout(network).grid
     with torch.no_grad():
         table: Tensor = tables[0]()
         unit = F.normalize(table[0, network.config.prefix :].float(), dim=-1)
@@ -83,7 +83,7 @@ def row_column_score(similarity: Tensor) -> float:
     return float((value[inside] - expected).mean())
 
 
-def near_far(similarity: Tensor) -> float:
+def distance_correlation(similarity: Tensor) -> float:
     """Rank correlation (Spearman's) of similarity with distance over all pairs of places: -1 where the nearer of two is
     always the more alike, 0 where distance says nothing. [rows, columns, rows, columns], in patches."""
     value, across, down = _pairs(similarity)
@@ -131,16 +131,16 @@ TAIL = 0.01  # of all values, on either side, that colours leave out: a few toke
 def patch_features(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
     """Patches behind a layer, through the network's last norm, so that layers compare: [B, C, H, W] prepared ->
     [B, rows, columns, D]. Layers count from 0, or from the end."""
-    network = transformer(model)
+    network = require_transformer(model)
     count = network.depth
     if not -count <= layer < count:
         raise ConfigError(f"layer={layer}: this network has {count}, from 0 to {count - 1} or from -1 backwards")
-    z = next(itertools.islice(states(network, images), layer % count + 1, None))
+    z = next(itertools.islice(iterate_states(network, images), layer % count + 1, None))
     with torch.no_grad():
-        return patches(precise(network.norm(z)), tokens_of(network), dim=1)
+        return to_grid(to_float32(network.norm(z)), get_token_layout(network), dim=1)
 
 
-def colours(features: Tensor) -> Tensor:
+def feature_colours(features: Tensor) -> Tensor:
     """The first three principal components of all images' patches together, as red, green and blue:
     [B, rows, columns, D] -> [B, rows, columns, 3] in [0, 1]. Like patches have like colours, in one image and across
     them; each component's sign is such that its entry farthest from 0 is positive."""
@@ -164,11 +164,11 @@ def patch_similarity(features: Tensor, row: int, column: int) -> Tensor:
     rows, columns = features.shape[1:3]
     if not (0 <= row < rows and 0 <= column < columns):
         raise ConfigError(f"patch ({row}, {column}) lies outside the grid of {rows}x{columns}")
-    unit = F.normalize(precise(features), dim=-1)
+    unit = F.normalize(to_float32(features), dim=-1)
     return torch.einsum("brcd,bd->brc", unit, unit[:, row, column])
 
 
 def token_norms(model: nn.Module, images: Tensor) -> Tensor:
     """The length of every token as it enters the first layer and behind each: [B, C, H, W] prepared -> [L+1, B, T].
     Patches far above their neighbours are artefacts: they hold something other than their place."""
-    return torch.stack([precise(z).norm(dim=-1) for z in states(model, images)])
+    return torch.stack([to_float32(z).norm(dim=-1) for z in iterate_states(model, images)])

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.geometry import Geometry
-from vitrail.inspection.layer_taps import Tokens, has_attention, output_row, patches, precise, stream, tokens_of
-from vitrail.inspection.rollout import onward
+from vitrail.inspection.layer_taps import TokenLayout, has_attention, select_output, to_grid, to_float32, iterate_layers, get_token_layout
+from vitrail.inspection.rollout import roll_layer
 from vitrail.predict.predictor import Predictor
 from vitrail.serve.batch_queue import Reservation, Room, Ticket
 from vitrail.serve.http_errors import Refused
@@ -27,7 +27,7 @@ def shape(network: nn.Module) -> dict[str, Any]:
     """What the maps of a network look like; empty where there are none."""
     if not has_attention(network):
         return {}
-    tokens = tokens_of(network)
+    tokens = get_token_layout(network)
     return {
         "grid": list(tokens.grid),
         "layers": network.depth,
@@ -43,7 +43,7 @@ def check(network: nn.Module, layer: int | None, most: int) -> None:
     count = network.depth
     if layer is not None and not 0 <= layer < count:
         raise Refused(400, "no such layer", f"layer={layer}: this network has the layers 0 to {count - 1}")
-    tokens = tokens_of(network)
+    tokens = get_token_layout(network)
     held = 4 * (tokens.prefix + tokens.patches) ** 2 * network.config.heads
     if held > 16 * most:
         raise Refused(409, "attention too large", f"one layer takes {held >> 20:,} MiB; serve a smaller --image-size")
@@ -59,16 +59,16 @@ def check(network: nn.Module, layer: int | None, most: int) -> None:
 @torch.inference_mode()
 def attend(network: nn.Module, images: Tensor, layer: int | None) -> dict[str, Any]:
     """Of one prepared image [1, C, H, W]. Rollout is scaled so that its largest patch is 1."""
-    tokens = tokens_of(network)
+    tokens = get_token_layout(network)
     through: Tensor | None = None
     maps: Tensor | None = None
-    for view in stream(network, images):
-        through = onward(precise(view.attention.mean(dim=1)), through)
+    for view in iterate_layers(network, images):
+        through = roll_layer(to_float32(view.attention.mean(dim=1)), through)
         if view.layer == layer:
-            maps = precise(seen(view.attention[0], tokens))
+            maps = to_float32(seen(view.attention[0], tokens))
         del view
     assert through is not None
-    lit = patches(output_row(through, network), tokens).flatten()
+    lit = to_grid(select_output(through, network), tokens).flatten()
     answer: dict[str, Any] = {
         **shape(network),
         "rollout": [round(value, 6) for value in scaled(lit).tolist()],
@@ -83,7 +83,7 @@ def attend(network: nn.Module, images: Tensor, layer: int | None) -> dict[str, A
     return answer
 
 
-def seen(attention: Tensor, tokens: Tokens) -> Tensor:
+def seen(attention: Tensor, tokens: TokenLayout) -> Tensor:
     """How class token and patches see the patches, without registers: [k, T, T] -> [k, T', N]."""
     rows = [attention[:, :1]] if tokens.class_token else []
     return torch.cat([*rows, attention[:, tokens.prefix :]], dim=1)[:, :, tokens.prefix :]

@@ -9,42 +9,42 @@ from vitrail.checkpoint.bundle import card_of
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.exposure import Advance, Scope, choose_unseen, stay_silent
+from vitrail.evaluation.exposure import Advance, Scope, choose_unseen, ignore_progress
 from vitrail.evaluation.result import Result
-from vitrail.evaluation.scoring import Evaluated, EvaluationSetting, Scoring
-from vitrail.evaluation.subject import Subject, data_of
+from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions
+from vitrail.evaluation.subject import Subject, describe_scored_data
 from vitrail.tasks.registry import find_task
 
 NAMED: Final = 3  # unreadable images that are named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
+class ScoredNetwork:
     """One network at one size on one split."""
 
     about: Subject
     source: ImageDataset  # what was scored
     scope: Scope
-    found: Evaluated
+    found: EvaluationOutcome
     result: Result
     notes: tuple[str, ...]
 
 
-def score(
+def score_network(
     about: Subject,
     collection: Collection,
     split: str,
-    how: Scoring,
+    how: ScoringOptions,
     *,
     world: World,
     called: str,
-    advance: Advance = stay_silent,
-) -> Scored:
+    advance: Advance = ignore_progress,
+) -> ScoredNetwork:
     """Everything of one network at one size; the numbers are the same in all processes. `called` is what the split is
     called in messages."""
     task = find_task(card_of(about.network).task)
     task.check_scoring(how, about)
-    data = data_of(about, collection, split, how.deduplicated_by)
+    data = describe_scored_data(about, collection, split, how.deduplicated_by)
     source, scope = choose_unseen(
         collection.splits[split],
         called,
@@ -65,12 +65,12 @@ def score(
         advance=advance,
     )
     found = task.assess(setting)
-    return Scored(
+    return ScoredNetwork(
         about=about,
         source=source,
         scope=scope,
         found=found,
-        result=result_of(setting, data, found),
+        result=build_result(setting, data, found),
         notes=(*found.outputs_notes, *describe_unreadable(setting.unreadable), *found.notes),
     )
 
@@ -84,7 +84,7 @@ def describe_unreadable(unreadable: Sequence[str]) -> list[str]:
     return [f"{len(unreadable):,} {are} for nothing: {some}"]
 
 
-def result_of(setting: EvaluationSetting, data: dict[str, Any], found: Evaluated) -> Result:
+def build_result(setting: EvaluationSetting, data: dict[str, Any], found: EvaluationOutcome) -> Result:
     about = setting.about
     return Result(
         kind="evaluate",

@@ -25,8 +25,8 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.targets import Targets
 from vitrail.evaluation.metrics.intervals import Interval
 from vitrail.evaluation.metrics.metric import Criterion, Metric
-from vitrail.evaluation.result import Measure, measured
-from vitrail.evaluation.scoring import Evaluated, EvaluationSetting, Scoring
+from vitrail.evaluation.result import Measure, make_measure
+from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions
 from vitrail.evaluation.subject import Subject
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
@@ -67,7 +67,7 @@ def measure_row(
         if isinstance(value, int | float) and math.isfinite(value):
             title = criterion.title or name.replace("_", " ")
             unit = "share" if criterion.share else "number"
-            found.append(measured(title, float(value), intervals.get(name), count, unit))
+            found.append(make_measure(title, float(value), intervals.get(name), count, unit))
     return tuple(found)
 
 
@@ -191,14 +191,14 @@ class Task(ABC):
 
     # Evaluation.
 
-    def check_scoring(self, how: Scoring, about: Subject) -> None:
+    def check_scoring(self, how: ScoringOptions, about: Subject) -> None:
         """ConfigError where `vitrail evaluate` was given options that say nothing to these weights."""
         if special := how.list_special():
             are = "is" if len(special) == 1 else "are"
             options = " and ".join(special)
             raise ConfigError(f"{options} {are} for classification; the task of {about.name} is {self.name}")
 
-    def assess(self, setting: EvaluationSetting) -> Evaluated:
+    def assess(self, setting: EvaluationSetting) -> EvaluationOutcome:
         """Scores a network by the task's metric, for `vitrail evaluate`: every number of the score's row."""
         names = self.output_names(setting.collection)
         network, where = setting.about.network, setting.collection.name
@@ -216,7 +216,7 @@ class Task(ABC):
         measures = measure_row(row, self.criteria, intervals, score.count)
         source, outputs = setting.source, self.describe_outputs(names)
         tables = [each for each in self.report_sections(score, None, names, "") if isinstance(each, Table)]
-        return Evaluated(
+        return EvaluationOutcome(
             outputs=outputs,
             lead=f"{score.count:,} images, {outputs}",
             measures=measures,

@@ -25,11 +25,11 @@ from vitrail.core.errors import ConfigError, DataError, TrainingError, VitrailEr
 from vitrail.data.dataset import ImageDataset, Subset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.frozen.closed_form_classifier import some_of
-from vitrail.evaluation.frozen.feature_cache import cached_features
-from vitrail.evaluation.frozen.features import network_hash
-from vitrail.evaluation.frozen.ridge_head import Head, fit_head
-from vitrail.evaluation.metrics.accuracy import single, tally
+from vitrail.evaluation.frozen.closed_form_classifier import sample_stratified
+from vitrail.evaluation.frozen.feature_cache import load_or_extract
+from vitrail.evaluation.frozen.features import hash_network
+from vitrail.evaluation.frozen.ridge_head import RidgeHead, fit_head
+from vitrail.evaluation.metrics.accuracy import keep_single_labels, score_predictions
 from vitrail.models.build import Model
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun, Run
@@ -148,8 +148,8 @@ def compute_baseline(run: ResolvedRun, splits: DataSplits, world: World, folder:
             return baseline_from(run, kept.tensors, kept.description["rows"])
     except WeightsError:  # none yet, or a damaged one: made again
         pass
-    learnt = some_of(splits.train, LEARNT)
-    scored = {name: some_of(source, SCORED) for name, source in scored_splits(splits).items()}
+    learnt = sample_stratified(splits.train, LEARNT)
+    scored = {name: sample_stratified(source, SCORED) for name, source in scored_splits(splits).items()}
     count, all_of_them = sum(map(len, scored.values())), sum(map(len, scored_splits(splits).values()))
     observer.log(
         "first a linear classifier on the frozen features, to compare with: "
@@ -158,7 +158,7 @@ def compute_baseline(run: ResolvedRun, splits: DataSplits, world: World, folder:
     )
     taking = FeatureExtractor(run=run, model=model.to(world.device), world=world, advance=get_advance(observer))
     features, labels = taking.features(learnt)
-    labels = single(labels)
+    labels = keep_single_labels(labels)
     usable = labels >= 0
     if not usable.any():
         raise DataError(f"none of {len(labels):,} training images has one label")
@@ -181,8 +181,8 @@ def baseline_from(run: ResolvedRun, tensors: dict[str, Tensor], rows: list[Row])
     return Baseline(rows=tuple(rows), head=(tensors["weight"], tensors["bias"]) if warm else None)
 
 
-def row_of(split: str, head: Head, learnt: int, features: Tensor, labels: Tensor) -> Row:
-    right, count = tally(head.predict(features)[0], labels)
+def row_of(split: str, head: RidgeHead, learnt: int, features: Tensor, labels: Tensor) -> Row:
+    right, count = score_predictions(head.predict(features)[0], labels)
     return {
         "kind": "baseline",
         "step": 0,
@@ -206,7 +206,7 @@ def load_frozen_network(run: ResolvedRun) -> Model:
 def describe_inputs(run: ResolvedRun, splits: DataSplits, model: Model) -> dict[str, Any]:
     """What it depends on, as plain data."""
     return {
-        "network": network_hash(model),
+        "network": hash_network(model),
         "preprocessing": [str(value) for value in run.preprocessing.to_dict().items()],
         "pictures": splits.fingerprint,
         "splits": list(scored_splits(splits)),
@@ -239,7 +239,7 @@ class FeatureExtractor:
 
     def extracted(self, source: ImageDataset) -> tuple[Tensor, Tensor, Tensor]:
         prepared, world = self.run.preprocessing, self.world
-        found = cached_features(
+        found = load_or_extract(
             self.model, source, prepared, world.device, batches=self.batches, folder=cache_folder("features")
         )
         return found.features, found.labels, found.samples

@@ -32,7 +32,7 @@ from vitrail.distributed.meta_init import local, put
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.features import features
-from vitrail.evaluation.frozen.fewshot import fewshot
+from vitrail.evaluation.frozen.fewshot import score_few_shot
 from vitrail.evaluation.metrics.metric import Criterion, is_better, score_batches
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import targets_of, task_of
@@ -228,7 +228,7 @@ class Scorer:
                 found[name] = features(self.network, batches, self.run.preprocessing, self.world.device, read=self.read)
         rows: list[dict[str, Any]] = []
         for count in shots:
-            accuracies = fewshot(*found["train"], *found[test], classes=len(collection.classes), shots=count)
+            accuracies = score_few_shot(*found["train"], *found[test], classes=len(collection.classes), shots=count)
             mean = sum(accuracies) / len(accuracies)
             spread = (sum((value - mean) ** 2 for value in accuracies) / len(accuracies)) ** 0.5
             rows.append(

@@ -24,10 +24,10 @@ from vitrail.data.loader import Augmented, Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.frozen.closed_form_classifier import some_of
-from vitrail.evaluation.frozen.collapse import indicators
-from vitrail.evaluation.frozen.features import at_rest, last_read, prepared
-from vitrail.evaluation.frozen.knn import Company, Frozen, company, to_show, vote
+from vitrail.evaluation.frozen.closed_form_classifier import sample_stratified
+from vitrail.evaluation.frozen.collapse import measure_collapse
+from vitrail.evaluation.frozen.features import inference_context, compute_features, make_normaliser
+from vitrail.evaluation.frozen.knn import SampleNeighbours, Frozen, find_similar_samples, pick_samples, score_vote
 from vitrail.objectives.objective import Objective, ObjectiveOutput
 from vitrail.train.assemble import Parts
 from vitrail.train.config import ResolvedRun
@@ -53,7 +53,7 @@ class ReportSamples:
     [H, W, 3] each; and images of `source` with their neighbours in `next to`."""
 
     rebuilt: tuple[tuple[NDArray[np.uint8], ...], ...]
-    company: tuple[Company, ...]
+    company: tuple[SampleNeighbours, ...]
     source: ImageDataset
     beside: ImageDataset
 
@@ -75,14 +75,14 @@ class FeatureScorer:
     def beside(self) -> ImageDataset:
         """The training images that are neighbours, chosen when they are first asked for."""
         if self.some is None:
-            self.some = some_of(self.splits.train, MOST)
+            self.some = sample_stratified(self.splits.train, MOST)
         return self.some
 
     def score(self, split: str, source: ImageDataset) -> tuple[dict[str, Any], ReportSamples]:
         """The columns of a row of metrics, and what there is to see."""
         beside, mine = self.frozen("beside", self.beside), self.frozen(split, source)
         row: dict[str, Any] = {"split": split, "measure": "k-NN"}
-        voted = vote(beside, mine, len(self.splits.class_names), device=self.world.device)
+        voted = score_vote(beside, mine, len(self.splits.class_names), device=self.world.device)
         if voted is not None:
             row["accuracy"] = voted[0] / voted[1]
         row["count"] = len(mine.samples) if voted is None else voted[1]
@@ -97,25 +97,25 @@ class FeatureScorer:
 
     def collapse(self, of: Frozen) -> dict[str, Any]:
         some = of.features[:: -(-len(of.features) // MOST)]
-        found = indicators(some, device=self.world.device)
+        found = measure_collapse(some, device=self.world.device)
         return {"rank": found.rank, "width": found.width, "similarity": found.similarity, "spread": found.spread}
 
     def seen(self, source: ImageDataset, mine: Frozen, beside: Frozen) -> ReportSamples:
-        shown = to_show(source.labels, REBUILT)
+        shown = pick_samples(source.labels, REBUILT)
         there = [at for sample in shown[:ASKED] for at in (mine.samples == int(sample)).nonzero()[:, 0].tolist()]
         queries = Frozen(features=mine.features[there], samples=mine.samples[there], labels=mine.labels[there])
         return ReportSamples(
             rebuilt=self.rebuilt(Subset(source, shown)),
-            company=company(queries, beside, itself=source is self.beside) if there else (),
+            company=find_similar_samples(queries, beside, itself=source is self.beside) if there else (),
             source=source,
             beside=self.beside,
         )
 
     def frozen(self, name: str, source: ImageDataset) -> Frozen:
         """Features of a source, in every process: each lays its part into a table that is then summed."""
-        prepare = prepared(self.preprocessing, self.world.device, self.precision)
+        prepare = make_normaliser(self.preprocessing, self.world.device, self.precision)
         parts: list[tuple[Tensor, ...]] = []
-        with at_rest(self.objective, self.world.device, self.precision):
+        with inference_context(self.objective, self.world.device, self.precision):
             for batch in self.sweep(f"{name}, plain", source, self.preprocessing):
                 read = self.read(prepare(batch.pixels)).float()
                 parts.append((read, batch.sample, batch.valid))
@@ -132,8 +132,8 @@ class FeatureScorer:
     def read(self, images: Tensor) -> Tensor:
         """What the last layer reads; of weights that lie in several processes, these read together."""
         if self.run.sharding in ("fsdp", "hsdp"):
-            return self.parts.parallel.ask(last_read, images)
-        return last_read(self.objective.eval_network, images)
+            return self.parts.parallel.ask(compute_features, images)
+        return compute_features(self.objective.eval_network, images)
 
     def loss(self, split: str, source: ImageDataset) -> float:
         """The objective's own, of at most 5,000 images, in the precision of training."""
@@ -141,8 +141,8 @@ class FeatureScorer:
         sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         whole = self.run.batch if self.objective.config.needs_whole_batch else BATCH
         step = self.run.steps - 1  # a fixed one for what is drawn, at which what warms up is warm
-        with at_rest(self.objective, self.world.device, "float32"):
-            for batch in self.sweep(f"{split}, views", some_of(source, MOST), views, batch=whole):
+        with inference_context(self.objective, self.world.device, "float32"):
+            for batch in self.sweep(f"{split}, views", sample_stratified(source, MOST), views, batch=whole):
                 inputs = self.objective.inputs(batch, seed=SEED, step=step)
                 found = self.asked(partial(self.objective.forward, *inputs))
                 sums += torch.stack([found.total, found.count]).double()
@@ -163,7 +163,7 @@ class FeatureScorer:
         pixels = batch.pixels[batch.valid]
         if not len(pixels):
             return ()
-        with at_rest(objective, self.world.device, "float32"):
+        with inference_context(objective, self.world.device, "float32"):
             shown = self.parts.parallel.ask(lambda _: objective.pictures(pixels, SEED))
         arrays = [one.permute(0, 2, 3, 1).cpu().numpy() for one in shown]
         return tuple(zip(*arrays, strict=True))

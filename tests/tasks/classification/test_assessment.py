@@ -14,9 +14,9 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.labels import Labels
 from vitrail.data.loader import eval_batches
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.metrics.intervals import wilson
+from vitrail.evaluation.metrics.intervals import wilson_interval
 from vitrail.evaluation.metrics.metric import score_batches
-from vitrail.tasks.classification.answers import Answers, PredictionTable, judge
+from vitrail.tasks.classification.answers import PredictedClasses, PredictionTable, judge
 from vitrail.tasks.classification.metrics import Assessment
 
 NAMES = tuple("abcdefg")
@@ -27,7 +27,7 @@ def asked(
     labels: dict[str, Labels] | None = None,
     network: Callable[[Tensor], Tensor] | None = None,
     batch: int = 5,
-) -> Answers:
+) -> PredictedClasses:
     named = {"original": source.labels} if labels is None else labels
     table = PredictionTable(len(source), CLASSES, named, torch.device("cpu"))
     network = Linear() if network is None else network
@@ -67,7 +67,7 @@ def test_one_picture_counts_as_one() -> None:
     right = int(logits_of(source, Linear()).argmax()) == int(source.labels.values[0])
     measures = {measure.name: measure for measure in found.measures}
     assert (measures["top-1"].value, measures["top-1"].count) == (float(right), 1)
-    assert (measures["top-1"].low, measures["top-1"].high) == wilson(int(right), 1)
+    assert (measures["top-1"].low, measures["top-1"].high) == wilson_interval(int(right), 1)
     assert (measures["ECE"].low, measures["ECE"].high) == (None, None)
 
 
@@ -157,7 +157,7 @@ def shared(world: World, torn: bool) -> tuple[bytes, ...]:
     return raw(score_batches(Linear(), batches, PLAIN, table, device="cpu", world=world))
 
 
-def raw(said: Answers) -> tuple[bytes, ...]:
+def raw(said: PredictedClasses) -> tuple[bytes, ...]:
     return tuple(part.tobytes() for part in (said.seen, said.top, said.confidence, said.losses["original"]))
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from vitrail.core.text import Pair
 from vitrail.data.geometry import Geometry
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.tasks.segmentation.images import palette
-from vitrail.tasks.segmentation.prediction import PredictedMask, largest, segment
+from vitrail.tasks.segmentation.images import make_palette
+from vitrail.tasks.segmentation.prediction import PredictedMask, resize_argmax, segment
 
 NAMES = ("ground", "cat", "dog", "bird", "fish")
 
@@ -63,7 +63,7 @@ def test_class_by_class_gives_what_all_at_once_give() -> None:
     logits = (random_logits(7, (4, 5)) * 64).round()
     logits[5] = logits[2]  # of two equal ones the earlier stands
     whole = F.interpolate(logits[None], (16, 20), mode="bilinear", align_corners=False)[0]
-    found = largest(logits, (16, 20))
+    found = resize_argmax(logits, (16, 20))
     assert set(np.unique(found)) == {0, 1, 2, 3, 4, 6}
     picked = np.take_along_axis(whole.numpy(), found[None].astype(np.int64), 0)[0]
     assert np.array_equal(picked, whole.amax(0).numpy())
@@ -94,5 +94,5 @@ def test_a_png_keeps_the_indices_and_shows_the_colours() -> None:
     with Image.open(io.BytesIO(PredictedMask(mask, NAMES).png())) as image:
         assert image.mode == "P"
         assert np.array_equal(np.asarray(image), mask)
-        assert np.array_equal(np.asarray(image.convert("RGB")).reshape(256, 3), palette())
-    assert len(np.unique(palette(), axis=0)) == 256
+        assert np.array_equal(np.asarray(image.convert("RGB")).reshape(256, 3), make_palette())
+    assert len(np.unique(make_palette(), axis=0)) == 256

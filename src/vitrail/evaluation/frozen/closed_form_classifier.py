@@ -27,13 +27,13 @@ from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.splits import stratified
 from vitrail.data.training_record import KEY, find_exposure, record_training
-from vitrail.evaluation.frozen.feature_cache import Kept, cached_features, missing
-from vitrail.evaluation.frozen.features import network_hash
-from vitrail.evaluation.frozen.ridge_head import SHARE, Head, fit_head, fit_label_head
-from vitrail.evaluation.metrics.accuracy import has_label, is_right, label_rows, single, tally
+from vitrail.evaluation.frozen.feature_cache import Kept, load_or_extract, list_missing
+from vitrail.evaluation.frozen.features import hash_network
+from vitrail.evaluation.frozen.ridge_head import SHARE, RidgeHead, fit_head, fit_multi_label_head
+from vitrail.evaluation.metrics.accuracy import has_label, is_right, label_rows, keep_single_labels, score_predictions
 from vitrail.evaluation.metrics.intervals import calibration_error
-from vitrail.evaluation.metrics.multi_label import THRESHOLD, MultiLabel
-from vitrail.evaluation.result import Measure, share
+from vitrail.evaluation.metrics.multi_label import THRESHOLD, MultiLabelScore
+from vitrail.evaluation.result import Measure, measure_share
 from vitrail.models.build import Model
 from vitrail.models.zoo import adapted
 
@@ -45,7 +45,7 @@ Batches = Callable[[ImageDataset], Iterable[Batch]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
+class HeldOutScore:
     """How the network did on images that it was not made from; `error` is the expected calibration error."""
 
     split: str
@@ -54,7 +54,7 @@ class Scored:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Several:
+class MultiLabelMeasures:
     """How a multi-label classifier did, in mAP and F1: on the images held out while it was made, and on a split that it
     was not made from, where there is one."""
 
@@ -64,20 +64,20 @@ class Several:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Instant:
+class FittedClassifier:
     """A network in evaluation mode with its card, ready to be saved; it shares all but its head with the one it came
     from. `found` and `kept` are of the features: there from before, there for later."""
 
     model: Model
-    head: Head
+    head: RidgeHead
     split: str
     pictures: int  # that it was made from
-    scored: Scored | None
+    scored: HeldOutScore | None
     found: bool
     kept: bool
     notes: tuple[str, ...]
     unreadable: tuple[str, ...]
-    several: Several | None = None  # of multi-label data
+    several: MultiLabelMeasures | None = None  # of multi-label data
 
 
 def fit(
@@ -92,7 +92,7 @@ def fit(
     device: torch.device | str = "cpu",
     batches: Batches | None = None,
     folder: Path | None = None,
-) -> Instant:
+) -> FittedClassifier:
     """The classifier of `data`'s train split (or of its only one), scored on its test or val, or on that of `test`.
 
     `held_out` of every class chooses the penalty, unless one is given, and the scale of the logits; then all images
@@ -106,14 +106,14 @@ def fit(
     prepared = card_of(network).preprocessing
     pictures = batches or (lambda bare: eval_batches(bare, prepared, batch=min(BATCH, max(len(bare), 1))))
     parts = [
-        (one, part, cached_features(network, part, prepared, device, batches=pictures, folder=folder))
+        (one, part, load_or_extract(network, part, prepared, device, batches=pictures, folder=folder))
         for one, part in [(split, source), *([] if where is None else [where])]
     ]
     notes = [note for part in parts for note in notes_of(*part)]
     learnt = parts[0][2]
     if source.labels.multi_label:
         return fit_labels(network, collection, parts, notes, penalty=penalty, share=held_out, name=name)
-    labels = single(learnt.labels)
+    labels = keep_single_labels(learnt.labels)
     usable = labels >= 0
     if not usable.any():
         raise BadLabels(f"{collection.name}: no image of {split} has one label and can be read")
@@ -128,7 +128,7 @@ def fit(
     unseen = [leave_seen(*part, records, notes) for part in parts[1:]]
     scored = next((score(parts[1][0], head, took) for took in unseen if took is not None), None)
     provenance = {**told(head, collection, split, source, scored), **records}
-    return Instant(
+    return FittedClassifier(
         model=with_head(network, head, collection.classes, provenance),
         head=head,
         split=split,
@@ -137,7 +137,7 @@ def fit(
         found=all(took.found for _, _, took in parts),
         kept=all(took.kept for _, _, took in parts),
         notes=tuple(dict.fromkeys(notes)),
-        unreadable=tuple(f"{one}: {part.name(at)}" for one, part, took in parts for at in missing(part, took.samples)),
+        unreadable=tuple(f"{one}: {part.name(at)}" for one, part, took in parts for at in list_missing(part, took.samples)),
     )
 
 
@@ -150,12 +150,12 @@ def fit_labels(
     penalty: float | None,
     share: float,
     name: str,
-) -> Instant:
+) -> FittedClassifier:
     """The classifier of images that may have several labels, from the features of the split to learn from and, behind
     it, of the one to score."""
     classes, (split, source, learnt) = collection.classes, parts[0]
     truth = truth_of(learnt.labels, len(classes))
-    made = fit_label_head(learnt.features, truth, penalty=penalty, share=share)
+    made = fit_multi_label_head(learnt.features, truth, penalty=penalty, share=share)
     held = scored = ()
     if made.truth.any():
         held = measures_of(made.scores, made.truth, classes)
@@ -163,7 +163,7 @@ def fit_labels(
     for took in filter(None, [leave_seen(*part, records, notes) for part in parts[1:]]):
         held_back = truth_of(took.labels, len(classes)).numpy()
         scored = measures_of(made.head.logits(took.features).sigmoid().numpy(), held_back, classes)
-    several = Several(held=held, scored=scored, split=parts[1][0] if len(parts) > 1 else "")
+    several = MultiLabelMeasures(held=held, scored=scored, split=parts[1][0] if len(parts) > 1 else "")
     told = {
         "made_by": "vitrail fit",
         "how": "closed-form least squares on frozen features (4.1) for each label, folded into the last layer",
@@ -178,7 +178,7 @@ def fit_labels(
     }
     empty = [classes[at] for at in (~truth.any(0)).nonzero()[:, 0].tolist()]
     never = f"{len(empty)} of {len(classes)} classes are true of no image to learn from: {', '.join(empty[:NAMED])}"
-    return Instant(
+    return FittedClassifier(
         model=with_head(network, made.head, classes, {**told, **records}, multi_label=True),
         head=made.head,
         split=split,
@@ -187,7 +187,7 @@ def fit_labels(
         found=all(took.found for _, _, took in parts),
         kept=all(took.kept for _, _, took in parts),
         notes=tuple(dict.fromkeys([*notes, *([never] if empty else [])])),
-        unreadable=tuple(f"{one}: {part.name(at)}" for one, part, took in parts for at in missing(part, took.samples)),
+        unreadable=tuple(f"{one}: {part.name(at)}" for one, part, took in parts for at in list_missing(part, took.samples)),
         several=several,
     )
 
@@ -205,7 +205,7 @@ def measures_of(scores: NDArray[np.float32], truth: NDArray[np.bool_], names: tu
     if not truth.any():
         return ()
     places = np.arange(len(truth))
-    return MultiLabel(scores=scores, truth=truth, sample=places, names=names, threshold=THRESHOLD).measures
+    return MultiLabelScore(scores=scores, truth=truth, sample=places, names=names, threshold=THRESHOLD).measures
 
 
 def to_learn_from(collection: Collection) -> tuple[str, ImageDataset]:
@@ -251,14 +251,14 @@ def at_most(labels: Labels, classes: int, shots: int) -> NDArray[np.int64]:
     return np.sort(np.concatenate(drawn))
 
 
-def some_of(source: ImageDataset, most: int) -> ImageDataset:
+def sample_stratified(source: ImageDataset, most: int) -> ImageDataset:
     """All of a source, or a sample of it with the same share of every class."""
     return source if len(source) <= most else Subset(source, stratified(source.labels, most / len(source)))
 
 
 def notes_of(split: str, source: ImageDataset, took: Kept) -> list[str]:
     """What is to be told of a split's features."""
-    gone = [source.name(sample) for sample in missing(source, took.samples)]
+    gone = [source.name(sample) for sample in list_missing(source, took.samples)]
     some = ", ".join(gone[:NAMED]) + (", ..." if len(gone) > NAMED else "")
     count = f"{len(gone):,} of {split} could not be read and {'is' if len(gone) == 1 else 'are'} out: {some}"
     return [*([count] if gone else []), *([took.trouble] if took.trouble else [])]
@@ -290,7 +290,7 @@ def record_fit(
         selection={"source": collection.name, "split": split},
         others={one: part for one, part in collection.splits.items() if one != split},
     )
-    return {KEY: [record], "from": {"weights": name, "hash": network_hash(network), **card_of(network).provenance}}
+    return {KEY: [record], "from": {"weights": name, "hash": hash_network(network), **card_of(network).provenance}}
 
 
 def leave_seen(split: str, source: ImageDataset, took: Kept, records: dict[str, Any], notes: list[str]) -> Kept | None:
@@ -308,17 +308,17 @@ def leave_seen(split: str, source: ImageDataset, took: Kept, records: dict[str, 
     return replace(took, features=took.features[fresh], labels=took.labels[fresh], samples=took.samples[fresh])
 
 
-def score(split: str, head: Head, took: Kept) -> Scored:
+def score(split: str, head: RidgeHead, took: Kept) -> HeldOutScore:
     """With the layer as it is in the file. A sample without a label is out."""
     said, sure = head.predict(took.features)
-    right, count = tally(said, took.labels)
+    right, count = score_predictions(said, took.labels)
     labelled = has_label(took.labels)
     error = calibration_error(sure[labelled].numpy(), is_right(said, took.labels)[labelled].numpy())
-    return Scored(split=split, top1=share("top-1", right, count), error=error)
+    return HeldOutScore(split=split, top1=measure_share("top-1", right, count), error=error)
 
 
 def with_head(
-    network: Model, head: Head, classes: tuple[str, ...], provenance: dict[str, Any], *, multi_label: bool = False
+    network: Model, head: RidgeHead, classes: tuple[str, ...], provenance: dict[str, Any], *, multi_label: bool = False
 ) -> Model:
     """The network with another last layer; a hidden layer before it (the paper's pre-logits) stays."""
     bundle = bundle_of(network)
@@ -330,7 +330,7 @@ def with_head(
     return built(Bundle(config=config, tensors={**bundle.tensors, **layer}, card=card), like.dtype)
 
 
-def told(head: Head, collection: Collection, split: str, source: ImageDataset, scored: Scored | None) -> dict[str, Any]:
+def told(head: RidgeHead, collection: Collection, split: str, source: ImageDataset, scored: HeldOutScore | None) -> dict[str, Any]:
     """How the network was made, for its card."""
     held = head.held
     chosen = None if held is None else {"accuracy": held.accuracy, "count": held.count, "draws": held.draws}

@@ -26,7 +26,7 @@ NOTHING: Final = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Indicators:
+class CollapseIndicators:
     """Of N features of `width` numbers each. A rank of 0 says that all images have the very same ones."""
 
     rank: float
@@ -35,18 +35,18 @@ class Indicators:
     width: int
 
 
-def indicators(features: Tensor, *, device: torch.device | str = "cpu") -> Indicators:
+def measure_collapse(features: Tensor, *, device: torch.device | str = "cpu") -> CollapseIndicators:
     """All three of features [N, D], of two images or more."""
     if features.ndim != 2 or len(features) < 2:
         raise ConfigError(f"features of shape {tuple(features.shape)}: two images or more can be compared, [N, D]")
     exact = widest_float(torch.device(device))
     values = features.to(device, exact)
-    return Indicators(
-        rank=rank(values), similarity=similarity(values), spread=spread(values), width=int(values.shape[1])
+    return CollapseIndicators(
+        rank=effective_rank(values), similarity=mean_similarity(values), spread=feature_spread(values), width=int(values.shape[1])
     )
 
 
-def rank(features: Tensor) -> float:
+def effective_rank(features: Tensor) -> float:
     """The effective rank, from 1 to min(N - 1, D). By the smaller Gram matrix, whose eigenvalues are σ²."""
     centred = features - features.mean(0)
     gram = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred
@@ -60,14 +60,14 @@ def rank(features: Tensor) -> float:
     return float(torch.special.entr(share).sum().exp())
 
 
-def similarity(features: Tensor) -> float:
+def mean_similarity(features: Tensor) -> float:
     """The mean cosine over all pairs of two: of unit vectors, |Σ z|² counts every pair twice and each one with
     itself."""
     count = len(features)
     return float((F.normalize(features, dim=1).sum(0).square().sum() - count) / (count * (count - 1)))
 
 
-def spread(features: Tensor) -> float:
+def feature_spread(features: Tensor) -> float:
     """The standard deviation over images of features of length 1, the mean over features, times the root of their
     number."""
     return float(F.normalize(features, dim=1).std(0, correction=0).mean()) * math.sqrt(features.shape[1])

@@ -35,9 +35,9 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.unreadable_log import UnreadableSample
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.defaults import Stored
-from vitrail.evaluation.frozen.embedding_file import FORMATS, Part, about_in, join, readable
-from vitrail.evaluation.frozen.feature_cache import contents
-from vitrail.evaluation.frozen.features import Precision, at_rest, last_read, network_hash, prepared
+from vitrail.evaluation.frozen.embedding_file import FORMATS, EmbeddingPart, read_description, join_parts, to_printable
+from vitrail.evaluation.frozen.feature_cache import hash_images
+from vitrail.evaluation.frozen.features import Precision, inference_context, compute_features, hash_network, make_normaliser
 from vitrail.models.build import Model
 
 KIND: Final = "vitrail embeddings 1"
@@ -48,7 +48,7 @@ TYPES: Final[dict[str, torch.dtype]] = {"float32": torch.float32, "float16": tor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Embedded:
+class EmbeddingSummary:
     """What was written. `found` is how many of the parts an earlier start had done; all where the file was there."""
 
     path: Path
@@ -74,7 +74,7 @@ def embed(
     origin: Mapping[str, Any] | None = None,
     force: bool = False,
     tell: Callable[[int, int], None] | None = None,
-) -> Embedded:
+) -> EmbeddingSummary:
     """Writes what the last layer reads for every image of some splits to OUT, .parquet or .npz.
 
     `origin` is put into the file next to the facts: what weights and images are called. A file or parts of other
@@ -88,7 +88,7 @@ def embed(
     if batch < 1:
         raise ConfigError(f"batch={batch} must be at least 1")
     source = whole(splits)
-    work = Work(
+    work = EmbeddingJob(
         network=network,
         source=source,
         preprocessing=preprocessing or card_of(network).preprocessing,
@@ -104,8 +104,8 @@ def embed(
             work.compute(todo[world.rank :: world.size], facts, world, workers=workers, tell=tell)
             world.barrier()  # every part is there
             agreed(world, lambda: work.finish(facts, splits, origin or {}))
-        told = agreed(world, lambda: about_in(out))
-    return Embedded(
+        told = agreed(world, lambda: read_description(out))
+    return EmbeddingSummary(
         path=out,
         pictures=int(told["pictures"]),
         width=int(told["width"]),
@@ -150,12 +150,12 @@ def begun(work: "Work", facts: dict[str, Any], world: World, *, force: bool) -> 
     def look() -> list[int] | None:
         check_writable(work.out)
         if work.out.exists() and not force:
-            refuse(str(work.out), about_in(work.out)["facts"], facts)
+            refuse(str(work.out), read_description(work.out)["facts"], facts)
             work.clear()  # what a kill after the last step may have left
             return None
         try:
             work.folder.mkdir(parents=True, exist_ok=True)
-            held.append(locked(work.folder))
+            held.append(lock_folder(work.folder))
         except OSError as error:
             raise ConfigError(f"{work.folder} cannot be written ({error.strerror}); name another place") from error
         for left in work.folder.glob(".vitrail-*.tmp"):
@@ -183,7 +183,7 @@ def refuse(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         )
 
 
-def locked(folder: Path) -> FileLock:
+def lock_folder(folder: Path) -> FileLock:
     """Held until it is released or this process is gone."""
     try:
         return FileLock(folder / "lock")
@@ -192,7 +192,7 @@ def locked(folder: Path) -> FileLock:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class EmbeddingJob:
     """A source in parts of `rows` samples, of which each holds whole batches."""
 
     network: Model
@@ -228,8 +228,8 @@ class Work:
             json.dumps(
                 {
                     "kind": KIND,
-                    "weights": network_hash(self.network),
-                    "pictures": contents(self.source),
+                    "weights": hash_network(self.network),
+                    "pictures": hash_images(self.source),
                     "preprocessing": self.preprocessing.to_dict(),
                     "type": self.dtype,
                     "precision": self.precision,
@@ -274,14 +274,14 @@ class Work:
             workers=workers,
             pin=world.device.type == "cuda",
         )
-        prepare, done = prepared(self.preprocessing, world.device, self.precision), 0
-        with at_rest(self.network, world.device, self.precision):
+        prepare, done = make_normaliser(self.preprocessing, world.device, self.precision), 0
+        with inference_context(self.network, world.device, self.precision):
             for number in mine:
                 size = len(self.span(number))
                 rows, bad = list[tuple[Tensor, Tensor, Tensor]](), list[UnreadableSample]()
                 for batch in itertools.islice(batches, -(-size // self.batch)):
                     moved = batch.to(world.device)
-                    rows.append((last_read(self.network, prepare(moved.pixels)).float(), batch.sample, batch.valid))
+                    rows.append((compute_features(self.network, prepare(moved.pixels)).float(), batch.sample, batch.valid))
                     bad += self.named(batch, places)
                     done += int((batch.sample >= 0).sum())
                     if tell is not None:
@@ -315,12 +315,12 @@ class Work:
         description = {"kind": KIND, "facts": dict(facts), "unreadable": told}
         write_sealed(self.path(number), {"features": stored, "samples": samples}, description)
 
-    def read(self) -> Iterator[Part]:
+    def read(self) -> Iterator[EmbeddingPart]:
         """The parts in their order, each checked."""
         for number in range(self.parts):
             found = read_weights(self.path(number))
             told = (found.description or {}).get("unreadable", [])
-            yield Part(features=found.tensors["features"], samples=found.tensors["samples"], unreadable=told)
+            yield EmbeddingPart(features=found.tensors["features"], samples=found.tensors["samples"], unreadable=told)
 
     def finish(self, facts: dict[str, Any], splits: Mapping[str, ImageDataset], origin: Mapping[str, Any]) -> None:
         """The parts as one file, which takes its name when it is whole."""
@@ -328,10 +328,10 @@ class Work:
         about = {"facts": facts, **origin, "splits": counts, "width": self.network.num_features}
         temporary = self.folder / f"joined{self.out.suffix}"  # here, so that a kill leaves nothing next to the file
         try:
-            bad = join(self.read, self.source, splits, about, temporary)
+            bad = join_parts(self.read, self.source, splits, about, temporary)
             self.listed.unlink(missing_ok=True)
             if bad:
-                lines = "".join(f"{readable(one['name'])}: {one['reason']}\n" for one in bad)
+                lines = "".join(f"{to_printable(one['name'])}: {one['reason']}\n" for one in bad)
                 inside = self.folder / "joined.unreadable"
                 write_file(inside, lines.encode())
                 os.replace(inside, self.listed)

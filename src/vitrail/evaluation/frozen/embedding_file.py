@@ -36,7 +36,7 @@ Bad = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Part:
+class EmbeddingPart:
     """Features [n, D] of samples [n], by their places in the whole, and what could not be read."""
 
     features: Tensor
@@ -45,7 +45,7 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Columns:
+class EmbeddingColumns:
     """What a file says of the images of a part."""
 
     split: list[str]
@@ -54,36 +54,36 @@ class Columns:
     label: list[str | None]
 
 
-Parts = Callable[[], Iterator[Part]]
+Parts = Callable[[], Iterator[EmbeddingPart]]
 
 
-def join(
+def join_parts(
     parts: Parts, source: ImageDataset, splits: Mapping[str, ImageDataset], about: Mapping[str, Any], path: Path
 ) -> Bad:
     """All parts in one file, with `about`. What could not be read is returned."""
     ends = np.cumsum([len(one) for one in splits.values()])
 
-    def columns(part: Part) -> Columns:
+    def columns(part: EmbeddingPart) -> EmbeddingColumns:
         places = part.samples.numpy()
         within = np.searchsorted(ends, places, side="right")
         names = list(splits)
-        return Columns(
+        return EmbeddingColumns(
             split=[names[at] for at in within.tolist()],
             sample=places - np.concatenate([[0], ends])[within],
-            name=[readable(source.name(at)) for at in places.tolist()],
-            label=[label_of(source, at) for at in places.tolist()],
+            name=[to_printable(source.name(at)) for at in places.tolist()],
+            label=[join_labels(source, at) for at in places.tolist()],
         )
 
     write = write_parquet if path.suffix == ".parquet" else write_npz
     return write(parts, columns, about, path)
 
 
-def readable(name: str) -> str:
+def to_printable(name: str) -> str:
     """A name that is text: bytes that are none are written out."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def label_of(source: ImageDataset, sample: int) -> str | None:
+def join_labels(source: ImageDataset, sample: int) -> str | None:
     return "|".join(source.classes[one] for one in source.labels[sample]) or None
 
 
@@ -91,7 +91,7 @@ def counted(pictures: int, unreadable: Bad) -> dict[str, Any]:
     return {"pictures": pictures, "unreadable": len(unreadable), "first": unreadable[:FIRST]}
 
 
-def write_parquet(parts: Parts, columns: Callable[[Part], Columns], about: Mapping[str, Any], path: Path) -> Bad:
+def write_parquet(parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColumns], about: Mapping[str, Any], path: Path) -> Bad:
     pa = arrow()
     number = pa.float16() if about["facts"]["type"] == "float16" else pa.float32()
     schema = pa.schema(
@@ -124,9 +124,9 @@ def write_parquet(parts: Parts, columns: Callable[[Part], Columns], about: Mappi
     return unreadable
 
 
-def write_npz(parts: Parts, columns: Callable[[Part], Columns], about: Mapping[str, Any], path: Path) -> Bad:
+def write_npz(parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColumns], about: Mapping[str, Any], path: Path) -> Bad:
     """Names and labels are in memory at once, features are not: their number is counted first."""
-    told, unreadable = list[Columns](), Bad()
+    told, unreadable = list[EmbeddingColumns](), Bad()
     for part in parts():
         told.append(columns(part))
         unreadable += part.unreadable
@@ -151,7 +151,7 @@ def write_npz(parts: Parts, columns: Callable[[Part], Columns], about: Mapping[s
     return unreadable
 
 
-def about_in(path: Path) -> dict[str, Any]:
+def read_description(path: Path) -> dict[str, Any]:
     """What a file of embeddings says of itself."""
     try:
         if path.suffix == ".parquet":

@@ -29,7 +29,7 @@ from vitrail.core.errors import BadImage, DataError, WeightsError, WeightsNotFou
 from vitrail.data.dataset import ImageDataset, RelabelledDataset
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.frozen.features import Extracted, Precision, extract, network_hash
+from vitrail.evaluation.frozen.features import Features, Precision, extract_features, hash_network
 
 KIND: Final = "vitrail features 1"
 LIMIT: Final = 20 << 30  # bytes of features that are kept; those of ImageNet's training set at width 768 are 3.9 GB
@@ -37,7 +37,7 @@ LOOKED_AT: Final = 256  # images of a source whose bytes go into the key
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Kept(Extracted):
+class Kept(Features):
     """`found` is whether they were there already, `kept` whether they are there now; `trouble` is what is to be told
     of the file, where anything is."""
 
@@ -46,7 +46,7 @@ class Kept(Extracted):
     trouble: str = ""
 
 
-def cached_features(
+def load_or_extract(
     network: nn.Module,
     source: ImageDataset,
     preprocessing: Preprocessing,
@@ -65,25 +65,25 @@ def cached_features(
     while isinstance(bare, RelabelledDataset):
         bare = bare.source
     if folder is None:
-        features, samples = fresh(network, bare, preprocessing, device, batches(bare), precision)
+        features, samples = extract_finite(network, bare, preprocessing, device, batches(bare), precision)
         return labelled(source, features, samples)
-    facts = facts_of(network, bare, preprocessing, torch.device(device), precision, view)
+    facts = describe_extraction(network, bare, preprocessing, torch.device(device), precision, view)
     path = folder / f"{sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}.safetensors"
     trouble = ""
     try:
-        features, samples = stored(path, facts)
-        if not any(readable(bare, sample) for sample in missing(bare, samples)):
+        features, samples = read_cache_file(path, facts)
+        if not any(is_readable(bare, sample) for sample in list_missing(bare, samples)):
             os.utime(path)  # used now
             return labelled(source, features, samples, found=True, kept=True)
     except WeightsNotFound:
         pass
     except (WeightsError, OSError) as error:
         trouble = f"kept features were damaged and are made again ({' '.join(str(error).split())})"
-    features, samples = fresh(network, bare, preprocessing, device, batches(bare), precision)
+    features, samples = extract_finite(network, bare, preprocessing, device, batches(bare), precision)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_sealed(path, {"features": features, "samples": samples}, {"kind": KIND, "facts": facts})
-        trim(folder, limit, path)
+        remove_oldest(folder, limit, path)
     except (WeightsError, OSError) as error:
         trouble = f"the features could not be kept ({' '.join(str(error).split())})"
         return labelled(source, features, samples, trouble=trouble)
@@ -103,7 +103,7 @@ def labelled(
     return Kept(features=features, labels=labels, samples=samples, found=found, kept=kept, trouble=trouble)
 
 
-def fresh(
+def extract_finite(
     network: nn.Module,
     source: ImageDataset,
     preprocessing: Preprocessing,
@@ -112,7 +112,7 @@ def fresh(
     precision: Precision,
 ) -> tuple[Tensor, Tensor]:
     """Features and samples from the network itself; a network that overflows is refused, with the first image."""
-    made = extract(network, batches, preprocessing, device, precision=precision)
+    made = extract_features(network, batches, preprocessing, device, precision=precision)
     wrong = (~made.features.isfinite()).any(1).nonzero()
     if len(wrong):
         name = source.name(int(made.samples[wrong[0, 0]]))
@@ -120,7 +120,7 @@ def fresh(
     return made.features, made.samples
 
 
-def stored(path: Path, facts: dict[str, Any]) -> tuple[Tensor, Tensor]:
+def read_cache_file(path: Path, facts: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Features and samples out of a file; any damage is one of the weights errors."""
     found = read_weights(path)
     if found.description != {"kind": KIND, "facts": facts} or set(found.tensors) != {"features", "samples"}:
@@ -128,7 +128,7 @@ def stored(path: Path, facts: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return found.tensors["features"], found.tensors["samples"]
 
 
-def facts_of(
+def describe_extraction(
     network: nn.Module,
     source: ImageDataset,
     preprocessing: Preprocessing,
@@ -138,8 +138,8 @@ def facts_of(
 ) -> dict[str, Any]:
     """All that features depend on, as plain data."""
     facts = {
-        "network": network_hash(network),
-        "pictures": contents(source),
+        "network": hash_network(network),
+        "pictures": hash_images(source),
         "preprocessing": preprocessing.to_dict(),
         "view": view,
         "read": "last layer",
@@ -150,7 +150,7 @@ def facts_of(
     return json.loads(json.dumps(facts))  # lists for tuples, as they come back
 
 
-def contents(source: ImageDataset) -> str:
+def hash_images(source: ImageDataset) -> str:
     """The source's fingerprint together with the bytes of images at even distances: where names and sizes are those
     of another set, as with raw images of one size, these are not."""
     digest = sha256(source.fingerprint.encode())
@@ -164,12 +164,12 @@ def contents(source: ImageDataset) -> str:
     return digest.hexdigest()
 
 
-def missing(source: ImageDataset, samples: Tensor) -> list[int]:
+def list_missing(source: ImageDataset, samples: Tensor) -> list[int]:
     """The places of a source of which there are no features: their images could not be read."""
     return np.setdiff1d(np.arange(len(source)), samples.numpy()).tolist()
 
 
-def readable(source: ImageDataset, sample: int) -> bool:
+def is_readable(source: ImageDataset, sample: int) -> bool:
     """Whether an image can be decoded now: a store that was away for a moment must not be remembered for ever."""
     try:
         source.open_image(sample).rgb()
@@ -178,7 +178,7 @@ def readable(source: ImageDataset, sample: int) -> bool:
     return True
 
 
-def trim(folder: Path, limit: int, newest: Path) -> None:
+def remove_oldest(folder: Path, limit: int, newest: Path) -> None:
     """Takes the files away that were used longest ago, until the rest fits; the newest one stays, whatever its size."""
     files: list[tuple[Path, os.stat_result]] = []
     for path in folder.glob("*.safetensors"):

@@ -31,7 +31,7 @@ from vitrail.models.family import to_dict
 
 
 @contextlib.contextmanager
-def at_rest(network: object, device: torch.device, precision: Precision) -> Generator[None]:
+def inference_context(network: object, device: torch.device, precision: Precision) -> Generator[None]:
     """Puts a module into evaluation mode and every part of it back as it was. A plain callable is taken as it is."""
     if precision not in get_args(Precision):
         raise unknown("precision", str(precision), get_args(Precision))
@@ -41,7 +41,7 @@ def at_rest(network: object, device: torch.device, precision: Precision) -> Gene
         yield
 
 
-def prepared(preprocessing: Preprocessing, device: torch.device, precision: Precision) -> Callable[[Tensor], Tensor]:
+def make_normaliser(preprocessing: Preprocessing, device: torch.device, precision: Precision) -> Callable[[Tensor], Tensor]:
     """`preprocessing.normalise` for bytes on the device [B, 3, H, W], with its constants sent there once."""
     mean = torch.tensor(preprocessing.mean, device=device).view(3, 1, 1)
     std = torch.tensor(preprocessing.std, device=device).view(3, 1, 1)
@@ -53,7 +53,7 @@ HELD: Final = 64  # batches whose features wait on the device before they are fe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Extracted:
+class Features:
     """Of the N images that could be read, in the order of the source, on the CPU."""
 
     features: Tensor  # float32 [N, D]
@@ -62,7 +62,7 @@ class Extracted:
 
 
 @dataclass(frozen=True, slots=True)
-class Squared:
+class SquareView:
     """The view of the reference's few-shot evaluator: to a square of 8/7 the size whatever the aspect, as TensorFlow
     resizes and cuts levels off to bytes, and out of it the centre; for 224 pixels that is 256. Normalised as the
     weights want it."""
@@ -102,11 +102,11 @@ def features(
 ) -> tuple[Tensor, Tensor]:
     """Features [N, D], float32, and labels [N] (or [N, M], filled up with -1) of all images that could be read, in
     their order, on the CPU. `read` is how a network is asked for them, where `last_read` will not do."""
-    found = extract(network, batches, preprocessing, device, precision=precision, read=read)
+    found = extract_features(network, batches, preprocessing, device, precision=precision, read=read)
     return found.features, found.labels
 
 
-def extract(
+def extract_features(
     network: nn.Module,
     batches: Iterable[Batch],
     preprocessing: Preprocessing,
@@ -114,46 +114,46 @@ def extract(
     *,
     precision: Precision = "float32",
     read: Callable[[nn.Module, Tensor], Tensor] | None = None,
-) -> Extracted:
+) -> Features:
     """As `features`, with the places of the images in their source."""
-    device, read = torch.device(device), read or last_read
-    prepare = prepared(preprocessing, device, precision)
+    device, read = torch.device(device), read or compute_features
+    prepare = make_normaliser(preprocessing, device, precision)
     held, fetched = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
-    with at_rest(network, device, precision):
+    with inference_context(network, device, precision):
         for batch in batches:
             moved = batch.to(device)
             held.append((read(network, prepare(moved.pixels)).float(), moved.target, moved.sample, moved.valid))
             if len(held) == HELD:
-                fetched, held = [*fetched, *fetch(held)], []
-    fetched += fetch(held)
+                fetched, held = [*fetched, *move_to_host(held)], []
+    fetched += move_to_host(held)
     if not sum(len(samples) for _, _, samples in fetched):
         raise DataError("there are no images to take features of, or none that can be read")
     widest = max(label.shape[-1] for _, label, _ in fetched) if fetched[0][1].ndim == 2 else 0
-    return Extracted(
+    return Features(
         features=torch.cat([y for y, _, _ in fetched]),
-        labels=torch.cat([filled(label, widest) for _, label, _ in fetched]),
+        labels=torch.cat([pad_labels(label, widest) for _, label, _ in fetched]),
         samples=torch.cat([samples for _, _, samples in fetched]),
     )
 
 
-def last_read(network: nn.Module, images: Tensor) -> Tensor:
+def compute_features(network: nn.Module, images: Tensor) -> Tensor:
     """[B, C, H, W] -> [B, D]: of a ViT the representation y, through the hidden layer where there is one (the paper's
     pre-logits); of a ResNet the pooled map."""
     return backbone(network).features(images)
 
 
-def fetch(held: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+def move_to_host(held: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
     """To the host, without the places that hold no image."""
     on_host = [tuple(tensor.cpu() for tensor in row) for row in held]
     return [tuple(tensor[valid] for tensor in row) for *row, valid in on_host]
 
 
-def filled(label: Tensor, widest: int) -> Tensor:
+def pad_labels(label: Tensor, widest: int) -> Tensor:
     """Rows of several labels, all as wide as the widest batch's."""
     return torch.nn.functional.pad(label, (0, widest - label.shape[1]), value=-1) if widest else label
 
 
-def network_hash(network: torch.nn.Module) -> str:
+def hash_network(network: torch.nn.Module) -> str:
     """Equal for equal networks: a file converted there and back, on whatever device, has the same."""
     bundle = bundle_of(network)
     found = sha256(json.dumps(to_dict(bundle.config), sort_keys=True).encode())

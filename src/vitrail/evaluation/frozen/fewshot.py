@@ -38,8 +38,8 @@ from torch.nn import functional as F
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.labels import Labels
 from vitrail.data.splits import few_shot, first_shots
-from vitrail.evaluation.metrics.accuracy import tally
-from vitrail.evaluation.metrics.intervals import Interval, wilson
+from vitrail.evaluation.metrics.accuracy import score_predictions
+from vitrail.evaluation.metrics.intervals import Interval, wilson_interval
 
 PENALTY: Final = 1024.0
 PENALTIES: Final = tuple(2.0**power for power in range(-10, 20))  # of the sweep variant
@@ -50,7 +50,7 @@ BLOCK: Final = 192  # columns of a Gram matrix at a time; narrower ones save mor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Classifier:
+class RidgeClassifier:
     """Whitening by mean and std [D], and weights [D + 1, K], the last row for the constant. float64."""
 
     mean: Tensor
@@ -59,7 +59,7 @@ class Classifier:
 
     def scores(self, features: Tensor) -> Tensor:
         """[N, D] -> [N, K], near 1 for yes and -1 for no."""
-        return beside_constant((features.double() - self.mean) / self.std) @ self.weight
+        return append_constant((features.double() - self.mean) / self.std) @ self.weight
 
     def predict(self, features: Tensor) -> Tensor:
         """Class numbers [N]."""
@@ -67,12 +67,12 @@ class Classifier:
 
     def accuracy(self, features: Tensor, labels: Tensor) -> float:
         """The share of right answers; of several labels [N, M], any one is right, and a sample without one is out."""
-        right, count = tally(self.predict(features), labels)
+        right, count = score_predictions(self.predict(features), labels)
         return right / count
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decomposed:
+class RidgeDecomposition:
     """All of the solution but the penalty: A [D + 1, m], Λ [m] and B [m, K]."""
 
     mean: Tensor
@@ -81,32 +81,32 @@ class Decomposed:
     eigenvalues: Tensor
     b: Tensor
 
-    def classifier(self, penalty: float) -> Classifier:
+    def classifier(self, penalty: float) -> RidgeClassifier:
         if not penalty > 0:
             raise ConfigError(f"penalty={penalty} must be above 0")
-        return Classifier(self.mean, self.std, self.a @ (self.b / (self.eigenvalues + penalty)[:, None]))
+        return RidgeClassifier(self.mean, self.std, self.a @ (self.b / (self.eigenvalues + penalty)[:, None]))
 
 
-def ridge(features: Tensor, labels: Tensor, classes: int, penalty: float = PENALTY) -> Classifier:
+def fit_ridge(features: Tensor, labels: Tensor, classes: int, penalty: float = PENALTY) -> RidgeClassifier:
     """The classifier of features [n, D] and labels [n], whatever n, for one penalty: by Cholesky."""
     if not penalty > 0:
         raise ConfigError(f"penalty={penalty} must be above 0")
-    mean, std, x = whitened(features, labels, classes)
-    solve = by_features if x.shape[0] >= x.shape[1] else by_samples
-    return Classifier(mean, std, solve(x, labels, classes, penalty))
+    mean, std, x = whiten(features, labels, classes)
+    solve = solve_by_features if x.shape[0] >= x.shape[1] else solve_by_samples
+    return RidgeClassifier(mean, std, solve(x, labels, classes, penalty))
 
 
-def by_features(x: Tensor, labels: Tensor, classes: int, penalty: float) -> Tensor:
+def solve_by_features(x: Tensor, labels: Tensor, classes: int, penalty: float) -> Tensor:
     """W [d, K] = (XᵀX + λI)⁻¹ XᵀY."""
-    return torch.cholesky_solve(target_sums(x, labels, classes), factor(gram(x), penalty), upper=True)
+    return torch.cholesky_solve(sum_targets(x, labels, classes), factorise(compute_gram(x), penalty), upper=True)
 
 
-def by_samples(x: Tensor, labels: Tensor, classes: int, penalty: float) -> Tensor:
+def solve_by_samples(x: Tensor, labels: Tensor, classes: int, penalty: float) -> Tensor:
     """W [d, K] = Xᵀ (XXᵀ + λI)⁻¹ Y."""
-    return x.T @ torch.cholesky_solve(targets(labels, classes), factor(gram(x.T), penalty), upper=True)
+    return x.T @ torch.cholesky_solve(encode_targets(labels, classes), factorise(compute_gram(x.T), penalty), upper=True)
 
 
-def factor(upper: Tensor, penalty: float) -> Tensor:
+def factorise(upper: Tensor, penalty: float) -> Tensor:
     """The upper Cholesky factor of a Gram matrix with the penalty on its diagonal; of both the upper half counts."""
     upper.diagonal().add_(penalty)
     found, failed = torch.linalg.cholesky_ex(upper, upper=True)
@@ -115,20 +115,20 @@ def factor(upper: Tensor, penalty: float) -> Tensor:
     return found
 
 
-def decompose(features: Tensor, labels: Tensor, classes: int) -> Decomposed:
+def decompose(features: Tensor, labels: Tensor, classes: int) -> RidgeDecomposition:
     """Features [n, D] and labels [n], or the truth [n, K] where samples may have several: whitened, set next to the
     constant, and taken apart for any penalty."""
-    mean, std, x = whitened(features, labels, classes)
+    mean, std, x = whiten(features, labels, classes)
     if x.shape[0] >= x.shape[1]:
-        eigenvalues, q = torch.linalg.eigh(gram(x), UPLO="U")
-        a, b = q, q.T @ target_sums(x, labels, classes)
+        eigenvalues, q = torch.linalg.eigh(compute_gram(x), UPLO="U")
+        a, b = q, q.T @ sum_targets(x, labels, classes)
     else:
-        eigenvalues, q = torch.linalg.eigh(gram(x.T), UPLO="U")
-        a, b = x.T @ q, q.T @ targets(labels, classes)
-    return Decomposed(mean, std, a, eigenvalues.clamp(min=0), b)  # rounding may leave one a little below
+        eigenvalues, q = torch.linalg.eigh(compute_gram(x.T), UPLO="U")
+        a, b = x.T @ q, q.T @ encode_targets(labels, classes)
+    return RidgeDecomposition(mean, std, a, eigenvalues.clamp(min=0), b)  # rounding may leave one a little below
 
 
-def whitened(
+def whiten(
     features: Tensor, labels: Tensor, classes: int, constant: float = CONSTANT
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and std [D] of the features, and X [n, D + 1]: whitened, next to the constant."""
@@ -150,7 +150,7 @@ def whitened(
     return mean, std, x
 
 
-def gram(x: Tensor) -> Tensor:
+def compute_gram(x: Tensor) -> Tensor:
     """The upper half of XᵀX [d, d], which is all that is read of it; below the diagonal blocks there are zeros."""
     found = x.new_zeros(x.shape[1], x.shape[1])
     for start in range(0, x.shape[1], BLOCK):
@@ -158,22 +158,22 @@ def gram(x: Tensor) -> Tensor:
     return found
 
 
-def targets(labels: Tensor, classes: int) -> Tensor:
+def encode_targets(labels: Tensor, classes: int) -> Tensor:
     """Y [n, K]."""
     if labels.ndim == 2:
         return 2.0 * labels.double() - 1.0
     return 2.0 * F.one_hot(labels.long(), classes).double() - 1.0
 
 
-def target_sums(x: Tensor, labels: Tensor, classes: int) -> Tensor:
+def sum_targets(x: Tensor, labels: Tensor, classes: int) -> Tensor:
     """XᵀY [d, K], without Y where every sample has one class."""
     if labels.ndim == 2:
-        return x.T @ targets(labels, classes)
+        return x.T @ encode_targets(labels, classes)
     sums = x.new_zeros(classes, x.shape[1]).index_add_(0, labels.long(), x)
     return 2.0 * sums.T - sums.sum(0)[:, None]
 
 
-def fewshot(
+def score_few_shot(
     train_features: Tensor,
     train_labels: Tensor,
     test_features: Tensor,
@@ -184,15 +184,15 @@ def fewshot(
     penalty: float = PENALTY,
 ) -> list[float]:
     """The test accuracy for each seed's draw of `shots` training samples a class, as the reference draws them."""
-    pool, accuracies = one_label(train_labels), list[float]()
+    pool, accuracies = require_single_labels(train_labels), list[float]()
     for seed in seeds:
         drawn = torch.from_numpy(few_shot(pool, classes, shots, seed=seed))
-        made = ridge(train_features[drawn], train_labels[drawn], classes, penalty)
+        made = fit_ridge(train_features[drawn], train_labels[drawn], classes, penalty)
         accuracies.append(made.accuracy(test_features, test_labels))
     return accuracies
 
 
-def fewshot_sweep(
+def sweep_penalties(
     train_features: Tensor,
     train_labels: Tensor,
     test_features: Tensor,
@@ -203,12 +203,12 @@ def fewshot_sweep(
 ) -> dict[float, float]:
     """The sweep variant, nearer to the paper's time: the first `shots` samples of each class, and the test accuracy of
     every penalty. Over several sets the penalty of the best mean rank is the one to take for all."""
-    drawn = torch.from_numpy(first_shots(one_label(train_labels), classes, shots))
+    drawn = torch.from_numpy(first_shots(require_single_labels(train_labels), classes, shots))
     parts = decompose(train_features[drawn], train_labels[drawn], classes)
     return {penalty: parts.classifier(penalty).accuracy(test_features, test_labels) for penalty in penalties}
 
 
-def best_penalty(tables: Sequence[Mapping[float, float]]) -> float:
+def choose_penalty(tables: Sequence[Mapping[float, float]]) -> float:
     """The one penalty for several sets, each with its accuracy by penalty: that of the best mean rank. Equal accuracies
     share their rank; of equal mean ranks the larger penalty is taken."""
     penalties = sorted(tables[0])
@@ -218,18 +218,18 @@ def best_penalty(tables: Sequence[Mapping[float, float]]) -> float:
     return penalties[int(np.flatnonzero(ranks == ranks.max())[-1])]
 
 
-def interval(accuracies: Sequence[float], count: int) -> Interval:
+def estimate_interval(accuracies: Sequence[float], count: int) -> Interval:
     """In which the mean over draws would lie for other draws and other test images, in 95 of 100 cases: Student's
     interval over the draws (of one draw nothing is known) and Wilson's over `count` images, added as squares."""
     mean = statistics.fmean(accuracies)
-    low, high = wilson(round(mean * count), count)
+    low, high = wilson_interval(round(mean * count), count)
     over = 0.0
     if len(accuracies) > 1:
-        over = student(len(accuracies) - 1) * statistics.stdev(accuracies) / math.sqrt(len(accuracies))
+        over = student_quantile(len(accuracies) - 1) * statistics.stdev(accuracies) / math.sqrt(len(accuracies))
     return Interval(max(mean - math.hypot(mean - low, over), 0.0), min(mean + math.hypot(high - mean, over), 1.0))
 
 
-def student(freedom: int) -> float:
+def student_quantile(freedom: int) -> float:
     """The 97.5 % point of Student's t: exact to a hundredth, by expansion around the normal one where it converges."""
     known = (12.706, 4.303, 3.182, 2.776)
     if freedom <= len(known):
@@ -241,12 +241,12 @@ def student(freedom: int) -> float:
     return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
-def one_label(labels: Tensor) -> Labels:
+def require_single_labels(labels: Tensor) -> Labels:
     if labels.ndim != 1:
         raise BadLabels("a few-shot draw needs one label a sample")
     return Labels(labels.cpu().numpy())
 
 
-def beside_constant(features: Tensor) -> Tensor:
+def append_constant(features: Tensor) -> Tensor:
     """[N, D] -> [N, D + 1]."""
     return F.pad(features, (0, 1), value=CONSTANT)

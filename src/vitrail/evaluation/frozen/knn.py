@@ -24,7 +24,7 @@ from vitrail.data.labels import Labels
 from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.distributed.process_group import widest_float
 from vitrail.evaluation.defaults import TEMPERATURE
-from vitrail.evaluation.metrics.accuracy import single, tally
+from vitrail.evaluation.metrics.accuracy import keep_single_labels, score_predictions
 
 TESTED: Final = 1024  # test samples at a time ...
 COMPARED: Final = 8192  # ... with training samples at a time: 64 MiB of similarities
@@ -56,11 +56,11 @@ def find_nearest(
         raise ConfigError(f"k={k} neighbours of {len(train):,} samples: between 1 and {len(train)} can be asked for")
     # Rounded to float32 from float64, so that copies of a sample are equally similar wherever they stand.
     exact = widest_float(torch.device(device))
-    rows = [neighbours(train, part.to(device, exact), k, compared) for part in test.split(tested)]
+    rows = [compare_block(train, part.to(device, exact), k, compared) for part in test.split(tested)]
     return Neighbours(torch.cat([row.similarity for row in rows]), torch.cat([row.index for row in rows]))
 
 
-def neighbours(train: Tensor, queries: Tensor, k: int, compared: int) -> Neighbours:
+def compare_block(train: Tensor, queries: Tensor, k: int, compared: int) -> Neighbours:
     """Of a block of queries [B, D]: the best so far, and one block of training samples after the other against them."""
     queries = F.normalize(queries, dim=1)
     best = queries.new_zeros((len(queries), 0), dtype=torch.float32)
@@ -71,12 +71,12 @@ def neighbours(train: Tensor, queries: Tensor, k: int, compared: int) -> Neighbo
         best = torch.cat([best, (queries @ block.T).float()], 1)
         here = torch.arange(start, start + len(block), device=queries.device).expand(len(queries), -1)
         index = torch.cat([index, here], 1)
-        place = first_largest(best, min(k, best.shape[1]))
+        place = rank_stably(best, min(k, best.shape[1]))
         best, index = best.gather(1, place), index.gather(1, place)
     return Neighbours(best.cpu(), index.cpu())
 
 
-def first_largest(values: Tensor, k: int) -> Tensor:
+def rank_stably(values: Tensor, k: int) -> Tensor:
     """The places [B, k] of the largest values of each row, in descending order, the first of equal ones first; `topk`
     alone leaves open which of equal ones it takes."""
     found, place = values.topk(k, dim=1)
@@ -88,7 +88,7 @@ def first_largest(values: Tensor, k: int) -> Tensor:
     return place.gather(1, order)
 
 
-def classify(near: Neighbours, labels: Tensor, classes: int, k: int, temperature: float | None = TEMPERATURE) -> Tensor:
+def vote_classes(near: Neighbours, labels: Tensor, classes: int, k: int, temperature: float | None = TEMPERATURE) -> Tensor:
     """Class numbers [N] by the votes of the first k neighbours, whose labels are among `labels` [n]. Without a
     temperature each has one vote."""
     if not 1 <= k <= near.index.shape[1]:
@@ -96,10 +96,10 @@ def classify(near: Neighbours, labels: Tensor, classes: int, k: int, temperature
     if temperature is not None and not temperature > 0:
         raise ConfigError(f"temperature={temperature} must be above 0")
     rows = zip(near.similarity[:, :k].split(TESTED), near.index[:, :k].split(TESTED), strict=True)
-    return torch.cat([elected(similar, labels[index], classes, temperature) for similar, index in rows])
+    return torch.cat([count_votes(similar, labels[index], classes, temperature) for similar, index in rows])
 
 
-def elected(similarity: Tensor, labels: Tensor, classes: int, temperature: float | None) -> Tensor:
+def count_votes(similarity: Tensor, labels: Tensor, classes: int, temperature: float | None) -> Tensor:
     votes = torch.ones_like(similarity, dtype=torch.float64)
     if temperature is not None:
         exact = similarity.double()
@@ -130,48 +130,48 @@ class Neighbour:
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class SampleNeighbours:
     """A sample and those it is nearest to, nearest first."""
 
     sample: int
     neighbours: tuple[Neighbour, ...]
 
 
-def vote(train: Frozen, test: Frozen, classes: int, *, device: torch.device | str = "cpu") -> tuple[int, int] | None:
+def score_vote(train: Frozen, test: Frozen, classes: int, *, device: torch.device | str = "cpu") -> tuple[int, int] | None:
     """How many test images the vote of the 20 nearest training images says right, and of how many with a label;
     none where there are no labels on either side. A training image with several labels has no vote."""
-    labels = single(train.labels)
+    labels = keep_single_labels(train.labels)
     known = labels >= 0
     if not classes or not known.any() or not (test.labels >= 0).any():
         return None
     voters = min(VOTERS, int(known.sum()))
     near = find_nearest(train.features[known], test.features, voters, device=device)
-    return tally(classify(near, labels[known], classes, voters), test.labels)
+    return score_predictions(vote_classes(near, labels[known], classes, voters), test.labels)
 
 
-def company(queries: Frozen, train: Frozen, *, itself: bool = False, count: int = SHOWN) -> tuple[Company, ...]:
+def find_similar_samples(queries: Frozen, train: Frozen, *, itself: bool = False, count: int = SHOWN) -> tuple[SampleNeighbours, ...]:
     """The nearest training images of each query. With `itself` the queries are training images, too, and an image
     is not a neighbour of its own."""
     most = min(count + itself, len(train.samples))
     near = find_nearest(train.features, queries.features, most)
-    found: list[Company] = []
+    found: list[SampleNeighbours] = []
     for at, sample in enumerate(queries.samples.tolist()):
         others = [
-            Neighbour(int(train.samples[index]), similarity, same(queries.labels[at], train.labels[index]))
+            Neighbour(int(train.samples[index]), similarity, share_label(queries.labels[at], train.labels[index]))
             for index, similarity in zip(near.index[at].tolist(), near.similarity[at].tolist(), strict=True)
             if not (itself and int(train.samples[index]) == sample)
         ]
-        found.append(Company(sample, tuple(others[:count])))
+        found.append(SampleNeighbours(sample, tuple(others[:count])))
     return tuple(found)
 
 
-def same(one: Tensor, other: Tensor) -> bool | None:
+def share_label(one: Tensor, other: Tensor) -> bool | None:
     """Whether two samples share a label."""
     left, right = ({label for label in row.reshape(-1).tolist() if label >= 0} for row in (one, other))
     return bool(left & right) if left and right else None
 
 
-def to_show(labels: Labels, count: int) -> NDArray[np.int64]:
+def pick_samples(labels: Labels, count: int) -> NDArray[np.int64]:
     """Some samples to look at, always the same ones: by lot, each of another class as far as there are classes."""
     order = np.argsort(hash_keys(hash_word("shown"), np.arange(len(labels))), kind="stable")
     seen, first, later = set[int](), list[int](), list[int]()

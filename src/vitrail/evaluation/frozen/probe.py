@@ -21,8 +21,8 @@ from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.labels import Labels
 from vitrail.data.splits import stratified
 from vitrail.evaluation.defaults import ITERATIONS
-from vitrail.evaluation.frozen.fewshot import whitened
-from vitrail.evaluation.metrics.accuracy import tally
+from vitrail.evaluation.frozen.fewshot import whiten
+from vitrail.evaluation.metrics.accuracy import score_predictions
 
 PENALTIES: Final = tuple(10.0**power for power in range(1, -7, -1))  # strong to weak: each starts from the one before
 TOLERANCE: Final = 1e-6  # of the largest entry of the gradient
@@ -33,7 +33,7 @@ DEV: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Probe:
+class LinearProbe:
     """Whitening by mean and std [D], weights [D, K] and bias [K], float64; and how the search for them ended."""
 
     mean: Tensor
@@ -64,22 +64,22 @@ class Probe:
         return sum(float(F.cross_entropy(self.scores(x), y, reduction="sum")) for x, y in parts) / len(labels)
 
 
-def probe(
+def fit_probe(
     features: Tensor,
     labels: Tensor,
     classes: int,
     penalty: float,
     *,
-    start: Probe | None = None,
+    start: LinearProbe | None = None,
     tolerance: float = TOLERANCE,
     iterations: int = ITERATIONS,
-) -> Probe:
+) -> LinearProbe:
     """The probe of features [n, D] and labels [n] for one penalty, from zero or from another probe on."""
     if not penalty > 0:
         raise ConfigError(f"penalty={penalty} must be above 0")
     if iterations < 1:
         raise ConfigError(f"iterations={iterations} must be at least 1")
-    mean, std, x = whitened(features, labels, classes, constant=1.0)
+    mean, std, x = whiten(features, labels, classes, constant=1.0)
     at = x.new_zeros(x.shape[1], classes)  # the last row, of the constant, is the bias
     if start is not None:
         at.copy_(torch.cat([start.weight, start.bias[None]]))
@@ -95,13 +95,13 @@ def probe(
     )
 
     def closure() -> float:
-        loss, at.grad = objective(x, labels, at.detach(), penalty)
+        loss, at.grad = compute_gradient(x, labels, at.detach(), penalty)
         return loss
 
     optimiser.step(closure)
     final = at.detach()
-    loss, gradient = objective(x, labels, final, penalty)
-    return Probe(
+    loss, gradient = compute_gradient(x, labels, final, penalty)
+    return LinearProbe(
         mean=mean,
         std=std,
         weight=final[:-1].clone(),
@@ -114,7 +114,7 @@ def probe(
     )
 
 
-def objective(x: Tensor, labels: Tensor, at: Tensor, penalty: float) -> tuple[float, Tensor]:
+def compute_gradient(x: Tensor, labels: Tensor, at: Tensor, penalty: float) -> tuple[float, Tensor]:
     """The loss and its gradient [D + 1, K]; the last row, the bias, is not penalised. The gradient of cross-entropy is
     that of the scores, probabilities less the one-hot label, so it is written down here and no graph is kept."""
     gradient, loss = torch.zeros_like(at), 0.0
@@ -129,7 +129,7 @@ def objective(x: Tensor, labels: Tensor, at: Tensor, penalty: float) -> tuple[fl
     return loss / len(x) + penalty / 2 * float(at[:-1].square().sum()), gradient
 
 
-def search(
+def search_penalty(
     features: Tensor, labels: Tensor, classes: int, penalties: Sequence[float] = PENALTIES, *, dev: float = DEV
 ) -> tuple[float, dict[float, float]]:
     """The penalty that does best on a part of the training samples, held out of every class alike, and the accuracy
@@ -141,8 +141,8 @@ def search(
         raise BadLabels(f"{len(labels)} samples are too few to hold some out and find a penalty; give one: --penalty")
     found, last = dict[float, tuple[int, float]](), None
     for penalty in sorted(penalties, reverse=True):
-        last = probe(features[rest], labels[rest], classes, penalty, start=last, tolerance=ROUGH)
-        right, _ = tally(last.top(features[held], 1), labels[held])
+        last = fit_probe(features[rest], labels[rest], classes, penalty, start=last, tolerance=ROUGH)
+        right, _ = score_predictions(last.top(features[held], 1), labels[held])
         found[penalty] = (right, -last.loss_on(features[held], labels[held]))
     best = max(found, key=lambda penalty: found[penalty])
     return best, {penalty: right / len(held) for penalty, (right, _) in found.items()}

@@ -39,7 +39,7 @@ from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.labels import Labels
 from vitrail.data.splits import stratified
 from vitrail.evaluation.defaults import SHARE
-from vitrail.evaluation.frozen.fewshot import CONSTANT, PENALTIES, PENALTY, ROWS, Classifier, decompose
+from vitrail.evaluation.frozen.fewshot import CONSTANT, PENALTIES, PENALTY, ROWS, RidgeClassifier, decompose
 from vitrail.evaluation.metrics.accuracy import count_right
 
 HELD: Final = 200  # answers to choose by, for which small sets are drawn from several times
@@ -50,7 +50,7 @@ CLEAR: Final = 0.9  # the probability of an answer like the targets themselves, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class HeldOutCounts:
     """What the images held out said: right answers, of how many, in how many draws, and accuracy by penalty."""
 
     right: int
@@ -64,7 +64,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Head:
+class RidgeHead:
     """A linear layer, weight [K, D] and bias [K] in float32, from features to logits. `held` is none where there were
     too few images to hold any out: then penalty and scale are the usual ones, and probabilities mean little."""
 
@@ -72,7 +72,7 @@ class Head:
     bias: Tensor
     penalty: float
     scale: float
-    held: Held | None
+    held: HeldOutCounts | None
 
     def logits(self, features: Tensor) -> Tensor:
         """[N, D] -> [N, K]."""
@@ -86,7 +86,7 @@ class Head:
 
 def fit_head(
     features: Tensor, labels: Tensor, classes: int, *, penalty: float | None = None, share: float = SHARE
-) -> Head:
+) -> RidgeHead:
     """The head of features [n, D] and labels [n]. With a `penalty` that one is taken; `share` is held out of every
     class to choose it and the scale, at least about one image a class."""
     if classes < 2:
@@ -111,7 +111,7 @@ def fit_head(
         likely[one] = (loss(scale, scores, truth), scale)
     taken = min(reversed(best), key=lambda one: likely[one][0])
     count = len(truth)
-    held = Held(
+    held = HeldOutCounts(
         right=right[taken], count=count, draws=len(parts), by_penalty={one: hit / count for one, hit in right.items()}
     )
     return folded(decompose(features, labels, classes).classifier(taken), likely[taken][1], taken, held)
@@ -136,7 +136,7 @@ def draws(labels: Tensor, classes: int, share: float) -> list[tuple[Tensor, Tens
     return found
 
 
-def hits(made: Classifier, features: Tensor, labels: Tensor, held: Tensor) -> int:
+def hits(made: RidgeClassifier, features: Tensor, labels: Tensor, held: Tensor) -> int:
     return count_right(made.predict(features[held]), labels[held])[0]
 
 
@@ -166,11 +166,11 @@ def expected(scores: Tensor, labels: Tensor) -> Tensor:
     return (1 - doubt) * own + doubt * (scores.sum(-1) - own) / (scores.shape[1] - 1)
 
 
-def folded(made: Classifier, scale: float, penalty: float, held: Held | None) -> Head:
+def folded(made: RidgeClassifier, scale: float, penalty: float, held: HeldOutCounts | None) -> RidgeHead:
     """Whitening, constant and scale in one linear layer."""
     weight = (scale * made.weight[:-1] / made.std[:, None]).T.float()
     bias = scale * CONSTANT * made.weight[-1] - weight.double() @ made.mean
-    return Head(weight=weight.contiguous(), bias=bias.float(), penalty=penalty, scale=scale, held=held)
+    return RidgeHead(weight=weight.contiguous(), bias=bias.float(), penalty=penalty, scale=scale, held=held)
 
 
 FEWEST: Final = 4  # samples, below which none are held out
@@ -178,16 +178,16 @@ STEPS: Final = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LabelHead:
+class MultiLabelHead:
     """The layer, and what it said to the samples held out: scores [M, K] in [0, 1] and the truth; in how many draws."""
 
-    head: Head
+    head: RidgeHead
     scores: NDArray[np.float32]
     truth: NDArray[np.bool_]
     draws: int
 
 
-def fit_label_head(features: Tensor, truth: Tensor, *, penalty: float | None = None, share: float = SHARE) -> LabelHead:
+def fit_multi_label_head(features: Tensor, truth: Tensor, *, penalty: float | None = None, share: float = SHARE) -> MultiLabelHead:
     """The head of features [n, D] and truth [n, K] as booleans."""
     count, classes = truth.shape
     if not truth.any():
@@ -196,7 +196,7 @@ def fit_label_head(features: Tensor, truth: Tensor, *, penalty: float | None = N
     if not parts:
         taken = PENALTY if penalty is None else penalty
         head = folded(decompose(features, truth, classes).classifier(taken), math.log(CLEAR / (1 - CLEAR)), taken, None)
-        return LabelHead(
+        return MultiLabelHead(
             head=head, scores=np.zeros((0, classes), np.float32), truth=np.zeros((0, classes), bool), draws=0
         )
     known = torch.cat([truth[held] for held, _ in parts])
@@ -209,7 +209,7 @@ def fit_label_head(features: Tensor, truth: Tensor, *, penalty: float | None = N
     assert best is not None
     _, taken, slope, offset, scores = best
     head = folded(decompose(features, truth, classes).classifier(taken), slope, taken, None)
-    return LabelHead(
+    return MultiLabelHead(
         head=replace(head, bias=head.bias + offset),
         scores=(slope * scores + offset).sigmoid().float().numpy(),
         truth=known.numpy(),

@@ -30,7 +30,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.mixup_cutmix import one_hot
 from vitrail.distributed.process_group import widest_float
 from vitrail.evaluation.frozen.features import Precision
-from vitrail.evaluation.metrics.metric import Criterion, Together, score_batches
+from vitrail.evaluation.metrics.metric import Criterion, SupportsAllReduce, score_batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -90,7 +90,7 @@ TOP: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScoredSample:
     """What a network said to one sample; `probability` is that of the class it said."""
 
     sample: int
@@ -101,7 +101,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Score:
+class ClassificationScore:
     """Of all samples that have a label and could be read. `correct5` is there for more than five classes. The confusion
     matrix [K, K] has true classes as rows. `best` are the surest right answers, `worst` those of the largest loss."""
 
@@ -115,8 +115,8 @@ class Score:
         Criterion(name="loss", larger=False, rounding=1e-6),
     )
     confusion: NDArray[np.int64] | None = None
-    best: tuple[Answer, ...] = ()
-    worst: tuple[Answer, ...] = ()
+    best: tuple[ScoredSample, ...] = ()
+    worst: tuple[ScoredSample, ...] = ()
 
     @property
     def accuracy(self) -> float:
@@ -138,10 +138,10 @@ def evaluate(
     *,
     classes: int,
     device: torch.device | str,
-    world: Together | None = None,
+    world: SupportsAllReduce | None = None,
     precision: Precision = "float32",
     extremes: int = 0,
-) -> Score:
+) -> ClassificationScore:
     """The score of a network, compiled, wrapped or plain, over batches of `sweep`. With a `world` each process brings
     its part of them, and all get the score of the whole. `extremes` answers are kept of the best and of the worst."""
     metric = ClassificationMetric(classes, torch.device(device), extremes)
@@ -158,7 +158,7 @@ class ClassificationMetric:
         self.counts = torch.zeros(4, dtype=torch.int64, device=device)  # count, correct, correct5, unreadable
         cells = classes**2 if classes <= CONFUSION else 0
         self.cells = torch.zeros(cells, dtype=torch.int64, device=device)
-        self.best, self.worst = Extremes(extremes, exact, device), Extremes(extremes, exact, device)
+        self.best, self.worst = TopSamples(extremes, exact, device), TopSamples(extremes, exact, device)
 
     def update(self, outputs: Tensor, batch: Batch) -> None:
         """One batch's logits [B, K]; places without an image or a label count for nothing."""
@@ -166,7 +166,7 @@ class ClassificationMetric:
         logs = logits.log_softmax(-1)
         sure, predicted = logs.max(-1)
         top = logits.topk(TOP).indices if self.classes > TOP else predicted[:, None]  # [B, 5]
-        found = judge_predictions(sound_only(predicted, logs), sound_only(top, logs), batch.target)
+        found = judge_predictions(mask_nan(predicted, logs), mask_nan(top, logs), batch.target)
         counted = batch.valid & found.labelled
         losses, truth = cross_entropies(logs, batch.target), found.truth.clamp(min=0)
         absent = ~batch.valid & (batch.sample >= 0)
@@ -182,14 +182,14 @@ class ClassificationMetric:
             self.best.add(surest.nan_to_num(-torch.inf, neginf=-torch.inf), *answers)
             self.worst.add(torch.where(counted, losses.nan_to_num(torch.inf, torch.inf), -torch.inf), *answers)
 
-    def merge(self, world: Together) -> None:
+    def merge(self, world: SupportsAllReduce) -> None:
         for sums in (self.loss, self.counts, self.cells):
             if len(sums):
                 world.sum_(sums)
         self.best.share(world)
         self.worst.share(world)
 
-    def result(self) -> Score:
+    def result(self) -> ClassificationScore:
         count, correct, correct5, unreadable = (int(value) for value in self.counts.tolist())
         if not count:
             raise DataError(
@@ -197,7 +197,7 @@ class ClassificationMetric:
                 "label; choose another split"
             )
         cells = self.cells.view(self.classes, self.classes).cpu().numpy() if len(self.cells) else None
-        return Score(
+        return ClassificationScore(
             count=count,
             correct=correct,
             correct5=correct5 if self.classes > TOP else None,
@@ -216,14 +216,14 @@ def check_logits(outputs: Tensor, batch: Batch, classes: int) -> Tensor:
     return outputs.float()
 
 
-def sound_only(predicted: Tensor, logs: Tensor) -> Tensor:
+def mask_nan(predicted: Tensor, logs: Tensor) -> Tensor:
     """Predictions [B] or [B, T], -1 where the log-probabilities [B, K] are not numbers: one such logit makes all of its
     row so."""
     sound = ~logs[:, 0].isnan()
     return torch.where(sound if predicted.ndim == 1 else sound[:, None], predicted, -1)
 
 
-class Extremes:
+class TopSamples:
     """The answers with the largest keys so far. Of equal keys the earlier sample stays, so that a set of images has
     one answer, whatever the batch."""
 
@@ -246,7 +246,7 @@ class Extremes:
         order = order[keys[order].argsort(descending=True, stable=True)][: self.most]
         self.keys, self.names, self.values = keys[order], names[order], values[order]
 
-    def share(self, world: Together) -> None:
+    def share(self, world: SupportsAllReduce) -> None:
         """Those of all processes: each lays its own into its place of a table that is then summed."""
         if not self.most:
             return
@@ -258,16 +258,16 @@ class Extremes:
             tables.append(table.flatten(0, 1))
         self.take(*tables)
 
-    def read(self) -> tuple[Answer, ...]:
+    def read(self) -> tuple[ScoredSample, ...]:
         rows = zip(self.keys.tolist(), self.names.tolist(), self.values.tolist(), strict=True)
         return tuple(
-            Answer(sample, label, predicted, probability, loss)
+            ScoredSample(sample, label, predicted, probability, loss)
             for key, (sample, label, predicted), (probability, loss) in rows
             if key > -torch.inf
         )
 
 
-def tally(predicted: Tensor, labels: Tensor) -> tuple[int, int]:
+def score_predictions(predicted: Tensor, labels: Tensor) -> tuple[int, int]:
     """Right answers, and how many samples they are of. `predicted` is [N], or [N, T] where any of T guesses may be
     right. Of several labels any one is right, and a sample without one is out."""
     right, count = count_right(predicted, labels)
@@ -276,14 +276,14 @@ def tally(predicted: Tensor, labels: Tensor) -> tuple[int, int]:
     return right, count
 
 
-def single(labels: Tensor) -> Tensor:
+def keep_single_labels(labels: Tensor) -> Tensor:
     """[N], -1 where a sample has no label or several: a classifier is made from those that are of one class."""
     if labels.ndim == 1:
         return labels
     return torch.where((labels >= 0).sum(1) == 1, labels.amax(1), -1)
 
 
-def labelled(labels: Labels, classes: int) -> NDArray[np.int64]:
+def count_single_labels(labels: Labels, classes: int) -> NDArray[np.int64]:
     """How many samples of a source have this class alone, for every class [K]."""
     if labels.starts is None:
         return labels.counts(classes)

@@ -36,7 +36,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson(right: int, count: int, confidence: float = CONFIDENCE) -> Interval:
+def wilson_interval(right: int, count: int, confidence: float = CONFIDENCE) -> Interval:
     """Of a share, after Wilson (1927): stays within 0 and 1, and says something of a single image, too."""
     if not 0 <= right <= count or not count:
         raise ConfigError(f"{right} of {count} is not a share")
@@ -72,10 +72,10 @@ def bootstrap(
             for _ in range(resamples)
         ]
     )
-    return [corrected(column, value, confidence) for column, value in zip(drawn.T, estimates.tolist(), strict=True)]
+    return [correct_bias(column, value, confidence) for column, value in zip(drawn.T, estimates.tolist(), strict=True)]
 
 
-def corrected(drawn: Floats, estimate: float, confidence: float) -> Interval | None:
+def correct_bias(drawn: Floats, estimate: float, confidence: float) -> Interval | None:
     """The bias-corrected percentiles of a statistic's resamples. It always holds the estimate."""
     if not (math.isfinite(estimate) and np.isfinite(drawn).all()):
         return None

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.frozen.features import Precision, at_rest, prepared
+from vitrail.evaluation.frozen.features import Precision, inference_context, make_normaliser
 
 ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
-class Together(Protocol):
+class SupportsAllReduce(Protocol):
     """The processes that sweep a split between them, as `vitrail.distributed` has them."""
 
     @property
@@ -40,7 +40,7 @@ class Metric(Protocol[ResultT_co]):
         count for nothing."""
         ...
 
-    def merge(self, world: Together, /) -> None:
+    def merge(self, world: SupportsAllReduce, /) -> None:
         """Adds up what all processes counted; each then has the whole."""
         ...
 
@@ -81,15 +81,15 @@ def score_batches(
     metric: Metric[ResultT],
     *,
     device: torch.device | str,
-    world: Together | None = None,
+    world: SupportsAllReduce | None = None,
     precision: Precision = "float32",
     progress: Callable[[int], None] | None = None,
 ) -> ResultT:
     """The result of a network, compiled, wrapped or plain, over batches of `sweep`. With a `world` each process brings
     its part of them, and all get the result of the whole. `progress` is called with the number of samples so far."""
     device = torch.device(device)
-    prepare, done = prepared(preprocessing, device, precision), 0
-    with at_rest(network, device, precision):
+    prepare, done = make_normaliser(preprocessing, device, precision), 0
+    with inference_context(network, device, precision):
         for batch in batches:
             moved = batch.to(device)
             metric.update(network(prepare(moved.pixels)), moved)

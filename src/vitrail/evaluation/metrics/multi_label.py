@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vitrail.core.errors import DataError
 from vitrail.data.labels import Labels
 from vitrail.evaluation.metrics.intervals import DRAWS, RESAMPLES, Floats, bootstrap
-from vitrail.evaluation.result import ROUNDED, Measure, measured, share
+from vitrail.evaluation.result import ROUNDED, Measure, make_measure, measure_share
 
 THRESHOLD: Final = 0.5  # from which a class is chosen
 STATISTICS: Final = ("mAP", "micro F1", "macro F1")
@@ -38,7 +38,7 @@ class ClassScore:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MultiLabel:
+class MultiLabelScore:
     """M samples that were read and have labels: scores [M, K] in [0, 1], truth [M, K], and their places [M]."""
 
     scores: NDArray[np.float32]
@@ -91,9 +91,9 @@ class MultiLabel:
         right, chosen, true = self.counts(weights)
         return np.array(
             [
-                mean(self.average_precision(weights)),
+                finite_mean(self.average_precision(weights)),
                 2 * right.sum() / max((chosen + true).sum(), 1e-300),
-                mean(ratio(2 * right, chosen + true)),
+                finite_mean(divide_or_nan(2 * right, chosen + true)),
             ]
         )
 
@@ -106,8 +106,8 @@ class MultiLabel:
         exact = int((self.chosen == self.truth).all(1).sum())
         found = zip(STATISTICS, values, intervals, strict=True)
         return (
-            *(measured(name, value, interval, count, "share") for name, value, interval in found),
-            share("exact match", exact, count),
+            *(make_measure(name, value, interval, count, "share") for name, value, interval in found),
+            measure_share("exact match", exact, count),
         )
 
     @cached_property
@@ -115,7 +115,7 @@ class MultiLabel:
         """Those that are true of a sample, in their order."""
         ones = np.ones(len(self.sample))
         right, chosen, true = self.counts(ones)
-        precisions, recalls, f1 = ratio(right, chosen), ratio(right, true), ratio(2 * right, chosen + true)
+        precisions, recalls, f1 = divide_or_nan(right, chosen), divide_or_nan(right, true), divide_or_nan(2 * right, chosen + true)
         means = self.average_precision(ones)
         return [
             ClassScore(
@@ -143,7 +143,7 @@ class MultiLabel:
         }
 
 
-def assess(
+def score_labels(
     scores: NDArray[np.float32],
     seen: NDArray[np.bool_],
     labels: Labels,
@@ -151,7 +151,7 @@ def assess(
     *,
     threshold: float,
     seed: int,
-) -> MultiLabel:
+) -> MultiLabelScore:
     """The scores [N, K] of a source against its labels. Where samples may have several, none is an answer, too; a
     sample of a source with one label each that has none counts for nothing, and so does one that is not `seen`."""
     truth = np.zeros(scores.shape, np.bool_)
@@ -163,17 +163,17 @@ def assess(
         rows = np.repeat(np.arange(len(labels)), np.diff(labels.starts))
         truth[rows, labels.values] = True
     sample = np.flatnonzero(seen & labelled)
-    return MultiLabel(
+    return MultiLabelScore(
         scores=scores[sample], truth=truth[sample], sample=sample, names=names, threshold=threshold, seed=seed
     )
 
 
-def ratio(some: Floats, of: Floats) -> Floats:
+def divide_or_nan(some: Floats, of: Floats) -> Floats:
     """Not a number where there is nothing to divide by."""
     return np.divide(some, of, out=np.full(of.shape, np.nan), where=of > 0)
 
 
-def mean(values: Floats) -> float:
+def finite_mean(values: Floats) -> float:
     """Of those that are numbers."""
     known = values[np.isfinite(values)]
     return float(known.mean()) if known.size else 0.0

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from vitrail.inspection.figures import ground
+from vitrail.inspection.figures import style_axes
 from vitrail.report.figure_style import LIGHT, WIDTH, Theme, blank, legible, styled
 from vitrail.studies.framework.results import Spread
 
@@ -113,7 +113,7 @@ def dotted(groups: Sequence[Dots], theme: Theme = LIGHT) -> "Figure":
 
 
 def draw(axes: "Axes", panel: Panel, shades: Mapping[str, str], theme: Theme) -> None:
-    ground(axes, panel.along, panel.up)
+    style_axes(axes, panel.along, panel.up)
     axes.set_title(legible(panel.title, 60), loc="left", pad=8)
     for line in panel.lines:
         stroke(axes, line, shades[line.family or line.name], panel.scale, theme)
@@ -165,7 +165,7 @@ def stroke(axes: "Axes", line: Line, colour: str, scale: float, theme: Theme) ->
 
 def column(axes: "Axes", group: Dots, shades: Mapping[str, str], theme: Theme, *, named: bool) -> None:
     """Dots under each other, the first one on top; each seed is a small one above."""
-    ground(axes, group.along, "")
+    style_axes(axes, group.along, "")
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", linewidth=0.8)
     axes.set_title(legible(group.title, 60), loc="left", pad=8)

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.page import Drawn, Figures
+from vitrail.inspection.page import ThemedFigure, FigureSection
 from vitrail.report.axis import short
 from vitrail.report.figure_style import DARK, LIGHT, encoded, toolkit
 from vitrail.report.page import Notes, Section, page
@@ -190,8 +190,8 @@ def figure_section(study: Study, figure: bytes | None) -> Section:
         return Notes(title="Figure", lines=["There is none: it needs matplotlib. pip install 'vitrail[figures]'"])
     light, dark = (uri(content) for content in (figure, darkened(figure)))
     note = "Bars reach one standard deviation over the seeds to either side."
-    one = Drawn(light=light, dark=dark, text=f"{study.title}, drawn", note=note, narrow=False)
-    return Figures(anchor="figure", title="Figure", reading="", drawn=[one])
+    one = ThemedFigure(light=light, dark=dark, text=f"{study.title}, drawn", note=note, narrow=False)
+    return FigureSection(anchor="figure", title="Figure", reading="", drawn=[one])
 
 
 def uri(svg: bytes) -> str:

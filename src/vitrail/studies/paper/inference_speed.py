@@ -15,8 +15,8 @@ from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.weights import bundle_of, fresh, network, operate
 from vitrail.core.text import Pair, pair
 from vitrail.evaluation.frozen.features import Precision
-from vitrail.evaluation.speed import Limits, Passes, Speed, speed
-from vitrail.inspection.figures import ground
+from vitrail.evaluation.speed import SpeedLimits, TimedNetwork, Speed, measure_speed
+from vitrail.inspection.figures import style_axes
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
 from vitrail.report.figure_style import LIGHT, Theme, blank, legible, styled
@@ -73,13 +73,13 @@ def measured(
     """Each size has an equal part of the seconds. `room` is what the device has free before the network is there."""
     for size in sizes:
         adapted(bundle.config, image_size=size)  # one that does not fit is said before minutes have gone by
-    limits = Limits(batches=batches, seconds=seconds / len(sizes), room=room)
+    limits = SpeedLimits(batches=batches, seconds=seconds / len(sizes), room=room)
     speeds: dict[Pair, Speed] = {}
     for size in map(pair, sizes):
         model = network(operate(bundle, image_size=None if size == bundle.config.image else size))
-        passes = Passes(network=model, device=device, precision=precision)
+        passes = TimedNetwork(network=model, device=device, precision=precision)
         heading = f"{name} at {size[0]} px"
-        speeds[size] = speed(passes, limits, tell=lambda batch, heading=heading: tell(f"{heading}, batch {batch}"))
+        speeds[size] = measure_speed(passes, limits, tell=lambda batch, heading=heading: tell(f"{heading}, batch {batch}"))
         del model, passes
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -117,7 +117,7 @@ def over_sizes(
     title: str,
     value: Callable[[Speed], float | None],
 ) -> None:
-    ground(axes, "image size [pixels a side]", "")
+    style_axes(axes, "image size [pixels a side]", "")
     axes.set_title(title, loc="left", pad=8)
     sides: set[int] = set()
     for at, one in enumerate(networks):
@@ -131,7 +131,7 @@ def over_sizes(
 
 
 def over_batches(axes: "Axes", one: Measured, theme: Theme, title: str, value: Callable[[Any], float]) -> None:
-    ground(axes, "batch", "")
+    style_axes(axes, "batch", "")
     axes.set_title(title, loc="left", pad=8)
     batches: set[int] = set()
     for at, (size, found) in enumerate(sorted(one.speeds.items())):

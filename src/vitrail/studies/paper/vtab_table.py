@@ -10,8 +10,8 @@ from urllib.parse import quote
 from vitrail.core.config_overrides import plain
 from vitrail.core.paper_tables import TABLE_9
 from vitrail.data.datasets.vtab_tasks import TASKS
-from vitrail.evaluation.metrics.intervals import Interval, wilson
-from vitrail.evaluation.result import Measure, Result, told_by
+from vitrail.evaluation.metrics.intervals import Interval, wilson_interval
+from vitrail.evaluation.result import Measure, Result, read_deduplication
 from vitrail.report.page import Section, Table, page
 from vitrail.report.sections import Facts, Folded, Group, Tile, Tiles
 from vitrail.studies.paper.vtab import Outcome, Score, Study, changed
@@ -67,7 +67,7 @@ def _mean(name: str, tasks: Sequence[str], scores: Mapping[str, Score]) -> Mean 
 
 
 def interval(score: Score) -> Interval:
-    return wilson(score.right, score.count)
+    return wilson_interval(score.right, score.count)
 
 
 def rows(outcome: Outcome) -> list[list[str]]:
@@ -94,7 +94,7 @@ def _cells(value: float, around: Interval) -> list[str]:
 
 def deduplicated(provenance: Mapping[str, Any], prints: Iterable[str]) -> bool | None:
     """What the weights themselves say of the test images of all tasks; none where they say it of some alone."""
-    told = {told_by(provenance, one) for one in prints}
+    told = {read_deduplication(provenance, one) for one in prints}
     return told.pop() if len(told) == 1 else None
 
 

@@ -32,13 +32,13 @@ from vitrail.evaluation.metrics.accuracy import (
     cross_entropies,
     judge_predictions,
     label_rows,
-    sound_only,
+    mask_nan,
 )
-from vitrail.evaluation.metrics.metric import Together
+from vitrail.evaluation.metrics.metric import SupportsAllReduce
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Answers:
+class PredictedClasses:
     """N rows. Where `seen` is false the image could not be read; where `top` is -1 the logits were no numbers."""
 
     classes: int
@@ -53,7 +53,7 @@ class Answers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Judged:
+class JudgedPredictions:
     """The M answers that count for one labelling: those to images that were read and that have a label."""
 
     sample: NDArray[np.int64]  # [M], their places in the source
@@ -76,7 +76,7 @@ class PredictionTable:
         self, count: int, classes: int, labels: Mapping[str, Labels], device: torch.device, *, multi_label: bool = False
     ) -> None:
         self.count, self.classes = count, classes
-        self.labels = {name: rows_of(one).to(device) for name, one in labels.items()}
+        self.labels = {name: stack_labels(one).to(device) for name, one in labels.items()}
         self.kept = classes if multi_label else 0
         # A row more than there are samples: places without an image go there.
         self.whole = torch.zeros(count + 1, min(TOP, classes) + 1, dtype=torch.int64, device=device)
@@ -86,7 +86,7 @@ class PredictionTable:
         logits = check_logits(outputs, batch, self.classes)
         place = torch.where(batch.valid, batch.sample, self.count)
         logs = logits.log_softmax(-1)
-        best = sound_only(logits.topk(min(TOP, self.classes)).indices, logs)
+        best = mask_nan(logits.topk(min(TOP, self.classes)).indices, logs)
         sure = logs.max(-1).values.exp().nan_to_num(0.0)
         self.whole[place] = torch.cat([torch.ones_like(best[:, :1]), best], 1)
         # A place past the end takes the labels of the first sample, which count for nothing.
@@ -94,14 +94,14 @@ class PredictionTable:
         facts = torch.stack([sure, *(cross_entropies(logs, row) for row in rows)], 1)
         self.parts[place] = torch.cat([facts, logits.sigmoid().nan_to_num(0.0)[:, : self.kept]], 1)
 
-    def merge(self, world: Together) -> None:
+    def merge(self, world: SupportsAllReduce) -> None:
         for table in (self.whole, self.parts):
             table[self.count] = 0
             world.sum_(table)
 
-    def result(self) -> Answers:
+    def result(self) -> PredictedClasses:
         numbers, values = self.whole[: self.count].cpu().numpy(), self.parts[: self.count].cpu().numpy()
-        return Answers(
+        return PredictedClasses(
             classes=self.classes,
             seen=numbers[:, 0] > 0,
             top=numbers[:, 1:],
@@ -111,17 +111,17 @@ class PredictionTable:
         )
 
 
-def rows_of(labels: Labels) -> Tensor:
+def stack_labels(labels: Labels) -> Tensor:
     """All labels of a source [N, M], filled up with -1."""
     return label_rows(torch.from_numpy(labels.rows(np.arange(len(labels)))))
 
 
-def judge(said: Answers, labels: Labels, name: str) -> Judged:
+def judge(said: PredictedClasses, labels: Labels, name: str) -> JudgedPredictions:
     """The answers under one of the labellings that they were asked for with."""
     top = torch.from_numpy(said.top)
-    found = judge_predictions(top[:, 0], top, rows_of(labels))
+    found = judge_predictions(top[:, 0], top, stack_labels(labels))
     counted = np.flatnonzero(said.seen & found.labelled.numpy())
-    return Judged(
+    return JudgedPredictions(
         sample=counted,
         truth=found.truth.numpy()[counted],
         said=said.top[counted, 0],
@@ -133,7 +133,7 @@ def judge(said: Answers, labels: Labels, name: str) -> Judged:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Matching:
+class ClassMatching:
     """`table` [K of the data] holds the network's output of each class; `names` are those of all its outputs."""
 
     table: NDArray[np.int64]
@@ -160,7 +160,7 @@ class Matching:
         return self.relabelled(labels)
 
 
-def match(
+def match_classes(
     outputs: int,
     labels: Sequence[str] | None,
     classes: Sequence[str],
@@ -168,7 +168,7 @@ def match(
     *,
     by_number: bool = False,
     also: Sequence[Sequence[str]] = (),
-) -> Matching:
+) -> ClassMatching:
     """The classes of the data in `where` among a network's outputs, which the card's `labels` name; `also` are other
     names of all outputs that the data may use. Names that are numbers are none. With `by_number` class 7 is output 7,
     whatever the two are called."""
@@ -177,22 +177,22 @@ def match(
             "the network has no classifier, so it gives no classes; score its features with vitrail fewshot, probe or "
             "knn, or fine-tune it"
         )
-    theirs = tuple(labels) if labels is not None and not numbered(labels) else None
-    numbers = numbered(classes)
+    theirs = tuple(labels) if labels is not None and not is_numeric(labels) else None
+    numbers = is_numeric(classes)
     if by_number or theirs is None or numbers:
         if labels is not None and not by_number and numbers and set(classes) <= set(labels):
-            return named(tuple(labels), classes, outputs)
-        return counted(outputs, theirs, classes, where, by_number=by_number)
+            return match_by_name(tuple(labels), classes, outputs)
+        return match_by_number(outputs, theirs, classes, where, by_number=by_number)
     strange = [name for name in classes if name not in set(theirs)]
     if strange:
         for names in also:
             if set(classes) <= set(names):
-                return replace(named(tuple(names), classes, outputs), names=theirs)
+                return replace(match_by_name(tuple(names), classes, outputs), names=theirs)
         if len(classes) == outputs and theirs == bundled_names("imagenet"):
             note = (
                 f"{where} has other names than ImageNet's ({brief(strange)}), so its classes are taken in their order"
             )
-            found = counted(outputs, theirs, classes, where, by_number=False)
+            found = match_by_number(outputs, theirs, classes, where, by_number=False)
             return replace(found, notes=(*found.notes, note))
         raise BadLabels(
             f"{where} has {brief(strange)}, which {'is no class' if len(strange) == 1 else 'are no classes'} of the "
@@ -205,30 +205,30 @@ def match(
             f"two classes of the network are called {brief(twice)}, so those of {where} cannot be found by name; "
             "say --by-number where the order is the same"
         )
-    return named(theirs, classes, outputs)
+    return match_by_name(theirs, classes, outputs)
 
 
-def named(labels: tuple[str, ...], classes: Sequence[str], outputs: int) -> Matching:
+def match_by_name(labels: tuple[str, ...], classes: Sequence[str], outputs: int) -> ClassMatching:
     """By name. Fewer classes than outputs are no contradiction: the network may still say any of its own."""
     if tuple(classes) == labels:
-        return Matching(table=np.arange(outputs), names=labels, how="by name")
+        return ClassMatching(table=np.arange(outputs), names=labels, how="by name")
     place = {name: at for at, name in enumerate(labels)}
     notes = [f"the data have {len(classes):,} of the network's {outputs:,} classes"] if len(classes) < outputs else []
-    return Matching(
+    return ClassMatching(
         table=np.array([place[name] for name in classes], np.int64), names=labels, how="by name", notes=tuple(notes)
     )
 
 
-def counted(
+def match_by_number(
     outputs: int, labels: tuple[str, ...] | None, classes: Sequence[str], where: str, *, by_number: bool
-) -> Matching:
+) -> ClassMatching:
     """By number: a class that is called by a number has that one, any other its place."""
     if len(classes) > outputs or (len(classes) < outputs and not by_number):
         remedy = "fine-tune it on these classes"
         remedy += "" if len(classes) > outputs or by_number else ", or say --by-number where these are its first ones"
-        remedy += "" if labels is not None or numbered(classes) else ", or name its classes with --labels FILE"
+        remedy += "" if labels is not None or is_numeric(classes) else ", or name its classes with --labels FILE"
         raise BadLabels(f"{where} has {len(classes):,} classes and the network {outputs:,}; {remedy}")
-    table = np.array([int(name) for name in classes] if numbered(classes) else np.arange(len(classes)), np.int64)
+    table = np.array([int(name) for name in classes] if is_numeric(classes) else np.arange(len(classes)), np.int64)
     if table.size and (int(table.max()) >= outputs or len(set(table.tolist())) < len(table)):
         raise BadLabels(f"{where} has a class {classes[int(table.argmax())]}, but the network's are 0 to {outputs - 1}")
     notes: list[str] = []
@@ -240,10 +240,10 @@ def counted(
     if labels is None:
         for at, name in zip(table.tolist(), classes, strict=True):
             names[at] = name
-    return Matching(table=table, names=tuple(names), how="by number", notes=tuple(notes))
+    return ClassMatching(table=table, names=tuple(names), how="by number", notes=tuple(notes))
 
 
-def numbered(names: Sequence[str]) -> bool:
+def is_numeric(names: Sequence[str]) -> bool:
     """Whether these are numbers and no names."""
     return all(name.isascii() and name.isdecimal() for name in names)
 

@@ -12,12 +12,12 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.datasets.imagenet import real_rows
 from vitrail.data.labels import Labels
 from vitrail.data.targets import CLASS_LABELS
-from vitrail.evaluation.metrics.multi_label import STATISTICS, THRESHOLD, MultiLabel, assess
-from vitrail.evaluation.scoring import Evaluated, EvaluationSetting, Scoring
+from vitrail.evaluation.metrics.multi_label import STATISTICS, THRESHOLD, MultiLabelScore, score_labels
+from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions
 from vitrail.report.page import Table
-from vitrail.tasks.classification.answers import Answers, Matching, PredictionTable, judge, match
+from vitrail.tasks.classification.answers import PredictedClasses, ClassMatching, PredictionTable, judge, match_classes
 from vitrail.tasks.classification.metrics import Assessment
-from vitrail.tasks.classification.report import CAPTIONS, COLUMNS, assessment_sections, class_rows, multi_label_sections
+from vitrail.tasks.classification.report import CAPTIONS, COLUMNS, build_assessment_sections, list_class_rows, build_multi_label_sections
 
 ORIGINAL: Final = "original"
 REAL: Final = "ReaL"
@@ -25,7 +25,7 @@ LISTED: Final = 5  # confusions and classes that are printed
 SHARES: Final = ("top-1", "top-5", "ReaL", "exact match")  # which count images
 
 
-def assess_classifier(setting: EvaluationSetting) -> Evaluated:
+def assess_classifier(setting: EvaluationSetting) -> EvaluationOutcome:
     """The numbers of a classifier, with what is printed, written and shown of them."""
     how, about = setting.how, setting.about
     labels, matching = find_labels(setting)
@@ -53,24 +53,24 @@ def assess_classifier(setting: EvaluationSetting) -> Evaluated:
     return evaluate_classes(found, said, labels, matching, setting, settings)
 
 
-def assess_labels(said: Answers, labels: Labels, matching: Matching, how: Scoring) -> MultiLabel:
+def assess_labels(said: PredictedClasses, labels: Labels, matching: ClassMatching, how: ScoringOptions) -> MultiLabelScore:
     """Each class by itself."""
     assert said.scores is not None
     threshold = THRESHOLD if how.threshold is None else how.threshold
-    return assess(said.scores, said.seen, labels, matching.names, threshold=threshold, seed=how.seed)
+    return score_labels(said.scores, said.seen, labels, matching.names, threshold=threshold, seed=how.seed)
 
 
 def evaluate_classes(
     found: Assessment,
-    said: Answers,
+    said: PredictedClasses,
     labels: Mapping[str, Labels],
-    matching: Matching,
+    matching: ClassMatching,
     setting: EvaluationSetting,
     settings: Mapping[str, Any],
-) -> Evaluated:
+) -> EvaluationOutcome:
     """Of weights that say one class."""
     source = setting.source
-    return Evaluated(
+    return EvaluationOutcome(
         outputs=describe_matching(setting, matching),
         lead=f"{len(found.judged):,} images, {len(found.classes):,} classes",
         measures=found.measures,
@@ -82,19 +82,19 @@ def evaluate_classes(
         outputs_notes=matching.notes,
         notes=(*note_unlabelled(found, said, labels), *note_unsound(said)),
         tables=list_mistakes(found),
-        sections=lambda: assessment_sections(found, source),
+        sections=lambda: build_assessment_sections(found, source),
         answers=lambda: write_answers(found, matching.names, names_of(source)),
     )
 
 
 def evaluate_labels(
-    found: MultiLabel, said: Answers, matching: Matching, setting: EvaluationSetting, settings: Mapping[str, Any]
-) -> Evaluated:
+    found: MultiLabelScore, said: PredictedClasses, matching: ClassMatching, setting: EvaluationSetting, settings: Mapping[str, Any]
+) -> EvaluationOutcome:
     """Of weights that answer each class by itself."""
-    source, rows = setting.source, class_rows(found)
+    source, rows = setting.source, list_class_rows(found)
     title = "Each class" if len(rows) <= LISTED else "Hardest classes"
     count = f"{len(found.sample):,} images, {len(found.classes):,} classes, each by itself"
-    return Evaluated(
+    return EvaluationOutcome(
         outputs=describe_matching(setting, matching),
         lead=f"{count}; chosen from {found.threshold:g}",
         measures=found.measures,
@@ -106,17 +106,17 @@ def evaluate_labels(
         outputs_notes=matching.notes,
         notes=tuple(note_unsound(said)),
         tables=(Table(columns=("class", "images", "AP", *COLUMNS[3:]), rows=rows[:LISTED], title=title),),
-        sections=lambda: multi_label_sections(found),
+        sections=lambda: build_multi_label_sections(found),
         answers=lambda: write_scores(found, names_of(source)),
     )
 
 
-def describe_matching(setting: EvaluationSetting, matching: Matching) -> str:
+def describe_matching(setting: EvaluationSetting, matching: ClassMatching) -> str:
     classes = setting.collection.classes
     return f"{len(classes):,} classes, matched {matching.how}" if classes else "no labels"
 
 
-def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], Matching]:
+def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], ClassMatching]:
     """The labels to score by, as numbers of the network's outputs: the data's own, where they have some, and ReaL's."""
     how, about, collection, source = setting.how, setting.about, setting.collection, setting.source
     outputs = about.network.config.classes
@@ -126,7 +126,7 @@ def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], Matching
         collection.need_labels()
         raise DataError(f"{collection.name}@{setting.split} has no labels; choose another split")
     classes = source.classes or tuple(map(str, range(outputs)))
-    matching = match(outputs, names, classes, collection.name, by_number=how.by_number, also=also)
+    matching = match_classes(outputs, names, classes, collection.name, by_number=how.by_number, also=also)
     labels: dict[str, Labels] = {}
     if source.classes:
         labels[ORIGINAL] = matching.relabelled(source.labels)
@@ -135,7 +135,7 @@ def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], Matching
     return labels, matching
 
 
-def note_unlabelled(found: Assessment, said: Answers, labels: Mapping[str, Labels]) -> list[str]:
+def note_unlabelled(found: Assessment, said: PredictedClasses, labels: Mapping[str, Labels]) -> list[str]:
     notes: list[str] = []
     for name, judged in ((ORIGINAL, found.judged if ORIGINAL in labels else None), (REAL, found.real)):
         left = 0 if judged is None else int(said.seen.sum()) - len(judged)
@@ -145,7 +145,7 @@ def note_unlabelled(found: Assessment, said: Answers, labels: Mapping[str, Label
     return notes
 
 
-def note_unsound(said: Answers) -> list[str]:
+def note_unsound(said: PredictedClasses) -> list[str]:
     unsound = int((said.top[said.seen, 0] < 0).sum())
     return [f"{unsound:,} answers are not numbers and count as wrong"] if unsound else []
 
@@ -183,7 +183,7 @@ def write_answers(found: Assessment, called: Sequence[str], names: Sequence[str]
     return write_csv(["picture", "true", "said", "confidence", "right", "loss"], rows)
 
 
-def write_scores(found: MultiLabel, names: Sequence[str]) -> bytes:
+def write_scores(found: MultiLabelScore, names: Sequence[str]) -> bytes:
     """A row for each image: what it shows, what was chosen, and the score of every class; blanks where it was not
     read or has no label."""
     rows: list[list[str]] = [[name, "", "", *([""] * len(found.names))] for name in names]

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from vitrail.core.errors import DataError
 from vitrail.evaluation.metrics.accuracy import CONFUSION, TOP
 from vitrail.evaluation.metrics.intervals import Calibration, Floats, Reliability, bootstrap
-from vitrail.evaluation.result import ROUNDED, Measure, Unit, measured, share
+from vitrail.evaluation.result import ROUNDED, Measure, Unit, make_measure, measure_share
 from vitrail.report.confusion_matrix import ClassCount, Confusion, rank_confusions
-from vitrail.tasks.classification.answers import Judged
+from vitrail.tasks.classification.answers import JudgedPredictions
 
 # What is not a plain share, in the order of `Assessment.statistics`.
 STATISTICS: Final[tuple[tuple[str, Unit], ...]] = (
@@ -25,9 +25,9 @@ STATISTICS: Final[tuple[tuple[str, Unit], ...]] = (
 class Assessment:
     """Of the answers that count, with the names of the network's classes. `real` are those under ReaL's labels."""
 
-    judged: Judged
+    judged: JudgedPredictions
     names: Sequence[str]
-    real: Judged | None = None
+    real: JudgedPredictions | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -101,15 +101,15 @@ class Assessment:
     def measures(self) -> tuple[Measure, ...]:
         """What goes into the result. A loss that is not a number is left out."""
         count = len(self.judged)
-        found = [share("top-1", int(self.judged.right.sum()), count)]
+        found = [measure_share("top-1", int(self.judged.right.sum()), count)]
         if len(self.names) > TOP:
-            found.append(share("top-5", int(self.judged.among.sum()), count))
+            found.append(measure_share("top-5", int(self.judged.among.sum()), count))
         if self.real is not None and len(self.real):
-            found.append(share("ReaL", int(self.real.right.sum()), len(self.real)))
+            found.append(measure_share("ReaL", int(self.real.right.sum()), len(self.real)))
         values = self.statistics(np.ones(count)).tolist()
         intervals = bootstrap(self.statistics, count, seed=self.seed)
         found += [
-            measured(name, value, interval, count, unit)
+            make_measure(name, value, interval, count, unit)
             for (name, unit), value, interval in zip(STATISTICS, values, intervals, strict=True)
             if np.isfinite(value)
         ]

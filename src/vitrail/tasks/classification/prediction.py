@@ -27,7 +27,7 @@ SCHEMA: Final[dict[str, Any]] = {  # of Prediction.to_dict
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ClassProbability:
     """One class and its probability."""
 
     label: str
@@ -43,8 +43,8 @@ class Prediction:
     """The likeliest classes of one image, the likeliest first. A multi-label network answers each class by itself:
     then `chosen` are those at or above its threshold, perhaps none."""
 
-    top: tuple[Answer, ...]
-    chosen: tuple[Answer, ...] | None = None
+    top: tuple[ClassProbability, ...]
+    chosen: tuple[ClassProbability, ...] | None = None
 
     @property
     def label(self) -> str:
@@ -65,7 +65,7 @@ class Prediction:
         return (self.label,) if self.chosen is None else tuple(answer.label for answer in self.chosen)
 
     @property
-    def shown(self) -> tuple[Answer, ...]:
+    def shown(self) -> tuple[ClassProbability, ...]:
         """What a table or bars show: the likeliest classes, and all that were chosen."""
         return self.top if self.chosen is None or len(self.top) > len(self.chosen) else self.chosen
 
@@ -76,8 +76,8 @@ class Prediction:
 
     def __str__(self) -> str:
         if self.chosen is None:
-            return listed(self.top)
-        return listed(self.chosen) or f"none; nearest: {listed(self.top[:1])}"
+            return join_answers(self.top)
+        return join_answers(self.chosen) or f"none; nearest: {join_answers(self.top[:1])}"
 
 
 def rank_classes(probabilities: Tensor, options: PredictionOptions) -> list[Prediction]:
@@ -86,12 +86,12 @@ def rank_classes(probabilities: Tensor, options: PredictionOptions) -> list[Pred
     rows, names = probabilities.numpy(force=True), options.names
     found: list[Prediction] = []
     for row, order in zip(rows, np.argsort(-rows, axis=1, kind="stable"), strict=True):
-        top = tuple(Answer(names[at], int(at), float(row[at])) for at in order[: options.topk])
+        top = tuple(ClassProbability(names[at], int(at), float(row[at])) for at in order[: options.topk])
         reached = order[: int((row >= options.threshold).sum())] if options.multi_label else order[:0]
-        chosen = tuple(Answer(names[at], int(at), float(row[at])) for at in reached)
+        chosen = tuple(ClassProbability(names[at], int(at), float(row[at])) for at in reached)
         found.append(Prediction(top, chosen if options.multi_label else None))
     return found
 
 
-def listed(answers: tuple[Answer, ...]) -> str:
+def join_answers(answers: tuple[ClassProbability, ...]) -> str:
     return ", ".join(f"{answer.label} {100 * answer.probability:.1f} %" for answer in answers)

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import VitrailError
 from vitrail.data.dataset import ImageDataset
-from vitrail.evaluation.metrics.accuracy import Answer, Score
-from vitrail.evaluation.metrics.multi_label import MultiLabel
+from vitrail.evaluation.metrics.accuracy import ScoredSample, ClassificationScore
+from vitrail.evaluation.metrics.multi_label import MultiLabelScore
 from vitrail.report.charts import Charts, Lines, Series
 from vitrail.report.confusion_matrix import Heat
 from vitrail.report.page import Section, Table
 from vitrail.report.sections import Galleries, Gallery, Mood, Shot, shot
-from vitrail.tasks.classification.answers import Judged
+from vitrail.tasks.classification.answers import JudgedPredictions
 from vitrail.tasks.classification.metrics import Assessment
 
 PICTURES = 12
@@ -36,12 +36,12 @@ CAPTIONS = {
 }
 
 
-def assessment_sections(found: Assessment, source: ImageDataset) -> list[Section]:
+def build_assessment_sections(found: Assessment, source: ImageDataset) -> list[Section]:
     """What the page of an evaluation shows besides the numbers, images included."""
-    return [charts(found), *heat(found), gallery(found, source)]
+    return [draw_calibration(found), *confusion_sections(found), build_gallery(found, source)]
 
 
-def charts(found: Assessment) -> Charts:
+def draw_calibration(found: Assessment) -> Charts:
     """The reliability diagram, and how many answers there are of each confidence."""
     bins = found.reliability
     there = bins.counts > 0
@@ -82,7 +82,7 @@ def charts(found: Assessment) -> Charts:
     )
 
 
-def heat(found: Assessment) -> list[Section]:
+def confusion_sections(found: Assessment) -> list[Section]:
     """The confusion matrix; of classes that nothing can be said of one by one, neither matrix nor list."""
     matrix = found.matrix
     if matrix is not None and len(found.judged) > 2 * len(found.classes):
@@ -91,7 +91,7 @@ def heat(found: Assessment) -> list[Section]:
     return [Table(title="Most often confused", columns=("true", "said", "times"), rows=rows, left=2)] if rows else []
 
 
-def gallery(found: Assessment, source: ImageDataset) -> Galleries:
+def build_gallery(found: Assessment, source: ImageDataset) -> Galleries:
     """The surest right answers next to those of the largest loss."""
     judged = found.judged
     right = np.flatnonzero(judged.right)
@@ -99,13 +99,13 @@ def gallery(found: Assessment, source: ImageDataset) -> Galleries:
     worst = np.lexsort((judged.sample, -np.nan_to_num(judged.loss, nan=np.inf, posinf=np.inf)))[:PICTURES]
     return Galleries(
         galleries=[
-            Gallery(title="Worst", shots=shots(worst, judged, found.names, source), lead="largest loss"),
-            Gallery(title="Best", shots=shots(best, judged, found.names, source), lead="surest"),
+            Gallery(title="Worst", shots=show_judged(worst, judged, found.names, source), lead="largest loss"),
+            Gallery(title="Best", shots=show_judged(best, judged, found.names, source), lead="surest"),
         ]
     )
 
 
-def shots(places: NDArray[np.int64], judged: Judged, names: Sequence[str], source: ImageDataset) -> list[Shot]:
+def show_judged(places: NDArray[np.int64], judged: JudgedPredictions, names: Sequence[str], source: ImageDataset) -> list[Shot]:
     """Each image with what it shows and what was said."""
     made: list[Shot] = []
     for at in places.tolist():
@@ -123,11 +123,11 @@ def shots(places: NDArray[np.int64], judged: Judged, names: Sequence[str], sourc
 COLUMNS = ("class", "images", "average precision", "precision", "recall", "F1")
 
 
-def multi_label_sections(found: MultiLabel) -> list[Section]:
-    return [Table(title="Each class", columns=COLUMNS, rows=class_rows(found))]
+def build_multi_label_sections(found: MultiLabelScore) -> list[Section]:
+    return [Table(title="Each class", columns=COLUMNS, rows=list_class_rows(found))]
 
 
-def class_rows(found: MultiLabel) -> list[tuple[str, ...]]:
+def list_class_rows(found: MultiLabelScore) -> list[tuple[str, ...]]:
     """A row for each class, the lowest average precision first."""
     order = sorted(found.classes, key=lambda each: (each.average_precision, -each.count))
     values = [(each.average_precision, each.precision, each.recall, each.f1) for each in order]
@@ -137,7 +137,7 @@ def class_rows(found: MultiLabel) -> list[tuple[str, ...]]:
     ]
 
 
-def score_sections(score: Score, source: ImageDataset | None, names: Sequence[str], title: str) -> list[Section]:
+def build_score_sections(score: ClassificationScore, source: ImageDataset | None, names: Sequence[str], title: str) -> list[Section]:
     """The confusion matrix, where it was counted, and the galleries. `title` is the split and, behind a comma, whose
     answers they are."""
     found: list[Section] = []
@@ -153,7 +153,7 @@ def score_sections(score: Score, source: ImageDataset | None, names: Sequence[st
     return [*found, Galleries(galleries=galleries)] if galleries else found
 
 
-def show_answers(answers: Iterable[Answer], source: ImageDataset | None, names: Sequence[str]) -> list[Shot]:
+def show_answers(answers: Iterable[ScoredSample], source: ImageDataset | None, names: Sequence[str]) -> list[Shot]:
     """Each image with what it shows and what was said; one that cannot be read now is left blank."""
     shots: list[Shot] = []
     for answer in answers:

@@ -12,16 +12,16 @@ from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, RelabelledDataset
 from vitrail.data.geometry import Geometry
 from vitrail.data.targets import ClassLabels
-from vitrail.evaluation.metrics.accuracy import ClassificationMetric, Score
-from vitrail.evaluation.scoring import Evaluated, EvaluationSetting, Scoring
+from vitrail.evaluation.metrics.accuracy import ClassificationMetric, ClassificationScore
+from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions
 from vitrail.evaluation.subject import Subject
 from vitrail.objectives.objective import ObjectiveConfig
 from vitrail.report.page import Section
-from vitrail.tasks.classification.answers import match
+from vitrail.tasks.classification.answers import match_classes
 from vitrail.tasks.classification.evaluation import assess_classifier
 from vitrail.tasks.classification.objective import Classification
 from vitrail.tasks.classification.prediction import SCHEMA, Prediction, rank_classes
-from vitrail.tasks.classification.report import score_sections
+from vitrail.tasks.classification.report import build_score_sections
 from vitrail.tasks.task import PredictionBar, PredictionOptions, Task
 
 
@@ -31,7 +31,7 @@ class ClassificationTask(Task):
     name = "classification"
     objective = Classification
     targets = ClassLabels()
-    criteria = Score.criteria
+    criteria = ClassificationScore.criteria
     mixes = True
     has_classes = True
     has_closed_form = True
@@ -70,13 +70,13 @@ class ClassificationTask(Task):
     def report_sections(
         self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
     ) -> list[Section]:
-        return score_sections(score, source, names, title)
+        return build_score_sections(score, source, names, title)
 
-    def check_scoring(self, how: Scoring, about: Subject) -> None:
+    def check_scoring(self, how: ScoringOptions, about: Subject) -> None:
         if how.threshold is not None and not about.multi_label:
             raise ConfigError(f"a threshold of {how.threshold:g} is for multi-label weights, which {about.name} is not")
 
-    def assess(self, setting: EvaluationSetting) -> Evaluated:
+    def assess(self, setting: EvaluationSetting) -> EvaluationOutcome:
         """Accuracy with calibration and confusion, ReaL labels, or mean average precision of multi-label weights."""
         return assess_classifier(setting)
 
@@ -87,7 +87,7 @@ class ClassificationTask(Task):
         if not source.classes or not outputs:
             return None, ()
         also = other_names(bundle.card)
-        matching = match(outputs, bundle.card.labels, source.classes, collection.name, by_number=by_number, also=also)
+        matching = match_classes(outputs, bundle.card.labels, source.classes, collection.name, by_number=by_number, also=also)
         return RelabelledDataset(source, matching.relabelled(source.labels), matching.names), matching.notes
 
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[Prediction]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitrail.data.targets import IGNORED
 from vitrail.evaluation.metrics.intervals import DRAWS, RESAMPLES, Floats, Interval, bootstrap
-from vitrail.evaluation.metrics.metric import Together
+from vitrail.evaluation.metrics.metric import SupportsAllReduce
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PillowImage
@@ -66,10 +66,10 @@ class ImageTable:
         self.counts.append(torch.cat([torch.stack([samples, pixels], 1), both, either], 1).int())
         self.losses.append(losses.float())
 
-    def merge(self, world: Together) -> None:
+    def merge(self, world: SupportsAllReduce) -> None:
         if self.counts:
-            self.counts = [gather(torch.cat(self.counts), world)]
-            self.losses = [gather(torch.cat(self.losses), world)]
+            self.counts = [gather_rows(torch.cat(self.counts), world)]
+            self.losses = [gather_rows(torch.cat(self.losses), world)]
 
     def read(self) -> ImageCounts | None:
         if not self.counts:
@@ -81,7 +81,7 @@ class ImageTable:
         return ImageCounts(pixels=rows[order, 1], both=both, either=either, loss=losses[order])
 
 
-def gather(mine: Tensor, world: Together) -> Tensor:
+def gather_rows(mine: Tensor, world: SupportsAllReduce) -> Tensor:
     """The rows of all processes: each lays its own into its place of a table that is then summed."""
     table = mine.new_zeros(world.size, *mine.shape)
     table[world.rank] = mine
@@ -96,7 +96,7 @@ COVER: Final = 0.55  # how much of a pixel an overlay covers
 
 
 @cache
-def palette() -> NDArray[np.uint8]:
+def make_palette() -> NDArray[np.uint8]:
     """A colour for each of 256 indices [256, 3]."""
     colours: list[tuple[int, int, int]] = [GROUND]
     for index in range(1, 256):
@@ -107,24 +107,24 @@ def palette() -> NDArray[np.uint8]:
     return np.array(colours, np.uint8)
 
 
-def class_colours(classes: int) -> list[str]:
+def list_colours(classes: int) -> list[str]:
     """The colours of classes in a drawing, as "#2c5aa0"; that of class 0, which is left as it is, is empty."""
-    return ["", *("#{:02x}{:02x}{:02x}".format(*colour) for colour in palette()[1:classes].tolist())]
+    return ["", *("#{:02x}{:02x}{:02x}".format(*colour) for colour in make_palette()[1:classes].tolist())]
 
 
 def colour_mask(mask: NDArray[np.uint8]) -> "PillowImage":
     """A mask [H, W] as a PNG-ready image of class indices that shows their colours."""
     image = Image.fromarray(mask)
-    image.putpalette(palette().tobytes())
+    image.putpalette(make_palette().tobytes())
     return image
 
 
-def lay_over(mask: NDArray[np.uint8], image: "PillowImage") -> "PillowImage":
+def blend_mask(mask: NDArray[np.uint8], image: "PillowImage") -> "PillowImage":
     """The colours of a mask over its image, or a smaller copy of it; class 0 and pixels that count for nothing stay as
     they are."""
     if mask.shape != (image.height, image.width):
         mask = np.asarray(Image.fromarray(mask).resize(image.size, Image.Resampling.NEAREST))
     pixels = np.asarray(image.convert("RGB"), np.float32)
     shown = ((mask != 0) & (mask != IGNORED))[..., None]
-    mixed = (1 - COVER) * pixels + COVER * palette()[mask]
+    mixed = (1 - COVER) * pixels + COVER * make_palette()[mask]
     return Image.fromarray(np.where(shown, mixed, pixels).round().astype(np.uint8))

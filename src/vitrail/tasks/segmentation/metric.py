@@ -19,7 +19,7 @@ from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.loader import Batch
 from vitrail.data.targets import IGNORED
 from vitrail.distributed.process_group import widest_float
-from vitrail.evaluation.metrics.metric import Criterion, Together
+from vitrail.evaluation.metrics.metric import Criterion, SupportsAllReduce
 from vitrail.tasks.segmentation.images import ImageCounts, ImageTable
 
 MOST_CLASSES: Final = IGNORED  # that a mask of bytes can tell apart
@@ -132,7 +132,7 @@ class SegmentationMetric:
         order = order[found[0][order].argsort(stable=True)][: self.most]
         self.worst = (found[0][order], found[1][order], found[2][order])
 
-    def merge(self, world: Together) -> None:
+    def merge(self, world: SupportsAllReduce) -> None:
         for sums in (self.loss, self.counts, self.cells):
             world.sum_(sums)
         self.images.merge(world)

@@ -90,11 +90,11 @@ def segment(logits: Tensor, view: Geometry) -> NDArray[np.uint8]:
     inner = upright[:, down : down + view.inner[0], across : across + view.inner[1]]
     mask = np.full(view.whole, IGNORED, np.uint8)
     size = (last[0] - first[0], last[1] - first[1])
-    mask[first[0] : last[0], first[1] : last[1]] = largest(inner, size)
+    mask[first[0] : last[0], first[1] : last[1]] = resize_argmax(inner, size)
     return mask
 
 
-def largest(logits: Tensor, size: tuple[int, int]) -> NDArray[np.uint8]:
+def resize_argmax(logits: Tensor, size: tuple[int, int]) -> NDArray[np.uint8]:
     """The index of the largest of K logits [K, h, w] at each place of another size, class by class: all of them at once
     would take K times the memory of a photograph."""
     best = torch.full(size, -torch.inf)

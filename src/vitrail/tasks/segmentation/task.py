@@ -17,7 +17,7 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
 from vitrail.report.page import Section
 from vitrail.tasks.segmentation import report
-from vitrail.tasks.segmentation.images import class_colours, lay_over
+from vitrail.tasks.segmentation.images import list_colours, blend_mask
 from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore
 from vitrail.tasks.segmentation.objective import Segmentation
 from vitrail.tasks.segmentation.prediction import SCHEMA, PredictedMask, segment
@@ -58,7 +58,7 @@ class SegmentationTask(Task):
     def report_sections(
         self, score: Any, source: ImageDataset | None, names: Sequence[str], title: str
     ) -> list[Section]:
-        return report.sections(score, source, names, title)
+        return report.build_sections(score, source, names, title)
 
     def intervals(self, score: SegmentationScore, *, seed: int) -> Mapping[str, Interval | None]:
         return {} if score.images is None else score.images.intervals(seed)
@@ -87,7 +87,7 @@ class SegmentationTask(Task):
         return SCHEMA
 
     def bars(self, prediction: PredictedMask) -> list[PredictionBar]:
-        colours = class_colours(len(prediction.names))
+        colours = list_colours(len(prediction.names))
         return [
             PredictionBar(region.label, region.share, chosen=True, colour=colours[region.index] or UNPAINTED)
             for region in prediction.regions
@@ -101,7 +101,7 @@ class SegmentationTask(Task):
         return [[region.label, region.index, f"{region.share:.6g}"] for region in prediction.regions]
 
     def draw(self, prediction: PredictedMask, image: "Image") -> "Image":
-        return lay_over(prediction.mask, image)
+        return blend_mask(prediction.mask, image)
 
     def file_of(self, prediction: PredictedMask) -> tuple[str, bytes]:
         return ".png", prediction.png()

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitrail.evaluation.metrics.accuracy import Score
-from vitrail.evaluation.metrics.intervals import wilson
+from vitrail.evaluation.metrics.accuracy import ClassificationScore
+from vitrail.evaluation.metrics.intervals import wilson_interval
 from vitrail.evaluation.metrics.metric import Criterion
 from vitrail.report.axis import share, short, smoothed
 from vitrail.report.charts import Charts, Colour, Lines, Series
@@ -68,7 +68,7 @@ class RunFacts:
     environment: Mapping[str, Any] = field(default_factory=dict[str, Any])
     cost: Sequence[tuple[str, str]] = ()  # more rows for the table of cost
     chosen: int = -1  # the step of the best weights, which the run stands for; below 0 where the last ones count
-    criteria: Sequence[Criterion] = Score.criteria
+    criteria: Sequence[Criterion] = ClassificationScore.criteria
     panels: Sequence[Section] = ()
     unreadable: Sequence[str] = ()
 
@@ -152,7 +152,7 @@ def make_status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
 
 
 def make_tiles(
-    rows: Sequence[Row], chosen: int = -1, criteria: Sequence[Criterion] = Score.criteria, *, tuned: bool = False
+    rows: Sequence[Row], chosen: int = -1, criteria: Sequence[Criterion] = ClassificationScore.criteria, *, tuned: bool = False
 ) -> list[Tile]:
     """The few that matter. `chosen` is the step of the best weights, where a run chooses some. FLOPs and core-days, the
     paper's units, are for runs from scratch, not for those that are `tuned`."""
@@ -231,7 +231,7 @@ def show(criterion: Criterion, value: float) -> str:
 
 def interval(accuracy: float, count: int) -> str:
     """How far a score can be trusted: "95% interval 92.2–96.8"."""
-    low, high = wilson(round(accuracy * count), count)
+    low, high = wilson_interval(round(accuracy * count), count)
     return f"95% interval {100 * low:.1f}–{100 * high:.1f}"
 
 
@@ -257,7 +257,7 @@ def large_charts(rows: Sequence[Row], end: float | None, criteria: Sequence[Crit
     """Loss and the first number of the task, each of training and of what is scored; of images alone there may be none
     but the accuracy of neighbours."""
     loss = Lines(title="Loss", series=[*train_series(rows, "loss"), *scored_series(rows, "loss")], log=None, end=end)
-    first = (*criteria, *Score.criteria)[0]
+    first = (*criteria, *ClassificationScore.criteria)[0]
     found = [*train_series(rows, first.name), *baseline_series(rows), *scored_series(rows, first.name)]
     title = next((name_score(row) for row in rows if row.get("measure")), title_of(first))
     score = Lines(title=as_heading(title), series=found, percent=first.share, end=end)

@@ -33,7 +33,7 @@ from vitrail.core.console import clean
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.meta_init import whole
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.result import environment
+from vitrail.evaluation.result import describe_environment
 from vitrail.models.backbone import Backbone
 from vitrail.train.run_folder.files import (
     COMMAND,
@@ -118,7 +118,7 @@ class RunFolder:
             folder._tables = {
                 CONFIG: to_json_value(config),
                 COMMAND: to_json_value(command),
-                ENVIRONMENT: environment(),
+                ENVIRONMENT: describe_environment(),
             }
             if not changes or untrained:
                 folder.taken_up()
