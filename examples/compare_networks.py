@@ -32,7 +32,7 @@ def main() -> None:
         votes = labels[near.index].mode(dim=1).values
         print(f"{name:20} {(votes == labels[half:]).float().mean():.0%} of {half} colours right by 5 neighbours")
 
-    alike = vitrail.inspection.cka([torch.stack(list(features.values()))])  # [3, 3]
+    alike = vitrail.inspection.measures([torch.stack(list(features.values()))])  # [3, 3]
     names = list(features)
     for a, b in ((0, 1), (0, 2), (1, 2)):
         print(f"CKA {alike[a, b]:.2f}   {names[a]} / {names[b]}")

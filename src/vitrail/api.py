@@ -28,12 +28,10 @@ from vitrail.data.collection import Collection, open_collection
 from vitrail.distributed.process_group import find_device, joined
 from vitrail.evaluation.frozen import closed_form_classifier as instant
 from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier
-from vitrail.evaluation.frozen.feature_cache import load_or_extract, list_missing
-from vitrail.evaluation.frozen.features import Precision
+from vitrail.evaluation.frozen.features import Precision, list_missing, load_or_extract
 from vitrail.evaluation.frozen.ridge_head import SHARE
 from vitrail.evaluation.result import Measure, Result
-from vitrail.evaluation.scoring import ScoringOptions
-from vitrail.evaluation.subject import choose_split, make_subject, iterate_batches
+from vitrail.evaluation.scoring import ScoringOptions, choose_split, iterate_batches, make_subject
 from vitrail.models.build import Model
 from vitrail.recipes.launch import free_folder, plan_run, record_command, short_settings
 from vitrail.recipes.run_request import Asked

@@ -26,7 +26,7 @@ from vitrail.cli.app import main
 from vitrail.data.collection import open_collection
 from vitrail.data.splits import Selection
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.metrics.metric import score_batches
+from vitrail.evaluation.metrics import score_batches
 from vitrail.evaluation.result import Result
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config

@@ -18,7 +18,7 @@ from vitrail.cli.app import main, parse_options
 from vitrail.data.class_names import BUNDLED, bundled_names, imagenet_ids
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.result import Result
-from vitrail.tasks.classification.answers import match_classes
+from vitrail.tasks.classification.metrics import match_classes
 
 NAMES = ("kingfisher", "tree frog", "ladybird")
 CPU = ("--device", "cpu")

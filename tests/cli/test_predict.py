@@ -27,7 +27,8 @@ from vitrail.cli.predict_attention import Drawn, seen
 from vitrail.cli.predict_pictures import Lines, is_weights, listing, parted
 from vitrail.core.errors import DataError
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection import overlay, rollout
+from vitrail.inspection import rollout
+from vitrail.inspection import rollout as overlay
 from vitrail.predict.predictor import Predictor
 from vitrail.tasks.classification.task import CLASSIFICATION
 

@@ -16,8 +16,8 @@ from vitrail.data.device_dataset import DeviceDataset
 from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.metrics import accuracy
-from vitrail.evaluation.metrics.accuracy import ClassificationScore, evaluate
+from vitrail.evaluation import metrics as accuracy
+from vitrail.evaluation.metrics import ClassificationScore, evaluate
 from vitrail.models.build import build
 
 SIDE, CLASSES, COUNT = 4, 7, 23

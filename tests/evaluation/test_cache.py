@@ -16,8 +16,7 @@ from vitrail.data.dataset import Arrays, Encoded, ImageDataset, RelabelledDatase
 from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.frozen.feature_cache import Kept, load_or_extract, hash_images
-from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.features import Kept, features, hash_images, load_or_extract
 from vitrail.models.build import Model
 
 PLAIN = Preprocessing(image=VIT.image)
@@ -138,7 +137,7 @@ class Torn(Arrays):
 
 
 def test_an_unreadable_picture_is_out_until_it_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrail.evaluation.frozen.feature_cache.LOOKED_AT", 1)  # so that the key is the same
+    monkeypatch.setattr("vitrail.evaluation.frozen.features.LOOKED_AT", 1)  # so that the key is the same
     whole = pictures()
     torn = Torn(whole.pictures, whole.labels, whole.classes, called="set")
     assert not kept(tmp_path, torn).found

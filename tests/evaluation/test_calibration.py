@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.metrics.intervals import Calibration, calibration_error
+from vitrail.evaluation.intervals import Calibration, calibration_error
 
 
 def slow(confidence: list[float], right: list[bool], bins: int) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.frozen.collapse import measure_collapse
+from vitrail.evaluation.frozen.knn import measure_collapse
 
 
 def noise(count: int, width: int, seed: int = 0) -> Tensor:
@@ -48,7 +48,11 @@ def test_noise_has_all_directions_and_one_direction_has_one() -> None:
 def test_scale_rotation_and_order_change_nothing_and_a_shift_no_rank() -> None:
     features = noise(200, 10) * torch.linspace(0.2, 2, 10)
     turn = torch.linalg.qr(noise(10, 10, seed=3))[0]
-    plain, turned, scaled = measure_collapse(features), measure_collapse(features @ turn), measure_collapse(1e-4 * features.flip(0))
+    plain, turned, scaled = (
+        measure_collapse(features),
+        measure_collapse(features @ turn),
+        measure_collapse(1e-4 * features.flip(0)),
+    )
     assert turned.rank == pytest.approx(plain.rank, rel=1e-5)
     assert turned.similarity == pytest.approx(plain.similarity, abs=1e-6)
     assert scaled.rank == pytest.approx(plain.rank, rel=1e-5)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitrail.evaluation.metrics.accuracy import count_right, cross_entropies, has_label, is_right, judge_predictions
+from vitrail.evaluation.metrics import count_right, cross_entropies, has_label, is_right, judge_predictions
 
 ONE = torch.tensor([2, 0, -1, 1])
 SEVERAL = torch.tensor([[2, 0], [1, -1], [-1, -1], [0, 1]])

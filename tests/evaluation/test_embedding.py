@@ -27,7 +27,7 @@ from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen import embed as embedding
-from vitrail.evaluation.frozen.embed import EmbeddingSummary, EmbeddingJob, embed
+from vitrail.evaluation.frozen.embed import EmbeddingJob, EmbeddingSummary, embed
 from vitrail.evaluation.frozen.embedding_file import read_description
 from vitrail.evaluation.frozen.features import features
 from vitrail.models.build import Model

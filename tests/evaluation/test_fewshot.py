@@ -11,18 +11,18 @@ from vitrail.data.splits import few_shot
 from vitrail.evaluation.frozen.fewshot import (
     PENALTIES,
     choose_penalty,
+    decompose,
+    estimate_interval,
+    fit_ridge,
+    require_single_labels,
+    score_few_shot,
     solve_by_features,
     solve_by_samples,
-    decompose,
-    score_few_shot,
-    sweep_penalties,
-    estimate_interval,
-    require_single_labels,
-    fit_ridge,
     student_quantile,
+    sweep_penalties,
     whiten,
 )
-from vitrail.evaluation.metrics.intervals import wilson_interval
+from vitrail.evaluation.intervals import wilson_interval
 
 
 def drawn(count: int, width: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -102,7 +102,9 @@ def test_the_answer_scores_as_the_closed_form_does() -> None:
     prepared = Preprocessing(image=VIT.image)
     with torch.no_grad():
         x, y = (
-            compute_features(network(VIT), torch.stack([prepared(part.open_image(at).rgb()) for at in range(len(part))]))
+            compute_features(
+                network(VIT), torch.stack([prepared(part.open_image(at).rgb()) for at in range(len(part))])
+            )
             for part in (train, test)
         )
     labels = torch.from_numpy(train.labels.values).long()

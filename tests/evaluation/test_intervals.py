@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest
 
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.metrics.intervals import Floats, bootstrap, wilson_interval
+from vitrail.evaluation.intervals import Floats, bootstrap, wilson_interval
 
 
 @pytest.mark.parametrize(("right", "count"), [(0, 1), (1, 1), (1, 3), (701, 1000), (765, 946), (0, 50), (50, 50)])

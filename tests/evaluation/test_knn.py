@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.frozen.knn import vote_classes, find_nearest, rank_stably
+from vitrail.evaluation.frozen.knn import find_nearest, rank_stably, vote_classes
 
 
 def drawn(count: int, seed: int, classes: int = 6, width: int = 12) -> tuple[Tensor, Tensor]:

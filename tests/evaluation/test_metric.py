@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.evaluation.test_accuracy import COUNT, PLAIN, Rank, Torn, pictures
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch, eval_batches
-from vitrail.evaluation.metrics.metric import Criterion, SupportsAllReduce, is_better, score_batches
+from vitrail.evaluation.metrics import Criterion, SupportsAllReduce, is_better, score_batches
 
 TARGETS = torch.linspace(-1.0, 1.0, COUNT, dtype=torch.float64)
 

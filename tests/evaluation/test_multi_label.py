@@ -18,7 +18,7 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.cli.app import main
 from vitrail.core.errors import DataError
 from vitrail.data.labels import Labels
-from vitrail.evaluation.metrics.multi_label import MultiLabelScore, score_labels
+from vitrail.evaluation.multi_label import MultiLabelScore, score_labels
 
 
 def made(count: int, classes: int, *, digits: int = 6, seed: int = 0) -> MultiLabelScore:

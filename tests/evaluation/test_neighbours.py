@@ -80,7 +80,9 @@ def test_a_picture_is_no_neighbour_of_its_own_and_of_few_all_are_shown() -> None
 def test_of_several_labels_one_in_common_is_enough() -> None:
     several = torch.tensor([[0, 1], [2, -1], [-1, -1]])
     three = Frozen(features=torch.eye(3), samples=torch.arange(3), labels=several)
-    found = find_similar_samples(Frozen(features=torch.eye(3)[:1], samples=torch.tensor([9]), labels=torch.tensor([[1, 2]])), three)
+    found = find_similar_samples(
+        Frozen(features=torch.eye(3)[:1], samples=torch.tensor([9]), labels=torch.tensor([[1, 2]])), three
+    )
     assert {one.sample: one.same for one in found[0].neighbours} == {0: True, 1: True, 2: None}
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.evaluation.frozen import probe as module
 from vitrail.evaluation.frozen.probe import PENALTIES, compute_gradient, fit_probe, search_penalty
-from vitrail.evaluation.metrics.accuracy import score_predictions
+from vitrail.evaluation.metrics import score_predictions
 
 
 def drawn(count: int, seed: int, classes: int = 5, width: int = 9, apart: float = 0.8) -> tuple[Tensor, Tensor]:

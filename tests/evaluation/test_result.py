@@ -15,7 +15,15 @@ from vitrail.checkpoint.weights import fresh, load, save
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.splits import Selection
 from vitrail.evaluation.frozen.features import hash_network
-from vitrail.evaluation.result import Measure, Result, describe_data, check_deduplication, format_value, format_interval, describe_weights
+from vitrail.evaluation.result import (
+    Measure,
+    Result,
+    check_deduplication,
+    describe_data,
+    describe_weights,
+    format_interval,
+    format_value,
+)
 
 
 def result() -> Result:

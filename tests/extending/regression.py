@@ -15,7 +15,7 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
 from vitrail.data.targets import Targets
-from vitrail.evaluation.metrics.metric import Criterion, SupportsAllReduce
+from vitrail.evaluation.metrics import Criterion, SupportsAllReduce
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput

@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import RESNET, VIT, awake, images
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.inspection.cka import cka, layer_cka
+from vitrail.inspection.measures import cka, layer_cka
 from vitrail.models.build import build
 
 

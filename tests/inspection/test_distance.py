@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import RESNET, VIT, awake, images
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.inspection.distance import attention_distance, attention_entropy, distance_matrix
 from vitrail.inspection.layer_taps import iterate_layers
+from vitrail.inspection.measures import attention_distance, attention_entropy, distance_matrix
 from vitrail.models import attention
 from vitrail.models.build import build
 from vitrail.models.vit import ViT

@@ -9,8 +9,13 @@ from torch import Tensor
 
 from tests.models.tiny import HYBRID, POSITIONS, RESNET, VIT, awake
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.distance import distance_matrix
-from vitrail.inspection.weights_and_features import filter_components, distance_correlation, position_similarity, row_column_score
+from vitrail.inspection.measures import distance_matrix
+from vitrail.inspection.weights_and_features import (
+    distance_correlation,
+    filter_components,
+    position_similarity,
+    row_column_score,
+)
 from vitrail.models.build import build
 
 

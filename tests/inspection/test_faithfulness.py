@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.models.tiny import RESNET, VIT, awake, images
 from vitrail.core.errors import ConfigError, UnknownName
-from vitrail.inspection.faithfulness import FaithfulnessCurves, faithfulness_curves, random_maps, rank_cells
+from vitrail.inspection.measures import FaithfulnessCurves, faithfulness_curves, random_maps, rank_cells
 from vitrail.inspection.rollout import grad_cam, gradient_rollout, rollout
 
 

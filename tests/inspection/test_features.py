@@ -11,9 +11,9 @@ from tests.models.tiny import VIT, awake, images
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.layer_taps import iterate_layers
 from vitrail.inspection.weights_and_features import (
+    distance_correlation,
     feature_colours,
     filter_components,
-    distance_correlation,
     patch_features,
     patch_similarity,
     token_norms,

@@ -33,7 +33,9 @@ EVERY: dict[str, Callable[[Theme], Any]] = {
     "filters": lambda theme: figures.draw_filters(DRAW.random((9, 4, 4, 3)), theme),
     "positions": lambda theme: figures.draw_positions(2 * DRAW.random((2, 3, 2, 3)) - 1, theme),
     "one head": lambda theme: figures.draw_heads(DRAW.random((1, 1)), "distance", theme),
-    "many heads": lambda theme: figures.draw_heads(DRAW.random((32, 16)), "distance", theme, reference=2.0, called="even"),
+    "many heads": lambda theme: figures.draw_heads(
+        DRAW.random((32, 16)), "distance", theme, reference=2.0, called="even"
+    ),
     "norms": lambda theme: figures.draw_norms(DRAW.random((3, 2, 8)) + 1, ["class token", "register"], theme),
     "norms far apart": lambda theme: figures.draw_norms(np.exp(9 * DRAW.random((33, 1, 6))), [], theme),
     "matrix": lambda theme: figures.draw_matrix(DRAW.random((3, 3)), theme),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.overlay import brighten, light_from_map, overlay
+from vitrail.inspection.rollout import brighten, light_from_map, overlay
 
 
 def test_light_falls_where_the_map_is_large() -> None:

@@ -17,11 +17,24 @@ from numpy.typing import NDArray
 from tests.models.tiny import VIT, awake
 from vitrail.inspection import figures
 from vitrail.inspection.context import InspectionContext
-from vitrail.inspection.explorer import ExploredImage, ExplorerSection, ExplorerPlan, merge_patches, pack_attention, plan_explorer, quantise, dequantise
 from vitrail.inspection.layer_taps import iterate_layers
-from vitrail.inspection.page import SectionFigure, ImageOverlay, InspectionSection, inspection_page, make_thumbnail
+from vitrail.inspection.page import (
+    ExploredImage,
+    ExplorerPlan,
+    ExplorerSection,
+    ImageOverlay,
+    InspectionSection,
+    SectionFigure,
+    dequantise,
+    inspection_page,
+    make_thumbnail,
+    merge_patches,
+    pack_attention,
+    plan_explorer,
+    quantise,
+)
 from vitrail.inspection.rollout import combine_layers
-from vitrail.inspection.sections_learned import iterate_attention, build_explorer
+from vitrail.inspection.sections_learned import build_explorer, iterate_attention
 
 WICKED = "<script>alert(1)</script>\"' onerror=x {{ 7 * 7 }}"
 DRAW = np.random.default_rng(0)
@@ -40,7 +53,9 @@ def explorer(name: str = "a.jpg") -> ExplorerSection:
 
 
 def part(name: str) -> InspectionSection:
-    draw = SectionFigure(name="d", text=name, note=name, lines=True, draw=lambda theme: figures.draw_matrix(np.eye(2), theme))
+    draw = SectionFigure(
+        name="d", text=name, note=name, lines=True, draw=lambda theme: figures.draw_matrix(np.eye(2), theme)
+    )
     return InspectionSection(kind="cka", title=name, reading=name, drawings=[draw])
 
 

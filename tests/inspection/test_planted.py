@@ -11,7 +11,7 @@ from tests.inspection.planted import planted, trained
 from vitrail.checkpoint.weights import load
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.distributed.process_group import World
-from vitrail.inspection.distance import distance_matrix
+from vitrail.inspection.measures import distance_matrix
 from vitrail.inspection.rollout import rollout
 from vitrail.inspection.weights_and_features import distance_correlation, position_similarity, row_column_score
 from vitrail.models.build import build

@@ -11,7 +11,7 @@ from tests.models.tiny import HYBRID, RESNET, VIT, awake, images
 from vitrail import inspection
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.layer_taps import has_token_readout, iterate_layers
-from vitrail.inspection.rollout import class_attention, gradient_rollout, combine_layers, rollout, rollout_by_layer
+from vitrail.inspection.rollout import class_attention, combine_layers, gradient_rollout, rollout, rollout_by_layer
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
@@ -168,6 +168,6 @@ def test_the_package_offers_functions_not_modules() -> None:
 
     assert inspection.rollout is rollout
     assert callable(inspection.overlay)
-    assert inspection.stream is iterate_layers
+    assert inspection.iterate_layers is iterate_layers
     assert inspection.__all__ == sorted(inspection.__all__)
     assert all(callable(getattr(inspection, name)) for name in inspection.__all__)

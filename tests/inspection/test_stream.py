@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from tests.inspection.test_tokens import ATTENTIVE
 from tests.models.tiny import VIT, awake, images
-from vitrail.inspection.distance import attention_distance
-from vitrail.inspection.layer_taps import iterate_states, iterate_layers
+from vitrail.inspection.layer_taps import iterate_layers, iterate_states
+from vitrail.inspection.measures import attention_distance
 from vitrail.inspection.rollout import class_attention, gradient_rollout, rollout
 from vitrail.models.backbone import Taps
 from vitrail.models.build import build

@@ -5,7 +5,15 @@ import torch
 
 from tests.models.tiny import HYBRID, RESNET, VARIANTS, VIT, awake, images
 from vitrail.core.errors import ConfigError, ImageSizeError
-from vitrail.inspection.layer_taps import TokenLayout, choose_classes, select_output, to_grid, iterate_states, iterate_layers, get_token_layout
+from vitrail.inspection.layer_taps import (
+    TokenLayout,
+    choose_classes,
+    get_token_layout,
+    iterate_layers,
+    iterate_states,
+    select_output,
+    to_grid,
+)
 from vitrail.models.build import bare
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
@@ -18,7 +26,9 @@ def test_tokens_of_the_networks_of_the_paper() -> None:
     assert get_token_layout(bare(model_config("ViT-L/16", image_size=512))) == TokenLayout(1, (32, 32), True, (16, 16))
     assert get_token_layout(bare(model_config("ViT-B/32"))) == TokenLayout(1, (7, 7), True, (32, 32))
     assert get_token_layout(bare(model_config("R50+ViT-L/16"))) == TokenLayout(1, (14, 14), True, (16, 16))
-    assert get_token_layout(bare(HYBRID)) == TokenLayout(1, (3, 4), True, (8, 8))  # 20x28 px, so the last ones hang over
+    assert get_token_layout(bare(HYBRID)) == TokenLayout(
+        1, (3, 4), True, (8, 8)
+    )  # 20x28 px, so the last ones hang over
     assert get_token_layout(bare(ATTENTIVE["hybrid, 3x3 root"])).patch == (2, 2)
     assert get_token_layout(bare(ATTENTIVE["hybrid, patch 2x1"])).patch == (16, 8)
     assert get_token_layout(bare(VIT)) == TokenLayout(1, (3, 4), True, (2, 3))
@@ -36,7 +46,10 @@ def test_patches_go_to_their_grid_along_any_axis() -> None:
 def test_the_output_is_read_as_the_head_reads_it() -> None:
     rows = torch.arange(13.0)[:, None].expand(13, 2)
     assert select_output(rows, bare(VIT)).tolist() == [0, 0]
-    assert select_output(rows, bare(ATTENTIVE["mean"])).tolist() == [6.5, 6.5]  # there is a class token, but none reads it
+    assert select_output(rows, bare(ATTENTIVE["mean"])).tolist() == [
+        6.5,
+        6.5,
+    ]  # there is a class token, but none reads it
     assert select_output(rows, bare(ATTENTIVE["patches"])).tolist() == [6.5, 6.5]
 
 

@@ -13,9 +13,9 @@ from vitrail.data.loader import eval_batches
 from vitrail.data.splits import few_shot, first_shots
 from vitrail.evaluation.frozen.features import features
 from vitrail.evaluation.frozen.fewshot import fit_ridge
-from vitrail.evaluation.frozen.knn import vote_classes, find_nearest
+from vitrail.evaluation.frozen.knn import find_nearest, vote_classes
 from vitrail.evaluation.frozen.probe import fit_probe
-from vitrail.evaluation.metrics.accuracy import score_predictions
+from vitrail.evaluation.metrics import score_predictions
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 WEIGHTS = DATA / "deit_tiny_patch16_224.safetensors"

@@ -131,7 +131,7 @@ def served(weights: Path, *options: str) -> Iterator[str]:
 def expected(weights: Path, image: Image.Image, layer: int, head: int | None, row: int) -> np.ndarray[Any, Any]:
     """Alpha of the map as the network itself says: `row` 0 is the class token, then the patches."""
     model, ready = vitrail.load(weights), vitrail.predictor(weights, device="cpu").preprocessing(image)
-    view = list(inspection.stream(model, ready[None]))[layer]
+    view = list(inspection.iterate_layers(model, ready[None]))[layer]
     heads = view.attention[0].double().numpy()
     seen = (heads.mean(0) if head is None else heads[head])[row, 1:]
     others = np.delete(seen, row - 1) if row else seen

@@ -9,7 +9,7 @@ from PIL import Image
 from tests.studies.conftest import TINY
 from vitrail.checkpoint.weights import bundle_of, fresh
 from vitrail.core.errors import ImageSizeError
-from vitrail.evaluation.speed import SpeedPoint, Speed
+from vitrail.evaluation.speed import Speed, SpeedPoint
 from vitrail.models.zoo import model_config
 from vitrail.report.figure_style import save
 from vitrail.studies.paper.inference_speed import Measured, figure, measured, random_weights, sizes_for
@@ -50,7 +50,9 @@ def test_a_size_that_leaves_pixels_over_is_refused_before_anything_runs() -> Non
 def known(name: str, pace: float) -> Measured:
     speeds = {
         (side, side): Speed(
-            points=tuple(SpeedPoint(batch=b, seconds=b * side**2 / pace, passes=3, memory=10**6 * b) for b in (1, 2, 4)),
+            points=tuple(
+                SpeedPoint(batch=b, seconds=b * side**2 / pace, passes=3, memory=10**6 * b) for b in (1, 2, 4)
+            ),
             stopped="time",
             largest=10**9 // side**2,
         )

@@ -15,8 +15,8 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
 from vitrail.data.targets import Targets
-from vitrail.evaluation.metrics.intervals import Interval, bootstrap
-from vitrail.evaluation.metrics.metric import Criterion, SupportsAllReduce
+from vitrail.evaluation.intervals import Interval, bootstrap
+from vitrail.evaluation.metrics import Criterion, SupportsAllReduce
 from vitrail.report.page import Section, Table
 from vitrail.tasks.task import PredictionOptions, Task
 

@@ -21,8 +21,7 @@ from vitrail.data.dataset import Subset
 from vitrail.data.training_record import KEY, record_training
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.result import Measure, Result
-from vitrail.evaluation.scoring import ScoringOptions
-from vitrail.evaluation.subject import make_subject
+from vitrail.evaluation.scoring import ScoringOptions, make_subject
 from vitrail.models.vit_config import ViTConfig
 from vitrail.tasks.scoring import score_network
 from vitrail.tasks.task import TASKS

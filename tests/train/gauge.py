@@ -10,7 +10,7 @@ from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.geometry import Geometry
 from vitrail.data.targets import ClassLabels
-from vitrail.evaluation.metrics.metric import Criterion
+from vitrail.evaluation.metrics import Criterion
 from vitrail.report.page import Notes, Section
 from vitrail.tasks.classification.objective import Classification
 from vitrail.tasks.task import PredictionOptions, Task

@@ -16,7 +16,7 @@ from tests.train.gauge import GaugeTask, gauge_rows
 from vitrail.core.atomic_files import NotOnDisk
 from vitrail.core.errors import BadImage
 from vitrail.data.dataset import Arrays, ImageDataset
-from vitrail.evaluation.metrics.accuracy import ScoredSample, ClassificationScore
+from vitrail.evaluation.metrics import ClassificationScore, ScoredSample
 from vitrail.report import page as page_module
 from vitrail.report.charts import Charts, Lines
 from vitrail.report.confusion_matrix import Heat

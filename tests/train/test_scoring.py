@@ -3,7 +3,7 @@
 import math
 from dataclasses import asdict
 
-from vitrail.evaluation.metrics.metric import Criterion
+from vitrail.evaluation.metrics import Criterion
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.train.scoring import Best
 

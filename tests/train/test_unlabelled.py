@@ -17,9 +17,8 @@ from vitrail.data.loader import Augmented, eval_batches
 from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.frozen.collapse import measure_collapse
 from vitrail.evaluation.frozen.features import features
-from vitrail.evaluation.frozen.knn import vote_classes, find_nearest
+from vitrail.evaluation.frozen.knn import find_nearest, measure_collapse, vote_classes
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches

@@ -8,7 +8,14 @@ from vitrail.cli.options.compare import CompareOptions
 from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.compare import MeasureColumn, Comparison, ResultFile, compare_results, gather_results, describe_deduplication
+from vitrail.evaluation.compare import (
+    Comparison,
+    MeasureColumn,
+    ResultFile,
+    compare_results,
+    describe_deduplication,
+    gather_results,
+)
 from vitrail.evaluation.result import Measure
 
 WIDE = 6  # columns above which a terminal gets a table for each data set, and one with a measure a line
@@ -84,7 +91,13 @@ def tidy(table: Comparison, notes: Sequence[str]) -> str:
 def record(column: MeasureColumn, measure: Measure, found: ResultFile) -> list[object]:
     result = found.result
     return [
-        *(result.weights.get("hash", ""), result.kind, column.data, result.data.get("fingerprint", ""), describe_deduplication(result)),
+        *(
+            result.weights.get("hash", ""),
+            result.kind,
+            column.data,
+            result.data.get("fingerprint", ""),
+            describe_deduplication(result),
+        ),
         *(measure.name, measure.value, measure.low, measure.high, measure.count, measure.unit),
         *(result.made, found.path),
     ]

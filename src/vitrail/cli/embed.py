@@ -16,7 +16,7 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.distributed.process_group import World, joined
 from vitrail.evaluation.frozen.embed import EmbeddingSummary, embed
 from vitrail.evaluation.frozen.embedding_file import FORMATS
-from vitrail.evaluation.subject import choose_workers
+from vitrail.evaluation.scoring import choose_workers
 
 NAMED = 3  # unreadable images that are named
 PATIENCE_S = 3600.0  # a process may be that much longer at its last part than the others

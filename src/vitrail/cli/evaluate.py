@@ -16,10 +16,8 @@ from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import World, joined
-from vitrail.evaluation.exposure import Scope
-from vitrail.evaluation.result import Measure, format_value, format_interval
-from vitrail.evaluation.scoring import ScoringOptions
-from vitrail.evaluation.subject import choose_split
+from vitrail.evaluation.result import Measure, format_interval, format_value
+from vitrail.evaluation.scoring import Scope, ScoringOptions, choose_split
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.scoring import ScoredNetwork, score_network
 
@@ -153,7 +151,9 @@ def show_sizes(done: Sequence[ScoredNetwork]) -> None:
     for one in done:
         by_name = {measure.name: measure for measure in one.result.measures}
         cells = [
-            f"{format_value(by_name[name])} ({format_interval(by_name[name])})" if name in found.counting else format_value(by_name[name])
+            f"{format_value(by_name[name])} ({format_interval(by_name[name])})"
+            if name in found.counting
+            else format_value(by_name[name])
             for name in heads
             if name in by_name
         ]

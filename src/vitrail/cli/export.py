@@ -107,7 +107,7 @@ def pictures(
     if options.data is None:
         return None
     from vitrail.cli.opening import open_data
-    from vitrail.evaluation.subject import choose_split, choose_workers
+    from vitrail.evaluation.scoring import choose_split, choose_workers
     from vitrail.export import Pictures
     from vitrail.tasks.registry import find_task
 

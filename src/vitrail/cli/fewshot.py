@@ -10,10 +10,18 @@ from vitrail.cli.frozen import Frozen, Task
 from vitrail.cli.options.fewshot import ALL, FewshotOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import BadLabels, ConfigError
-from vitrail.evaluation.frozen.fewshot import PENALTIES, PENALTY, choose_penalty, score_few_shot, sweep_penalties, estimate_interval, fit_ridge
-from vitrail.evaluation.metrics.accuracy import count_single_labels
-from vitrail.evaluation.result import Measure, Result, format_value, format_interval
-from vitrail.evaluation.subject import Subject
+from vitrail.evaluation.frozen.fewshot import (
+    PENALTIES,
+    PENALTY,
+    choose_penalty,
+    estimate_interval,
+    fit_ridge,
+    score_few_shot,
+    sweep_penalties,
+)
+from vitrail.evaluation.metrics import count_single_labels
+from vitrail.evaluation.result import Measure, Result, format_interval, format_value
+from vitrail.evaluation.scoring import Subject
 
 SHOTS: Final = (1, 5, 10, 25)
 SEEDS: Final = (0, 1, 2)
@@ -100,7 +108,8 @@ def swept(
     """The older variant: every penalty, and for each number of shots the one of the best mean rank over the sets."""
     grids = {
         number: [
-            sweep_penalties(p.train, p.train_labels, p.test, p.test_labels, len(task.classes), number) for task, p in both
+            sweep_penalties(p.train, p.train_labels, p.test, p.test_labels, len(task.classes), number)
+            for task, p in both
         ]
         for number in shots
     }
@@ -112,7 +121,15 @@ def swept(
             value = grids[number][at][best[number]]
             low, high = estimate_interval([value], count)
             measures.append(Measure(name=measured(number), value=value, low=low, high=high, count=count))
-            rows.append([task.title, called(number), format_value(measures[-1]), format_interval(measures[-1]), f"{best[number]:g}"])
+            rows.append(
+                [
+                    task.title,
+                    called(number),
+                    format_value(measures[-1]),
+                    format_interval(measures[-1]),
+                    f"{best[number]:g}",
+                ]
+            )
             if len(both) > 1:
                 rows[-1].append(f"{max(grids[number][at].values()):.2%}")
         config = {

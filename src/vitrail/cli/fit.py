@@ -22,9 +22,9 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
 from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier, MultiLabelMeasures, fit
 from vitrail.evaluation.frozen.fewshot import PENALTIES
-from vitrail.evaluation.metrics.intervals import wilson_interval
-from vitrail.evaluation.result import format_value, format_interval
-from vitrail.evaluation.subject import Subject
+from vitrail.evaluation.intervals import wilson_interval
+from vitrail.evaluation.result import format_interval, format_value
+from vitrail.evaluation.scoring import Subject
 
 
 def run(options: FitOptions) -> int:
@@ -133,6 +133,7 @@ def result(made: FittedClassifier) -> None:
         return
     top1 = made.scored.top1
     print(
-        f"{made.scored.split}: accuracy {format_value(top1)} (95% interval {format_interval(top1)}, {top1.count:,} images); its "
+        f"{made.scored.split}: accuracy {format_value(top1)} "
+        f"(95% interval {format_interval(top1)}, {top1.count:,} images); its "
         f"probabilities are off by {made.scored.error:.2%} on average"
     )

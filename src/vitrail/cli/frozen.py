@@ -21,12 +21,18 @@ from vitrail.data.collection import Collection, agree
 from vitrail.data.dataset import ImageDataset, Subset
 from vitrail.data.loader import Batch
 from vitrail.data.splits import stratified
-from vitrail.evaluation.exposure import Scope, choose_unseen, count_images, find_shared
-from vitrail.evaluation.frozen.feature_cache import Kept, load_or_extract, list_missing
-from vitrail.evaluation.frozen.features import SquareView
-from vitrail.evaluation.metrics.accuracy import keep_single_labels
+from vitrail.evaluation.frozen.features import Kept, SquareView, list_missing, load_or_extract
+from vitrail.evaluation.metrics import keep_single_labels
 from vitrail.evaluation.result import Measure, Result
-from vitrail.evaluation.subject import Subject, choose_split, describe_scored_data
+from vitrail.evaluation.scoring import (
+    Scope,
+    Subject,
+    choose_split,
+    choose_unseen,
+    count_images,
+    describe_scored_data,
+    find_shared,
+)
 
 NAMED: Final = 3  # unreadable images that are named
 

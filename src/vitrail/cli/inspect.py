@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from vitrail.data.dataset import ImageDataset
-    from vitrail.evaluation.subject import Subject
+    from vitrail.evaluation.scoring import Subject
     from vitrail.inspection.context import InspectionContext, Pixels
     from vitrail.inspection.page import InspectionSection
     from vitrail.report.sections import Tile
@@ -110,7 +110,7 @@ class Looked:
     """What is looked at, and where it is from."""
 
     about: "Subject"
-    given: "Given"
+    given: "InspectionContext"
     data: dict[str, object]
     unreadable: tuple[str, ...]  # of the set
 
@@ -164,8 +164,8 @@ def crowd(options: InspectOptions, data: str) -> "tuple[str, ImageDataset, tuple
 
     from vitrail.cli.opening import open_data
     from vitrail.data.dataset import Subset
-    from vitrail.evaluation.frozen.feature_cache import is_readable
-    from vitrail.evaluation.subject import choose_split
+    from vitrail.evaluation.frozen.features import is_readable
+    from vitrail.evaluation.scoring import choose_split
 
     if options.count < 1:
         raise ConfigError(f"--count {options.count}: one image at least")
@@ -223,7 +223,7 @@ def sampled(source: "ImageDataset", about: "Subject") -> "list[tuple[str, torch.
 
 def names_of(options: InspectOptions, about: "Subject", source: "ImageDataset | None") -> tuple[str, ...] | None:
     """What the classes are called: by a file, by the weights, or by the set where it has as many."""
-    from vitrail.tasks.classification.answers import is_numeric
+    from vitrail.tasks.classification.metrics import is_numeric
 
     config = about.network.config
     classes = config.classes
@@ -283,17 +283,17 @@ def patch_of(text: str | None, config: ModelConfig) -> tuple[int, int] | None:
 class Made:
     """The parts so far, and why others are not there. `stopped` are the kinds that an interrupt left undone."""
 
-    parts: "list[Part]"
+    parts: "list[InspectionSection]"
     left_out: list[str]
     stopped: tuple[str, ...] = ()
 
 
-def made(given: "Given", wanted: list[str], *, named: bool) -> Made:
+def made(given: "InspectionContext", wanted: list[str], *, named: bool) -> Made:
     """Everything that was asked for, or as much of it as an interrupt left time for; `named` is whether it was asked
     for by name."""
     from vitrail.inspection.registry import KINDS, NO_TOKENS
 
-    parts, reasons = list["Part"](), dict[str, list[str]]()
+    parts, reasons = list["InspectionSection"](), dict[str, list[str]]()
     todo = [kind for kind in wanted if kind != "explorer"]
     stopped: tuple[str, ...] = ()
     with bars() as progress:
@@ -335,7 +335,9 @@ def counting(model: "torch.nn.Module", kind: str) -> Generator[None]:
                 hook.remove()
 
 
-def write(options: InspectOptions, looked: Looked, parts: "list[Part]", left_out: list[str], wanted: list[str]) -> Path:
+def write(
+    options: InspectOptions, looked: Looked, parts: "list[InspectionSection]", left_out: list[str], wanted: list[str]
+) -> Path:
     """The figures, the numbers and the page."""
     from vitrail.evaluation.result import Measure, Result
     from vitrail.inspection.page import inspection_page

@@ -6,9 +6,9 @@ from vitrail.cli import frozen
 from vitrail.cli.options.knn import KnnOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.evaluation.frozen.knn import vote_classes, find_nearest
-from vitrail.evaluation.metrics.accuracy import score_predictions
-from vitrail.evaluation.result import Measure, measure_share, format_value, format_interval
+from vitrail.evaluation.frozen.knn import find_nearest, vote_classes
+from vitrail.evaluation.metrics import score_predictions
+from vitrail.evaluation.result import Measure, format_interval, format_value, measure_share
 
 NEIGHBOURS: Final = (1, 5, 10, 20, 50)
 

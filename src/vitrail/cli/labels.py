@@ -38,7 +38,7 @@ def renamed(asker: "Predictor[Any]", labels: str | None, renames: Sequence[str])
 
 def read_labels(text: str, num_classes: int) -> tuple[str, ...]:
     """One name per class, from a file or from the bundled ones."""
-    from vitrail.tasks.classification.answers import read_names
+    from vitrail.tasks.classification.metrics import read_names
 
     if text not in BUNDLED or Path(text).exists():
         return read_names(Path(text), num_classes)

@@ -16,8 +16,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.context import run_in_portions
 from vitrail.inspection.layer_taps import require_transformer
-from vitrail.inspection.overlay import overlay
-from vitrail.inspection.rollout import rollout
+from vitrail.inspection.rollout import overlay, rollout
 from vitrail.predict.predictor import Predictor
 from vitrail.report.page import printable
 

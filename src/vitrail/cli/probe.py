@@ -7,8 +7,8 @@ from vitrail.cli.options.probe import ProbeOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.evaluation.frozen.probe import PENALTIES, TOLERANCE, fit_probe, search_penalty
-from vitrail.evaluation.metrics.accuracy import TOP, score_predictions
-from vitrail.evaluation.result import Measure, measure_share, format_value, format_interval
+from vitrail.evaluation.metrics import TOP, score_predictions
+from vitrail.evaluation.result import Measure, format_interval, format_value, measure_share
 
 
 def run(options: ProbeOptions) -> int:
@@ -31,7 +31,9 @@ def run(options: ProbeOptions) -> int:
             right, count = score_predictions(made.top(part.test, guesses), part.test_labels)
             # Of the network's own head it would be the plain one.
             measures.append(measure_share(f"probe top-{guesses}", right, count))
-    print_table(["measure", "accuracy", "95% interval"], [(m.name, format_value(m), format_interval(m)) for m in measures])
+    print_table(
+        ["measure", "accuracy", "95% interval"], [(m.name, format_value(m), format_interval(m)) for m in measures]
+    )
     how = f"the best of {len(tried)} on a tenth of {task.train}" if tried else "as given"
     print(
         f"penalty {penalty:g}, {how}; {made.iterations} iterations, loss {made.loss:.4f}, "

@@ -16,7 +16,7 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import joined
-from vitrail.evaluation.subject import Subject, make_subject, iterate_batches
+from vitrail.evaluation.scoring import Subject, iterate_batches, make_subject
 
 
 @contextlib.contextmanager

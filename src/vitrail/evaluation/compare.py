@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from vitrail.core.errors import DataError, unknown
-from vitrail.evaluation.result import Measure, Result, format_value, format_interval
+from vitrail.evaluation.result import Measure, Result, format_interval, format_value
 from vitrail.evaluation.scoring import EvaluationOutcome
 from vitrail.report.page import Notes, Section, page
 from vitrail.report.sections import Facts, Strips, Tile, Tiles
@@ -289,7 +289,9 @@ def doubts(group: tuple[str, str, str], rows: Sequence[WeightsRow]) -> list[str]
     facts = {
         "the images themselves differ": {name: pictures_of(one.data) for name, one in some.items()},
         "what was learnt from differs": {name: pictures_of(one.data.get("train")) for name, one in some.items()},
-        "copies were left out of some trainings only": {name: describe_deduplication(one) or "not known" for name, one in some.items()},
+        "copies were left out of some trainings only": {
+            name: describe_deduplication(one) or "not known" for name, one in some.items()
+        },
     }
     if units & set(MACHINE):
         facts["the machine differs"] = {name: machine_of(one) for name, one in some.items()}

@@ -25,7 +25,7 @@ import torch
 from vitrail import __version__
 from vitrail.core.atomic_files import read_text, write_file
 from vitrail.core.errors import DataError, VitrailError, reason_of, unknown
-from vitrail.evaluation.metrics.intervals import Interval, wilson_interval
+from vitrail.evaluation.intervals import Interval, wilson_interval
 
 if TYPE_CHECKING:
     from vitrail.data.dataset import ImageDataset
@@ -149,7 +149,9 @@ def describe_data(
     }
 
 
-def check_deduplication(source: "ImageDataset", selection: "Selection | None", provenance: Mapping[str, Any]) -> bool | None:
+def check_deduplication(
+    source: "ImageDataset", selection: "Selection | None", provenance: Mapping[str, Any]
+) -> bool | None:
     """Whether copies of these images were left out of training (4.1): by a selection of `vitrail data dedup` that was
     made against them, else as the weights themselves say, else none: nobody knows."""
     if selection is None:

@@ -1,4 +1,8 @@
-"""What a task is given to score a network on a split, and what it gives back.
+"""A network at rest that is to be scored, the split that it is scored on, and how images reach it.
+
+Images that the weights were trained on are no test: what is left out of a score, and what is said about it.
+
+What a task is given to score a network on a split, and what it gives back.
 
     outcome = setting.run(metric, targets)        # every image once
     Evaluated(outputs="21 classes of pixels", lead=..., measures=(...,))
@@ -6,24 +10,271 @@
 Which images count, how they are read, the result file, the page and what is printed are the same for all tasks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitrail.checkpoint.bundle import Bundle, card_of
+from vitrail.checkpoint.weights import network as network_of
+from vitrail.checkpoint.weights import operate
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import ImageDataset
-from vitrail.data.targets import Targets
+from vitrail.data.dataset import ImageDataset, Subset, total_bytes
+from vitrail.data.loader import Batch, Views, eval_batches
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.splits import Selection
+from vitrail.data.targets import CLASS_LABELS, Targets
+from vitrail.data.training_record import (
+    MOST_BYTES,
+    MOST_IMAGES,
+    Exposure,
+    Hashes,
+    find_exposure,
+    hash_contents,
+    interleave,
+)
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.exposure import Advance
 from vitrail.evaluation.frozen.features import Precision
-from vitrail.evaluation.metrics.metric import Metric, score_batches
-from vitrail.evaluation.result import Measure
-from vitrail.evaluation.subject import Subject, iterate_batches
+from vitrail.evaluation.metrics import Metric, score_batches
+from vitrail.evaluation.result import Measure, check_deduplication, describe_data, describe_weights
+from vitrail.models.build import Model
 from vitrail.report.page import Section, Table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """A network at rest on its device, and how its images are prepared."""
+
+    name: str
+    network: Model
+    preprocessing: Preprocessing
+    device: torch.device
+    facts: Mapping[str, Any]  # for a result, of what is in the file, whatever size and type it is used in
+
+    def computing_in(self, precision: Precision) -> None:
+        """Turns the weights to bfloat16 where they are to be."""
+        if precision == "bfloat16":
+            self.network.to(torch.bfloat16)
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        return card_of(self.network).labels
+
+    @property
+    def multi_label(self) -> bool:
+        return card_of(self.network).multi_label
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        return card_of(self.network).provenance
+
+
+def make_subject(name: str, bundle: Bundle, device: torch.device, *, image_size: int | None) -> Subject:
+    """The network of a bundle on its device, at another size where one is given."""
+    network = network_of(operate(bundle, image_size=image_size))
+    # Now, not when the result is written: a run that is training may have replaced the file by then.
+    facts = describe_weights(name, network if image_size is None else network_of(bundle))
+    network = network.to(device)
+    return Subject(
+        name=name,
+        network=network,
+        preprocessing=card_of(network).preprocessing,
+        device=device,
+        facts=facts,
+    )
+
+
+def choose_split(collection: Collection, *names: str) -> tuple[str, ImageDataset]:
+    """The first of the named splits that is there; the only one, whatever it is called."""
+    if len(collection.splits) == 1:
+        return next(iter(collection.splits.items()))
+    for name in names:
+        if name in collection.splits:
+            return name, collection.splits[name]
+    raise DataError(
+        f"{collection.name} has the splits {', '.join(collection.splits)}; say which one: {collection.name}@"
+        f"{next(iter(collection.splits))}"
+    )
+
+
+def describe_scored_data(about: Subject, collection: Collection, split: str, path: Path | None) -> dict[str, Any]:
+    """What a result says of its images, the `path` of --deduplicated-by included."""
+    source = collection.splits[split]
+    selection = None if path is None else Selection.load(path)
+    try:
+        known = check_deduplication(source, selection, about.provenance)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    return describe_data(collection.title, split, source, deduplicated=known, selection=selection)
+
+
+def iterate_batches(
+    source: ImageDataset,
+    preprocessing: Preprocessing | Views,
+    device: torch.device,
+    *,
+    batch: int = 0,
+    workers: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    ledger: UnreadableLog | None = None,
+    targets: Targets = CLASS_LABELS,
+) -> Iterator[Batch]:
+    """Every image once, prepared. A process's batch has one size, however many processes there are: a product over
+    other rows may round otherwise, and the numbers are to be the same. A `batch` of 0 is chosen by the device, a
+    negative number of `workers` by the cores."""
+    if batch < 0:
+        raise ConfigError(f"batch {batch} must be at least 1")
+    size = batch or (256 if device.type == "cuda" else 64)
+    return eval_batches(
+        source,
+        preprocessing,
+        batch=min(size, max(len(source), 1)) * world,
+        rank=rank,
+        world=world,
+        workers=workers if workers >= 0 else choose_workers(),
+        pin=device.type == "cuda",
+        ledger=ledger,
+        targets=targets,
+    )
+
+
+def choose_workers() -> int:
+    """One core is left for the network."""
+    return max(min((os.cpu_count() or 1) - 1, 8), 0)
+
+
+Advance: TypeAlias = Callable[[str, int, int | None], None]  # what is being done, how much of it is done, of how much
+
+
+def ignore_progress(what: str, done: int, total: int | None) -> None:
+    """The progress of somebody who does not want to hear of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scope:
+    """What of the given images is scored."""
+
+    given: int
+    exposure: Exposure
+    included: bool  # whether images that were trained on are scored
+    dropped: int = 0  # left out by --without
+    without: str = ""  # the hash of its selection
+
+    @property
+    def seen(self) -> int | None:
+        """How many of the given images were trained on; none where nobody knows."""
+        return None if not self.exposure.count and "" in self.exposure.unrecorded else self.exposure.count
+
+    @property
+    def tainted(self) -> bool:
+        """Whether the score counts images that were trained on."""
+        return self.included and bool(self.exposure.count)
+
+    def facts(self) -> dict[str, Any]:
+        """For a result."""
+        unrecorded = [name or "the weights" for name in self.exposure.unrecorded]
+        facts: dict[str, Any] = {
+            "given": self.given,
+            "seen": self.seen,
+            "seen_are_scored": self.tainted,
+            "unrecorded": unrecorded,
+        }
+        return facts | ({"dropped": self.dropped, "without": self.without} if self.without else {})
+
+    def lines(self) -> list[str]:
+        """For people."""
+        given, seen = self.given, self.exposure.count
+        lines = list[str]()
+        if self.without:
+            lines.append(f"{count_images(self.dropped)} left out as copies (--without)")
+        if self.tainted:
+            share = f"{seen:,} of the {count_images(given)}"
+            lines.append(f"WARNING: {share} scored here were used in training")
+        elif seen:
+            rest = f"scoring the {given - seen:,} held out"
+            lines.append(f"{seen:,} of {count_images(given)} were used in training; {rest}")
+        elif self.seen is not None:
+            lines.append(f"none of the {count_images(given)} was used in training")
+        else:
+            lines.append("unknown whether the weights have seen these images: they have no record that can tell")
+        names = [name for name in self.exposure.unrecorded if name or self.seen is not None]
+        if names:
+            known = ", ".join(name or "these weights" for name in names)
+            lines.append(f"not recorded: the training images of {known}")
+        return lines
+
+
+def count_images(count: int) -> str:
+    return f"{count:,} {'image' if count == 1 else 'images'}"
+
+
+def choose_unseen(
+    source: ImageDataset,
+    called: str,
+    *,
+    weights: str,
+    provenance: dict[str, Any],
+    include_seen: bool,
+    without: Path | None = None,
+    world: World | None = None,
+    advance: Advance = ignore_progress,
+) -> tuple[ImageDataset, Scope]:
+    """The images to score: without those of `without`, and without those that the weights were trained on, unless they
+    are asked for. Where none is left, that is an error. All processes call it."""
+    dropped, selection = 0, ""
+    if without is not None:
+        kept, selection = drop_images(source, without)
+        dropped, source = len(source) - len(kept), kept
+    exposure = find_exposure(provenance, source, lambda one: hash_in_parallel(one, world, advance))
+    scope = Scope(given=len(source), exposure=exposure, included=include_seen, dropped=dropped, without=selection)
+    if include_seen or not exposure.count:
+        return source, scope
+    if exposure.count == len(source):
+        raise DataError(
+            f"all {count_images(len(source))} of {called} were used to train {weights}, so a score would say "
+            "nothing about new images; give images that it has not seen, or add --include-seen"
+        )
+    return Subset(source, np.flatnonzero(~exposure.seen)), scope
+
+
+def find_shared(train: ImageDataset, test: ImageDataset) -> "NDArray[np.int64] | None":
+    """The places of the images of `train` that are in `test`, too; none where there are too many to look."""
+    if any(len(one) > MOST_IMAGES or total_bytes(one) > MOST_BYTES for one in (train, test)):
+        return None
+    learnt, scored = hash_contents(train), hash_contents(test)
+    return np.flatnonzero(np.isin(learnt, scored[scored != 0]))
+
+
+def hash_in_parallel(source: ImageDataset, world: World | None, advance: Advance) -> Hashes:
+    """The content hashes of a source; several processes share the reading."""
+    rank, size = (0, 1) if world is None else (world.rank, world.size)
+    tell = (lambda done: advance("which images were seen", done, len(source))) if rank == 0 else None
+    share = hash_contents(source, rank=rank, world=size, advance=tell)
+    return share if world is None else interleave(world.gather(share))
+
+
+def drop_images(source: ImageDataset, path: Path) -> tuple[ImageDataset, str]:
+    """The images that a drop.json leaves, and its hash."""
+    selection = Selection.load(path)
+    if not selection.drop:
+        raise DataError(f"--without {path} says which images to take, and none to leave out")
+    try:
+        kept = selection.apply(source)
+    except DataError as error:
+        raise DataError(f"--without {path}: {error}") from None
+    if not len(kept):
+        raise DataError(f"--without {path} leaves none of {count_images(len(source))} to score")
+    return kept, selection.hash
+
 
 ResultT = TypeVar("ResultT")
 

@@ -25,7 +25,7 @@ from vitrail.core.errors import DataError, ExportFailed
 from vitrail.core.text import Pair, format_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.targets import CLASS_LABELS
-from vitrail.evaluation.metrics.metric import Criterion, Metric
+from vitrail.evaluation.metrics import Criterion, Metric
 from vitrail.export.int8 import Pictures
 from vitrail.tasks.task import Task, TaskScore
 

@@ -11,16 +11,30 @@ mode, without gradients, with their fused attention.
 
 # Not lazy as the package itself: four functions are named as their modules, and a module that is imported later would
 # take the name.
-from vitrail.inspection.cka import cka, layer_cka
-from vitrail.inspection.distance import attention_distance, attention_entropy, distance_matrix
-from vitrail.inspection.faithfulness import FaithfulnessCurves, faithfulness_curves, random_maps
-from vitrail.inspection.layer_taps import TokenLayout, iterate_layers, get_token_layout
-from vitrail.inspection.overlay import overlay
-from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollout, combine_layers, rollout, rollout_by_layer
+from vitrail.inspection.layer_taps import TokenLayout, get_token_layout, iterate_layers
+from vitrail.inspection.measures import (
+    FaithfulnessCurves,
+    attention_distance,
+    attention_entropy,
+    cka,
+    distance_matrix,
+    faithfulness_curves,
+    layer_cka,
+    random_maps,
+)
+from vitrail.inspection.rollout import (
+    class_attention,
+    combine_layers,
+    grad_cam,
+    gradient_rollout,
+    overlay,
+    rollout,
+    rollout_by_layer,
+)
 from vitrail.inspection.weights_and_features import (
+    distance_correlation,
     feature_colours,
     filter_components,
-    distance_correlation,
     patch_features,
     patch_similarity,
     position_similarity,
@@ -29,21 +43,23 @@ from vitrail.inspection.weights_and_features import (
 )
 
 __all__ = [
-    "Curves",
-    "Tokens",
+    "FaithfulnessCurves",
+    "TokenLayout",
     "attention_distance",
     "attention_entropy",
     "cka",
     "class_attention",
-    "colours",
-    "curves",
+    "combine_layers",
+    "distance_correlation",
     "distance_matrix",
-    "filters",
+    "faithfulness_curves",
+    "feature_colours",
+    "filter_components",
+    "get_token_layout",
     "grad_cam",
     "gradient_rollout",
-    "joined",
+    "iterate_layers",
     "layer_cka",
-    "near_far",
     "overlay",
     "patch_features",
     "patch_similarity",
@@ -52,7 +68,5 @@ __all__ = [
     "rollout",
     "rollout_by_layer",
     "row_column_score",
-    "stream",
     "token_norms",
-    "tokens_of",
 ]

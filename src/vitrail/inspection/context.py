@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.layer_taps import TokenLayout, mean_logits, has_attention, get_token_layout, require_transformer
+from vitrail.inspection.layer_taps import TokenLayout, get_token_layout, has_attention, mean_logits, require_transformer
 from vitrail.inspection.rollout import rollout
 from vitrail.models.backbone import resting
 

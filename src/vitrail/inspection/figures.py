@@ -32,7 +32,9 @@ def show_image(axes: "Axes", picture: Pixels, title: str = "") -> None:
 GAP: Final = 0.05  # inches between images
 
 
-def draw_pairs(pictures: Sequence[Pixels], overlays: Sequence[Pixels], captions: Sequence[str], theme: Theme) -> "Figure":
+def draw_pairs(
+    pictures: Sequence[Pixels], overlays: Sequence[Pixels], captions: Sequence[str], theme: Theme
+) -> "Figure":
     """Figure 6: each image next to its attention, two of them in a row."""
     across = 1 if len(pictures) == 1 else 2
     tiles, named = list[list[Pixels | None]](), list[list[str]]()
@@ -235,7 +237,9 @@ def draw_faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme)
         panels: Any = figure.subplots(1, 2, sharey=True)
         for panel, title in enumerate(("deletion: lower is better", "insertion: higher is better")):
             axes = panels[panel]
-            style_axes(axes, "patches " + ("taken away" if panel == 0 else "put back"), "probability" if panel == 0 else "")
+            style_axes(
+                axes, "patches " + ("taken away" if panel == 0 else "put back"), "probability" if panel == 0 else ""
+            )
             axes.set_title(title, loc="left", fontsize=9.5, pad=34)
             for at, (name, both) in enumerate(scores.items()):
                 values = both[panel]

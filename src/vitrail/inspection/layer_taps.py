@@ -67,7 +67,9 @@ def has_token_readout(model: nn.Module) -> bool:
 def select_output(z: Tensor, model: nn.Module) -> Tensor:
     """What the head reads of all tokens' rows, [..., T, X] -> [..., X]: the class token's, or the mean over the patches
     where it reads all of them."""
-    return z[..., 0, :] if has_token_readout(model) else z[..., require_transformer(model).config.prefix :, :].mean(dim=-2)
+    return (
+        z[..., 0, :] if has_token_readout(model) else z[..., require_transformer(model).config.prefix :, :].mean(dim=-2)
+    )
 
 
 def move_to_model(images: Tensor, model: nn.Module) -> Tensor:

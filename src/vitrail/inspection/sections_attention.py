@@ -12,13 +12,25 @@ import torch
 from torch import Tensor
 
 from vitrail.inspection import figures
-from vitrail.inspection.context import DOWN, InspectionContext, Pixels, run_in_portions, to_numpy, choose_portion, choose_layers
-from vitrail.inspection.distance import attention_distance, attention_entropy, distance_matrix
-from vitrail.inspection.faithfulness import faithfulness_curves, random_maps
-from vitrail.inspection.layer_taps import mean_logits, has_token_readout
-from vitrail.inspection.overlay import overlay
-from vitrail.inspection.page import SectionFigure, ImageOverlay, InspectionSection
-from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollout, rollout, rollout_by_layer
+from vitrail.inspection.context import (
+    DOWN,
+    InspectionContext,
+    Pixels,
+    choose_layers,
+    choose_portion,
+    run_in_portions,
+    to_numpy,
+)
+from vitrail.inspection.layer_taps import has_token_readout, mean_logits
+from vitrail.inspection.measures import (
+    attention_distance,
+    attention_entropy,
+    distance_matrix,
+    faithfulness_curves,
+    random_maps,
+)
+from vitrail.inspection.page import ImageOverlay, InspectionSection, SectionFigure
+from vitrail.inspection.rollout import class_attention, grad_cam, gradient_rollout, overlay, rollout, rollout_by_layer
 from vitrail.models.backbone import resting
 from vitrail.report.figure_style import coloured
 
@@ -67,7 +79,10 @@ def make_layers(given: InspectionContext) -> InspectionSection:
 
 def make_heads(given: InspectionContext) -> InspectionSection:
     maps = to_numpy(class_attention(given.model, given.images[:1]))[0]  # [L, k, rows, columns]
-    chosen, heads = choose_layers(given, len(maps)), sorted({round(at) for at in np.linspace(0, maps.shape[1] - 1, 16).tolist()})
+    chosen, heads = (
+        choose_layers(given, len(maps)),
+        sorted({round(at) for at in np.linspace(0, maps.shape[1] - 1, 16).tolist()}),
+    )
     tiles = [[coloured(maps[layer, head], 0, float(maps[layer, head].max())) for layer in chosen] for head in heads]
     whose, look = ("output's token", "looks") if has_token_readout(given.model) else ("patches, on average,", "look")
     left = "" if len(heads) == maps.shape[1] else f" {len(heads)} of {maps.shape[1]} heads are shown."

@@ -12,15 +12,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.inspection import figures
-from vitrail.inspection.cka import layer_cka
-from vitrail.inspection.context import DOWN, InspectionContext, Pixels, to_numpy, name_prefix_tokens, choose_layers
-from vitrail.inspection.explorer import ExploredImage, ExplorerSection, pack_attention, plan_explorer
+from vitrail.inspection.context import DOWN, InspectionContext, Pixels, choose_layers, name_prefix_tokens, to_numpy
 from vitrail.inspection.layer_taps import has_token_readout, iterate_layers
-from vitrail.inspection.page import SectionFigure, InspectionSection, make_thumbnail
+from vitrail.inspection.measures import layer_cka
+from vitrail.inspection.page import (
+    ExploredImage,
+    ExplorerSection,
+    InspectionSection,
+    SectionFigure,
+    make_thumbnail,
+    pack_attention,
+    plan_explorer,
+)
 from vitrail.inspection.weights_and_features import (
+    distance_correlation,
     feature_colours,
     filter_components,
-    distance_correlation,
     patch_features,
     patch_similarity,
     position_similarity,
@@ -212,7 +219,8 @@ def build_explorer(given: InspectionContext) -> ExplorerSection:
     middle = given.tokens.prefix + rows // 2 * columns + columns // 2
     whose = "the class token" if has_token_readout(given.model) else "the mean of all patches"
     return ExplorerSection(
-        plan=asked, pictures=pictures, prefix=name_prefix_tokens(given), start=0 if has_token_readout(given.model) else middle,
+        plan=asked, pictures=pictures, prefix=name_prefix_tokens(given),
+        start=0 if has_token_readout(given.model) else middle,
         lead="Pick a patch and see where it looks: its row of the attention matrix, for one head, the mean of all "
         f"heads, or rolled out through the layers below. The network's answer is read from {whose}. From dark, the "
         "patch with the least weight, to bright, the one with the most, the asking patch itself aside.",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.layer_taps import to_grid, to_float32, iterate_states, get_token_layout, require_transformer
+from vitrail.inspection.layer_taps import get_token_layout, iterate_states, require_transformer, to_float32, to_grid
 from vitrail.models.backbone import backbone
 
 

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.geometry import Geometry
-from vitrail.inspection.layer_taps import TokenLayout, has_attention, select_output, to_grid, to_float32, iterate_layers, get_token_layout
+from vitrail.inspection.layer_taps import (
+    TokenLayout,
+    get_token_layout,
+    has_attention,
+    iterate_layers,
+    select_output,
+    to_float32,
+    to_grid,
+)
 from vitrail.inspection.rollout import roll_layer
 from vitrail.predict.predictor import Predictor
 from vitrail.serve.batch_queue import Reservation, Room, Ticket

@@ -9,10 +9,18 @@ from vitrail.checkpoint.bundle import card_of
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.exposure import Advance, Scope, choose_unseen, ignore_progress
 from vitrail.evaluation.result import Result
-from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions
-from vitrail.evaluation.subject import Subject, describe_scored_data
+from vitrail.evaluation.scoring import (
+    Advance,
+    EvaluationOutcome,
+    EvaluationSetting,
+    Scope,
+    ScoringOptions,
+    Subject,
+    choose_unseen,
+    describe_scored_data,
+    ignore_progress,
+)
 from vitrail.tasks.registry import find_task
 
 NAMED: Final = 3  # unreadable images that are named

@@ -23,11 +23,10 @@ from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.targets import Targets
-from vitrail.evaluation.metrics.intervals import Interval
-from vitrail.evaluation.metrics.metric import Criterion, Metric
+from vitrail.evaluation.intervals import Interval
+from vitrail.evaluation.metrics import Criterion, Metric
 from vitrail.evaluation.result import Measure, make_measure
-from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions
-from vitrail.evaluation.subject import Subject
+from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions, Subject
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
 from vitrail.objectives.objective import ObjectiveConfig, register_objective

@@ -26,10 +26,9 @@ from vitrail.data.dataset import ImageDataset, Subset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.closed_form_classifier import sample_stratified
-from vitrail.evaluation.frozen.feature_cache import load_or_extract
-from vitrail.evaluation.frozen.features import hash_network
+from vitrail.evaluation.frozen.features import hash_network, load_or_extract
 from vitrail.evaluation.frozen.ridge_head import RidgeHead, fit_head
-from vitrail.evaluation.metrics.accuracy import keep_single_labels, score_predictions
+from vitrail.evaluation.metrics import keep_single_labels, score_predictions
 from vitrail.models.build import Model
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import ResolvedRun, Run

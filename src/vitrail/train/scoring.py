@@ -33,7 +33,7 @@ from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.features import features
 from vitrail.evaluation.frozen.fewshot import score_few_shot
-from vitrail.evaluation.metrics.metric import Criterion, is_better, score_batches
+from vitrail.evaluation.metrics import Criterion, is_better, score_batches
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import targets_of, task_of
 from vitrail.tasks.task import Task, TaskScore

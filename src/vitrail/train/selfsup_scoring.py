@@ -25,9 +25,15 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.closed_form_classifier import sample_stratified
-from vitrail.evaluation.frozen.collapse import measure_collapse
-from vitrail.evaluation.frozen.features import inference_context, compute_features, make_normaliser
-from vitrail.evaluation.frozen.knn import SampleNeighbours, Frozen, find_similar_samples, pick_samples, score_vote
+from vitrail.evaluation.frozen.features import compute_features, inference_context, make_normaliser
+from vitrail.evaluation.frozen.knn import (
+    Frozen,
+    SampleNeighbours,
+    find_similar_samples,
+    measure_collapse,
+    pick_samples,
+    score_vote,
+)
 from vitrail.objectives.objective import Objective, ObjectiveOutput
 from vitrail.train.assemble import Parts
 from vitrail.train.config import ResolvedRun

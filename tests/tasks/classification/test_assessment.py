@@ -14,10 +14,9 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.labels import Labels
 from vitrail.data.loader import eval_batches
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.metrics.intervals import wilson_interval
-from vitrail.evaluation.metrics.metric import score_batches
-from vitrail.tasks.classification.answers import PredictedClasses, PredictionTable, judge
-from vitrail.tasks.classification.metrics import Assessment
+from vitrail.evaluation.intervals import wilson_interval
+from vitrail.evaluation.metrics import score_batches
+from vitrail.tasks.classification.metrics import Assessment, PredictedClasses, PredictionTable, judge
 
 NAMES = tuple("abcdefg")
 

@@ -7,7 +7,7 @@ import pytest
 
 from vitrail.core.errors import BadLabels, DataError
 from vitrail.data.labels import Labels
-from vitrail.tasks.classification.answers import match_classes, read_names
+from vitrail.tasks.classification.metrics import match_classes, read_names
 
 PETS = ("cat", "dog", "owl")
 
@@ -53,7 +53,9 @@ def test_folders_called_by_numbers_go_by_the_numbers() -> None:
     assert found.table.tolist() == [int(name) for name in names]
     assert "not by their order" in found.notes[0]
     assert match_classes(12, names, names, "photos").table.tolist() == list(range(12))  # trained on these very folders
-    assert match_classes(12, tuple(map(str, range(12))), names, "photos").table.tolist() == [int(name) for name in names]
+    assert match_classes(12, tuple(map(str, range(12))), names, "photos").table.tolist() == [
+        int(name) for name in names
+    ]
 
 
 @pytest.mark.parametrize("labels", [None, PETS])

@@ -17,7 +17,7 @@ from vitrail.cli.app import main
 from vitrail.core.errors import DataError
 from vitrail.data.dataset import Subset
 from vitrail.data.training_record import KEY, record_training
-from vitrail.evaluation.metrics.intervals import correct_bias
+from vitrail.evaluation.intervals import correct_bias
 from vitrail.evaluation.result import Result
 from vitrail.models.vit_config import ViTConfig
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitrail.core.text import Pair
 from vitrail.data.geometry import Geometry
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.tasks.segmentation.images import make_palette
+from vitrail.tasks.segmentation.metric import make_palette
 from vitrail.tasks.segmentation.prediction import PredictedMask, resize_argmax, segment
 
 NAMES = ("ground", "cat", "dog", "bird", "fish")

@@ -13,10 +13,15 @@ from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.report.page import Table, page
 from vitrail.report.sections import Strips
-from vitrail.tasks.segmentation.images import list_colours, blend_mask, make_palette
-from vitrail.tasks.segmentation.metric import SegmentationMetric, SegmentationScore, SegmentedImage
-from vitrail.tasks.segmentation.report import build_panes
-from vitrail.tasks.segmentation.task import SEGMENTATION
+from vitrail.tasks.segmentation.metric import (
+    SegmentationMetric,
+    SegmentationScore,
+    SegmentedImage,
+    blend_mask,
+    list_colours,
+    make_palette,
+)
+from vitrail.tasks.segmentation.task import SEGMENTATION, build_panes
 
 SIZES = [(12, 10), (7, 9)]
 SOURCE = masked(SIZES)

@@ -27,12 +27,11 @@ from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.splits import stratified
 from vitrail.data.training_record import KEY, find_exposure, record_training
-from vitrail.evaluation.frozen.feature_cache import Kept, load_or_extract, list_missing
-from vitrail.evaluation.frozen.features import hash_network
+from vitrail.evaluation.frozen.features import Kept, hash_network, list_missing, load_or_extract
 from vitrail.evaluation.frozen.ridge_head import SHARE, RidgeHead, fit_head, fit_multi_label_head
-from vitrail.evaluation.metrics.accuracy import has_label, is_right, label_rows, keep_single_labels, score_predictions
-from vitrail.evaluation.metrics.intervals import calibration_error
-from vitrail.evaluation.metrics.multi_label import THRESHOLD, MultiLabelScore
+from vitrail.evaluation.intervals import calibration_error
+from vitrail.evaluation.metrics import has_label, is_right, keep_single_labels, label_rows, score_predictions
+from vitrail.evaluation.multi_label import THRESHOLD, MultiLabelScore
 from vitrail.evaluation.result import Measure, measure_share
 from vitrail.models.build import Model
 from vitrail.models.zoo import adapted
@@ -137,7 +136,9 @@ def fit(
         found=all(took.found for _, _, took in parts),
         kept=all(took.kept for _, _, took in parts),
         notes=tuple(dict.fromkeys(notes)),
-        unreadable=tuple(f"{one}: {part.name(at)}" for one, part, took in parts for at in list_missing(part, took.samples)),
+        unreadable=tuple(
+            f"{one}: {part.name(at)}" for one, part, took in parts for at in list_missing(part, took.samples)
+        ),
     )
 
 
@@ -187,7 +188,9 @@ def fit_labels(
         found=all(took.found for _, _, took in parts),
         kept=all(took.kept for _, _, took in parts),
         notes=tuple(dict.fromkeys([*notes, *([never] if empty else [])])),
-        unreadable=tuple(f"{one}: {part.name(at)}" for one, part, took in parts for at in list_missing(part, took.samples)),
+        unreadable=tuple(
+            f"{one}: {part.name(at)}" for one, part, took in parts for at in list_missing(part, took.samples)
+        ),
         several=several,
     )
 
@@ -330,7 +333,9 @@ def with_head(
     return built(Bundle(config=config, tensors={**bundle.tensors, **layer}, card=card), like.dtype)
 
 
-def told(head: RidgeHead, collection: Collection, split: str, source: ImageDataset, scored: HeldOutScore | None) -> dict[str, Any]:
+def told(
+    head: RidgeHead, collection: Collection, split: str, source: ImageDataset, scored: HeldOutScore | None
+) -> dict[str, Any]:
     """How the network was made, for its card."""
     held = head.held
     chosen = None if held is None else {"accuracy": held.accuracy, "count": held.count, "draws": held.draws}

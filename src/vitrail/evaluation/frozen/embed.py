@@ -35,9 +35,15 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.unreadable_log import UnreadableSample
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.defaults import Stored
-from vitrail.evaluation.frozen.embedding_file import FORMATS, EmbeddingPart, read_description, join_parts, to_printable
-from vitrail.evaluation.frozen.feature_cache import hash_images
-from vitrail.evaluation.frozen.features import Precision, inference_context, compute_features, hash_network, make_normaliser
+from vitrail.evaluation.frozen.embedding_file import FORMATS, EmbeddingPart, join_parts, read_description, to_printable
+from vitrail.evaluation.frozen.features import (
+    Precision,
+    compute_features,
+    hash_images,
+    hash_network,
+    inference_context,
+    make_normaliser,
+)
 from vitrail.models.build import Model
 
 KIND: Final = "vitrail embeddings 1"
@@ -142,7 +148,7 @@ def agreed(world: World, work: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def begun(work: "Work", facts: dict[str, Any], world: World, *, force: bool) -> Generator[list[int] | None]:
+def begun(work: "EmbeddingJob", facts: dict[str, Any], world: World, *, force: bool) -> Generator[list[int] | None]:
     """The parts that are still to be done, the same list in all processes; none where the file is done. The first
     process holds the folder while this lasts."""
     held: list[FileLock] = []
@@ -281,7 +287,9 @@ class EmbeddingJob:
                 rows, bad = list[tuple[Tensor, Tensor, Tensor]](), list[UnreadableSample]()
                 for batch in itertools.islice(batches, -(-size // self.batch)):
                     moved = batch.to(world.device)
-                    rows.append((compute_features(self.network, prepare(moved.pixels)).float(), batch.sample, batch.valid))
+                    rows.append(
+                        (compute_features(self.network, prepare(moved.pixels)).float(), batch.sample, batch.valid)
+                    )
                     bad += self.named(batch, places)
                     done += int((batch.sample >= 0).sum())
                     if tell is not None:

@@ -91,7 +91,9 @@ def counted(pictures: int, unreadable: Bad) -> dict[str, Any]:
     return {"pictures": pictures, "unreadable": len(unreadable), "first": unreadable[:FIRST]}
 
 
-def write_parquet(parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColumns], about: Mapping[str, Any], path: Path) -> Bad:
+def write_parquet(
+    parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColumns], about: Mapping[str, Any], path: Path
+) -> Bad:
     pa = arrow()
     number = pa.float16() if about["facts"]["type"] == "float16" else pa.float32()
     schema = pa.schema(
@@ -124,7 +126,9 @@ def write_parquet(parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColu
     return unreadable
 
 
-def write_npz(parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColumns], about: Mapping[str, Any], path: Path) -> Bad:
+def write_npz(
+    parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColumns], about: Mapping[str, Any], path: Path
+) -> Bad:
     """Names and labels are in memory at once, features are not: their number is counted first."""
     told, unreadable = list[EmbeddingColumns](), Bad()
     for part in parts():

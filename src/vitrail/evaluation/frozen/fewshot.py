@@ -38,8 +38,8 @@ from torch.nn import functional as F
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.labels import Labels
 from vitrail.data.splits import few_shot, first_shots
-from vitrail.evaluation.metrics.accuracy import score_predictions
-from vitrail.evaluation.metrics.intervals import Interval, wilson_interval
+from vitrail.evaluation.intervals import Interval, wilson_interval
+from vitrail.evaluation.metrics import score_predictions
 
 PENALTY: Final = 1024.0
 PENALTIES: Final = tuple(2.0**power for power in range(-10, 20))  # of the sweep variant
@@ -103,7 +103,9 @@ def solve_by_features(x: Tensor, labels: Tensor, classes: int, penalty: float) -
 
 def solve_by_samples(x: Tensor, labels: Tensor, classes: int, penalty: float) -> Tensor:
     """W [d, K] = Xᵀ (XXᵀ + λI)⁻¹ Y."""
-    return x.T @ torch.cholesky_solve(encode_targets(labels, classes), factorise(compute_gram(x.T), penalty), upper=True)
+    return x.T @ torch.cholesky_solve(
+        encode_targets(labels, classes), factorise(compute_gram(x.T), penalty), upper=True
+    )
 
 
 def factorise(upper: Tensor, penalty: float) -> Tensor:
@@ -128,9 +130,7 @@ def decompose(features: Tensor, labels: Tensor, classes: int) -> RidgeDecomposit
     return RidgeDecomposition(mean, std, a, eigenvalues.clamp(min=0), b)  # rounding may leave one a little below
 
 
-def whiten(
-    features: Tensor, labels: Tensor, classes: int, constant: float = CONSTANT
-) -> tuple[Tensor, Tensor, Tensor]:
+def whiten(features: Tensor, labels: Tensor, classes: int, constant: float = CONSTANT) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and std [D] of the features, and X [n, D + 1]: whitened, next to the constant."""
     several = labels.dtype == torch.bool and labels.shape == (len(features), classes)
     if (labels.ndim != 1 and not several) or len(labels) != len(features) or not len(labels):

@@ -22,7 +22,7 @@ from vitrail.data.labels import Labels
 from vitrail.data.splits import stratified
 from vitrail.evaluation.defaults import ITERATIONS
 from vitrail.evaluation.frozen.fewshot import whiten
-from vitrail.evaluation.metrics.accuracy import score_predictions
+from vitrail.evaluation.metrics import score_predictions
 
 PENALTIES: Final = tuple(10.0**power for power in range(1, -7, -1))  # strong to weak: each starts from the one before
 TOLERANCE: Final = 1e-6  # of the largest entry of the gradient

@@ -40,7 +40,7 @@ from vitrail.data.labels import Labels
 from vitrail.data.splits import stratified
 from vitrail.evaluation.defaults import SHARE
 from vitrail.evaluation.frozen.fewshot import CONSTANT, PENALTIES, PENALTY, ROWS, RidgeClassifier, decompose
-from vitrail.evaluation.metrics.accuracy import count_right
+from vitrail.evaluation.metrics import count_right
 
 HELD: Final = 200  # answers to choose by, for which small sets are drawn from several times
 DRAWS: Final = 8  # at most
@@ -187,7 +187,9 @@ class MultiLabelHead:
     draws: int
 
 
-def fit_multi_label_head(features: Tensor, truth: Tensor, *, penalty: float | None = None, share: float = SHARE) -> MultiLabelHead:
+def fit_multi_label_head(
+    features: Tensor, truth: Tensor, *, penalty: float | None = None, share: float = SHARE
+) -> MultiLabelHead:
     """The head of features [n, D] and truth [n, K] as booleans."""
     count, classes = truth.shape
     if not truth.any():

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError
-from vitrail.inspection.page import ThemedFigure, FigureSection
+from vitrail.inspection.page import FigureSection, ThemedFigure
 from vitrail.report.axis import short
 from vitrail.report.figure_style import DARK, LIGHT, encoded, toolkit
 from vitrail.report.page import Notes, Section, page

@@ -15,7 +15,7 @@ from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.weights import bundle_of, fresh, network, operate
 from vitrail.core.text import Pair, pair
 from vitrail.evaluation.frozen.features import Precision
-from vitrail.evaluation.speed import SpeedLimits, TimedNetwork, Speed, measure_speed
+from vitrail.evaluation.speed import Speed, SpeedLimits, TimedNetwork, measure_speed
 from vitrail.inspection.figures import style_axes
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted
@@ -79,7 +79,9 @@ def measured(
         model = network(operate(bundle, image_size=None if size == bundle.config.image else size))
         passes = TimedNetwork(network=model, device=device, precision=precision)
         heading = f"{name} at {size[0]} px"
-        speeds[size] = measure_speed(passes, limits, tell=lambda batch, heading=heading: tell(f"{heading}, batch {batch}"))
+        speeds[size] = measure_speed(
+            passes, limits, tell=lambda batch, heading=heading: tell(f"{heading}, batch {batch}")
+        )
         del model, passes
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from vitrail.core.config_overrides import plain
 from vitrail.core.paper_tables import TABLE_9
 from vitrail.data.datasets.vtab_tasks import TASKS
-from vitrail.evaluation.metrics.intervals import Interval, wilson_interval
+from vitrail.evaluation.intervals import Interval, wilson_interval
 from vitrail.evaluation.result import Measure, Result, read_deduplication
 from vitrail.report.page import Section, Table, page
 from vitrail.report.sections import Facts, Folded, Group, Tile, Tiles

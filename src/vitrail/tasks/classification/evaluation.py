@@ -12,12 +12,24 @@ from vitrail.data.dataset import ImageDataset
 from vitrail.data.datasets.imagenet import real_rows
 from vitrail.data.labels import Labels
 from vitrail.data.targets import CLASS_LABELS
-from vitrail.evaluation.metrics.multi_label import STATISTICS, THRESHOLD, MultiLabelScore, score_labels
+from vitrail.evaluation.multi_label import STATISTICS, THRESHOLD, MultiLabelScore, score_labels
 from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions
 from vitrail.report.page import Table
-from vitrail.tasks.classification.answers import PredictedClasses, ClassMatching, PredictionTable, judge, match_classes
-from vitrail.tasks.classification.metrics import Assessment
-from vitrail.tasks.classification.report import CAPTIONS, COLUMNS, build_assessment_sections, list_class_rows, build_multi_label_sections
+from vitrail.tasks.classification.metrics import (
+    Assessment,
+    ClassMatching,
+    PredictedClasses,
+    PredictionTable,
+    judge,
+    match_classes,
+)
+from vitrail.tasks.classification.report import (
+    CAPTIONS,
+    COLUMNS,
+    build_assessment_sections,
+    build_multi_label_sections,
+    list_class_rows,
+)
 
 ORIGINAL: Final = "original"
 REAL: Final = "ReaL"
@@ -53,7 +65,9 @@ def assess_classifier(setting: EvaluationSetting) -> EvaluationOutcome:
     return evaluate_classes(found, said, labels, matching, setting, settings)
 
 
-def assess_labels(said: PredictedClasses, labels: Labels, matching: ClassMatching, how: ScoringOptions) -> MultiLabelScore:
+def assess_labels(
+    said: PredictedClasses, labels: Labels, matching: ClassMatching, how: ScoringOptions
+) -> MultiLabelScore:
     """Each class by itself."""
     assert said.scores is not None
     threshold = THRESHOLD if how.threshold is None else how.threshold
@@ -88,7 +102,11 @@ def evaluate_classes(
 
 
 def evaluate_labels(
-    found: MultiLabelScore, said: PredictedClasses, matching: ClassMatching, setting: EvaluationSetting, settings: Mapping[str, Any]
+    found: MultiLabelScore,
+    said: PredictedClasses,
+    matching: ClassMatching,
+    setting: EvaluationSetting,
+    settings: Mapping[str, Any],
 ) -> EvaluationOutcome:
     """Of weights that answer each class by itself."""
     source, rows = setting.source, list_class_rows(found)

@@ -1,19 +1,276 @@
-"""Answers, summed up: accuracy with intervals, class by class, calibration, and what is taken for what."""
+"""What a network said to every image of a split: one row an image, so that all else can be counted on the host.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+    table = PredictionTable(len(source), 1000, {"original": source.labels, "ReaL": real}, device)
+    said = score_batches(network, sweep(source, preprocessing, batch=256), preprocessing, table, device=device)
+
+Processes that share a split each fill their own rows, and the sum of their tables is the whole: the same numbers to the
+last bit, however many there are, since no row is ever added to another.
+
+Which output of a network is which class of a data set: by name where both have names, else by number.
+
+A silent mistake here would give a number that looks like a bad network, so whatever contradicts itself is refused.
+
+Answers, summed up: accuracy with intervals, class by class, calibration, and what is taken for what.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from vitrail.core.errors import DataError
-from vitrail.evaluation.metrics.accuracy import CONFUSION, TOP
-from vitrail.evaluation.metrics.intervals import Calibration, Floats, Reliability, bootstrap
+from vitrail.core.atomic_files import read_text
+from vitrail.core.errors import BadLabels, DataError
+from vitrail.data.class_names import bundled_names
+from vitrail.data.labels import NONE, Labels
+from vitrail.data.loader import Batch
+from vitrail.evaluation.intervals import Calibration, Floats, Reliability, bootstrap
+from vitrail.evaluation.metrics import (
+    CONFUSION,
+    TOP,
+    SupportsAllReduce,
+    check_logits,
+    cross_entropies,
+    judge_predictions,
+    label_rows,
+    mask_nan,
+)
 from vitrail.evaluation.result import ROUNDED, Measure, Unit, make_measure, measure_share
 from vitrail.report.confusion_matrix import ClassCount, Confusion, rank_confusions
-from vitrail.tasks.classification.answers import JudgedPredictions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PredictedClasses:
+    """N rows. Where `seen` is false the image could not be read; where `top` is -1 the logits were no numbers."""
+
+    classes: int
+    seen: NDArray[np.bool_]  # [N]
+    top: NDArray[np.int64]  # [N, 5], the likeliest classes in their order; fewer columns where there are fewer classes
+    confidence: NDArray[np.float32]  # [N], the probability of the first
+    losses: Mapping[str, NDArray[np.float32]]  # [N] for each of the labellings
+    scores: NDArray[np.float32] | None = None  # [N, K], each class by itself, where they were asked for
+
+    def __len__(self) -> int:
+        return len(self.seen)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class JudgedPredictions:
+    """The M answers that count for one labelling: those to images that were read and that have a label."""
+
+    sample: NDArray[np.int64]  # [M], their places in the source
+    truth: NDArray[np.int64]  # of several labels the one that was said, else the first
+    said: NDArray[np.int64]
+    right: NDArray[np.bool_]
+    among: NDArray[np.bool_]  # whether a label is among the five likeliest
+    confidence: NDArray[np.float32]
+    loss: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.sample)
+
+
+class PredictionTable:
+    """A metric: a row for each of `count` samples, on the device. A process leaves the rows of the others at zero, so
+    that the sum of their tables is the whole. Of a `multi_label` network the sigmoid of every class is kept."""
+
+    def __init__(
+        self, count: int, classes: int, labels: Mapping[str, Labels], device: torch.device, *, multi_label: bool = False
+    ) -> None:
+        self.count, self.classes = count, classes
+        self.labels = {name: stack_labels(one).to(device) for name, one in labels.items()}
+        self.kept = classes if multi_label else 0
+        # A row more than there are samples: places without an image go there.
+        self.whole = torch.zeros(count + 1, min(TOP, classes) + 1, dtype=torch.int64, device=device)
+        self.parts = torch.zeros(count + 1, 1 + len(labels) + self.kept, dtype=torch.float32, device=device)
+
+    def update(self, outputs: Tensor, batch: Batch) -> None:
+        logits = check_logits(outputs, batch, self.classes)
+        place = torch.where(batch.valid, batch.sample, self.count)
+        logs = logits.log_softmax(-1)
+        best = mask_nan(logits.topk(min(TOP, self.classes)).indices, logs)
+        sure = logs.max(-1).values.exp().nan_to_num(0.0)
+        self.whole[place] = torch.cat([torch.ones_like(best[:, :1]), best], 1)
+        # A place past the end takes the labels of the first sample, which count for nothing.
+        rows = [labels[batch.sample.clamp(min=0)] for labels in self.labels.values()]
+        facts = torch.stack([sure, *(cross_entropies(logs, row) for row in rows)], 1)
+        self.parts[place] = torch.cat([facts, logits.sigmoid().nan_to_num(0.0)[:, : self.kept]], 1)
+
+    def merge(self, world: SupportsAllReduce) -> None:
+        for table in (self.whole, self.parts):
+            table[self.count] = 0
+            world.sum_(table)
+
+    def result(self) -> PredictedClasses:
+        numbers, values = self.whole[: self.count].cpu().numpy(), self.parts[: self.count].cpu().numpy()
+        return PredictedClasses(
+            classes=self.classes,
+            seen=numbers[:, 0] > 0,
+            top=numbers[:, 1:],
+            confidence=values[:, 0],
+            losses={name: values[:, 1 + at] for at, name in enumerate(self.labels)},
+            scores=values[:, 1 + len(self.labels) :] if self.kept else None,
+        )
+
+
+def stack_labels(labels: Labels) -> Tensor:
+    """All labels of a source [N, M], filled up with -1."""
+    return label_rows(torch.from_numpy(labels.rows(np.arange(len(labels)))))
+
+
+def judge(said: PredictedClasses, labels: Labels, name: str) -> JudgedPredictions:
+    """The answers under one of the labellings that they were asked for with."""
+    top = torch.from_numpy(said.top)
+    found = judge_predictions(top[:, 0], top, stack_labels(labels))
+    counted = np.flatnonzero(said.seen & found.labelled.numpy())
+    return JudgedPredictions(
+        sample=counted,
+        truth=found.truth.numpy()[counted],
+        said=said.top[counted, 0],
+        right=found.right.numpy()[counted],
+        among=found.among.numpy()[counted],
+        confidence=said.confidence[counted],
+        loss=said.losses[name][counted],
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ClassMatching:
+    """`table` [K of the data] holds the network's output of each class; `names` are those of all its outputs."""
+
+    table: NDArray[np.int64]
+    names: tuple[str, ...]
+    how: str  # "by name", "by number"
+    notes: tuple[str, ...] = ()
+
+    def relabelled(self, labels: Labels) -> Labels:
+        """A data set's labels as outputs of the network."""
+        table = np.append(self.table, NONE)  # -1 finds the last
+        return Labels(table[np.asarray(labels.values, np.int64)], labels.starts)
+
+    def usual(self, rows: Sequence[tuple[int, ...]], where: str) -> Labels:
+        """Rows of class numbers that stand for the data set's classes, in full (ReaL's), as outputs of the network."""
+        labels = Labels.several(rows)
+        labels.check(len(self.names), where)
+        if np.array_equal(self.table, np.arange(len(self.table))):
+            return labels
+        if len(self.table) != len(self.names):
+            raise BadLabels(
+                f"{where} has numbers of {len(self.names)} classes, but the data have {len(self.table)} of them by "
+                "name; score the whole set"
+            )
+        return self.relabelled(labels)
+
+
+def match_classes(
+    outputs: int,
+    labels: Sequence[str] | None,
+    classes: Sequence[str],
+    where: str,
+    *,
+    by_number: bool = False,
+    also: Sequence[Sequence[str]] = (),
+) -> ClassMatching:
+    """The classes of the data in `where` among a network's outputs, which the card's `labels` name; `also` are other
+    names of all outputs that the data may use. Names that are numbers are none. With `by_number` class 7 is output 7,
+    whatever the two are called."""
+    if not outputs:
+        raise DataError(
+            "the network has no classifier, so it gives no classes; score its features with vitrail fewshot, probe or "
+            "knn, or fine-tune it"
+        )
+    theirs = tuple(labels) if labels is not None and not is_numeric(labels) else None
+    numbers = is_numeric(classes)
+    if by_number or theirs is None or numbers:
+        if labels is not None and not by_number and numbers and set(classes) <= set(labels):
+            return match_by_name(tuple(labels), classes, outputs)
+        return match_by_number(outputs, theirs, classes, where, by_number=by_number)
+    strange = [name for name in classes if name not in set(theirs)]
+    if strange:
+        for names in also:
+            if set(classes) <= set(names):
+                return replace(match_by_name(tuple(names), classes, outputs), names=theirs)
+        if len(classes) == outputs and theirs == bundled_names("imagenet"):
+            note = (
+                f"{where} has other names than ImageNet's ({brief(strange)}), so its classes are taken in their order"
+            )
+            found = match_by_number(outputs, theirs, classes, where, by_number=False)
+            return replace(found, notes=(*found.notes, note))
+        raise BadLabels(
+            f"{where} has {brief(strange)}, which {'is no class' if len(strange) == 1 else 'are no classes'} of the "
+            f"network ({brief(theirs)}); fine-tune it on these classes, or give its names as the data have them with "
+            "--labels FILE, or say --by-number where the order is the same"
+        )
+    if tuple(classes) != theirs and len(set(theirs)) < len(theirs):
+        twice = sorted({name for name in theirs if theirs.count(name) > 1})
+        raise BadLabels(
+            f"two classes of the network are called {brief(twice)}, so those of {where} cannot be found by name; "
+            "say --by-number where the order is the same"
+        )
+    return match_by_name(theirs, classes, outputs)
+
+
+def match_by_name(labels: tuple[str, ...], classes: Sequence[str], outputs: int) -> ClassMatching:
+    """By name. Fewer classes than outputs are no contradiction: the network may still say any of its own."""
+    if tuple(classes) == labels:
+        return ClassMatching(table=np.arange(outputs), names=labels, how="by name")
+    place = {name: at for at, name in enumerate(labels)}
+    notes = [f"the data have {len(classes):,} of the network's {outputs:,} classes"] if len(classes) < outputs else []
+    return ClassMatching(
+        table=np.array([place[name] for name in classes], np.int64), names=labels, how="by name", notes=tuple(notes)
+    )
+
+
+def match_by_number(
+    outputs: int, labels: tuple[str, ...] | None, classes: Sequence[str], where: str, *, by_number: bool
+) -> ClassMatching:
+    """By number: a class that is called by a number has that one, any other its place."""
+    if len(classes) > outputs or (len(classes) < outputs and not by_number):
+        remedy = "fine-tune it on these classes"
+        remedy += "" if len(classes) > outputs or by_number else ", or say --by-number where these are its first ones"
+        remedy += "" if labels is not None or is_numeric(classes) else ", or name its classes with --labels FILE"
+        raise BadLabels(f"{where} has {len(classes):,} classes and the network {outputs:,}; {remedy}")
+    table = np.array([int(name) for name in classes] if is_numeric(classes) else np.arange(len(classes)), np.int64)
+    if table.size and (int(table.max()) >= outputs or len(set(table.tolist())) < len(table)):
+        raise BadLabels(f"{where} has a class {classes[int(table.argmax())]}, but the network's are 0 to {outputs - 1}")
+    notes: list[str] = []
+    if not np.array_equal(table, np.arange(len(table))):
+        notes.append(f"the classes of {where} are taken by the numbers that they are called, not by their order")
+    if len(classes) < outputs:
+        notes.append(f"the data have {len(classes):,} of the network's {outputs:,} classes")
+    names = list(labels or map(str, range(outputs)))
+    if labels is None:
+        for at, name in zip(table.tolist(), classes, strict=True):
+            names[at] = name
+    return ClassMatching(table=table, names=tuple(names), how="by number", notes=tuple(notes))
+
+
+def is_numeric(names: Sequence[str]) -> bool:
+    """Whether these are numbers and no names."""
+    return all(name.isascii() and name.isdecimal() for name in names)
+
+
+def read_names(path: Path, outputs: int) -> tuple[str, ...]:
+    """The names of a network's classes, one a line; WordNet's ids before them are passed over."""
+    lines = read_text(path).splitlines()
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if len(lines) != outputs:
+        raise BadLabels(f"{path} has {len(lines):,} lines, but the network has {outputs:,} classes; give one a line")
+    if all(re.match(r"n\d{8}\s+\S", line) for line in lines):
+        lines = [line.split(maxsplit=1)[1] for line in lines]
+    return tuple(line.strip().replace("_", " ") for line in lines)
+
+
+def brief(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+
 
 # What is not a plain share, in the order of `Assessment.statistics`.
 STATISTICS: Final[tuple[tuple[str, Unit], ...]] = (

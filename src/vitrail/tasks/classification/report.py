@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import VitrailError
 from vitrail.data.dataset import ImageDataset
-from vitrail.evaluation.metrics.accuracy import ScoredSample, ClassificationScore
-from vitrail.evaluation.metrics.multi_label import MultiLabelScore
+from vitrail.evaluation.metrics import ClassificationScore, ScoredSample
+from vitrail.evaluation.multi_label import MultiLabelScore
 from vitrail.report.charts import Charts, Lines, Series
 from vitrail.report.confusion_matrix import Heat
 from vitrail.report.page import Section, Table
 from vitrail.report.sections import Galleries, Gallery, Mood, Shot, shot
-from vitrail.tasks.classification.answers import JudgedPredictions
-from vitrail.tasks.classification.metrics import Assessment
+from vitrail.tasks.classification.metrics import Assessment, JudgedPredictions
 
 PICTURES = 12
 LISTED = 12
@@ -105,7 +104,9 @@ def build_gallery(found: Assessment, source: ImageDataset) -> Galleries:
     )
 
 
-def show_judged(places: NDArray[np.int64], judged: JudgedPredictions, names: Sequence[str], source: ImageDataset) -> list[Shot]:
+def show_judged(
+    places: NDArray[np.int64], judged: JudgedPredictions, names: Sequence[str], source: ImageDataset
+) -> list[Shot]:
     """Each image with what it shows and what was said."""
     made: list[Shot] = []
     for at in places.tolist():
@@ -137,7 +138,9 @@ def list_class_rows(found: MultiLabelScore) -> list[tuple[str, ...]]:
     ]
 
 
-def build_score_sections(score: ClassificationScore, source: ImageDataset | None, names: Sequence[str], title: str) -> list[Section]:
+def build_score_sections(
+    score: ClassificationScore, source: ImageDataset | None, names: Sequence[str], title: str
+) -> list[Section]:
     """The confusion matrix, where it was counted, and the galleries. `title` is the split and, behind a comma, whose
     answers they are."""
     found: list[Section] = []

@@ -12,13 +12,12 @@ from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, RelabelledDataset
 from vitrail.data.geometry import Geometry
 from vitrail.data.targets import ClassLabels
-from vitrail.evaluation.metrics.accuracy import ClassificationMetric, ClassificationScore
-from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions
-from vitrail.evaluation.subject import Subject
+from vitrail.evaluation.metrics import ClassificationMetric, ClassificationScore
+from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions, Subject
 from vitrail.objectives.objective import ObjectiveConfig
 from vitrail.report.page import Section
-from vitrail.tasks.classification.answers import match_classes
 from vitrail.tasks.classification.evaluation import assess_classifier
+from vitrail.tasks.classification.metrics import match_classes
 from vitrail.tasks.classification.objective import Classification
 from vitrail.tasks.classification.prediction import SCHEMA, Prediction, rank_classes
 from vitrail.tasks.classification.report import build_score_sections
@@ -87,7 +86,9 @@ class ClassificationTask(Task):
         if not source.classes or not outputs:
             return None, ()
         also = other_names(bundle.card)
-        matching = match_classes(outputs, bundle.card.labels, source.classes, collection.name, by_number=by_number, also=also)
+        matching = match_classes(
+            outputs, bundle.card.labels, source.classes, collection.name, by_number=by_number, also=also
+        )
         return RelabelledDataset(source, matching.relabelled(source.labels), matching.names), matching.notes
 
     def predict(self, outputs: Tensor, views: Sequence[Geometry], options: PredictionOptions) -> list[Prediction]:

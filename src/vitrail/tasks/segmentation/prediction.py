@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from vitrail.data.geometry import Geometry
 from vitrail.data.targets import IGNORED
-from vitrail.tasks.segmentation.images import colour_mask
+from vitrail.tasks.segmentation.metric import colour_mask
 
 SCHEMA: Final[dict[str, Any]] = {  # of PredictedMask.to_dict
     "type": "object",

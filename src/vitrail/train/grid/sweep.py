@@ -14,7 +14,7 @@ from vitrail.core.atomic_files import replacing
 from vitrail.core.config_overrides import differences, with_settings
 from vitrail.core.errors import ConfigError, Diverged, TrainingError
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.metrics.metric import Criterion
+from vitrail.evaluation.metrics import Criterion
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import Data, Run, RunRequest, configure

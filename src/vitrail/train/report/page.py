@@ -15,9 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitrail.evaluation.metrics.accuracy import ClassificationScore
-from vitrail.evaluation.metrics.intervals import wilson_interval
-from vitrail.evaluation.metrics.metric import Criterion
+from vitrail.evaluation.intervals import wilson_interval
+from vitrail.evaluation.metrics import ClassificationScore, Criterion
 from vitrail.report.axis import share, short, smoothed
 from vitrail.report.charts import Charts, Colour, Lines, Series
 from vitrail.report.page import Notes, Section, page, save_page
@@ -152,7 +151,11 @@ def make_status(train: Sequence[Row], lost: int, facts: RunFacts) -> Status:
 
 
 def make_tiles(
-    rows: Sequence[Row], chosen: int = -1, criteria: Sequence[Criterion] = ClassificationScore.criteria, *, tuned: bool = False
+    rows: Sequence[Row],
+    chosen: int = -1,
+    criteria: Sequence[Criterion] = ClassificationScore.criteria,
+    *,
+    tuned: bool = False,
 ) -> list[Tile]:
     """The few that matter. `chosen` is the step of the best weights, where a run chooses some. FLOPs and core-days, the
     paper's units, are for runs from scratch, not for those that are `tuned`."""

@@ -8,7 +8,7 @@ from vitrail.checkpoint.store.layout import FOLDER, places, unfinished
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.unreadable_log import FILE as UNREADABLE
 from vitrail.data.unreadable_log import earlier
-from vitrail.evaluation.metrics.metric import Criterion
+from vitrail.evaluation.metrics import Criterion
 from vitrail.train.run_folder.files import (
     BEST,
     LAST,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitrail.evaluation.metrics.metric import Criterion
+from vitrail.evaluation.metrics import Criterion
 from vitrail.report.axis import Floats
 from vitrail.tasks.registry import TASKS
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import DataError
 from vitrail.data.labels import Labels
-from vitrail.evaluation.metrics.intervals import DRAWS, RESAMPLES, Floats, bootstrap
+from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, bootstrap
 from vitrail.evaluation.result import ROUNDED, Measure, make_measure, measure_share
 
 THRESHOLD: Final = 0.5  # from which a class is chosen
@@ -115,7 +115,11 @@ class MultiLabelScore:
         """Those that are true of a sample, in their order."""
         ones = np.ones(len(self.sample))
         right, chosen, true = self.counts(ones)
-        precisions, recalls, f1 = divide_or_nan(right, chosen), divide_or_nan(right, true), divide_or_nan(2 * right, chosen + true)
+        precisions, recalls, f1 = (
+            divide_or_nan(right, chosen),
+            divide_or_nan(right, true),
+            divide_or_nan(2 * right, chosen + true),
+        )
         means = self.average_precision(ones)
         return [
             ClassScore(

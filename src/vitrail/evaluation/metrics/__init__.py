@@ -1,1 +1,0 @@
-"""What is counted: accuracy, calibration, intervals, several labels per image."""
