@@ -23,10 +23,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.data.dedup.planted import Files, encoded, plant, scene, score, tar_files
-from vitrail.data.dataset import ImageDataset
+from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.dedup.deduplicate import Job, find
 from vitrail.data.dedup.pairs_page import write_page
-from vitrail.data.labels import Labels
 
 
 class Numbered(ImageDataset):

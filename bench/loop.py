@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitrail.data.dataset import Arrays
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, Labels
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
 from vitrail.distributed.process_group import joined

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed import parallel as sharing
 from vitrail.distributed.meta_init import draw
 from vitrail.distributed.parallel import Parallel, parallelise

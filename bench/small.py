@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitrail.data.dataset import Arrays
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, Labels
 from vitrail.distributed.process_group import joined
 from vitrail.recipes.registry import recipe
 from vitrail.recipes.run_overrides import with_changes

@@ -32,7 +32,7 @@ from torch.func import functional_call
 from vitrail.checkpoint.formats import timm as timm_format
 from vitrail.checkpoint.formats.key_table import import_tensors
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.mixup_cutmix import Mix, one_hot
+from vitrail.data.transforms.augmentation import Mix, one_hot
 from vitrail.models.build import build_from
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.data.pictures import Listed, encoded
 from vitrail.core.text import Pair
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 
 PIXEL_CLASSES = ("background", *(f"part {number}" for number in range(1, 200)))
 

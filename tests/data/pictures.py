@@ -10,11 +10,10 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from vitrail.core.text import Pair
-from vitrail.data.dataset import ImageDataset
+from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.geometry import Geometry
-from vitrail.data.labels import Labels
 from vitrail.data.randomness import CounterRng
+from vitrail.data.targets import Geometry
 
 
 def noise(number: int, height: int = 12, width: int = 10) -> NDArray[np.uint8]:

@@ -11,8 +11,7 @@ from PIL import Image
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.data import collection
 from vitrail.data.collection import Collection, agree, open_collection
-from vitrail.data.dataset import Arrays, ImageDataset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, ImageDataset, Labels
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ from tests.data.masked import masked, painted
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
 from vitrail.data.dataset import Arrays
-from vitrail.data.geometry import Geometry
 from vitrail.data.loader import train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng
-from vitrail.data.targets import IGNORED, Masks
+from vitrail.data.targets import IGNORED, Geometry, Masks
 from vitrail.data.transforms.augmentation import Augmentation, cifar, simple_three_augment
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.policy import Distort, RandAugment, ThreeAugment

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitrail.core.errors import BadLabels
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 
 
 def test_one_several_none() -> None:

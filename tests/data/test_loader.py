@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tests.data.pictures import Listed, Shifted, encoded, listed, noise
 from vitrail.core.errors import BadImage, ConfigError, DataError, WorkerDied
-from vitrail.data.dataset import RelabelledDataset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels, RelabelledDataset
 from vitrail.data.loader import Batch, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.unreadable_log import UnreadableLog

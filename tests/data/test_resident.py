@@ -12,9 +12,8 @@ import torch
 
 from tests.data.pictures import Listed, encoded, listed, noise
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.dataset import Arrays
+from vitrail.data.dataset import Arrays, Labels
 from vitrail.data.device_dataset import DeviceDataset, fits, groups
-from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng

@@ -10,8 +10,7 @@ import pytest
 from tests.data.pictures import Listed, encoded, listed, noise
 from vitrail.core.errors import BadImage, DataError
 from vitrail.data import dataset as source_module
-from vitrail.data.dataset import Arrays, Concat, RelabelledDataset, Subset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, Concat, Labels, RelabelledDataset, Subset
 from vitrail.data.readers.folder import read_flat
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.data.pictures import listed
 from vitrail.core.errors import BadLabels, ConfigError
-from vitrail.data.labels import NONE, Labels
+from vitrail.data.dataset import NONE, Labels
 from vitrail.data.splits import (
     DEV,
     Selection,

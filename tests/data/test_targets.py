@@ -10,14 +10,12 @@ from PIL import Image
 from tests.data.masked import PIXEL_CLASSES, Masked, Unlabelled, masked, painted, palette
 from tests.data.pictures import encoded, listed, noise
 from vitrail.core.errors import BadImage, DataError
-from vitrail.data.dataset import Arrays, Concat, RelabelledDataset, Subset
+from vitrail.data.dataset import Arrays, Concat, Labels, RelabelledDataset, Subset
 from vitrail.data.decode.image import read_indices
-from vitrail.data.geometry import Geometry
-from vitrail.data.labels import Labels
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.readers.synthetic_shapes import Shapes
-from vitrail.data.targets import IGNORED, ClassLabels, Masks
+from vitrail.data.targets import IGNORED, ClassLabels, Geometry, Masks
 
 
 def png(image: Image.Image, **more: object) -> bytes:

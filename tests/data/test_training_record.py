@@ -13,8 +13,7 @@ from PIL import Image
 
 from vitrail.data import training_record
 from vitrail.data.collection import open_collection
-from vitrail.data.dataset import Arrays, Concat, ImageDataset, RelabelledDataset, Subset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, Concat, ImageDataset, Labels, RelabelledDataset, Subset
 from vitrail.data.training_record import KEY, abridge, find_exposure, hash_contents, interleave, record_training
 
 NAMES = ("ant", "bee", "cat")

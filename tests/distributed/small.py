@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tests.models.tiny import HYBRID, RESNET, VIT
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
 from vitrail.tasks.classification.objective import Classification, ClassificationObjective

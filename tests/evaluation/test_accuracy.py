@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from tests.models.tiny import VIT
 from vitrail.core.errors import BadImage, ConfigError, DataError
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels
 from vitrail.data.device_dataset import DeviceDataset
-from vitrail.data.labels import Labels
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation import metrics as accuracy

@@ -12,8 +12,7 @@ import torch
 from tests.models.tiny import VIT
 from vitrail.checkpoint.weights import fresh
 from vitrail.core.errors import BadImage, DataError
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset, RelabelledDataset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels, RelabelledDataset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen.features import Kept, features, hash_images, load_or_extract

@@ -21,8 +21,7 @@ from tests.distributed.pair import together
 from tests.models.tiny import VIT, awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World

@@ -8,9 +8,8 @@ import torch
 
 from tests.models.tiny import RESNET, VIT
 from vitrail.core.errors import BadImage, DataError
-from vitrail.data.dataset import Arrays, Encoded
+from vitrail.data.dataset import Arrays, Encoded, Labels
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.labels import Labels
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen import features as module

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 from vitrail.data.splits import few_shot
 from vitrail.evaluation.frozen.fewshot import (
     PENALTIES,

@@ -14,8 +14,7 @@ from tests.models.tiny import HYBRID, RESNET, VIT, awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier, at_most, fit, sample_stratified
 from vitrail.evaluation.frozen.features import compute_features

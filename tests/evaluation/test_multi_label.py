@@ -17,7 +17,7 @@ from tests.predict.pictures import CLASSES, drawn, network
 from vitrail.checkpoint.bundle import Card
 from vitrail.cli.app import main
 from vitrail.core.errors import DataError
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 from vitrail.evaluation.multi_label import MultiLabelScore, score_labels
 
 

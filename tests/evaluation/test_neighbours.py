@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 from vitrail.evaluation.frozen.knn import Frozen, find_similar_samples, pick_samples, score_vote
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from tests.tasks.number import NumberTask
 from vitrail.checkpoint.bundle import card_of
 from vitrail.checkpoint.weights import bundle_of, fresh
-from vitrail.data.dataset import Arrays
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, Labels
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.export import Pictures
 from vitrail.export.exportable import count_choices

@@ -12,9 +12,8 @@ from torch import Tensor
 from vitrail.core.errors import BadLabels
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
-from vitrail.data.targets import Targets
+from vitrail.data.targets import Geometry, Targets
 from vitrail.evaluation.metrics import Criterion, SupportsAllReduce
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.data.dataset import Arrays
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, Labels
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
 from vitrail.distributed.process_group import World

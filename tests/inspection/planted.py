@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.checkpoint.weights import load
-from vitrail.data.dataset import Arrays
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, Labels
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.distributed.process_group import World
 from vitrail.models.vit import ViT

@@ -7,7 +7,7 @@ from vitrail.data.datasets.vtab_tasks import TASKS
 from vitrail.data.splits import DEV
 from vitrail.data.transforms.augmentation import bit, inception
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop
-from vitrail.data.transforms.hyper_rule import hyper_rule
+from vitrail.recipes.bit_hyperrule import hyper_rule
 
 VTAB = {  # group, classes, train, val, test
     "caltech101": ("natural", 102, 2754, 306, 6084),

@@ -17,7 +17,7 @@ from tests.predict.pictures import network
 from vitrail.checkpoint.weights import save
 from vitrail.core.text import Pair
 from vitrail.data.collection import Collection
-from vitrail.data.geometry import Geometry
+from vitrail.data.targets import Geometry
 from vitrail.evaluation.metrics import Metric
 from vitrail.models.build import Model
 from vitrail.tasks.task import TASKS, PredictionOptions, Task

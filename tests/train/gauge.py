@@ -8,8 +8,7 @@ from torch import Tensor
 
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.geometry import Geometry
-from vitrail.data.targets import ClassLabels
+from vitrail.data.targets import ClassLabels, Geometry
 from vitrail.evaluation.metrics import Criterion
 from vitrail.report.page import Notes, Section
 from vitrail.tasks.classification.objective import Classification

@@ -4,9 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from tests.train.tiny import MODEL, tiny_run
-from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.augmentation import Augmentation, Mix
 from vitrail.data.transforms.crop import InceptionCrop
-from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches

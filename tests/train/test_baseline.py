@@ -17,9 +17,8 @@ from tests.train.tiny import MODEL, tiny_run
 from vitrail.checkpoint.weights import load
 from vitrail.core.errors import ConfigError, TrainingError
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.augmentation import Augmentation, Mix
 from vitrail.data.transforms.crop import Squash
-from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.features import features
 from vitrail.evaluation.frozen.ridge_head import fit_head

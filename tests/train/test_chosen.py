@@ -14,7 +14,7 @@ import torch
 import vitrail
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.cli.training import scores_of
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.optim.config import Optim, Schedule
 from vitrail.studies.framework.results import values_in

@@ -25,9 +25,8 @@ from vitrail.checkpoint.store.layout import FOLDER, places
 from vitrail.checkpoint.store.reader import latest
 from vitrail.core.errors import ConfigError, Diverged, OutOfMemory, TrainingError
 from vitrail.data.randomness import EpochOrder
-from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.augmentation import Augmentation, Mix
 from vitrail.data.transforms.crop import Squash
-from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.distributed.process_group import World
 from vitrail.objectives.objective import ObjectiveOutput
 from vitrail.optim.config import Optim

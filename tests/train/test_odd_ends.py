@@ -18,7 +18,7 @@ import vitrail
 from tests.train.killed import digest_of
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError, DataError, Diverged, MismatchedWeights, WorkerDied
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes.run_overrides import with_changes

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Arrays, ImageDataset, Subset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, ImageDataset, Labels, Subset
 from vitrail.data.splits import Selection
 from vitrail.train.config import Data
 from vitrail.train.data import open_splits, split_collection

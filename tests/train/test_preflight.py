@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from tests.train.tiny import MODEL, tiny_run
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.tasks.segmentation.objective import Segmentation
 from vitrail.tasks.segmentation.task import SEGMENTATION

@@ -8,7 +8,7 @@ import torch
 
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import ZOO, model_config, network_name

@@ -22,7 +22,7 @@ from tests.train.test_processes import ALONE, close, work
 from vitrail.checkpoint.store.reader import latest
 from vitrail.core.config_overrides import plain, restored
 from vitrail.core.errors import BadLabels, ConfigError
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.parallel import Whole
 from vitrail.models.resnet_config import ResNetConfig

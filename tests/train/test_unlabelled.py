@@ -14,7 +14,7 @@ from tests.distributed.pair import together
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.data.dataset import Arrays, Subset
 from vitrail.data.loader import Augmented, eval_batches
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.features import features

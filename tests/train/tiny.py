@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from vitrail.data.transforms.augmentation import cifar
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix, cifar
 from vitrail.models.vit_config import ViTConfig
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification

@@ -28,8 +28,7 @@ import numpy as np
 
 from vitrail.core.atomic_files import near_paths
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.data.dataset import ImageDataset, RelabelledDataset
-from vitrail.data.labels import NONE, Labels
+from vitrail.data.dataset import NONE, ImageDataset, Labels, RelabelledDataset
 from vitrail.data.readers.detect_format import READINGS, Found, is_pattern, read_as, read_columns, read_path
 from vitrail.data.readers.folder import split_name, unread_files
 from vitrail.data.readers.mask_folders import LAYOUTS

@@ -22,12 +22,11 @@ from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.core.text import Pair, format_size
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch, Plain, Share, eval_batches
 from vitrail.data.prefetch import PackedArrays, Prefetcher
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng, EpochOrder
-from vitrail.data.targets import CLASS_LABELS, Targets
+from vitrail.data.targets import CLASS_LABELS, Geometry, Targets
 from vitrail.data.transforms.augmentation import Augmentation, check_geometries
 from vitrail.data.transforms.batched import BatchedAugmentation, Plan, find_sources, gather_masks
 from vitrail.data.unreadable_log import UnreadableLog

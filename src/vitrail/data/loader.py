@@ -27,10 +27,9 @@ from vitrail.core.errors import BadImage, ConfigError, DataError, WorkerDied
 from vitrail.core.text import Pair
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.geometry import Geometry
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng, EpochOrder, Positions
-from vitrail.data.targets import CLASS_LABELS, Targets
+from vitrail.data.targets import CLASS_LABELS, Geometry, Targets
 from vitrail.data.transforms.augmentation import Augmentation, check_geometries, views
 from vitrail.data.unreadable_log import UnreadableLog, UnreadableSample
 

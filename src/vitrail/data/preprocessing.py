@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from vitrail.data.geometry import Geometry
+    from vitrail.data.targets import Geometry
 
 
 def bilinear(pixels: "Tensor", size: Pair) -> "Tensor":
@@ -151,7 +151,7 @@ class Preprocessing:
 
     def geometry(self, whole: Pair) -> "Geometry":
         """Where the pixels come from, in an upright image of size `whole`."""
-        from vitrail.data.geometry import Geometry  # loads torch
+        from vitrail.data.targets import Geometry  # loads torch
 
         if self.resize is None:
             return Geometry(whole=whole, box=(0, 0, *whole), inner=self.image)

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import cache_folder, read_text, replacing
 from vitrail.core.errors import BadLabels, ConfigError, DataError, reason_of
-from vitrail.data.dataset import ImageDataset, Subset
-from vitrail.data.labels import NONE, Labels
+from vitrail.data.dataset import NONE, ImageDataset, Labels, Subset
 from vitrail.data.randomness import EpochOrder, hash_keys, hash_word
 
 KIND = "vitrail selection 1"

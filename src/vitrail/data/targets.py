@@ -1,9 +1,19 @@
-"""What a task learns from the samples of a source: classes, masks, numbers. Batches carry them next to the pixels.
+"""Where the pixels of a view come from: one description by which masks, boxes and points follow their image.
+
+    geometry = augmentation.geometry(picture.size, draws)
+    geometry.mask(mask, 255), geometry.boxes(boxes), geometry.points(points)    # as the view shows them
+    geometry.restore(predicted, 255)                                            # back onto the whole image
+
+Coordinates are continuous: x grows to the right and y downward, the image spans 0 to its width and height, and the
+centre of its first pixel is at (0.5, 0.5).
+
+What a task learns from the samples of a source: classes, masks, numbers. Batches carry them next to the pixels.
 
 for batch in stream(source, augmentation, batch=8, seed=0, targets=Masks()):
     batch.pixels, batch.target    # uint8 [B, 3, H, W] and [B, H, W], cropped and mirrored alike
 """
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -15,7 +25,88 @@ from vitrail.core.errors import BadImage, DataError
 from vitrail.core.text import Pair, format_size
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import read_indices
-from vitrail.data.geometry import Geometry
+
+TIE: Final = 1e-7  # pixels: a centre that lies this near to an edge of pixels belongs to the later one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Geometry:
+    """A box of an upright image of size `whole` (top, left, height, width, perhaps in fractions of pixels) becomes
+    `inner` pixels, gets borders of `pad` (left, top, right, bottom) pixels, and is mirrored with them where `flip`."""
+
+    whole: Pair
+    box: tuple[float, float, float, float]
+    inner: Pair
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
+    flip: bool = False
+
+    @property
+    def size(self) -> Pair:
+        """Of the view."""
+        left, top, right, bottom = self.pad
+        return (top + self.inner[0] + bottom, left + self.inner[1] + right)
+
+    def mask(self, mask: Tensor, fill: int) -> Tensor:
+        """Values of pixels [..., H, W] as the view shows them [..., h, w]: those nearest to the centres of its pixels,
+        and `fill` in the borders."""
+        return gather(mask, self._sources(0), self._sources(1), fill)
+
+    def restore(self, values: Tensor, fill: int) -> Tensor:
+        """Values of the view's pixels [..., h, w] on the whole image [..., H, W], by the nearest centre; what the view
+        does not show gets `fill`."""
+        return gather(values, self._targets(0), self._targets(1), fill)
+
+    def points(self, points: Tensor) -> Tensor:
+        """x, y [..., 2] in the image to x, y in the view; they may lie outside of it."""
+        top, left, height, width = self.box
+        scale = torch.tensor([self.inner[1] / width, self.inner[0] / height], dtype=torch.float64)
+        moved = (points.double() - torch.tensor([left, top], dtype=torch.float64)) * scale
+        moved = moved + torch.tensor(self.pad[:2], dtype=torch.float64)
+        if self.flip:
+            moved[..., 0] = self.size[1] - moved[..., 0]
+        return moved.to(points.dtype if points.is_floating_point() else torch.float32)
+
+    def boxes(self, boxes: Tensor) -> Tensor:
+        """Left, top, right, bottom [..., 4] in the image to the same in the view, clipped to what it shows of the
+        image; a box that it does not show comes out empty."""
+        moved = self.points(boxes.unflatten(-1, (2, 2)))
+        low, high = moved.amin(-2), moved.amax(-2)
+        left, top, right, bottom = self.pad
+        if self.flip:
+            left, right = right, left
+        height, width = self.size
+        first = torch.tensor([left, top], dtype=low.dtype)
+        last = torch.tensor([width - right, height - bottom], dtype=low.dtype)
+        return torch.cat([torch.clamp(low, first, last), torch.clamp(high, first, last)], -1)
+
+    def _sources(self, axis: int) -> NDArray[np.int64]:
+        """For each row (axis 0) or column (1) of the view, the one of the image that is nearest; -1 in the borders."""
+        first, length, inner = self.box[axis], self.box[axis + 2], self.inner[axis]
+        centres = first + (2 * np.arange(inner) + 1) * length / (2 * inner)
+        found = np.floor(centres + TIE).astype(np.int64).clip(0, self.whole[axis] - 1)
+        out = np.full(self.size[axis], -1)
+        border = self.pad[1 - axis]
+        out[border : border + inner] = found
+        return out[::-1] if axis == 1 and self.flip else out
+
+    def _targets(self, axis: int) -> NDArray[np.int64]:
+        """For each row or column of the image, the one of the view that is nearest; -1 where the view has none."""
+        first, length, inner = self.box[axis], self.box[axis + 2], self.inner[axis]
+        centres = (2 * np.arange(self.whole[axis]) + 1 - 2 * first) * inner / (2 * length)
+        found = np.floor(centres + TIE).astype(np.int64)
+        seen = (found >= 0) & (found < inner)
+        found = found + self.pad[1 - axis]
+        if axis == 1 and self.flip:
+            found = self.size[1] - 1 - found
+        return np.where(seen, found, -1)
+
+
+def gather(values: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64], fill: int) -> Tensor:
+    """The given rows and columns of [..., H, W]; `fill` where one of them is -1."""
+    down, across = (torch.from_numpy(places.copy()).to(values.device) for places in (rows, columns))
+    found = values.index_select(-2, down.clamp(min=0)).index_select(-1, across.clamp(min=0))
+    return found.masked_fill((down < 0)[:, None] | (across < 0), fill)
+
 
 IGNORED: Final = 255  # of a mask: a pixel that counts for nothing, in losses and in scores
 

@@ -32,10 +32,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.mixup_cutmix import one_hot
+from vitrail.data.transforms.augmentation import one_hot
 from vitrail.distributed.process_group import widest_float
 from vitrail.evaluation.frozen.features import Precision, inference_context, make_normaliser
 

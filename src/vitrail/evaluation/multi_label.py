@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import DataError
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 from vitrail.evaluation.intervals import DRAWS, RESAMPLES, Floats, bootstrap
 from vitrail.evaluation.result import ROUNDED, Measure, make_measure, measure_share
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from vitrail.core.config_overrides import Choice
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Augmentation, Mix
 from vitrail.distributed.process_group import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig

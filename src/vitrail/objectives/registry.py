@@ -4,7 +4,7 @@ import torch
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import hash_keys, hash_word
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.build import bare

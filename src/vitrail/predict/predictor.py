@@ -25,8 +25,8 @@ from vitrail.checkpoint.weights import bundle_of, network, operate
 from vitrail.core.errors import BadImage, ConfigError, UnknownName, unknown
 from vitrail.core.text import Pair, format_size
 from vitrail.data.decode.image import upright_rgb
-from vitrail.data.geometry import Geometry
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.targets import Geometry
 from vitrail.distributed.process_group import find_device
 from vitrail.models.build import Model
 from vitrail.predict.image_input import Given, fetch, image_from, is_one, named

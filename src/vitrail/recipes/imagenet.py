@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import DEV
-from vitrail.data.transforms.augmentation import reference_inception
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix, reference_inception
 from vitrail.data.transforms.policy import RandAugment
 from vitrail.models.zoo import model_config
 from vitrail.optim.config import Optim, Schedule

@@ -18,9 +18,8 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair, pair
 from vitrail.data.datasets.vtab_tasks import TASKS, VtabTask
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import Augmentation
+from vitrail.data.transforms.augmentation import Augmentation, Mix
 from vitrail.data.transforms.crop import Crop, ResizeCrop, Squash
-from vitrail.data.transforms.mixup_cutmix import Mix
 from vitrail.models.family import FAMILIES, ModelConfig
 from vitrail.models.zoo import ZOO, adapted, resolve
 from vitrail.objectives.registry import ObjectiveConfig

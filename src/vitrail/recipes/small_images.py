@@ -10,8 +10,7 @@ chosen by it, the last ones count.
 from dataclasses import replace
 
 from vitrail.core.text import pair
-from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, cifar
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Augmentation, Mix, RandomErasing, cifar
 from vitrail.data.transforms.policy import RandAugment
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import SHAPES, SMALL_SHAPES, model_config, vit

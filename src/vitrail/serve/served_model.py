@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.geometry import Geometry
+from vitrail.data.targets import Geometry
 from vitrail.inspection.layer_taps import (
     TokenLayout,
     get_token_layout,

@@ -35,7 +35,7 @@ from vitrail.report.page import Section, Table
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vitrail.data.geometry import Geometry
+    from vitrail.data.targets import Geometry
 
 
 COUNT = "count"  # in the row of a score: how many images it is of

@@ -18,8 +18,7 @@ from vitrail.core.config_overrides import hints, members
 from vitrail.core.errors import ConfigError, unknown
 from vitrail.core.text import format_size
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Augmentation, Mix
 from vitrail.distributed import parallel
 from vitrail.models.family import ModelConfig
 from vitrail.objectives.registry import ObjectiveConfig

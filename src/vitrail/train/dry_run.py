@@ -25,7 +25,7 @@ from vitrail.core.text import Pair, format_size
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
 from vitrail.data.targets import ClassLabels
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World, synchronise
 from vitrail.evaluation.speed import training_flops

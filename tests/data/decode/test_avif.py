@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vitrail.core.errors import BadImage
-from vitrail.data.decode.bounds import Walk
+from vitrail.data.decode.exif_tiff import Walk
 from vitrail.data.decode.headers import read_header
 from vitrail.data.decode.image import EncodedImage, suffixes
 

@@ -17,7 +17,7 @@ from PIL import Image
 from tests.data.decode import hostile
 from tests.data.decode.hostile import chunk, photo, pixels, saved, tiff
 from vitrail.core.errors import BadImage
-from vitrail.data.decode.bounds import FREE
+from vitrail.data.decode.exif_tiff import FREE
 from vitrail.data.decode.image import EncodedImage
 
 PHOTO = photo()

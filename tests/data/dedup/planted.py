@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.core.errors import BadImage
-from vitrail.data.dataset import ImageDataset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import ImageDataset, Labels
 
 SUFFIXES: Final = (".webp", ".jpg", ".jpeg", ".png")
 

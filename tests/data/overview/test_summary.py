@@ -8,8 +8,7 @@ from PIL import Image
 
 from vitrail.core.errors import BadImage, WorkerDied
 from vitrail.data.collection import Collection, agree, open_collection
-from vitrail.data.dataset import Arrays, ImageDataset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Arrays, ImageDataset, Labels
 from vitrail.data.tools import overview as samples
 from vitrail.data.tools import overview as summary
 from vitrail.data.tools import overview as survey

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.core.errors import BadImage, BadLabels, ConfigError, DataError, WorkerDied
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Subset
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels, Subset
 from vitrail.data.decode.image import read_indices
-from vitrail.data.labels import Labels
 from vitrail.data.readers import shards
 from vitrail.data.tools import pack as packing
 from vitrail.data.tools import shard_writer as pool

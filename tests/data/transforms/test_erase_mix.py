@@ -11,8 +11,7 @@ from torchvision.transforms import v2
 from tests.data.transforms.test_crop import drawn
 from vitrail.core.errors import ConfigError
 from vitrail.data.randomness import CounterRng
-from vitrail.data.transforms.augmentation import RandomErasing
-from vitrail.data.transforms.mixup_cutmix import Mix, one_hot
+from vitrail.data.transforms.augmentation import Mix, RandomErasing, one_hot
 
 
 def test_erased_boxes_are_distributed_as_torchvision_draws_them() -> None:

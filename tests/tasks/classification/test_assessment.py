@@ -10,8 +10,7 @@ from torch import Tensor
 from tests.distributed.pair import together
 from tests.evaluation.test_accuracy import CLASSES, COUNT, PLAIN, Linear, Torn, logits_of, pictures, scored
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.dataset import ImageDataset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.loader import eval_batches
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.intervals import wilson_interval

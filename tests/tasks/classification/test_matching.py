@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitrail.core.errors import BadLabels, DataError
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 from vitrail.tasks.classification.metrics import match_classes, read_names
 
 PETS = ("cat", "dog", "owl")

@@ -11,7 +11,7 @@ from tests.models.tiny import VIT
 from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.models.build import Model, build
 from vitrail.objectives.objective import ObjectiveContext, ObjectiveOutput

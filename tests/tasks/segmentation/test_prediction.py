@@ -9,8 +9,8 @@ from PIL import Image
 from torch.nn import functional as F
 
 from vitrail.core.text import Pair
-from vitrail.data.geometry import Geometry
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.targets import Geometry
 from vitrail.tasks.segmentation.metric import make_palette
 from vitrail.tasks.segmentation.prediction import PredictedMask, resize_argmax, segment
 

@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import DataError, reason_of
-from vitrail.data.dataset import Arrays, ImageDataset
+from vitrail.data.dataset import Arrays, ImageDataset, Labels
 from vitrail.data.datasets.open_by_name import Absent, present
-from vitrail.data.labels import Labels
 
 PIXELS: Final = 3 * 32 * 32
 

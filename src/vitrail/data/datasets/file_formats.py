@@ -30,9 +30,8 @@ from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import cache_folder, replacing
 from vitrail.core.errors import BadImage, DataError, reason_of
-from vitrail.data.dataset import ImageDataset, Strings
+from vitrail.data.dataset import ImageDataset, Labels, Strings
 from vitrail.data.datasets.open_by_name import Absent
-from vitrail.data.labels import Labels
 from vitrail.data.readers.folder import Files, below
 
 LARGEST_RECORD: Final = 256 * 2**20  # bytes of a record

@@ -37,11 +37,10 @@ from typing import Any, Final
 import numpy as np
 
 from vitrail.core.errors import BadLabels, DataError, reason_of
-from vitrail.data.dataset import ImageDataset, RelabelledDataset, Strings, Subset
+from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset, Strings, Subset
 from vitrail.data.datasets.file_formats import Folder, Pieces, Tables, kept
 from vitrail.data.datasets.matlab import read_mat
 from vitrail.data.datasets.open_by_name import Absent, present, read_text
-from vitrail.data.labels import Labels
 from vitrail.data.readers.folder import is_folder, is_picture, listed, read_classes
 
 TRAIN_TAR: Final = "ILSVRC2012_img_train.tar"

@@ -22,11 +22,10 @@ import numpy as np
 
 from vitrail.core.atomic_files import replacing
 from vitrail.core.errors import BadLabels, DataError, reason_of
-from vitrail.data.dataset import Arrays, ImageDataset
+from vitrail.data.dataset import Arrays, ImageDataset, Labels
 from vitrail.data.datasets.file_formats import Folder
 from vitrail.data.datasets.matlab import read_mat
 from vitrail.data.datasets.open_by_name import Absent, present, read_text, unpacked
-from vitrail.data.labels import Labels
 from vitrail.data.randomness import EpochOrder, hash_word
 from vitrail.data.readers.folder import below, is_folder, listed
 

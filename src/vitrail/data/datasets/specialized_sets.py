@@ -25,11 +25,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from vitrail.core.errors import BadImage, DataError, reason_of
-from vitrail.data.dataset import ImageDataset, RelabelledDataset
+from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset
 from vitrail.data.datasets.file_formats import Folder, Tree, tree
 from vitrail.data.datasets.open_by_name import Absent, inflated, present
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.labels import Labels
 
 
 def eurosat(root: Path) -> dict[str, ImageDataset]:

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import cache_folder, replacing
 from vitrail.core.errors import DataError, reason_of
-from vitrail.data.dataset import ImageDataset, Strings
+from vitrail.data.dataset import ImageDataset, Labels, Strings
 from vitrail.data.datasets.file_formats import (
     Bits,
     Folder,
@@ -54,7 +54,6 @@ from vitrail.data.datasets.file_formats import (
     tree,
 )
 from vitrail.data.datasets.open_by_name import Absent, inflated, present, unpacked
-from vitrail.data.labels import Labels
 
 FEWEST, MOST = 3, 10
 CLEVR_EDGES: Final = (8.0, 8.5, 9.0, 9.5, 10.0)

@@ -1,4 +1,8 @@
-"""The directory of a TIFF, which is also what EXIF is: which way up an image is, and the tags its pixels need.
+"""How many pieces (segments, chunks, blocks, comments) a file may be made of.
+
+A honest file has few, or large ones. A hostile one has millions that hold nothing, and each costs a step in Python.
+
+The directory of a TIFF, which is also what EXIF is: which way up an image is, and the tags its pixels need.
 
 Read here and not by Pillow, because a decoder that meets odd metadata warns, and a warning filter belongs to the whole
 process: other threads would see it change. What is not needed is never handed over, so there is nothing to warn about.
@@ -10,7 +14,23 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from vitrail.core.errors import BadImage
-from vitrail.data.decode.bounds import Walk
+
+FREE: Final = 10_000  # pieces that any file may have, whatever its size
+
+
+class Walk:
+    """Counts the pieces of one file. BadImage where they are more than FREE and hold fewer than `average` bytes."""
+
+    __slots__ = ("kind", "most", "pieces")
+
+    def __init__(self, kind: str, data: bytes, average: int = 1024) -> None:
+        self.kind, self.pieces, self.most = kind, 0, FREE + len(data) // average
+
+    def step(self, count: int = 1) -> None:
+        self.pieces += count
+        if self.pieces > self.most:
+            raise BadImage(f"{self.kind} of more than {self.most:,} pieces, made to take long; save it again")
+
 
 ORIENTATION: Final = 0x0112
 WIDTH, HEIGHT, BITS, COMPRESSION, SAMPLES = 256, 257, 258, 259, 277

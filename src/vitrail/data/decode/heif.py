@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from vitrail.core.errors import BadImage
-from vitrail.data.decode.bounds import Walk
+from vitrail.data.decode.exif_tiff import Walk
 
 SEQUENCE_HEADER = 1  # type of an OBU
 PARAMETER_SET = 33  # type of a NAL unit

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset
-from vitrail.data.labels import Labels, number_classes, refuse_negative, refuse_sparse
+from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels, number_classes, refuse_negative, refuse_sparse
 from vitrail.data.readers.folder import split_name
 
 PICTURES: Final = ("images", "image", "x", "data", "pictures", "arr_0")

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, BadLabels, DataError
-from vitrail.data.dataset import ImageDataset, pixel_class_words
-from vitrail.data.labels import NONE, Labels, number_classes, refuse_negative
+from vitrail.data.dataset import NONE, ImageDataset, Labels, number_classes, pixel_class_words, refuse_negative
 
 REMEDY: Final = "A column of names (text) instead of numbers makes each of them a class"
 BUDGET: Final = 256 << 20  # bytes of decoded row groups that a process keeps

@@ -25,9 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, BadLabels, DataError
-from vitrail.data.dataset import ImageDataset, Strings
+from vitrail.data.dataset import ImageDataset, Labels, Strings
 from vitrail.data.decode.image import is_unsupported, remedy, suffixes
-from vitrail.data.labels import Labels
 
 MAX_BYTES: Final = 512 * 2**20
 LEFTOVERS: Final = ("__MACOSX", "lost+found")  # what unpacking and file systems leave behind

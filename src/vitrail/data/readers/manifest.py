@@ -20,8 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.data.dataset import ImageDataset
-from vitrail.data.labels import NONE, Labels, refuse_sparse
+from vitrail.data.dataset import NONE, ImageDataset, Labels, refuse_sparse
 from vitrail.data.readers.folder import TRIED, Files, Locator, split_name
 from vitrail.data.readers.parquet import IMAGES, PATHS, YES, Columns, choose_columns, has_images, plain, split_labels
 

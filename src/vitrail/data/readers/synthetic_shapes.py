@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.data.dataset import ImageDataset, hash_content, hash_names
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import ImageDataset, Labels, hash_content, hash_names
 from vitrail.data.randomness import CounterRng
 
 Plane: TypeAlias = NDArray[np.floating[Any]]  # [H, W], float32

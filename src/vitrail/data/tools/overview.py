@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, WorkerDied
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import ImageDataset
+from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.labels import Labels
 from vitrail.data.randomness import EpochOrder, hash_keys, hash_word
 from vitrail.data.targets import Masks
 

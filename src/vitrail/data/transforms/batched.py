@@ -25,10 +25,10 @@ from torch.nn.functional import pad
 
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
-from vitrail.data.geometry import TIE
 from vitrail.data.prefetch import PackedArrays
 from vitrail.data.preprocessing import Interpolation
 from vitrail.data.randomness import GOLDEN, CounterRng, as_int64, splitmix64_tensor
+from vitrail.data.targets import TIE
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, noise_keys
 from vitrail.data.transforms.batched_ops import SUPPORTED, Work, programmed
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop

@@ -22,8 +22,7 @@ from vitrail.checkpoint.weights import bundle_of
 from vitrail.checkpoint.weights import network as built
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.collection import Collection, agree, open_collection
-from vitrail.data.dataset import ImageDataset, Subset
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import ImageDataset, Labels, Subset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.splits import stratified
 from vitrail.data.training_record import KEY, find_exposure, record_training

@@ -37,10 +37,10 @@ from vitrail.core.text import Pair
 from vitrail.data import preprocessing as tensorflow
 from vitrail.data.dataset import ImageDataset, RelabelledDataset
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.geometry import Geometry
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng
+from vitrail.data.targets import Geometry
 from vitrail.evaluation.defaults import Precision
 from vitrail.models.backbone import backbone, resting
 from vitrail.models.family import to_dict

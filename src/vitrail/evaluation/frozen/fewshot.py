@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 from vitrail.data.splits import few_shot, first_shots
 from vitrail.evaluation.intervals import Interval, wilson_interval
 from vitrail.evaluation.metrics import score_predictions

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.distributed.process_group import widest_float
 from vitrail.evaluation.defaults import TEMPERATURE

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.core.errors import BadLabels, ConfigError
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 from vitrail.data.splits import stratified
 from vitrail.evaluation.defaults import ITERATIONS
 from vitrail.evaluation.frozen.fewshot import whiten

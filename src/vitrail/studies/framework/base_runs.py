@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from vitrail.data.transforms.augmentation import cifar
-from vitrail.data.transforms.mixup_cutmix import Mix
+from vitrail.data.transforms.augmentation import Mix, cifar
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.models.zoo import backbone, mini_bit

@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from vitrail.checkpoint.bundle import card_of, other_names
 from vitrail.core.errors import DataError
-from vitrail.data.dataset import ImageDataset
+from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.datasets.imagenet import real_rows
-from vitrail.data.labels import Labels
 from vitrail.data.targets import CLASS_LABELS
 from vitrail.evaluation.multi_label import STATISTICS, THRESHOLD, MultiLabelScore, score_labels
 from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions

@@ -28,7 +28,7 @@ from torch import Tensor
 from vitrail.core.atomic_files import read_text
 from vitrail.core.errors import BadLabels, DataError
 from vitrail.data.class_names import bundled_names
-from vitrail.data.labels import NONE, Labels
+from vitrail.data.dataset import NONE, Labels
 from vitrail.data.loader import Batch
 from vitrail.evaluation.intervals import Calibration, Floats, Reliability, bootstrap
 from vitrail.evaluation.metrics import (

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.data.labels import Labels
+from vitrail.data.dataset import Labels
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.transforms.mixup_cutmix import Mix, one_hot
+from vitrail.data.transforms.augmentation import Mix, one_hot
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput

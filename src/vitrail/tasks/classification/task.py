@@ -10,8 +10,7 @@ from vitrail.checkpoint.bundle import Bundle, other_names
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, RelabelledDataset
-from vitrail.data.geometry import Geometry
-from vitrail.data.targets import ClassLabels
+from vitrail.data.targets import ClassLabels, Geometry
 from vitrail.evaluation.metrics import ClassificationMetric, ClassificationScore
 from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions, Subject
 from vitrail.objectives.objective import ObjectiveConfig

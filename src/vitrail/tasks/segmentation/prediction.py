@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.data.geometry import Geometry
-from vitrail.data.targets import IGNORED
+from vitrail.data.targets import IGNORED, Geometry
 from vitrail.tasks.segmentation.metric import colour_mask
 
 SCHEMA: Final[dict[str, Any]] = {  # of PredictedMask.to_dict

@@ -16,8 +16,7 @@ from vitrail.core.errors import ConfigError, VitrailError
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import read_indices
-from vitrail.data.geometry import Geometry
-from vitrail.data.targets import IGNORED, Masks
+from vitrail.data.targets import IGNORED, Geometry, Masks
 from vitrail.evaluation.intervals import Interval
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapted

@@ -10,7 +10,7 @@ import pytest
 from tests.data.readers.named import writers
 from tests.data.readers.named.writers import jpeg, put, shade
 from vitrail.core.errors import BadImage, BadLabels, DataError
-from vitrail.data.dataset import ImageDataset
+from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.datasets import file_formats as trees
 from vitrail.data.datasets import natural_sets as caltech
 from vitrail.data.datasets import natural_sets as oxford
@@ -20,7 +20,6 @@ from vitrail.data.datasets import specialized_sets as aerial
 from vitrail.data.datasets import specialized_sets as retinopathy
 from vitrail.data.datasets import structured_sets as clevr
 from vitrail.data.datasets import structured_sets as kitti
-from vitrail.data.labels import Labels
 
 
 def grey(source: ImageDataset, index: int) -> int:

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import cache_folder, replacing
 from vitrail.core.errors import DataError, SourceNotFound
-from vitrail.data.dataset import Strings
-from vitrail.data.labels import NONE, Labels
+from vitrail.data.dataset import NONE, Labels, Strings
 from vitrail.data.readers.shards.tar import Scanned, scan
 
 MAGIC: Final = b"vitrail shards 1"

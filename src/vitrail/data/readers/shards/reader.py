@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound, reason_of
-from vitrail.data.dataset import Encoded, ImageDataset, pixel_class_words
-from vitrail.data.labels import number_classes
+from vitrail.data.dataset import Encoded, ImageDataset, number_classes, pixel_class_words
 from vitrail.data.readers.detect_format import by_split, expand
 from vitrail.data.readers.folder import MAX_BYTES, look, split_name
 from vitrail.data.readers.shards.index import Index, Progress, Shard, opened

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, DataError
+from vitrail.data.dataset import NONE
 from vitrail.data.decode.image import HEIC, READ
-from vitrail.data.labels import NONE
 
 BLOCK: Final = 512
 PIECE: Final = 4096  # holds a label and the two headers around it
