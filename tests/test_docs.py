@@ -331,14 +331,14 @@ def model_table(sizes: tuple[int, int]) -> str:
     heads += [f"{what} {size}" for size in sizes for what in ("tokens", "GMACs")]
     rows: list[list[str]] = []
     for name, config in ZOO.items():
-        if models.sizes_of(name) != sizes:
+        if models.table_sizes(name) != sizes:
             continue
         if isinstance(config, ViTConfig):
             shape = [config.width, config.depth, config.mlp_width, config.heads]
         else:
             shape = [config.features, "-".join(map(str, config.blocks)), "-", "-"]
-        at = [models.sized(name, size, 1000) for size in sizes]
-        cost = [cell for config in at for cell in (models.tokens(config), f"{config.macs / 1e9:,.2f}")]
+        at = [models.config_at(name, size, 1000) for size in sizes]
+        cost = [cell for config in at for cell in (models.format_tokens(config), f"{config.macs / 1e9:,.2f}")]
         rows.append([name, code(slug(name)), *map(str, shape), f"{at[0].parameters:,}", *cost])
     return markdown(heads, rows, right=len(heads) - 2)
 

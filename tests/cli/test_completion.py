@@ -10,7 +10,7 @@ import pytest
 
 from vitrail.cli import completion
 from vitrail.cli.app import COMMANDS, main
-from vitrail.cli.completion import WANTED, completed, safe
+from vitrail.cli.completion import WANTED, completed, check_words
 from vitrail.cli.completion_scripts import SCRIPTS
 from vitrail.models.zoo import SLUGS, ZOO
 from vitrail.recipes.registry import recipes
@@ -186,7 +186,7 @@ def test_places_that_are_named_are_there() -> None:
 
 def test_a_name_that_a_shell_would_take_apart_is_refused() -> None:
     with pytest.raises(AssertionError):
-        safe(["two words"])
+        check_words(["two words"])
 
 
 def test_printing_needs_no_terminal_and_says_nothing_else() -> None:

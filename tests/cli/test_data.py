@@ -98,7 +98,7 @@ def test_sheet_that_cannot_be_written(here: Path, capsys: pytest.CaptureFixture[
 )
 @pytest.mark.usefixtures("here")
 def test_name_of_a_sheet(text: str, name: str) -> None:
-    assert data.slug(open_collection(text), text) == name
+    assert data.sheet_name(open_collection(text), text) == name
 
 
 def test_check_and_strict_have_their_status(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,10 +172,10 @@ def test_without_a_source_the_names_are_listed(here: Path, capsys: pytest.Captur
 def test_files_of_a_set_that_are_here_are_said(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "sets" / "cifar10").mkdir(parents=True)
     monkeypatch.setenv("VITRAIL_DATA", str(here / "sets"))
-    assert data.files_of("cifar10") == "--download"
+    assert data.locate_files("cifar10") == "--download"
     (here / "sets" / "cifar10" / "x").touch()
-    assert data.files_of("cifar10") == str(here / "sets" / "cifar10")
-    assert data.files_of("imagenet") == "by hand"
+    assert data.locate_files("cifar10") == str(here / "sets" / "cifar10")
+    assert data.locate_files("imagenet") == "by hand"
 
 
 def test_mistakes_are_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,7 +252,7 @@ def test_dedup_asks_for_something_to_compare(here: Path, capsys: pytest.CaptureF
     ("count", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (256_000_000, "256 MB"), (15 * 10**14, "1,500 TB")]
 )
 def test_bytes_for_people(count: int, said: str) -> None:
-    assert data.readable(count) == said
+    assert data.format_size(count) == said
 
 
 def test_numbers_of_a_row() -> None:
@@ -272,8 +272,8 @@ def test_numbers_of_a_row() -> None:
         bytes=0,
         unreadable=(("a", "b"),) * 3,
     )
-    assert data.row("train", empty) == ["train", "3", "-", "-", "-", "-", "-", "-", "0 B", "3"]
-    assert data.details("train", empty) == ["train: headers of all 3: none readable"]
+    assert data.summary_row("train", empty) == ["train", "3", "-", "-", "-", "-", "-", "-", "0 B", "3"]
+    assert data.describe_split("train", empty) == ["train: headers of all 3: none readable"]
 
 
 def test_dedup_by_the_representations_of_a_network(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,9 +14,9 @@ import pytest
 import vitrail
 from vitrail.cli import doctor, doctor_machine, doctor_software
 from vitrail.cli.app import main
-from vitrail.cli.doctor_findings import Finding, findings, partner_of
+from vitrail.cli.doctor_findings import Finding, find_problems, matching_torchvision
 from vitrail.cli.doctor_probe import STAGES, has_kernels
-from vitrail.cli.doctor_software import EXTRAS, NEEDED, VARIABLES, anonymous, older
+from vitrail.cli.doctor_software import EXTRAS, NEEDED, VARIABLES, anonymise, is_older
 
 ROOT = Path(__file__).parents[2]
 SOUND = {
@@ -40,7 +40,7 @@ def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(doctor, "driver", lambda: None)
     monkeypatch.setattr(doctor, "shared_memory", lambda: 8 << 30)
     monkeypatch.setattr(doctor, "runs", lambda: {"folder": "/somewhere/runs", "writable": True, "free": 90 << 30})
-    monkeypatch.setattr(doctor_software, "version_of", lambda name: "99.0" if name != "vitrail" else None)
+    monkeypatch.setattr(doctor_software, "installed_version", lambda name: "99.0" if name != "vitrail" else None)
     monkeypatch.setattr(doctor, "version_of", lambda name: "99.0" if name != "vitrail" else None)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     for name in VARIABLES:
@@ -139,7 +139,7 @@ def test_a_missing_extra_is_no_fault_but_named_with_its_command(
     sound: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versions = {"starlette": None, "vitrail": "0.1.0", "onnx": "1.2"}
-    monkeypatch.setattr(doctor_software, "version_of", lambda name: versions.get(name, "99.0"))
+    monkeypatch.setattr(doctor_software, "installed_version", lambda name: versions.get(name, "99.0"))
     lines = told(capsys, 0)
     assert any("missing: starlette; for vitrail serve: pip install 'vitrail[serve]'" in line for line in lines)
     assert any("too old: onnx 1.2" in line and "'vitrail[export]'" in line for line in lines)
@@ -224,7 +224,7 @@ def test_the_cache_is_weighed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     (tmp_path / "weights" / "deep" / "a").write_bytes(bytes(1000))
     (tmp_path / "features").mkdir()
     (tmp_path / "features" / "b").write_bytes(bytes(30))
-    found = doctor_machine.caches()
+    found = doctor_machine.measure_caches()
     assert found["bytes"] == {"weights": 1000, "features": 30}
     assert found["counted"]
     assert found["writable"]
@@ -269,7 +269,7 @@ def test_json_says_the_same(sound: dict[str, Any], capsys: pytest.CaptureFixture
 def test_faults_come_first(sound: dict[str, Any]) -> None:
     sound["torchvision"]["version"] = "0.26.1"
     sound["weights"] = {"error": "gone"}
-    found = findings(doctor.examined())
+    found = find_problems(doctor.collect_facts())
     assert [finding.fault for finding in found] == [True, False]
     assert isinstance(found[0], Finding)
 
@@ -278,15 +278,15 @@ def test_the_home_folder_and_secrets_stay_at_home(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("VITRAIL_HUB", "https://ada:pass@mirror.example/hub")
     facts = {"a": ["/home/ada/x", "in /home/ada: no", "/home/adam/x", "/srv/home/ada/x"], "b": 3}
-    assert anonymous(facts) == {"a": ["~/x", "in ~: no", "/home/adam/x", "/srv/home/ada/x"], "b": 3}
-    assert doctor_software.variables()["VITRAIL_HUB"] == "https://mirror.example/hub"
+    assert anonymise(facts) == {"a": ["~/x", "in ~: no", "/home/adam/x", "/srv/home/ada/x"], "b": 3}
+    assert doctor_software.read_variables()["VITRAIL_HUB"] == "https://mirror.example/hub"
 
 
 def test_small_rules() -> None:
-    assert [partner_of(torch) for torch in ("2.0.1", "2.10.0+cu128", "3.0")] == ["0.15", "0.25", None]
-    assert older("2.9.1", "2.10")
-    assert not older("2.10.0+cpu", "2.10")
-    assert not older("2.11.0a0+git12", "2.10")
+    assert [matching_torchvision(torch) for torch in ("2.0.1", "2.10.0+cu128", "3.0")] == ["0.15", "0.25", None]
+    assert is_older("2.9.1", "2.10")
+    assert not is_older("2.10.0+cpu", "2.10")
+    assert not is_older("2.11.0a0+git12", "2.10")
     assert has_kernels(8, 6, ["sm_80"])
     assert not has_kernels(12, 0, ["sm_80", "sm_90a"])
     assert has_kernels(12, 0, ["sm_80", "compute_90"])

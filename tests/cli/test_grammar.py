@@ -39,14 +39,14 @@ def test_both_forms_mean_the_same(new: str, old: str) -> None:
 
 @pytest.mark.parametrize("text", ["W D", "--from W --data D", "--from W D", "D --from W", "W --data D"])
 def test_finetune_takes_weights_and_data_in_any_form(text: str) -> None:
-    options = finetune.settle(parsed(f"finetune {text} --out R"))
+    options = finetune.merge_weight_words(parsed(f"finetune {text} --out R"))
     assert (options.weights, options.data, options.out) == ("W", "D", Path("R"))
 
 
 def test_inspect_tells_images_from_data() -> None:
-    options = inspect.settle(parsed("inspect W folder a.jpg b.PNG --out look"))
+    options = inspect.sort_words(parsed("inspect W folder a.jpg b.PNG --out look"))
     assert (options.weights, options.data, options.images) == ("W", "folder", ("a.jpg", "b.PNG"))
-    options = inspect.settle(parsed("inspect a.jpg"))
+    options = inspect.sort_words(parsed("inspect a.jpg"))
     assert (options.weights, options.data, options.images) == ("vitrail-cifar10", None, ("a.jpg",))
 
 
@@ -110,10 +110,10 @@ def test_suggested_commands_are_commands() -> None:
 
 def test_short_options_are_settings() -> None:
     options = parsed("finetune W D --epochs 3 --lr 0.003 --batch 8 --set log=2")
-    assert training.short_of(options) == ["epochs=3.0", "batch=8", "optim.lr=0.003"]
-    asked = training.asked_by(options, "finetune", "W")
+    assert training.short_options(options) == ["epochs=3.0", "batch=8", "optim.lr=0.003"]
+    asked = training.build_request(options, "finetune", "W")
     assert asked.settings == ("log=2", "epochs=3.0", "batch=8", "optim.lr=0.003")
-    assert training.short_of(parsed("pretrain R --steps 7")) == ["steps=7"]
+    assert training.short_options(parsed("pretrain R --steps 7")) == ["steps=7"]
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_short_options_are_settings() -> None:
 )
 def test_contradictions_are_refused(text: str) -> None:
     with pytest.raises(VitrailError):
-        training.short_of(parsed(f"finetune W D {text}"))
+        training.short_options(parsed(f"finetune W D {text}"))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vitrail.cli.live import Panel, Plain, line
+from vitrail.cli.live import TrainingPanel, PlainDisplay, describe_row
 from vitrail.train.observer import STEP
 
 TRAIN = {
@@ -35,7 +35,7 @@ FEATURES = {"measure": "k-NN", "rank": 12.34, "width": 64, "similarity": 0.5, "s
     ],
 )
 def test_progress_tells_the_tallies_that_there_are(tallies: dict[str, float], said: str) -> None:
-    assert said in line({**TRAIN, **tallies})
+    assert said in describe_row({**TRAIN, **tallies})
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_progress_tells_the_tallies_that_there_are(tallies: dict[str, float], sa
     ],
 )
 def test_a_score_is_called_by_its_name(row: dict[str, Any], said: str) -> None:
-    assert line(row) == said
+    assert describe_row(row) == said
 
 
 def test_the_panel_keeps_the_last_score_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
-    panel = Panel()
+    panel = TrainingPanel()
     monkeypatch.setattr(panel, "told", lambda text: None)
     shown: list[str] = []
     for row in (
@@ -86,7 +86,7 @@ class Clock:
         return self.now
 
 
-def drawn(panel: Panel) -> str:
+def drawn(panel: TrainingPanel) -> str:
     """What stands on an 80-column terminal now."""
     with panel.console.capture() as capture:
         panel.console.print(panel.drawn())
@@ -95,7 +95,7 @@ def drawn(panel: Panel) -> str:
 
 def test_the_bar_moves_with_every_step_and_says_of_which_step_its_numbers_are() -> None:
     clock = Clock()
-    panel = Panel(Console(width=80, force_terminal=False, file=io.StringIO()), clock)
+    panel = TrainingPanel(Console(width=80, force_terminal=False, file=io.StringIO()), clock)
     shown: list[str] = []
     for step in range(31):
         clock.now = float(step)
@@ -119,7 +119,7 @@ def test_the_bar_moves_with_every_step_and_says_of_which_step_its_numbers_are() 
 
 def test_what_comes_between_steps_shows_how_far_it_is_and_that_it_lives() -> None:
     clock = Clock()
-    panel = Panel(Console(width=80, force_terminal=False, file=io.StringIO()), clock)
+    panel = TrainingPanel(Console(width=80, force_terminal=False, file=io.StringIO()), clock)
     first = drawn(panel)
     clock.now = 65.0
     assert "1:05" in drawn(panel)
@@ -140,7 +140,7 @@ def test_what_comes_between_steps_shows_how_far_it_is_and_that_it_lives() -> Non
 
 def test_plain_lines_come_now_and_then_and_hold_no_control_characters() -> None:
     clock, lines = Clock(), list[str]()
-    plain = Plain(lines.append, clock)
+    plain = PlainDisplay(lines.append, clock)
     for second in range(60):
         clock.now = float(second)
         plain.advance("closed form", second * 10, 600)

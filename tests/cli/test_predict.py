@@ -23,8 +23,8 @@ from vitrail.checkpoint.bundled_weights import DEFAULT, SHIPPED
 from vitrail.checkpoint.weights import save
 from vitrail.cli import predict_output, predict_pictures
 from vitrail.cli.app import main
-from vitrail.cli.predict_attention import Drawn, seen
-from vitrail.cli.predict_pictures import Lines, is_weights, listing, parted
+from vitrail.cli.predict_attention import AttentionImages, crop_view
+from vitrail.cli.predict_pictures import StdinNames, is_weights, list_images, split_words
 from vitrail.core.errors import DataError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection import rollout
@@ -150,8 +150,8 @@ def test_names_that_are_no_text_are_spelt_out(tmp_path: Path, path: str, capsys:
 
 
 def test_a_terminal_gets_bars(path: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = predict_output.Terminal
-    monkeypatch.setattr(predict_output, "Plain", lambda file: made(file, CLASSIFICATION))
+    made = predict_output.TerminalWriter
+    monkeypatch.setattr(predict_output, "LineWriter", lambda file: made(file, CLASSIFICATION))
     name = folder_of(tmp_path / "p", 1)[0]
     assert main(["predict", path, name, "--topk", "3", "--device", "cpu"]) == 0
     title, *rows = capsys.readouterr().out.splitlines()
@@ -163,10 +163,10 @@ def test_a_terminal_gets_bars(path: str, tmp_path: Path, capsys: Capture, monkey
 
 
 def test_bars_are_as_long_as_their_share() -> None:
-    assert predict_output.bar(1.0) == "█" * predict_output.BAR
-    assert predict_output.bar(0.0) == ""
-    assert predict_output.bar(0.5) == "█" * (predict_output.BAR // 2)
-    assert len(predict_output.bar(0.013)) == 1
+    assert predict_output.draw_bar(1.0) == "█" * predict_output.BAR_WIDTH
+    assert predict_output.draw_bar(0.0) == ""
+    assert predict_output.draw_bar(0.5) == "█" * (predict_output.BAR_WIDTH // 2)
+    assert len(predict_output.draw_bar(0.013)) == 1
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -190,10 +190,10 @@ def test_which_word_is_weights(tmp_path: Path, path: str) -> None:
     bare.write_bytes(Path(path).read_bytes())
     for word in (path, str(run), str(bare), DEFAULT, "vit_b_16:augreg_in21k", "missing.npz"):
         assert is_weights(word), word
-        assert parted([word, names[0]]) == (word, names)
+        assert split_words([word, names[0]]) == (word, names)
     for word in (names[0], str(tmp_path / "p"), "-", "missing.jpg", "photo.heic"):
         assert not is_weights(word), word
-        assert parted([word]) == (DEFAULT, [word])
+        assert split_words([word]) == (DEFAULT, [word])
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_names_that_come_slowly_come_in_bursts(monkeypatch: pytest.MonkeyPatch) 
     reading, writing = os.pipe()
     with open(reading) as stdin, open(writing, "wb", 0) as out:
         monkeypatch.setattr(sys, "stdin", stdin)
-        bursts = Lines().bursts()
+        bursts = StdinNames().bursts()
         out.write(b"a.jpg\nb \xff.jpg\nc")
         assert [found.path for found in next(bursts)] == ["a.jpg", os.fsdecode(b"b \xff.jpg")]
         out.write(b".jpg\n")
@@ -261,12 +261,12 @@ def test_folders_are_walked_once_and_in_order(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "a" / "up").symlink_to(tmp_path)
-    found = [one for burst in listing([str(tmp_path)]).bursts() for one in burst]
+    found = [one for burst in list_images([str(tmp_path)]).bursts() for one in burst]
     assert [one.inside for one in found] == ["c.gif", "a/z/1.png", "b/10.jpg", "b/2.jpg"]
     assert [one.path for one in found] == [str(tmp_path / one.inside) for one in found]
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty: no images there"):
-        listing([str(tmp_path / "empty")])
+        list_images([str(tmp_path / "empty")])
 
 
 def test_a_folder_that_may_not_be_read_is_named(
@@ -310,12 +310,12 @@ def test_attention_over_each_picture(tmp_path: Path, config: Any, capsys: Captur
         model, original = network(config), drawn(1)[0]
         map = rollout(model, model.card.preprocessing(original)[None])[0]
         np.testing.assert_allclose(
-            np.asarray(picture), overlay(np.asarray(seen(original, model.card.preprocessing)), map), atol=1
+            np.asarray(picture), overlay(np.asarray(crop_view(original, model.card.preprocessing)), map), atol=1
         )
 
 
 def test_names_of_drawn_pictures_neither_meet_nor_leave(tmp_path: Path) -> None:
-    drawing = Drawn(tmp_path / "out", Predictor(network(VIT), device="cpu"))
+    drawing = AttentionImages(tmp_path / "out", Predictor(network(VIT), device="cpu"))
     given = [
         "a/b.jpg",
         "a--b.jpg",
@@ -340,9 +340,9 @@ def test_names_of_drawn_pictures_neither_meet_nor_leave(tmp_path: Path) -> None:
 def test_what_is_drawn_is_what_the_network_saw() -> None:
     picture = Image.new("RGB", (400, 300))
     picture.paste((255, 0, 0), (150, 100, 250, 200))
-    whole = seen(picture, Preprocessing(image=(32, 32)))
+    whole = crop_view(picture, Preprocessing(image=(32, 32)))
     assert whole.size == (400, 300)
-    centre = seen(picture, Preprocessing(image=(32, 32), resize=96))  # the middle third of the shorter side
+    centre = crop_view(picture, Preprocessing(image=(32, 32), resize=96))  # the middle third of the shorter side
     assert centre.size == (256, 256)
     assert np.asarray(centre)[20:-20, 20:-20, 0].min() > 250
 

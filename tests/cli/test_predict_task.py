@@ -68,7 +68,7 @@ def test_a_line_a_row_and_an_object_say_what_the_task_says(tmp_path: Path, path:
 
 def test_a_terminal_gets_the_text(tmp_path: Path, path: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     asker: Predictor[Colour] = vitrail.Predictor(path, device="cpu")
-    monkeypatch.setattr(predict_output, "Plain", lambda file: predict_output.Terminal(file, asker.task))
+    monkeypatch.setattr(predict_output, "LineWriter", lambda file: predict_output.TerminalWriter(file, asker.task))
     name = folder_of(tmp_path / "p", 1)[0]
     assert predict(path, name) == 0
     assert capsys.readouterr().out.splitlines() == [name, f"  {asker(name)}"]

@@ -16,7 +16,7 @@ from tests.models.tiny import VIT, awake
 from vitrail.checkpoint.weights import save
 from vitrail.cli import progress
 from vitrail.cli.app import main
-from vitrail.cli.live import Panel
+from vitrail.cli.live import TrainingPanel
 from vitrail.cli.progress import PATIENCE_S, PLAIN_S, Bars, Lines, bars, on_interrupt, waiting
 from vitrail.core.console import guarded_streams
 from vitrail.data.preprocessing import Preprocessing
@@ -193,7 +193,7 @@ def test_an_interrupted_export_leaves_what_was_there(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.safetensors", "w.safetensors"]
 
 
-@pytest.mark.parametrize("made", [lambda: Bars(bytes_=False).progress, lambda: Panel().live])
+@pytest.mark.parametrize("made", [lambda: Bars(bytes_=False).progress, lambda: TrainingPanel().live])
 def test_a_live_display_is_drawn_and_not_written_out_under_guarded_streams(
     made: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

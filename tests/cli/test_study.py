@@ -119,7 +119,7 @@ def test_the_command_that_goes_on_is_the_one_that_was_typed() -> None:
 
     typed = ["head", "--scale", "small", "--data", "my set", "--out", "o", "--jobs", "3", "--seeds", "2"]
     options = parse_options("study", typed)
-    assert command.again(options) == "vitrail study head 'my set' --scale small --out o --jobs 3 --seeds 2"
+    assert command.study_command(options) == "vitrail study head 'my set' --scale small --out o --jobs 3 --seeds 2"
 
 
 def test_help_and_the_list_of_studies_need_no_torch(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from vitrail.cli.app import main
-from vitrail.cli.trace import folded
+from vitrail.cli.trace import fold_blocks
 from vitrail.models.family import summed, walk
 from vitrail.models.zoo import ZOO, model_config
 
@@ -58,7 +58,7 @@ def test_all_shows_every_block_and_the_same_total(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize("name", ZOO)
 def test_folding_loses_nothing(name: str) -> None:
     steps = walk(ZOO[name])
-    short = folded(steps)
+    short = fold_blocks(steps)
     assert summed(short) == summed(steps)
     assert len(short) < 100
     assert short[-1] == steps[-1]

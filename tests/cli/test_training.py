@@ -288,7 +288,7 @@ def test_one_of_several_processes_leaves_without_taking_its_threads_down(
     def left(status: int) -> None:
         raise Left(status)
 
-    monkeypatch.setattr(training, "started", lambda *_: 0)
+    monkeypatch.setattr(training, "start_run", lambda *_: 0)
     assert main(["pretrain", "digits", "--out", str(tmp_path)]) == 0
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(os, "_exit", left)

@@ -10,7 +10,7 @@ from tests.data.readers.named import writers
 from tests.studies.conftest import TINY
 from vitrail.checkpoint.weights import fresh, save
 from vitrail.cli.app import main
-from vitrail.cli.vtab import tasks_of
+from vitrail.cli.vtab import select_tasks
 from vitrail.data.datasets.vtab_tasks import TASKS
 from vitrail.evaluation.result import Result
 
@@ -85,7 +85,7 @@ def test_an_unknown_task_is_named_with_its_neighbours(weights: str, capsys: pyte
 
 
 def test_tasks_come_in_the_papers_order() -> None:
-    assert tasks_of([]) == tuple(TASKS)
-    assert tasks_of(["kitti-distance", "Specialized", "pets"]) == (
+    assert select_tasks([]) == tuple(TASKS)
+    assert select_tasks(["kitti-distance", "Specialized", "pets"]) == (
         *("pets", "pcam", "eurosat", "resisc45", "retinopathy", "kitti-distance"),
     )

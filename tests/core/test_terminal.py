@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.data.pictures import encoded, noise
 from vitrail.cli.app import main
-from vitrail.cli.live import Panel
+from vitrail.cli.live import TrainingPanel
 from vitrail.cli.progress import Bars
 from vitrail.core.console import UNSAFE, Guarded, clean, clean_line, guarded_streams, make_console, print_table
 from vitrail.core.errors import VitrailError
@@ -86,7 +86,7 @@ def bar(console: Any) -> None:
 
 
 def panel(console: Any) -> None:
-    with Panel(console) as shown:
+    with TrainingPanel(console) as shown:
         shown.told(EVIL)
         shown.advance(EVIL, 1, None)
         shown.live.refresh()

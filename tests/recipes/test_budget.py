@@ -123,7 +123,7 @@ def test_a_pretraining_is_cut_in_length_alone() -> None:
 
 def test_the_command_for_more_time_asks_for_the_same(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Asked] = []
-    monkeypatch.setattr(training, "run", lambda options, asked: heard.append(asked) or 0)
+    monkeypatch.setattr(training, "run_training", lambda options, asked: heard.append(asked) or 0)
     typed = replace(asked, seed=3, settings=("data.dev=0.2",), minutes=1.0)
     found = cut_down(typed, minutes=1, image_s=0.1)[2]
     assert main(shlex.split(more_time(found, typed).partition("vitrail ")[2])) == 0

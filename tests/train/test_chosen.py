@@ -13,7 +13,7 @@ import torch
 
 import vitrail
 from tests.train.tiny import MODEL, tiny_run
-from vitrail.cli.training import scores_of
+from vitrail.cli.training import describe_scores
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.optim.config import Optim, Schedule
@@ -139,7 +139,7 @@ def test_the_score_of_the_end_and_the_report_are_of_the_best_weights(
     assert accuracy(out / "best.safetensors", "dev") == pytest.approx(result.best.values["accuracy"])
     values = values_in(out)
     assert (values["watch"], values["accuracy"]) == pytest.approx((result.best.values["accuracy"], best))
-    for text in (describe_run(out), "\n".join(scores_of(result))):
+    for text in (describe_run(out), "\n".join(describe_scores(result))):
         assert f"{best:.2%}" in text
         assert f"{last:.2%}" not in text
 

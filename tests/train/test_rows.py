@@ -8,8 +8,8 @@ import pytest
 
 from tests.train.gauge import GaugeTask, gauge_rows
 from vitrail.api import trained
-from vitrail.cli.live import briefly, line
-from vitrail.cli.training import outcome
+from vitrail.cli.live import describe_briefly, describe_row
+from vitrail.cli.training import describe_outcome
 from vitrail.studies.framework.results import values_in
 from vitrail.tasks.registry import TASKS
 from vitrail.train.run_folder.describe_run import describe_run
@@ -29,17 +29,17 @@ def watched(step: int, **more: Any) -> dict[str, Any]:
 def test_a_segmentation_is_described_by_its_own_numbers() -> None:
     row = watched(200, score="miou", miou=0.812, pixel_accuracy=0.951, loss=0.1234)
     assert describe_score(row) == "step 200: val mIoU 81.20%, pixel accuracy 95.10%, loss 0.1234 (2,000 images)"
-    assert briefly(row) == "val mIoU 81.20%"
+    assert describe_briefly(row) == "val mIoU 81.20%"
 
 
 @pytest.mark.usefixtures("gauge")
 def test_a_number_that_is_no_share_is_written_as_it_is() -> None:
     row = gauge_rows()[3]
     assert describe_score(row) == "step 20: dev error 0.03125, within 1 °C 75.00%, loss 0.0010 (2,000 images)"
-    assert briefly(row) == "dev error 0.03125"
+    assert describe_briefly(row) == "dev error 0.03125"
     train = {"steps": 30, "epoch": 1.0, "lr": 1e-3, "images_per_s": 9.0, "left_s": 1.0, **gauge_rows()[0]}
-    assert "error 12.500" in line(train)
-    assert line(train).count("loss") == 1
+    assert "error 12.500" in describe_row(train)
+    assert describe_row(train).count("loss") == 1
 
 
 @pytest.mark.usefixtures("gauge")
@@ -133,4 +133,4 @@ def test_the_public_result_has_the_score_of_the_task(tmp_path: Path, named: bool
 def test_a_row_without_a_count_is_described_all_the_same() -> None:
     row = {name: value for name, value in gauge_rows()[-1].items() if name != "count"}
     assert describe_score(row) == "step 30: dev error 0.5, within 1 °C 75.00%, loss 0.2500"
-    assert outcome(row) == "error 0.5, within 1 °C 75.00%"
+    assert describe_outcome(row) == "error 0.5, within 1 °C 75.00%"

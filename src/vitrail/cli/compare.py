@@ -22,60 +22,60 @@ WIDE = 6  # columns above which a terminal gets a table for each data set, and o
 FORMATS = (".md", ".csv", ".html")
 
 
-def run(options: CompareOptions) -> int:
+def run_compare(options: CompareOptions) -> int:
     out = options.out
     if out is not None and out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {out}: the name says the format; end it in {', '.join(FORMATS)}")
     gathered = gather_results(options.results)
     table = compare_results(gathered.found, options.measures)
     notes = [*table.notes, *(f"passed over: {why}" for why in gathered.passed_over)]
-    show(table)
+    show_comparison(table)
     for note in notes:
         print(f"note: {note}")
     if out is not None:
-        text = {".md": markdown, ".csv": tidy, ".html": html}[out.suffix.lower()](table, notes)
+        text = {".md": to_markdown, ".csv": to_csv, ".html": to_html}[out.suffix.lower()](table, notes)
         write_file(out, text.encode("utf-8", "backslashreplace"))
         print(f"table: {out}")
     return 0
 
 
-def show(table: Comparison) -> None:
+def show_comparison(table: Comparison) -> None:
     """One table where it fits, else one for each data set."""
     if len(table.columns) <= WIDE and len({column.data for column in table.columns}) > 1:
-        print_table(["weights", *(table.title(column) for column in table.columns)], cells(table))
+        print_table(["weights", *(table.title(column) for column in table.columns)], make_cells(table))
         return
     for name, part in table.groups():
         heads = [part.title(column, whole=False) for column in part.columns]
         if len(heads) > WIDE:  # a measure a line
-            names, *numbers = zip(*cells(part), strict=True)
+            names, *numbers = zip(*make_cells(part), strict=True)
             print_table(
                 ["measure", *names], [[head, *row] for head, row in zip(heads, numbers, strict=True)], title=name
             )
         else:
-            print_table(["weights", *heads], cells(part), title=name)
+            print_table(["weights", *heads], make_cells(part), title=name)
 
 
-def cells(table: Comparison) -> list[list[str]]:
+def make_cells(table: Comparison) -> list[list[str]]:
     return [[row.name, *(table.text(row, column) or "–" for column in table.columns)] for row in table.rows]
 
 
-def markdown(table: Comparison, notes: Sequence[str]) -> str:
+def to_markdown(table: Comparison, notes: Sequence[str]) -> str:
     """One table, and the notes below it."""
     names = list(dict.fromkeys(column.data for column in table.columns))
-    heads = ["weights", *(escaped(table.title(column, whole=len(names) > 1)) for column in table.columns)]
+    heads = ["weights", *(escape_cell(table.title(column, whole=len(names) > 1)) for column in table.columns)]
     rule = ["---", *("---:" for _ in table.columns)]
-    lines = [heads, rule, *([escaped(cell) for cell in row] for row in cells(table))]
+    lines = [heads, rule, *([escape_cell(cell) for cell in row] for row in make_cells(table))]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    below = "\n".join(f"- {escaped(note)}" for note in notes)
-    above = f"{escaped(names[0])}, with 95 % intervals:\n\n" if len(names) == 1 and names[0] else ""
+    below = "\n".join(f"- {escape_cell(note)}" for note in notes)
+    above = f"{escape_cell(names[0])}, with 95 % intervals:\n\n" if len(names) == 1 and names[0] else ""
     return f"{above}{text}\n" + (f"\n{below}\n" if below else "")
 
 
-def escaped(text: str) -> str:
+def escape_cell(text: str) -> str:
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
-def tidy(table: Comparison, notes: Sequence[str]) -> str:
+def to_csv(table: Comparison, notes: Sequence[str]) -> str:
     """A line a number, with all digits and where it is from: what a spreadsheet or pandas takes."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -84,11 +84,11 @@ def tidy(table: Comparison, notes: Sequence[str]) -> str:
     for row in table.rows:
         for column in table.columns:
             if column in row.cells:
-                writer.writerow([row.name, *record(column, *row.cells[column])])
+                writer.writerow([row.name, *csv_row(column, *row.cells[column])])
     return text.getvalue()
 
 
-def record(column: MeasureColumn, measure: Measure, found: ResultFile) -> list[object]:
+def csv_row(column: MeasureColumn, measure: Measure, found: ResultFile) -> list[object]:
     result = found.result
     return [
         *(
@@ -103,14 +103,14 @@ def record(column: MeasureColumn, measure: Measure, found: ResultFile) -> list[o
     ]
 
 
-def html(table: Comparison, notes: Sequence[str]) -> str:
+def to_html(table: Comparison, notes: Sequence[str]) -> str:
     """A page with a table for each data set, the notes, and where each number is from."""
     from vitrail.report.page import Notes, Section, Table, page
 
     sections: list[Section] = []
     for name, part in table.groups():
         heads = [part.title(column, whole=False) for column in part.columns]
-        sections.append(Table(title=name or "Results", columns=["weights", *heads], rows=cells(part)))
+        sections.append(Table(title=name or "Results", columns=["weights", *heads], rows=make_cells(part)))
     if notes:
         sections.append(Notes(title="Notes", lines=list(notes)))
     files = {one.path: (row.name, one) for row in table.rows for _, one in row.cells.values()}

@@ -40,14 +40,14 @@ WANTED: Final = {
 FILES: Final = ("weights", "set", "file")  # next to their names, a path will do
 
 
-def run(options: CompletionOptions) -> int:
+def run_completion(options: CompletionOptions) -> int:
     print(SCRIPTS[options.shell](completed()), end="")
     return 0
 
 
 def completed() -> list[Completed]:
     """Every command with its options, from the parsers themselves."""
-    words = known()
+    words = known_names()
     found: list[Completed] = []
     for name, command in COMMANDS.items():
         actions: list[argparse.Action] = vars(parser_of(name))["_actions"]  # argparse has no other list of them
@@ -87,7 +87,7 @@ def value_of(command: str, action: argparse.Action, words: dict[str, tuple[str, 
     return Value(words=words.get(kind, ()), files=kind in FILES, many=many, name=name or action.dest)
 
 
-def known() -> dict[str, tuple[str, ...]]:
+def known_names() -> dict[str, tuple[str, ...]]:
     """The names of things, by kind."""
     from vitrail.checkpoint.bundled_weights import SHIPPED
     from vitrail.checkpoint.formats.registry import FORMATS
@@ -99,17 +99,17 @@ def known() -> dict[str, tuple[str, ...]]:
 
     return {
         "recipe": tuple(recipes()),
-        "model": safe([*ZOO, *SLUGS]),
+        "model": check_words([*ZOO, *SLUGS]),
         "weights": tuple(SHIPPED),
-        "set": safe(row[0] for row in known_sets()),
+        "set": check_words(row[0] for row in known_sets()),
         "format": ("vitrail", "hf", *(name for name in FORMATS if name != "huggingface")),
-        "task": safe(TASKS),
+        "task": check_words(TASKS),
         "study": tuple(STUDIES),
         "device": ("auto", "cpu", "cuda", "mps"),
     }
 
 
-def safe(names: Iterable[str]) -> tuple[str, ...]:
+def check_words(names: Iterable[str]) -> tuple[str, ...]:
     """Without doubles; names are words to every shell."""
     found: Sequence[str] = tuple(dict.fromkeys(names))
     assert not any(set(name) & set(" \t\n'\"\\$`;|&<>()*?[]{}~:") for name in found), found

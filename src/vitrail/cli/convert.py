@@ -1,11 +1,11 @@
 """What `vitrail convert` does."""
 
-from vitrail.cli.labels import new_names
+from vitrail.cli.labels import resolve_class_names
 from vitrail.cli.options.convert import ConvertOptions
 from vitrail.core.console import print_table
 
 
-def run(options: ConvertOptions) -> int:
+def run_convert(options: ConvertOptions) -> int:
     import torch
 
     from vitrail.checkpoint.convert import Conversion, convert
@@ -13,7 +13,7 @@ def run(options: ConvertOptions) -> int:
     given = {"heads": options.heads, "position": options.position, "image": options.image_size}
     facts = {name: value for name, value in given.items() if value is not None}
     dtype = None if options.type is None else getattr(torch, options.type)
-    name = lambda bundle: new_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)  # noqa: E731
+    name = lambda bundle: resolve_class_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)  # noqa: E731
     done: Conversion = convert(
         options.source, options.target, options.to, dtype=dtype, unofficial=options.unofficial, name=name, **facts
     )

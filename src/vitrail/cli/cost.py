@@ -26,7 +26,7 @@ SECONDS = {"cuda": 120.0, "cpu": 60.0}
 EPOCHS = {"imagenet": (300,), "imagenet21k": (90,)}  # Table 3
 
 
-class Asked(NamedTuple):
+class CostedNetwork(NamedTuple):
     """A network: how it was called, its name in the zoo where it has one, its config, its weights if there are any."""
 
     text: str
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
     bundle: Bundle | None
 
 
-class Training(NamedTuple):
+class TrainingLength(NamedTuple):
     """Images, epochs and classes to train for, under a name."""
 
     name: str
@@ -44,10 +44,10 @@ class Training(NamedTuple):
     classes: int | None
 
 
-def run(options: CostOptions) -> int:
-    check(options)
-    networks = [asked(text) for text in options.models]
-    trainings = [trainings_of(one, options) for one in networks]
+def run_cost(options: CostOptions) -> int:
+    check_cost(options)
+    networks = [find_network(text) for text in options.models]
+    trainings = [plan_trainings(one, options) for one in networks]
     show_size(networks, options)
     show_training(networks, trainings, options)
     show_memory(networks, options)
@@ -56,16 +56,16 @@ def run(options: CostOptions) -> int:
     if options.measure:
         out = out or RUNS / f"cost-{slug(networks[0].name)}"
         check_writable(out / "speed.png")
-        found, how = measure(networks, options)
-        draw(found, how["device"], out)
+        found, how = measure_speed(networks, options)
+        draw_speed(found, how["device"], out)
     if out is not None:
         for at, (one, name) in enumerate(zip(networks, file_names(networks), strict=True)):
-            result(one, trainings[at], options, found[at] if found else None, how).write(out / name)
+            cost_result(one, trainings[at], options, found[at] if found else None, how).write(out / name)
             print(f"result: {out / name}")
     return 0
 
 
-def check(options: CostOptions) -> None:
+def check_cost(options: CostOptions) -> None:
     """What can be refused before anything is read or measured. 0 is what stands where nothing was said."""
     for option, value in (("--images", options.images), ("--epochs", options.epochs), ("--seconds", options.seconds)):
         if not 0 <= value < math.inf:
@@ -74,7 +74,7 @@ def check(options: CostOptions) -> None:
         raise ConfigError(f"--batch {min(options.batch)} must be at least 1")
 
 
-def file_names(networks: list[Asked]) -> list[str]:
+def file_names(networks: list[CostedNetwork]) -> list[str]:
     """vit_b_16.json, or vit_b_16-1.json and vit_b_16-2.json where two networks have one name."""
     names = [slug(one.name) for one in networks]
     return [
@@ -83,14 +83,14 @@ def file_names(networks: list[Asked]) -> list[str]:
     ]
 
 
-def asked(text: str) -> Asked:
+def find_network(text: str) -> CostedNetwork:
     """A name of the zoo, else weights by path or NAME:TAG."""
     if not Path(text).exists() and ":" not in text:
         try:
             name = resolve(text)
         except UnknownName as error:
             raise UnknownName(f"{error}; and there is no weight file {text}") from None
-        return Asked(text, name, ZOO[name], None)
+        return CostedNetwork(text, name, ZOO[name], None)
     if text in ZOO or text in SLUGS:
         raise ConfigError(f"{text!r} is a network and a path here; write ./{text} for the path")
     from vitrail.checkpoint.find_weights import find_weights
@@ -98,31 +98,31 @@ def asked(text: str) -> Asked:
 
     bundle = find_weights(text)
     title = network_name(bundle.config)
-    return Asked(text, title if title in ZOO else Path(text).stem, bundle.config, bundle)
+    return CostedNetwork(text, title if title in ZOO else Path(text).stem, bundle.config, bundle)
 
 
-def trainings_of(one: Asked, options: CostOptions) -> list[Training]:
+def plan_trainings(one: CostedNetwork, options: CostOptions) -> list[TrainingLength]:
     """What was asked for; the paper's own where nothing was."""
     if options.images and options.data:
         raise ConfigError("--images or --data: one of them says how many images there are")
     if options.images:
         if not options.epochs:
             raise ConfigError(f"how often is each of the {options.images:,} images seen? give --epochs E")
-        return [Training("yours", options.images, options.epochs, None)]
+        return [TrainingLength("yours", options.images, options.epochs, None)]
     if options.epochs and not options.data:
         raise ConfigError(f"--epochs {options.epochs:g} of what? give --data NAME or --images N")
-    found: list[Training] = []
+    found: list[TrainingLength] = []
     for name in (options.data,) if options.data else ("imagenet", "imagenet21k", "jft"):
-        images, classes = pictures_of(name)
+        images, classes = count_training_images(name)
         usual = jft_epochs(one.name) if name == "jft" else EPOCHS.get(name, ())
         if not options.epochs and not usual:
             raise ConfigError(f"how many epochs on {name}? give --epochs E")
         lengths = (options.epochs,) if options.epochs else usual
-        found += [Training(name, images, epochs, classes) for epochs in lengths]
+        found += [TrainingLength(name, images, epochs, classes) for epochs in lengths]
     return found
 
 
-def pictures_of(name: str) -> tuple[int, int | None]:
+def count_training_images(name: str) -> tuple[int, int | None]:
     """How many to train on and how many classes: of a named set as published, without its files."""
     from vitrail.data.datasets.catalogue import SETS
 
@@ -138,7 +138,7 @@ def pictures_of(name: str) -> tuple[int, int | None]:
     return len(find_split(collection, "trainval1000" if few else "train")), len(collection.classes) or None
 
 
-def sizes_of(one: Asked, options: CostOptions) -> list[Pair | int]:
+def sizes_to_cost(one: CostedNetwork, options: CostOptions) -> list[Pair | int]:
     """As asked for; else the network's own, and the paper's size of fine-tuning for one that has a name."""
     if options.image_size:
         return list(options.image_size)
@@ -147,10 +147,10 @@ def sizes_of(one: Asked, options: CostOptions) -> list[Pair | int]:
     return [224, 384 - 384 % one.config.size_step[0]]
 
 
-def show_size(networks: list[Asked], options: CostOptions) -> None:
+def show_size(networks: list[CostedNetwork], options: CostOptions) -> None:
     rows: list[list[str]] = []
     for one in networks:
-        for size in sizes_of(one, options):
+        for size in sizes_to_cost(one, options):
             config = adapted(one.config, image_size=size, classes=options.classes)
             tokens = f"{config.tokens:,}" if config.tokens else "-"
             cells = [
@@ -164,15 +164,15 @@ def show_size(networks: list[Asked], options: CostOptions) -> None:
     print_table(("network", "image", "classes", "tokens", "parameters", "GMACs"), rows, left=2)
 
 
-def show_training(networks: list[Asked], trainings: list[list[Training]], options: CostOptions) -> None:
+def show_training(networks: list[CostedNetwork], trainings: list[list[TrainingLength]], options: CostOptions) -> None:
     """exaFLOPs and core-days, with what Table 6 prints where it has the row."""
     rows: list[list[str]] = []
     for one, each in zip(networks, trainings, strict=True):
         for training in each:
             flops, printed = exaflops(one, training, options), table_6(one, training, options)
-            cells = [f"{training.images:,}", f"{training.epochs:g}", f"{classes_of(one, training, options):,}"]
-            cells += [amount(flops), "" if printed is None else f"{printed:,g}", amount(tpuv3_core_days(flops * 1e18))]
-            rows.append([one.name, format_size(trained_at(one, options)), training.name, *cells])
+            cells = [f"{training.images:,}", f"{training.epochs:g}", f"{training_classes(one, training, options):,}"]
+            cells += [format_amount(flops), "" if printed is None else f"{printed:,g}", format_amount(tpuv3_core_days(flops * 1e18))]
+            rows.append([one.name, format_size(training_size(one, options)), training.name, *cells])
     heads = ("network", "image", "data", "pictures", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3 core-days")
     print_table(heads, rows, left=3, title="Training")
     print("exaFLOPs are 6 x MACs x images x epochs, as in the paper; core-days at the pace of its ViT-L/16.")
@@ -180,34 +180,34 @@ def show_training(networks: list[Asked], trainings: list[list[Training]], option
         print("As in the paper, what a convolution multiplies of its padding does not count here; in GMACs it does.")
 
 
-def amount(value: float) -> str:
+def format_amount(value: float) -> str:
     return f"{value:,.1f}" if value >= 10 else f"{value:.3g}"
 
 
-def trained_at(one: Asked, options: CostOptions) -> Pair:
+def training_size(one: CostedNetwork, options: CostOptions) -> Pair:
     return adapted(one.config, image_size=options.image_size[0] if options.image_size else None).image
 
 
-def classes_of(one: Asked, training: Training, options: CostOptions) -> int:
+def training_classes(one: CostedNetwork, training: TrainingLength, options: CostOptions) -> int:
     return options.classes if options.classes is not None else training.classes or one.config.classes
 
 
-def exaflops(one: Asked, training: Training, options: CostOptions) -> float:
-    config = adapted(one.config, image_size=trained_at(one, options), classes=classes_of(one, training, options))
+def exaflops(one: CostedNetwork, training: TrainingLength, options: CostOptions) -> float:
+    config = adapted(one.config, image_size=training_size(one, options), classes=training_classes(one, training, options))
     return training_flops(count_paper_macs(config), training.images * training.epochs) / 1e18
 
 
-def table_6(one: Asked, training: Training, options: CostOptions) -> float | None:
+def table_6(one: CostedNetwork, training: TrainingLength, options: CostOptions) -> float | None:
     """The printed figure, for the network, set, size and head that it is of."""
-    same = training.name == "jft" and trained_at(one, options) == (224, 224) and options.classes in (None, JFT_CLASSES)
+    same = training.name == "jft" and training_size(one, options) == (224, 224) and options.classes in (None, JFT_CLASSES)
     return printed_exaflops(one.name, training.epochs) if same else None
 
 
-def show_memory(networks: list[Asked], options: CostOptions) -> None:
+def show_memory(networks: list[CostedNetwork], options: CostOptions) -> None:
     """What training takes, by the closed forms that choose a run's micro-batch."""
     rows: list[list[str]] = []
     for one in networks:
-        config = adapted(one.config, image_size=trained_at(one, options), classes=options.classes)
+        config = adapted(one.config, image_size=training_size(one, options), classes=options.classes)
         state = memory.state_bytes(config, Optim(), low=True, average=False)
         for recompute in (False, True) if config.can_recompute else (False,):
             each = memory.image_bytes(config, low=True, recompute=recompute)
@@ -220,15 +220,15 @@ def show_memory(networks: list[Asked], options: CostOptions) -> None:
     print_table(heads, rows, left=3, title=title)
 
 
-def measure(networks: list[Asked], options: CostOptions) -> tuple[list[Measured], dict[str, Any]]:
+def measure_speed(networks: list[CostedNetwork], options: CostOptions) -> tuple[list[Measured], dict[str, Any]]:
     """Runs every network at every size, and prints a line for each; and how it was done, for the results."""
     import torch
 
-    from vitrail.cli.subject import alone
+    from vitrail.cli.subject import single_process
     from vitrail.distributed.process_group import name_device
 
     found: list[Measured] = []
-    with alone(options.device) as place, bars() as progress:
+    with single_process(options.device) as place, bars() as progress:
         kind, threads = place.type, torch.get_num_threads()
         seconds = options.seconds or SECONDS.get(kind, SECONDS["cpu"])
         precision: Any = {"cuda": "bfloat16"}.get(kind, "float32") if options.precision == "auto" else options.precision
@@ -247,7 +247,7 @@ def measure(networks: list[Asked], options: CostOptions) -> tuple[list[Measured]
     return found, {"precision": precision, "seconds": seconds, "device": device}
 
 
-def show_speed(found: list[Measured], networks: list[Asked], title: str) -> None:
+def show_speed(found: list[Measured], networks: list[CostedNetwork], title: str) -> None:
     rows: list[list[str]] = []
     for one, asked_for in zip(found, networks, strict=True):
         for size, speed in one.speeds.items():
@@ -255,7 +255,7 @@ def show_speed(found: list[Measured], networks: list[Asked], title: str) -> None
             work = 2 * adapted(asked_for.config, image_size=size).macs * best.images_per_s / 1e12
             held = "?" if best.memory is None else f"{best.memory / 1e6:,.0f} MB"
             largest = "?" if speed.largest is None else f"{'' if speed.tried else 'about '}{speed.largest:,}"
-            cells = [f"{best.images_per_s:,.4g}", str(best.batch), f"{amount(first.seconds * 1e3)} ms at {first.batch}"]
+            cells = [f"{best.images_per_s:,.4g}", str(best.batch), f"{format_amount(first.seconds * 1e3)} ms at {first.batch}"]
             rows.append([one.name, format_size(size), *cells, held, f"{work:,.3g}", largest, speed.stopped])
     heads = (
         "network",
@@ -271,7 +271,7 @@ def show_speed(found: list[Measured], networks: list[Asked], title: str) -> None
     print_table(heads, rows, left=2, title=title)
 
 
-def draw(found: list[Measured], device: str, out: Path) -> None:
+def draw_speed(found: list[Measured], device: str, out: Path) -> None:
     """D.5's figure; without matplotlib there is none, and that is said."""
     from vitrail.report.figure_style import save
     from vitrail.studies.paper.inference_speed import figure
@@ -284,8 +284,8 @@ def draw(found: list[Measured], device: str, out: Path) -> None:
         print(f"figure: {png}, {svg.name}")
 
 
-def result(
-    one: Asked, trainings: list[Training], options: CostOptions, found: Measured | None, how: dict[str, Any]
+def cost_result(
+    one: CostedNetwork, trainings: list[TrainingLength], options: CostOptions, found: Measured | None, how: dict[str, Any]
 ) -> Result:
     """All of it as data; `how` is how it was measured. A network by name has no weights, so no hash."""
     from vitrail.checkpoint.weights import network
@@ -293,7 +293,7 @@ def result(
     config = adapted(one.config, classes=options.classes)
     facts = {"name": one.text, "hash": None, "image": list(config.image), "parameters": config.parameters}
     measures = [Measure(name="parameters", value=config.parameters, unit="count")]
-    for size in sizes_of(one, options):
+    for size in sizes_to_cost(one, options):
         sized = adapted(config, image_size=size)
         measures.append(Measure(name=f"MACs {format_size(sized.image)}", value=sized.macs, unit="count"))
     for training in trainings:

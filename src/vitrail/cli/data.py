@@ -20,9 +20,9 @@ INCLUDED, FETCHED, BY_HAND = "in the package", "--download", "by hand"  # where 
 SOFTWARE: Final = "vitrail contact sheet"  # how a sheet of ours is known again
 
 
-def run(options: DataOptions) -> int:
+def run_data(options: DataOptions) -> int:
     if options.source is None:
-        return list_names(options.json)
+        return list_data_sets(options.json)
     from vitrail.cli.opening import open_data
     from vitrail.data.tools.overview import SAMPLE, summarise
 
@@ -40,18 +40,18 @@ def run(options: DataOptions) -> int:
             collection, check=options.check, strict=options.strict, workers=options.workers, progress=progress
         )
     if options.json:
-        print(json.dumps(record(collection, summaries)))
+        print(json.dumps(summary_record(collection, summaries)))
     else:
-        describe(collection, summaries)
+        show_summaries(collection, summaries)
     if options.sheet or not (options.json or options.no_sheet):
-        target = Path(options.sheet) if options.sheet else Path(f"contact-sheet-{slug(collection, options.source)}.png")
+        target = Path(options.sheet) if options.sheet else Path(f"contact-sheet-{sheet_name(collection, options.source)}.png")
         said = write_sheet(collection, target)
         if not options.json:
             print(said)
     return 1 if options.check and any(summary.unreadable for summary in summaries.values()) else 0
 
 
-def describe(collection: "Collection", summaries: "dict[str, SplitSummary]") -> None:
+def show_summaries(collection: "Collection", summaries: "dict[str, SplitSummary]") -> None:
     """The table of the splits, then what does not fit into one."""
     from vitrail.data.tools.overview import shown
 
@@ -59,18 +59,18 @@ def describe(collection: "Collection", summaries: "dict[str, SplitSummary]") -> 
     heads = ["split", "images", "classes", "fewest", "most", "median HxW", "smallest", "largest", "bytes", "unreadable"]
     print_table(
         heads,
-        [row(split, summary) for split, summary in summaries.items()],
+        [summary_row(split, summary) for split, summary in summaries.items()],
         title=f"{shown(collection.name)}: {collection.kind}{where}",
     )
     classes = [shown(name) for name in collection.classes]
     if classes:
-        print(f"classes: {named(classes)}")
+        print(f"classes: {join_class_names(classes)}")
     if collection.pixel_classes:
         counts = [f"{summary.masks:,} in {split}" for split, summary in summaries.items() if summary.masks]
         print(f"images with a mask: {', '.join(counts)}")
-        print(f"pixel classes: {named([shown(name) for name in collection.pixel_classes])}")
+        print(f"pixel classes: {join_class_names([shown(name) for name in collection.pixel_classes])}")
     for split, summary in summaries.items():
-        for line in details(split, summary):
+        for line in describe_split(split, summary):
             print(line)
     for note in collection.notes:
         print(f"note: {shown(note)}")
@@ -81,11 +81,11 @@ def describe(collection: "Collection", summaries: "dict[str, SplitSummary]") -> 
             print(f"unreadable in {split}: and {len(summary.unreadable) - SHOWN:,} more; --json lists all")
 
 
-def named(classes: list[str]) -> str:
+def join_class_names(classes: list[str]) -> str:
     return ", ".join(classes[:NAMED]) + (f", ... ({len(classes):,})" if len(classes) > NAMED else "")
 
 
-def row(split: str, summary: "SplitSummary") -> list[str]:
+def summary_row(split: str, summary: "SplitSummary") -> list[str]:
     import numpy as np
 
     def size(pair: tuple[int, int] | None) -> str:
@@ -101,12 +101,12 @@ def row(split: str, summary: "SplitSummary") -> list[str]:
         size(summary.median),
         size(summary.extreme(np.argmin)),
         size(summary.extreme(np.argmax)),
-        f"{'' if summary.looked == summary.images else '~'}{readable(summary.all_bytes)}",
+        f"{'' if summary.looked == summary.images else '~'}{format_size(summary.all_bytes)}",
         f"{len(summary.unreadable):,}",
     ]
 
 
-def details(split: str, summary: "SplitSummary") -> list[str]:
+def describe_split(split: str, summary: "SplitSummary") -> list[str]:
     """How much was looked at, formats, balance and labels of one split."""
     from vitrail.data.tools.overview import shown
 
@@ -133,7 +133,7 @@ def details(split: str, summary: "SplitSummary") -> list[str]:
     return lines
 
 
-def record(collection: "Collection", summaries: "dict[str, SplitSummary]") -> dict[str, object]:
+def summary_record(collection: "Collection", summaries: "dict[str, SplitSummary]") -> dict[str, object]:
     return {
         "name": collection.name,
         "kind": collection.kind,
@@ -145,14 +145,14 @@ def record(collection: "Collection", summaries: "dict[str, SplitSummary]") -> di
     }
 
 
-def readable(count: int) -> str:
+def format_size(count: int) -> str:
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
     return f"{count} B"
 
 
-def slug(collection: "Collection", source: str) -> str:
+def sheet_name(collection: "Collection", source: str) -> str:
     """shapes/colour@test -> shapes-colour-test; of a path its last part, without a suffix."""
     name = collection.title if collection.path is None or collection.path.is_dir() else Path(collection.title).stem
     split = source.rpartition("@")[2]
@@ -192,7 +192,7 @@ def is_sheet(path: Path) -> bool:
         return False
 
 
-def list_names(as_json: bool) -> int:
+def list_data_sets(as_json: bool) -> int:
     """The sets that have a name, and whether their files are here."""
     rows = known_sets()
     if as_json:
@@ -228,13 +228,13 @@ def known_sets() -> list[tuple[str, str, int, int, str]]:
         label = name.partition("/")[2] or "shape"
         rows.append((name, f"rendered shapes by {label}", len(shapes.CLASSES[label]), 12_000, INCLUDED))
     for name, entry in SETS.items():
-        rows.append((name, entry.title, entry.classes, sum(entry.splits.values()), files_of(name)))
+        rows.append((name, entry.title, entry.classes, sum(entry.splits.values()), locate_files(name)))
     for name, task in TASKS.items():
-        rows.append((f"vtab/{name}", f"VTAB: {task.title}", task.classes, sum(task.sizes), files_of(task.source)))
+        rows.append((f"vtab/{name}", f"VTAB: {task.title}", task.classes, sum(task.sizes), locate_files(task.source)))
     return rows
 
 
-def files_of(name: str) -> str:
+def locate_files(name: str) -> str:
     """Where the files of a set are, or how to come by them. Only folders are looked at, nothing is opened."""
     from vitrail.data.datasets.open_by_name import find_set, folder_of, places
 

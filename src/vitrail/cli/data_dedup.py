@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vitrail.data.dedup.match import Embed
 
 
-def run(options: DedupOptions) -> int:
+def run_dedup(options: DedupOptions) -> int:
     from vitrail.data.dedup.deduplicate import Job, find
     from vitrail.data.dedup.match import Method
     from vitrail.data.dedup.pairs_page import write_page
@@ -27,17 +27,17 @@ def run(options: DedupOptions) -> int:
 
     if not (options.against or options.within):
         raise ConfigError("nothing to compare with; name test sets behind --against, or ask for --within")
-    called, train = chosen(options.train, ("train",), options.download)
+    called, train = open_split(options.train, ("train",), options.download)
     tests: dict[str, ImageDataset] = {}
     for text in options.against:
-        name, source = chosen(text, ("test", "val"), options.download)
+        name, source = open_split(text, ("test", "val"), options.download)
         name = text if name in tests else name  # two folders of one name are told apart by their paths
         if name in tests:
             raise ConfigError(f"--against names {name} twice")
         tests[name] = source
     rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     workers = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if options.workers is None else options.workers
-    embedding = identity(options.embed) if options.embed else ""
+    embedding = identify_weights(options.embed) if options.embed else ""
     with bars() as bar, on_interrupt(f"what was read is kept in {options.out}; the same command resumes"):
         job = Job(
             train=train,
@@ -45,7 +45,7 @@ def run(options: DedupOptions) -> int:
             out=Path(options.out),
             called=called,
             method=Method(near=not options.exact, cosine=options.cosine, embedding=embedding),
-            embed=embedder(options.embed) if options.embed else None,
+            embed=make_embedder(options.embed) if options.embed else None,
             within=options.within,
             workers=workers if workers > 1 else 0,  # one process is this one
             rank=rank,
@@ -64,7 +64,7 @@ def run(options: DedupOptions) -> int:
     return 0
 
 
-def identity(weights: str) -> str:
+def identify_weights(weights: str) -> str:
     """What names the embeddings of a weight file: another file, another name."""
     from hashlib import file_digest
 
@@ -75,7 +75,7 @@ def identity(weights: str) -> str:
         raise DataError(f"{weights}: {error.strerror}; --embed takes a file of weights") from None
 
 
-def embedder(weights: str) -> "Embed":
+def make_embedder(weights: str) -> "Embed":
     """From images to what a network makes of them before its classifier, on an accelerator where there is one."""
     import torch
 
@@ -96,7 +96,7 @@ def embedder(weights: str) -> "Embed":
     return embed
 
 
-def chosen(text: str, splits: tuple[str, ...], download: bool) -> "tuple[str, ImageDataset]":
+def open_split(text: str, splits: tuple[str, ...], download: bool) -> "tuple[str, ImageDataset]":
     """The split that a text names, else the first of the usual ones, else the only one."""
     from vitrail.cli.opening import open_data
 

@@ -6,8 +6,8 @@ from vitrail.cli.options.data_pack import PackOptions
 from vitrail.cli.progress import bars, on_interrupt
 
 
-def run(options: PackOptions) -> int:
-    from vitrail.cli.data import readable
+def run_pack(options: PackOptions) -> int:
+    from vitrail.cli.data import format_size
     from vitrail.cli.opening import open_data
     from vitrail.data.tools.pack import pack
 
@@ -30,7 +30,7 @@ def run(options: PackOptions) -> int:
         print(f"{split}: {count:,} images")
     kept = f" ({report.kept} of them from before)" if report.kept else ""
     shards = f"{report.shards} {'shard' if report.shards == 1 else 'shards'}{kept}"
-    print(f"{shards}, {readable(report.bytes)}, in {report.out}")
+    print(f"{shards}, {format_size(report.bytes)}, in {report.out}")
     if report.reencoded:
         print(f"{report.reencoded:,} images made smaller")
     if report.unreadable:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from vitrail.cli.live import Panel, Plain, Quiet, duration, observer
+from vitrail.cli.live import TrainingPanel, PlainDisplay, QuietDisplay, duration, make_observer
 from vitrail.cli.options.demo import DemoOptions
 from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError
@@ -25,16 +25,16 @@ from vitrail.train.observer import Observer
 from vitrail.train.run_folder.files import is_done
 from vitrail.train.scoring import TrainingResult
 
-BAR: Final = 0.95
-SCORES: Final = 5  # of a run that are shown; its report has them all
-SHOWN: Final = 3  # which of the held-out digits is written as an image to ask with
+MIN_ACCURACY: Final = 0.95
+MAX_SCORES: Final = 5  # of a run that are shown; its report has them all
+SAMPLE_INDEX: Final = 3  # which of the held-out digits is written as an image to ask with
 
 
-def run(options: DemoOptions) -> int:
+def run_demo(options: DemoOptions) -> int:
     out = options.out
     if is_done(out / "finetune"):
         print(f"The demo has been run in {out}; another --out runs it again.")
-        follow(out / "finetune", digit(out))
+        show_next_steps(out / "finetune", write_digit(out))
         return 0
     begun = time.monotonic()
     pretrain = Asked(verb="pretrain", recipe="digits", seed=options.seed)
@@ -42,30 +42,30 @@ def run(options: DemoOptions) -> int:
         pretrain, verb="finetune", recipe="finetune-digits", weights=str(out / "pretrain" / "last.safetensors")
     )
     torch.set_num_threads(1)  # so small a network is quicker without a pool
-    with observer(0) as panel:
-        watching = Brief(panel)
+    with make_observer(0) as panel:
+        watching = DemoObserver(panel)
         watching.log("1  Pre-training: a small ViT from scratch on 16 px digits, 16 patches an image")
-        low = step(pretrain, out / "pretrain", options.device, watching)
+        low = train_stage(pretrain, out / "pretrain", options.device, watching)
         if low.test is None:
-            return stopped(out)
-        watching = Brief(panel)
+            return report_interrupted(out)
+        watching = DemoObserver(panel)
         watching.log("\n2  Fine-tuning (3.2): the same weights at 32 px, 64 patches, positions resized, a new head")
-        high = step(finetune, out / "finetune", options.device, watching)
+        high = train_stage(finetune, out / "finetune", options.device, watching)
         if high.test is None:
-            return stopped(out)
+            return report_interrupted(out)
     print()
     print(f"held-out digits, 16 px: {low.test['accuracy']:.2%}    32 px: {high.test['accuracy']:.2%}", end="")
     print(f"    ({high.test['count']} images, {duration(time.monotonic() - begun)} in all)")
     print()
-    follow(high.folder, digit(out))
-    return 0 if high.test["accuracy"] > BAR else 1
+    show_next_steps(high.folder, write_digit(out))
+    return 0 if high.test["accuracy"] > MIN_ACCURACY else 1
 
 
-class Brief:
+class DemoObserver:
     """Passes on what is worth reading in a run of half a minute: a few of its scores, and between them no numbers but
     those of a panel that is redrawn."""
 
-    def __init__(self, inner: Panel | Plain | Quiet) -> None:
+    def __init__(self, inner: TrainingPanel | PlainDisplay | QuietDisplay) -> None:
         self.inner = inner
         self.steps = 0
         self.next = 0
@@ -76,19 +76,19 @@ class Brief:
     def progress(self, row: dict[str, Any]) -> None:
         if row["kind"] == "train":
             self.steps = row["steps"]
-            if isinstance(self.inner, Panel):
+            if isinstance(self.inner, TrainingPanel):
                 self.inner.progress(row)
         elif row["kind"] == "baseline":
             self.inner.progress(row)
         elif self.steps and (row["step"] >= self.next or row["step"] == self.steps):
             self.inner.progress(row)
-            self.next = row["step"] + self.steps / SCORES
+            self.next = row["step"] + self.steps / MAX_SCORES
 
     def advance(self, what: str, done: int, total: int | None) -> None:
         self.inner.advance(what, done, total)
 
 
-def step(asked: Asked, out: Path, device: str, watching: Observer) -> TrainingResult:
+def train_stage(asked: Asked, out: Path, device: str, watching: Observer) -> TrainingResult:
     """One run of the two; what was begun before is resumed."""
     with joined(device) as world:
         if world.size > 1:
@@ -97,30 +97,30 @@ def step(asked: Asked, out: Path, device: str, watching: Observer) -> TrainingRe
         return train(planned(asked).run, out=out, world=world, command=command, observer=watching)
 
 
-def digit(out: Path) -> Path:
+def write_digit(out: Path) -> Path:
     """A held-out digit as an image, large enough to look at."""
     from PIL import Image
 
     from vitrail.data.collection import open_collection
 
     source = open_collection("digits").splits["test"]
-    path = out / f"a-{source.classes[int(source.labels.rows(np.array([SHOWN]))[0])]}.png"
+    path = out / f"a-{source.classes[int(source.labels.rows(np.array([SAMPLE_INDEX]))[0])]}.png"
     file = io.BytesIO()
-    source.open_image(SHOWN).rgb().resize((128, 128), Image.Resampling.BILINEAR).save(file, "PNG")
+    source.open_image(SAMPLE_INDEX).rgb().resize((128, 128), Image.Resampling.BILINEAR).save(file, "PNG")
     write_file(path, file.getvalue())
     return path
 
 
-def follow(run: Path, picture: Path) -> None:
+def show_next_steps(run: Path, picture: Path) -> None:
     """What to do with it, as lines to type or to click on."""
-    vitrail, weights = command(), shlex.quote(str(run))
+    vitrail, weights = vitrail_command(), shlex.quote(str(run))
     print(f"Look at its report:  {(run / 'report.html').absolute().as_uri()}")
     print(f"Try it in a browser: {vitrail} serve {weights}")
     print(f"Ask it:              {vitrail} predict {weights} {shlex.quote(str(picture))}")
     print(f"Use your images:   {vitrail} fit vitrail-cifar10 FOLDER --out mine.safetensors   (one subfolder per class)")
 
 
-def command() -> str:
+def vitrail_command() -> str:
     """How `vitrail` is typed here: by its name where that finds this installation, else by its path."""
     here = Path(sys.executable).parent / "vitrail"
     if not here.exists():
@@ -132,6 +132,6 @@ def command() -> str:
     return shlex.quote(str(here) if path.startswith(os.pardir) else path)
 
 
-def stopped(out: Path) -> int:
-    print(f"stopped; `{command()} demo --out {out}` goes on")
+def report_interrupted(out: Path) -> int:
+    print(f"stopped; `{vitrail_command()} demo --out {out}` goes on")
     return 0

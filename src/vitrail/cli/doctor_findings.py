@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vitrail.cli.doctor_software import NEEDED, VARIABLES, older
+from vitrail.cli.doctor_software import NEEDED, VARIABLES, is_older
 
 Facts = dict[str, Any]
 LITTLE_DISK: Final = 2_000_000_000
@@ -24,20 +24,20 @@ class Finding:
     fault: bool = False
 
 
-def findings(facts: Facts) -> list[Finding]:
+def find_problems(facts: Facts) -> list[Finding]:
     """Faults first."""
     found = [
-        *broken(facts),
-        *mismatched(facts),
-        *hidden_devices(facts),
-        *untested(facts),
-        *narrow_places(facts),
-        *strange_variables(facts),
+        *find_broken(facts),
+        *find_mismatched(facts),
+        *find_hidden_devices(facts),
+        *find_untested(facts),
+        *find_full_places(facts),
+        *find_unknown_variables(facts),
     ]
     return sorted(found, key=lambda finding: not finding.fault)
 
 
-def broken(facts: Facts) -> Iterator[Finding]:
+def find_broken(facts: Facts) -> Iterator[Finding]:
     """Libraries that vitrail cannot do without, and its own files."""
     libraries = facts["libraries"]
     for name, about in libraries.items():
@@ -47,7 +47,7 @@ def broken(facts: Facts) -> Iterator[Finding]:
         elif "error" in about:
             remedy = f"pip install --force-reinstall '{name}>={NEEDED[name]}'"
             yield Finding(what=f"{name} {about['version']} cannot be used: {about['error']}", remedy=remedy, fault=True)
-        elif about["version"] and older(about["version"], NEEDED[name]):
+        elif about["version"] and is_older(about["version"], NEEDED[name]):
             what = f"{name} {about['version']} is too old: {NEEDED[name]} is the first that vitrail works with"
             yield Finding(what=what, remedy=wanted, fault=True)
     if lacks := libraries["pillow"].get("lacks"):
@@ -57,7 +57,7 @@ def broken(facts: Facts) -> Iterator[Finding]:
     if weights is not None and "error" in weights and "error" not in libraries["torch"]:
         yield Finding(what=f"the weights that come along: {weights['error']}", remedy=AGAIN, fault=True)
     version = facts["python"]["version"]
-    if older(version, PYTHON[0]) or not older(version, PYTHON[1]):
+    if is_older(version, PYTHON[0]) or not is_older(version, PYTHON[1]):
         what = f"Python {version} is not one that vitrail is tested with ({PYTHON[0]} and later, before {PYTHON[1]})"
         yield Finding(what=what, remedy="make a virtual environment with one of those")
     mine = facts["vitrail"]
@@ -68,12 +68,12 @@ def broken(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def mismatched(facts: Facts) -> Iterator[Finding]:
+def find_mismatched(facts: Facts) -> Iterator[Finding]:
     """A torch and a torchvision that were not built for each other."""
     torch, vision = (facts["libraries"][name]["version"] for name in ("torch", "torchvision"))
     if torch is None or vision is None:
         return
-    partner = partner_of(torch)
+    partner = matching_torchvision(torch)
     if partner is not None and not re.match(rf"{re.escape(partner)}(\.|$)", vision):
         what = f"torchvision {vision} does not belong to torch {torch}, whose is {partner}"
         base = torch.partition("+")[0]
@@ -85,13 +85,13 @@ def mismatched(facts: Facts) -> Iterator[Finding]:
         yield Finding(what=what, remedy="install both from the same index, in one command")
 
 
-def partner_of(torch: str) -> str | None:
+def matching_torchvision(torch: str) -> str | None:
     """The torchvision that goes with a torch: 0.15 with 2.0, 0.25 with 2.10. Nothing is known of a torch 3."""
     found = re.match(r"2\.(\d+)", torch)
     return f"0.{int(found[1]) + 15}" if found else None
 
 
-def hidden_devices(facts: Facts) -> Iterator[Finding]:
+def find_hidden_devices(facts: Facts) -> Iterator[Finding]:
     """GPUs that are there and cannot be used."""
     seen = (facts["devices"] or {}).get("seen", [])
     torch = facts["libraries"]["torch"]
@@ -113,7 +113,7 @@ def hidden_devices(facts: Facts) -> Iterator[Finding]:
         yield Finding(what=what, remedy=f"install a driver for CUDA {torch['cuda']}, or a torch for an older CUDA")
 
 
-def untested(facts: Facts) -> Iterator[Finding]:
+def find_untested(facts: Facts) -> Iterator[Finding]:
     """Systems and devices that vitrail is written for and has never been run on."""
     if facts["platform"].startswith("Windows"):
         yield Finding(what="vitrail has not been tested on Windows", remedy="where something fails, use WSL")
@@ -122,7 +122,7 @@ def untested(facts: Facts) -> Iterator[Finding]:
         yield Finding(what="vitrail has not been tested on Apple's GPUs (mps)", remedy=remedy)
 
 
-def narrow_places(facts: Facts) -> Iterator[Finding]:
+def find_full_places(facts: Facts) -> Iterator[Finding]:
     cache, made, shared = facts["cache"], facts["runs"], facts["shared_memory"]
     if "error" in cache:
         yield Finding(what=cache["error"], remedy="set VITRAIL_CACHE to a folder that can be written to")
@@ -140,7 +140,7 @@ def narrow_places(facts: Facts) -> Iterator[Finding]:
         yield Finding(what=what, remedy="give a container more (docker run --shm-size 1g), or the commands --workers 0")
 
 
-def strange_variables(facts: Facts) -> Iterator[Finding]:
+def find_unknown_variables(facts: Facts) -> Iterator[Finding]:
     set_ = facts["environment"]
     for name in set_:
         if name not in VARIABLES:

@@ -20,7 +20,7 @@ Facts = dict[str, Any]
 VERSION: Final = r"__version__ = ['\"]([^'\"]+)"
 
 
-def imported(name: str) -> Callable[[], Facts]:
+def check_import(name: str) -> Callable[[], Facts]:
     """A library of which it is enough that it can be imported."""
 
     def look() -> Facts:
@@ -30,7 +30,7 @@ def imported(name: str) -> Callable[[], Facts]:
     return look
 
 
-def pillow() -> Facts:
+def check_pillow() -> Facts:
     """With the images it can read: a Pillow that was built without JPEG is of little use."""
     from PIL import features
 
@@ -38,7 +38,7 @@ def pillow() -> Facts:
     return {"lacks": [kind for kind, name in kinds.items() if not features.check(name)]}
 
 
-def torch() -> Facts:
+def check_torch() -> Facts:
     """Whether it computes, also from NumPy's memory, and how."""
     import numpy
     import torch
@@ -55,7 +55,7 @@ def torch() -> Facts:
     }
 
 
-def devices() -> Facts:
+def list_devices() -> Facts:
     """Accelerators that torch sees, and whether it has kernels for them. No context is made: that takes seconds."""
     import torch
 
@@ -82,7 +82,7 @@ def has_kernels(major: int, minor: int, built: list[str]) -> bool:
     return False
 
 
-def torchvision() -> Facts:
+def check_torchvision() -> Facts:
     """Loads its compiled part alone, which is what another torch than its own breaks; the rest would take a second."""
     import torch
 
@@ -104,7 +104,7 @@ def torchvision() -> Facts:
     return told
 
 
-def weights() -> Facts:
+def check_weights() -> Facts:
     """Reads those that come with the package; the checksum of every tensor is compared."""
     from vitrail.checkpoint.bundled_weights import SHIPPED, shipped_file
     from vitrail.checkpoint.files.read_weights import read_weights
@@ -118,15 +118,15 @@ def weights() -> Facts:
 
 # In this order; libraries are called what pip calls them.
 STAGES: Final[dict[str, Callable[[], Facts]]] = {
-    "numpy": imported("numpy"),
-    "pillow": pillow,
-    "safetensors": imported("safetensors"),
-    "rich": imported("rich.console"),
-    "jinja2": imported("jinja2"),
-    "torch": torch,
-    "devices": devices,
-    "torchvision": torchvision,
-    "weights": weights,
+    "numpy": check_import("numpy"),
+    "pillow": check_pillow,
+    "safetensors": check_import("safetensors"),
+    "rich": check_import("rich.console"),
+    "jinja2": check_import("jinja2"),
+    "torch": check_torch,
+    "devices": list_devices,
+    "torchvision": check_torchvision,
+    "weights": check_weights,
 }
 
 

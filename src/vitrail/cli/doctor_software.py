@@ -64,7 +64,7 @@ VARIABLES: Final = (
 SECRET: Final = ("VITRAIL_TOKEN", "HF_TOKEN")
 
 
-def version_of(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     """As it was installed; none where it was not."""
     try:
         return metadata.version(name)
@@ -72,7 +72,7 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def older(version: str, least: str) -> bool:
+def is_older(version: str, least: str) -> bool:
     """Whether a version comes before another; what follows the numbers ("+cu128", "rc1") is left out."""
     had, wanted = (
         tuple(int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", text)[0])) for text in (version, least)
@@ -80,7 +80,7 @@ def older(version: str, least: str) -> bool:
     return had < wanted
 
 
-def probed() -> dict[str, Facts]:
+def run_probe() -> dict[str, Facts]:
     """What `doctor_probe` found, a library at a time. What it did not come to is not there; what ended it has an
     error."""
     from vitrail.cli.doctor_probe import STAGES
@@ -109,11 +109,11 @@ def probed() -> dict[str, Facts]:
         found[facts.pop("of")] = facts
     unreached = [name for name in STAGES if name not in found]
     if unreached:
-        found[unreached[0]] = {"error": ended(process.returncode, complaint)}
+        found[unreached[0]] = {"error": describe_exit(process.returncode, complaint)}
     return found
 
 
-def ended(status: int, complaint: str) -> str:
+def describe_exit(status: int, complaint: str) -> str:
     """How a process ended that should not have."""
     last = (complaint.strip().splitlines() or [""])[-1]
     if status < 0:
@@ -126,18 +126,18 @@ def ended(status: int, complaint: str) -> str:
 
 def pip_extra(extra: str) -> str:
     """The command that installs one; where vitrail itself is not installed, into the clone that it runs from."""
-    if version_of("vitrail") is not None:
+    if installed_version("vitrail") is not None:
         return f"pip install 'vitrail[{extra}]'"
     return f"cd {shlex.quote(str(Path(vitrail.__file__).parents[2]))} && pip install -e '.[{extra}]'"
 
 
-def extras() -> dict[str, Facts]:
+def check_extras() -> dict[str, Facts]:
     """Each with what is there of it, and what is missing or too old."""
     found: dict[str, Facts] = {}
     for extra, (use, wanted) in EXTRAS.items():
-        have = {name: version_of(name) for name in wanted}
+        have = {name: installed_version(name) for name in wanted}
         missing = [name for name, version in have.items() if version is None]
-        old = [f"{name} {version}" for name, version in have.items() if version and older(version, wanted[name])]
+        old = [f"{name} {version}" for name, version in have.items() if version and is_older(version, wanted[name])]
         found[extra] = {
             "for": use,
             "versions": {name: version for name, version in have.items() if version},
@@ -148,13 +148,13 @@ def extras() -> dict[str, Facts]:
     return found
 
 
-def variables() -> dict[str, str]:
+def read_variables() -> dict[str, str]:
     """Those that are set and matter, without secrets; any other VITRAIL_..., which nothing reads."""
     mine = [name for name in sorted(os.environ) if name.startswith("VITRAIL_") and name not in VARIABLES]
-    return {name: shown(name, os.environ[name]) for name in (*VARIABLES, *mine) if name in os.environ}
+    return {name: mask_value(name, os.environ[name]) for name in (*VARIABLES, *mine) if name in os.environ}
 
 
-def shown(name: str, value: str) -> str:
+def mask_value(name: str, value: str) -> str:
     if name in SECRET or name not in VARIABLES:
         return "(set)" if value else ""
     parts = urlsplit(value) if "://" in value else None
@@ -163,7 +163,7 @@ def shown(name: str, value: str) -> str:
     return value
 
 
-def anonymous(facts: Any) -> Any:
+def anonymise(facts: Any) -> Any:
     """Plain data with ~ for the home folder: a bug report need not name its author."""
     home = os.path.expanduser("~")
     if home in ("", "/", "~"):

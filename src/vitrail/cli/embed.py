@@ -7,7 +7,7 @@ from vitrail.cli.fit import size_of
 from vitrail.cli.opening import open_data
 from vitrail.cli.options.embed import EmbedOptions
 from vitrail.cli.progress import bars, on_interrupt
-from vitrail.cli.subject import headline, subject
+from vitrail.cli.subject import describe_weights, load_subject
 from vitrail.core.atomic_files import check_writable
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import format_size
@@ -22,7 +22,7 @@ NAMED = 3  # unreadable images that are named
 PATIENCE_S = 3600.0  # a process may be that much longer at its last part than the others
 
 
-def run(options: EmbedOptions) -> int:
+def run_embed(options: EmbedOptions) -> int:
     out = options.out
     if out.suffix not in FORMATS:
         raise ConfigError(f"{out}: embeddings are written as {' or '.join(FORMATS)}; give such a name")
@@ -35,8 +35,8 @@ def run(options: EmbedOptions) -> int:
                 open_data(options.data, download=True)
         world.barrier()
         collection = open_data(options.data)
-        splits = wanted(collection, options.split)
-        about = subject(options.weights, world.device, image_size=options.image_size)
+        splits = select_splits(collection, options.split)
+        about = load_subject(options.weights, world.device, image_size=options.image_size)
         about.computing_in(options.precision)
         origin = {
             "name": options.weights,
@@ -47,7 +47,7 @@ def run(options: EmbedOptions) -> int:
         if world.is_main:
             image = format_size(about.preprocessing.image)
             count = sum(map(len, splits.values()))
-            print(headline(options.weights, about.facts, f"{image} px", options.precision))
+            print(describe_weights(options.weights, about.facts, f"{image} px", options.precision))
             print(f"{collection.title}: {count:,} images of {', '.join(splits)}", flush=True)
         kept = on_interrupt("the parts that are done are kept; the same command resumes")
         with bars() as bar, kept if world.is_main else contextlib.nullcontext():
@@ -71,7 +71,7 @@ def run(options: EmbedOptions) -> int:
                 tell=tell,
             )
         if world.is_main:
-            tell_of(done, options.type)
+            show_embedded(done, options.type)
     return 1 if done.unreadable and not done.pictures else 0
 
 
@@ -80,14 +80,14 @@ def shared_workers(world: World) -> int:
     return max(choose_workers() // world.local_size, min(1, (os.cpu_count() or 1) - 1))
 
 
-def wanted(collection: Collection, split: str | None) -> dict[str, ImageDataset]:
+def select_splits(collection: Collection, split: str | None) -> dict[str, ImageDataset]:
     if split is None:
         return dict(collection.splits)
     chosen = collection.split(split)
     return {name: source for name, source in collection.splits.items() if source is chosen}
 
 
-def tell_of(done: EmbeddingSummary, kind: str) -> None:
+def show_embedded(done: EmbeddingSummary, kind: str) -> None:
     if done.found == done.parts:
         print("all of it was there already, of the same weights, images and settings")
     elif done.found:

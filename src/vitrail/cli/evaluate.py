@@ -11,7 +11,7 @@ from vitrail.cli.labels import read_labels
 from vitrail.cli.opening import open_data
 from vitrail.cli.options.evaluate import EvaluateOptions
 from vitrail.cli.progress import bars
-from vitrail.cli.subject import check_batch, headline, subject
+from vitrail.cli.subject import check_batch, describe_weights, load_subject
 from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vitrail.data.collection import Collection
 
 
-def run(options: EvaluateOptions) -> int:
+def run_evaluate(options: EvaluateOptions) -> int:
     sizes: Sequence[int | None] = options.image_size or (None,)
     if len(set(sizes)) < len(sizes):
         raise ConfigError(f"--image-size {' '.join(map(str, sizes))} names a size twice")
@@ -44,15 +44,15 @@ def run(options: EvaluateOptions) -> int:
         world.barrier()
         collection = open_data(options.data, download=options.download)
         split, _ = choose_split(collection, "test", "val")
-        done = scored(options, sizes, collection, split, world)
+        done = score_sizes(options, sizes, collection, split, world)
         if world.is_main:
             for size, one in zip(sizes, done, strict=False):  # fewer of them after an interrupt
-                write(options, one, size if len(sizes) > 1 else None)
-            show(options, done, collection, split)
+                write_outputs(options, one, size if len(sizes) > 1 else None)
+            show_scores(options, done, collection, split)
     return 0 if len(done) == len(sizes) else 130
 
 
-def scored(
+def score_sizes(
     options: EvaluateOptions, sizes: Sequence[int | None], collection: "Collection", split: str, world: World
 ) -> list[ScoredNetwork]:
     """One for each size, or as many of them as an interrupt left time for."""
@@ -73,7 +73,7 @@ def scored(
 def score_size(
     options: EvaluateOptions, size: int | None, collection: "Collection", split: str, world: World
 ) -> ScoredNetwork:
-    about = subject(options.weights, world.device, image_size=size)
+    about = load_subject(options.weights, world.device, image_size=size)
     how = ScoringOptions(
         precision=options.precision,
         seed=options.seed,
@@ -103,35 +103,35 @@ def check_distinct(outputs: dict[str, Path | None]) -> None:
             raise ConfigError(f"{first} and {option} are both {path}; give each a file of its own")
 
 
-def sized(path: Path, size: int | None) -> Path:
+def add_size(path: Path, size: int | None) -> Path:
     """result.json, or result-224.json where several sizes are scored."""
     return path if size is None else path.with_name(f"{path.stem}-{size}{path.suffix}")
 
 
-def write(options: EvaluateOptions, one: ScoredNetwork, size: int | None) -> None:
+def write_outputs(options: EvaluateOptions, one: ScoredNetwork, size: int | None) -> None:
     if options.out is not None:
-        one.result.write(sized(options.out, size))
+        one.result.write(add_size(options.out, size))
     if options.answers is not None and one.found.answers is not None:
-        write_file(sized(options.answers, size), one.found.answers())
+        write_file(add_size(options.answers, size), one.found.answers())
     if options.page is not None:
         from vitrail.evaluation.compare import evaluation_page
 
         text = evaluation_page(one.result, one.found, one.notes, one.scope.lines())
-        write_file(sized(options.page, size), text.encode())
+        write_file(add_size(options.page, size), text.encode())
 
 
-def show(options: EvaluateOptions, done: Sequence[ScoredNetwork], collection: "Collection", split: str) -> None:
+def show_scores(options: EvaluateOptions, done: Sequence[ScoredNetwork], collection: "Collection", split: str) -> None:
     """What a person sees."""
     one, count = done[0], len(collection.splits[split])
     image = "x".join(map(str, one.about.preprocessing.image))
     size = [f"{image} px"] if len(done) == 1 else []
-    print(headline(options.weights, one.result.weights, *size, options.precision))
+    print(describe_weights(options.weights, one.result.weights, *size, options.precision))
     where = f"{options.data}@{split}" if len(collection.splits) > 1 else options.data
     print(f"{where}: {count:,} {'picture' if count == 1 else 'pictures'}, {one.found.outputs}")
     for line in one.scope.lines():
         print(line)
     if len(done) == 1:
-        show_one(one)
+        show_single(one)
     else:
         show_sizes(done)
     for note in dict.fromkeys(note for each in done for note in each.notes):
@@ -139,7 +139,7 @@ def show(options: EvaluateOptions, done: Sequence[ScoredNetwork], collection: "C
     several = options.image_size or ()
     for word, path in (("result", options.out), ("page", options.page), ("answers", options.answers)):
         if path is not None:
-            paths = [sized(path, each) for each in several] if len(several) > 1 else [path]
+            paths = [add_size(path, each) for each in several] if len(several) > 1 else [path]
             print(f"{word}: {', '.join(map(str, paths))}")
 
 
@@ -162,13 +162,13 @@ def show_sizes(done: Sequence[ScoredNetwork]) -> None:
     print_table(["image", *heads], rows)
 
 
-def counted(measure: Measure, scope: Scope) -> str:
+def describe_count(measure: Measure, scope: Scope) -> str:
     """ "58 of 64", with a mark where images count that were trained on."""
     count = f"{round(measure.value * (measure.count or 0)):,} of {measure.count:,}"
     return f"{count}, {scope.exposure.count:,} seen" if scope.tainted else count
 
 
-def show_one(one: ScoredNetwork) -> None:
+def show_single(one: ScoredNetwork) -> None:
     """The numbers with their intervals, and what to look at."""
     found = one.found
     unknown = "" if any(format_interval(measure) for measure in found.measures) else "none"
@@ -177,7 +177,7 @@ def show_one(one: ScoredNetwork) -> None:
     if found.counting:
         columns.append("pictures")
         for row, measure in zip(rows, found.measures, strict=True):
-            row.append(counted(measure, one.scope) if measure.name in found.counting else "")
+            row.append(describe_count(measure, one.scope) if measure.name in found.counting else "")
     print()
     print_table(columns, rows)
     for table in found.tables:

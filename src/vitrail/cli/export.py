@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.labels import new_names
+from vitrail.cli.labels import resolve_class_names
 from vitrail.cli.options.export import ExportOptions
 from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.core.console import print_table
@@ -26,19 +26,19 @@ ENDINGS = {
 NAMED = 3  # unreadable images that are named
 
 
-def run(options: ExportOptions) -> int:
+def run_export(options: ExportOptions) -> int:
     from vitrail.checkpoint.bundle import with_names
     from vitrail.checkpoint.find_weights import find_weights
     from vitrail.core.console import millions
     from vitrail.models.zoo import network_name
 
     check_arguments(options)
-    out = named(options)
+    out = output_path(options)
     if out.exists() and Path(options.weights).exists() and out.samefile(options.weights):
         raise ConfigError(f"{out} are the weights themselves; give another --out")
     with reading(options.weights):
         bundle = find_weights(options.weights)
-    names = new_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)
+    names = resolve_class_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)
     if names is not None:
         bundle = with_names(bundle, names)
     if options.image_size is not None:
@@ -50,8 +50,8 @@ def run(options: ExportOptions) -> int:
     print(f"{options.weights}: {network_name(bundle.config)}, {count}, {image} px")
     with bars() as progress, on_interrupt(f"{out} was not written; start again with the same command"):
         progress(f"exporting to {options.to}, and checking it", 0, None)
-        done = exported(options, bundle, out)
-    show(done)
+        done = export_bundle(options, bundle, out)
+    show_export(done)
     return 0
 
 
@@ -70,7 +70,7 @@ def check_arguments(options: ExportOptions) -> None:
         raise ConfigError(f"--fixed-size goes with --to onnx or torch-export, not with --to {options.to}")
 
 
-def named(options: ExportOptions) -> Path:
+def output_path(options: ExportOptions) -> Path:
     """--out, or the name of the weights with the form's ending, in the current folder."""
     if options.out is not None:
         return options.out
@@ -80,7 +80,7 @@ def named(options: ExportOptions) -> Path:
     return Path(name + (".int8" if options.int8 else "") + ENDINGS[options.to])
 
 
-def exported(options: ExportOptions, bundle: "Bundle", out: Path) -> "Written":
+def export_bundle(options: ExportOptions, bundle: "Bundle", out: Path) -> "Written":
     from vitrail import export
 
     match options.to:
@@ -93,14 +93,14 @@ def exported(options: ExportOptions, bundle: "Bundle", out: Path) -> "Written":
                 least_agreement=options.agreement,
             )
             with bars() as progress:
-                return export.to_onnx(bundle, out, how, pictures=pictures(options, bundle, progress))
+                return export.to_onnx(bundle, out, how, pictures=open_images(options, bundle, progress))
         case "torch-export":
             return export.to_torch_export(bundle, out, fixed_size=options.fixed_size)
         case library:
             return export.to_library(bundle, out, library)
 
 
-def pictures(
+def open_images(
     options: ExportOptions, bundle: "Bundle", progress: "Callable[[str, int, int | None], None]"
 ) -> "Pictures | None":
     """The images of DATA: the test split is scored, int8 finds its ranges in the training split."""
@@ -127,7 +127,7 @@ def pictures(
     )
 
 
-def show(done: "Written") -> None:
+def show_export(done: "Written") -> None:
     """What a person sees: where it is, how far it is from the network, what it costs and gives, how it is loaded."""
     size = f"{done.bytes / 1e6:,.2f} MB"
     if done.plain is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from vitrail.cli import frozen
-from vitrail.cli.frozen import Frozen, Task
+from vitrail.cli.frozen import FrozenSplits, FrozenTask
 from vitrail.cli.options.fewshot import ALL, FewshotOptions
 from vitrail.core.console import print_table
 from vitrail.core.errors import BadLabels, ConfigError
@@ -27,23 +27,23 @@ SHOTS: Final = (1, 5, 10, 25)
 SEEDS: Final = (0, 1, 2)
 
 
-def run(options: FewshotOptions) -> int:
-    check(options)
-    tasks = frozen.tasks(options, options.data, options.test or ())
-    shots, notes = wanted(options.shots, tasks)
-    with frozen.ready(options) as about:
-        parts = list[Frozen]()
+def run_fewshot(options: FewshotOptions) -> int:
+    check_fewshot(options)
+    tasks = frozen.open_tasks(options, options.data, options.test or ())
+    shots, notes = feasible_shots(options.shots, tasks)
+    with frozen.prepare_network(options) as about:
+        parts = list[FrozenSplits]()
         for at, task in enumerate(tasks):
-            parts.append(frozen.frozen(options, about, task))
-            frozen.introduce(options, about, task, parts[-1], first=at == 0)
+            parts.append(frozen.extract_splits(options, about, task))
+            frozen.show_setup(options, about, task, parts[-1], first=at == 0)
         both = list(zip(tasks, parts, strict=True))
-        results = swept(options, about, both, shots) if options.sweep else drawn(options, about, both, shots)
+        results = score_sweep(options, about, both, shots) if options.sweep else score_draws(options, about, both, shots)
     notes += [note for part in parts for note in part.notes]
-    frozen.finish(options, results, notes)
+    frozen.write_results(options, results, notes)
     return 0
 
 
-def check(options: FewshotOptions) -> None:
+def check_fewshot(options: FewshotOptions) -> None:
     """What can be refused before anything is read."""
     if options.sweep and (options.seeds or options.penalty is not None):
         raise ConfigError("--sweep draws nothing and tries every penalty; leave --seeds and --penalty out")
@@ -54,7 +54,7 @@ def check(options: FewshotOptions) -> None:
             raise ConfigError(f"{option} {min(values)} must be at least {least}")
 
 
-def wanted(asked: Sequence[int] | None, tasks: Sequence[Task]) -> tuple[list[int], list[str]]:
+def feasible_shots(asked: Sequence[int] | None, tasks: Sequence[FrozenTask]) -> tuple[list[int], list[str]]:
     """The numbers of shots that every class of every set has images for. One that was asked for and cannot be had is
     refused; of the usual ones it is left out, with a note."""
     shots, notes = list(dict.fromkeys(asked or SHOTS)), list[str]()
@@ -66,7 +66,7 @@ def wanted(asked: Sequence[int] | None, tasks: Sequence[Task]) -> tuple[list[int
         over = [n for n in shots if fewest < n < ALL]
         fitting = [n for n in shots if n not in over]
         if over and (asked or not fitting):
-            remedy = f"ask for --shots {' '.join(map(called, fitting)) or fewest}" if fewest else "give it images"
+            remedy = f"ask for --shots {' '.join(map(format_shots, fitting)) or fewest}" if fewest else "give it images"
             raise BadLabels(f"{few}, {over[0]} shots need {over[0]} of every class; {remedy}")
         if over:
             notes.append(f"{few}, too few for {' and '.join(map(str, over))} shots")
@@ -74,36 +74,36 @@ def wanted(asked: Sequence[int] | None, tasks: Sequence[Task]) -> tuple[list[int
     return shots, notes
 
 
-def drawn(
-    options: FewshotOptions, about: Subject, both: Sequence[tuple[Task, Frozen]], shots: Sequence[int]
+def score_draws(
+    options: FewshotOptions, about: Subject, both: Sequence[tuple[FrozenTask, FrozenSplits]], shots: Sequence[int]
 ) -> list[Result]:
     """The variant of today: several draws, one penalty."""
     seeds, penalty = list(dict.fromkeys(options.seeds or SEEDS)), options.penalty or PENALTY
     rows, results = list[list[str]](), list[Result]()
     for task, part in both:
-        count, by_shots, measures = scored(part), dict[str, list[float]](), list[Measure]()
+        count, by_shots, measures = count_labelled(part), dict[str, list[float]](), list[Measure]()
         for number in shots:
             found = accuracies(part, len(task.classes), number, seeds, penalty)
             low, high = estimate_interval(found, count)
-            name = measured(number)
+            name = name_measure(number)
             by_shots[name] = found
             measures.append(Measure(name=name, value=statistics.fmean(found), low=low, high=high, count=count))
-            row = [task.title, called(number), format_value(measures[-1]), format_interval(measures[-1])]
+            row = [task.title, format_shots(number), format_value(measures[-1]), format_interval(measures[-1])]
             if len(found) > 1:
                 row += [f"{100 * statistics.stdev(found):.2f}", *(f"{100 * accuracy:.2f}" for accuracy in found)]
             elif len(seeds) > 1:  # all shots: nothing is drawn
                 row += [""] * (1 + len(seeds))
             rows.append(row)
-        config = {"variant": "draws", "shots": list(map(called, shots)), "seeds": seeds, "penalty": penalty}
+        config = {"variant": "draws", "shots": list(map(format_shots, shots)), "seeds": seeds, "penalty": penalty}
         details = {"by_seed": by_shots}
-        results.append(frozen.result("fewshot", options, about, task, part, measures, config=config, details=details))
+        results.append(frozen.build_result("fewshot", options, about, task, part, measures, config=config, details=details))
     by_seed = ["std", *(f"seed {seed}" for seed in seeds)] if len(seeds) > 1 else []
-    table(["shots", "accuracy", "95% interval", *by_seed], rows, len(both))
+    show_table(["shots", "accuracy", "95% interval", *by_seed], rows, len(both))
     return results
 
 
-def swept(
-    options: FewshotOptions, about: Subject, both: Sequence[tuple[Task, Frozen]], shots: Sequence[int]
+def score_sweep(
+    options: FewshotOptions, about: Subject, both: Sequence[tuple[FrozenTask, FrozenSplits]], shots: Sequence[int]
 ) -> list[Result]:
     """The older variant: every penalty, and for each number of shots the one of the best mean rank over the sets."""
     grids = {
@@ -116,15 +116,15 @@ def swept(
     best = {number: choose_penalty(grids[number]) for number in shots}
     rows, results = list[list[str]](), list[Result]()
     for at, (task, part) in enumerate(both):
-        count, measures = scored(part), list[Measure]()
+        count, measures = count_labelled(part), list[Measure]()
         for number in shots:
             value = grids[number][at][best[number]]
             low, high = estimate_interval([value], count)
-            measures.append(Measure(name=measured(number), value=value, low=low, high=high, count=count))
+            measures.append(Measure(name=name_measure(number), value=value, low=low, high=high, count=count))
             rows.append(
                 [
                     task.title,
-                    called(number),
+                    format_shots(number),
                     format_value(measures[-1]),
                     format_interval(measures[-1]),
                     f"{best[number]:g}",
@@ -134,42 +134,42 @@ def swept(
                 rows[-1].append(f"{max(grids[number][at].values()):.2%}")
         config = {
             "variant": "sweep",
-            "shots": list(map(called, shots)),
+            "shots": list(map(format_shots, shots)),
             "penalties": list(PENALTIES),
-            "penalty": {measured(number): best[number] for number in shots},
+            "penalty": {name_measure(number): best[number] for number in shots},
             "ranked_over": [one.title for one, _ in both],
         }
-        details = {"by_penalty": {measured(n): {f"{p:g}": a for p, a in grids[n][at].items()} for n in shots}}
-        results.append(frozen.result("fewshot", options, about, task, part, measures, config=config, details=details))
+        details = {"by_penalty": {name_measure(n): {f"{p:g}": a for p, a in grids[n][at].items()} for n in shots}}
+        results.append(frozen.build_result("fewshot", options, about, task, part, measures, config=config, details=details))
     heads = ["shots", "accuracy", "95% interval", "penalty", *(["at its own best"] if len(both) > 1 else [])]
-    table(heads, rows, len(both))
+    show_table(heads, rows, len(both))
     print("The penalty is chosen on the images that are scored, as the reference did; so the numbers flatter a little.")
     return results
 
 
-def accuracies(part: Frozen, classes: int, number: int, seeds: Sequence[int], penalty: float) -> list[float]:
+def accuracies(part: FrozenSplits, classes: int, number: int, seeds: Sequence[int], penalty: float) -> list[float]:
     """Of each draw; of all images there is only one."""
     if number == ALL:
         return [fit_ridge(part.train, part.train_labels, classes, penalty).accuracy(part.test, part.test_labels)]
     return score_few_shot(part.train, part.train_labels, part.test, part.test_labels, classes, number, seeds, penalty)
 
 
-def called(number: int) -> str:
+def format_shots(number: int) -> str:
     return "all" if number == ALL else str(number)
 
 
-def measured(number: int) -> str:
+def name_measure(number: int) -> str:
     """As a measure of a result: 5-shot."""
     return "all shots" if number == ALL else f"{number}-shot"
 
 
-def scored(part: Frozen) -> int:
+def count_labelled(part: FrozenSplits) -> int:
     """How many of the images have a label to be scored by."""
     rows = part.test_labels if part.test_labels.ndim == 2 else part.test_labels[:, None]
     return int((rows >= 0).any(1).sum())
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], sets: int) -> None:
+def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]], sets: int) -> None:
     """With a column for the set where there are several."""
     if sets > 1:
         print_table(["set", *heads], rows)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from vitrail.checkpoint.bundle import with_names
 from vitrail.checkpoint.weights import bundle_of, write_bundle
-from vitrail.cli.frozen import counted
-from vitrail.cli.labels import new_names
+from vitrail.cli.frozen import count_progress
+from vitrail.cli.labels import resolve_class_names
 from vitrail.cli.opening import open_data
 from vitrail.cli.options.fit import SUFFIX, FitOptions
 from vitrail.cli.progress import Advance, bars, on_interrupt
-from vitrail.cli.subject import alone, batches, headline, subject
+from vitrail.cli.subject import single_process, load_batches, describe_weights, load_subject
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
@@ -27,17 +27,17 @@ from vitrail.evaluation.result import format_interval, format_value
 from vitrail.evaluation.scoring import Subject
 
 
-def run(options: FitOptions) -> int:
-    check(options)
+def run_fit(options: FitOptions) -> int:
+    check_fit(options)
     begun = time.monotonic()
     collection = open_data(options.data, download=options.download)
     test = None if options.test is None else open_data(options.test, download=options.download)
     collection.need_labels()  # before the weights are read
-    names = new_names(options.labels, options.rename, collection.classes, len(collection.classes))
+    names = resolve_class_names(options.labels, options.rename, collection.classes, len(collection.classes))
     kept = "" if options.no_cache else "; features that are complete are kept for the next start"
-    with alone(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
-        about = subject(options.weights, device, image_size=options.image_size)
-        print(headline(options.weights, about.facts, f"{format_size(about.preprocessing.image)} px"))
+    with single_process(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
+        about = load_subject(options.weights, device, image_size=options.image_size)
+        print(describe_weights(options.weights, about.facts, f"{format_size(about.preprocessing.image)} px"))
         counts = ", ".join(f"{len(source):,} of {split}" for split, source in collection.splits.items())
         print(f"{collection.title}: {len(collection.classes):,} classes; images: {counts}", flush=True)
         with bars() as advance:
@@ -50,7 +50,7 @@ def run(options: FitOptions) -> int:
                 shots=options.shots,
                 name=options.weights,
                 device=device,
-                batches=lambda source: pictures(options, about, source, advance),
+                batches=lambda source: load_images(options, about, source, advance),
                 folder=None if options.no_cache else cache_folder("features"),
             )
         out = options.out
@@ -61,11 +61,11 @@ def run(options: FitOptions) -> int:
     width = made.head.weight.shape[1]
     print(f"learnt from {made.pictures:,} images of {made.split}, {width:,} features each, {how}")
     if made.several is None:
-        for line in estimate(made, given=options.l2 is not None):
+        for line in describe_estimate(made, given=options.l2 is not None):
             print(line)
-        result(made)
+        show_result(made)
     else:
-        show_several(made.several)
+        show_multi_label(made.several)
     for note in dict.fromkeys((*collection.notes, *made.notes)):
         print(f"note: {note}")
     print(f"network: {out} ({size_of(out)}), in {time.monotonic() - begun:.1f} s")
@@ -73,7 +73,7 @@ def run(options: FitOptions) -> int:
     return 0
 
 
-def check(options: FitOptions) -> None:
+def check_fit(options: FitOptions) -> None:
     """What can be refused before anything is read."""
     out = options.out
     if out.suffix != SUFFIX:
@@ -89,14 +89,14 @@ def check(options: FitOptions) -> None:
         raise ConfigError(f"--shots {options.shots} must be at least 1")
 
 
-def pictures(options: FitOptions, about: Subject, source: ImageDataset, advance: Advance) -> Iterator[Batch]:
+def load_images(options: FitOptions, about: Subject, source: ImageDataset, advance: Advance) -> Iterator[Batch]:
     """The images of a source; how far they are is told on stderr."""
     advance("features", 0, len(source))
-    found = batches(options, source, about.preprocessing, about.device)
-    return counted(found, lambda done: advance("features", min(done, len(source)), len(source)))
+    found = load_batches(options, source, about.preprocessing, about.device)
+    return count_progress(found, lambda done: advance("features", min(done, len(source)), len(source)))
 
 
-def estimate(made: FittedClassifier, *, given: bool) -> list[str]:
+def describe_estimate(made: FittedClassifier, *, given: bool) -> list[str]:
     """What to expect of new images, by those that were held out, and how strongly the classifier was regularised."""
     head, held = made.head, made.head.held
     if held is None:
@@ -116,7 +116,7 @@ def size_of(path: Path) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
 
 
-def show_several(found: MultiLabelMeasures) -> None:
+def show_multi_label(found: MultiLabelMeasures) -> None:
     """mAP and F1 of images that may have several labels."""
     for measures, of in ((found.held, "held out while it was made"), (found.scored, f"of {found.split}")):
         if measures:
@@ -127,7 +127,7 @@ def show_several(found: MultiLabelMeasures) -> None:
         print("scored: nothing else; a split test or val would be, or name one with --test DATA")
 
 
-def result(made: FittedClassifier) -> None:
+def show_result(made: FittedClassifier) -> None:
     if made.scored is None:
         print("no test images: a subfolder test or val next to train would be scored, or name some with --test DATA")
         return

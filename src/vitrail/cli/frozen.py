@@ -14,7 +14,7 @@ from torch import Tensor
 from vitrail.cli.opening import open_data
 from vitrail.cli.options.groups import FrozenOptions
 from vitrail.cli.progress import bars, on_interrupt
-from vitrail.cli.subject import alone, batches, headline, subject
+from vitrail.cli.subject import single_process, load_batches, describe_weights, load_subject
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.collection import Collection, agree
@@ -38,7 +38,7 @@ NAMED: Final = 3  # unreadable images that are named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class FrozenTask:
     """A set with a split to learn from and one to score; or one split, of which some samples are held out to score."""
 
     collection: Collection
@@ -72,7 +72,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Frozen:
+class FrozenSplits:
     """Features [n, D] to learn from, with one label [n] each; features [N, D] to score, with labels [N] or [N, M]."""
 
     train: Tensor
@@ -87,7 +87,7 @@ class Frozen:
     unreadable: tuple[str, ...]
 
 
-def tasks(options: FrozenOptions, data: Sequence[str], tests: Sequence[str]) -> list[Task]:
+def open_tasks(options: FrozenOptions, data: Sequence[str], tests: Sequence[str]) -> list[FrozenTask]:
     """One for each of `data`; what is scored may be in `tests`, as many as there are of them."""
     if options.out is not None:
         check_writable(options.out)
@@ -100,10 +100,10 @@ def tasks(options: FrozenOptions, data: Sequence[str], tests: Sequence[str]) -> 
     if tests and options.held_out is not None:
         raise ConfigError("--test and --held-out both say what is scored; give one of them")
     both = zip(data, tests or [None] * len(data), strict=True)
-    return [apart(task(options, text, test), test or text) for text, test in both]
+    return [drop_shared(open_task(options, text, test), test or text) for text, test in both]
 
 
-def apart(task: Task, called: str) -> Task:
+def drop_shared(task: FrozenTask, called: str) -> FrozenTask:
     """The task without the images to learn from that are scored as well, under whatever name."""
     source = task.collection.splits[task.train]
     places = np.arange(len(source)) if task.held is None else np.setdiff1d(np.arange(len(source)), task.held)
@@ -122,7 +122,7 @@ def apart(task: Task, called: str) -> Task:
     return replace(task, shared=places[shared], notes=(note,))
 
 
-def task(options: FrozenOptions, text: str, test: str | None) -> Task:
+def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask:
     collection = open_data(text, download=options.download)
     collection.need_labels()
     train, source = choose_split(collection, "train")
@@ -130,7 +130,7 @@ def task(options: FrozenOptions, text: str, test: str | None) -> Task:
         held = stratified(source.labels, options.held_out)
         if not len(held):
             raise ConfigError(f"--held-out {options.held_out} of {len(source):,} images leaves none to score")
-        return Task(collection=collection, train=train, test=train, held=held)
+        return FrozenTask(collection=collection, train=train, test=train, held=held)
     if test is not None:
         other = open_data(test, download=options.download)
         other.need_labels()
@@ -138,7 +138,7 @@ def task(options: FrozenOptions, text: str, test: str | None) -> Task:
         name = f"{other.title}@{split}"
         both, _ = agree(collection.name, {train: source, name: scored})
         there = (other.title, split)
-        return Task(collection=replace(collection, splits=both), train=train, test=name, elsewhere=there)
+        return FrozenTask(collection=replace(collection, splits=both), train=train, test=name, elsewhere=there)
     name = next((split for split in ("test", "val") if split in collection.splits and split != train), None)
     if name is None:
         raise DataError(
@@ -147,19 +147,19 @@ def task(options: FrozenOptions, text: str, test: str | None) -> Task:
         )
     if not collection.splits[name].classes:
         raise BadLabels(f"{text}: {name} has no labels to score by; name other images with --test DATA")
-    return Task(collection=collection, train=train, test=name)
+    return FrozenTask(collection=collection, train=train, test=name)
 
 
 @contextlib.contextmanager
-def ready(options: FrozenOptions) -> Generator[Subject]:
+def prepare_network(options: FrozenOptions) -> Generator[Subject]:
     """The network on its device, in the precision that was asked for."""
-    with alone(options.device) as device:
-        about = subject(options.weights, device, image_size=options.image_size)
+    with single_process(options.device) as device:
+        about = load_subject(options.weights, device, image_size=options.image_size)
         about.computing_in(options.precision)
         yield about
 
 
-def frozen(options: FrozenOptions, about: Subject, task: Task) -> Frozen:
+def extract_splits(options: FrozenOptions, about: Subject, task: FrozenTask) -> FrozenSplits:
     """The features of both parts, kept ones or new ones."""
     with bars() as advance:
         unseen, scope = choose_unseen(
@@ -173,7 +173,7 @@ def frozen(options: FrozenOptions, about: Subject, task: Task) -> Frozen:
     wanted = task.scored_places() if scope.included else task.scored_places()[~scope.exposure.seen]
     splits = dict.fromkeys([task.train, task.test])
     parts = {
-        split: extracted(options, about, task.collection.splits[split], f"{task.title}@{split}") for split in splits
+        split: extract_split(options, about, task.collection.splits[split], f"{task.title}@{split}") for split in splits
     }
     notes, unreadable = list(task.notes), list[str]()
     for split, part in parts.items():
@@ -200,7 +200,7 @@ def frozen(options: FrozenOptions, about: Subject, task: Task) -> Frozen:
     learnt &= labels >= 0
     if not learnt.any():
         raise BadLabels(f"{task.title}@{task.train}: no image has one label and can be read, so nothing can be learnt")
-    return Frozen(
+    return FrozenSplits(
         train=train.features[learnt],
         train_labels=labels[learnt],
         test=test.features[scored],
@@ -214,7 +214,7 @@ def frozen(options: FrozenOptions, about: Subject, task: Task) -> Frozen:
     )
 
 
-def extracted(options: FrozenOptions, about: Subject, source: ImageDataset, called: str) -> Kept:
+def extract_split(options: FrozenOptions, about: Subject, source: ImageDataset, called: str) -> Kept:
     """The features of one split. They are told of on stderr while they are made."""
     view = SquareView(about.preprocessing.image) if options.reference else about.preprocessing
 
@@ -223,8 +223,8 @@ def extracted(options: FrozenOptions, about: Subject, source: ImageDataset, call
 
         def pictures(bare: ImageDataset) -> Iterator[Batch]:
             bar(f"features of {called}", 0, len(bare))
-            found = batches(options, bare, view, about.device)
-            return counted(found, lambda done: bar(f"features of {called}", min(done, len(bare)), len(bare)))
+            found = load_batches(options, bare, view, about.device)
+            return count_progress(found, lambda done: bar(f"features of {called}", min(done, len(bare)), len(bare)))
 
         return load_or_extract(
             about.network,
@@ -238,7 +238,7 @@ def extracted(options: FrozenOptions, about: Subject, source: ImageDataset, call
         )
 
 
-def counted(batches: Iterable[Batch], tell: Callable[[int], None]) -> Iterator[Batch]:
+def count_progress(batches: Iterable[Batch], tell: Callable[[int], None]) -> Iterator[Batch]:
     done = 0
     for batch in batches:
         yield batch
@@ -246,11 +246,11 @@ def counted(batches: Iterable[Batch], tell: Callable[[int], None]) -> Iterator[B
         tell(done)
 
 
-def introduce(options: FrozenOptions, about: Subject, task: Task, features: Frozen, *, first: bool = True) -> None:
+def show_setup(options: FrozenOptions, about: Subject, task: FrozenTask, features: FrozenSplits, *, first: bool = True) -> None:
     """What was looked at, before the numbers."""
     if first:
         image = "x".join(map(str, about.preprocessing.image))
-        print(headline(options.weights, about.facts, f"{image} px", options.precision))
+        print(describe_weights(options.weights, about.facts, f"{image} px", options.precision))
     scored = "held out of it" if task.held is not None else f"of {task.test}"
     how = "kept from before" if features.found else "extracted and kept" if features.kept else "extracted again"
     print(
@@ -261,12 +261,12 @@ def introduce(options: FrozenOptions, about: Subject, task: Task, features: Froz
         print(line)
 
 
-def result(
+def build_result(
     kind: str,
     options: FrozenOptions,
     about: Subject,
-    task: Task,
-    features: Frozen,
+    task: FrozenTask,
+    features: FrozenSplits,
     measures: Iterable[Measure],
     *,
     config: Mapping[str, Any],
@@ -298,14 +298,14 @@ def result(
     )
 
 
-def finish(options: FrozenOptions, results: Sequence[Result], notes: Iterable[str]) -> None:
+def write_results(options: FrozenOptions, results: Sequence[Result], notes: Iterable[str]) -> None:
     """What else is to be said, and the files: FILE, or FILE-SET where there are several sets."""
     for note in dict.fromkeys(notes):
         print(f"note: {note}")
     out = options.out
     if out is None:
         return
-    names = [out] if len(results) == 1 else [out.with_name(f"{out.stem}-{slug(r)}{out.suffix}") for r in results]
+    names = [out] if len(results) == 1 else [out.with_name(f"{out.stem}-{slugify(r)}{out.suffix}") for r in results]
     if len(set(names)) < len(names):  # two folders of one name
         names = [path.with_name(f"{path.stem}-{at}{path.suffix}") for at, path in enumerate(names, 1)]
     for path, one in zip(names, results, strict=True):
@@ -313,5 +313,5 @@ def finish(options: FrozenOptions, results: Sequence[Result], notes: Iterable[st
     print(f"result: {', '.join(map(str, names))}")
 
 
-def slug(result: Result) -> str:
+def slugify(result: Result) -> str:
     return re.sub(r"[^\w.-]+", "-", str(result.data["name"]))

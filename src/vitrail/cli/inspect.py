@@ -30,24 +30,24 @@ NAMED = 3  # unreadable images that are named
 PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
 
 
-def run(options: InspectOptions) -> int:
-    from vitrail.cli.subject import alone, subject
+def run_inspect(options: InspectOptions) -> int:
+    from vitrail.cli.subject import single_process, load_subject
     from vitrail.report.figure_style import toolkit
 
     toolkit()  # before anything that takes time
-    options = settle(options)
+    options = sort_words(options)
     check_writable(options.out / PAGE)
-    wanted = kinds(options.only)
-    with alone(options.device) as device:
-        about = subject(options.weights, device, image_size=options.image_size)
-        looked = pictures(options, about, wanted)
-        done = made(looked.given, wanted, named=options.only is not None)
+    wanted = parse_kinds(options.only)
+    with single_process(options.device) as device:
+        about = load_subject(options.weights, device, image_size=options.image_size)
+        looked = gather_images(options, about, wanted)
+        done = make_parts(looked.given, wanted, named=options.only is not None)
         parts, left_out = done.parts, done.left_out
         if done.stopped:
-            return stop(options, looked, done)
+            return report_stopped(options, looked, done)
         if not parts and not ("explorer" in wanted and looked.given.transformer):
             raise ConfigError(f"nothing can be drawn: {'; '.join(left_out)}")
-        written = write(options, looked, parts, left_out, wanted)
+        written = write_page(options, looked, parts, left_out, wanted)
     rows = [[part.kind, part.title, ", ".join(one.name for one in part.drawings)] for part in parts]
     if "explorer" in wanted and looked.given.transformer:
         rows.append(["explorer", "Every layer and head, to click through", "in the page"])
@@ -61,7 +61,7 @@ def run(options: InspectOptions) -> int:
     return 0
 
 
-def stop(options: InspectOptions, looked: "Looked", done: "Made") -> int:
+def report_stopped(options: InspectOptions, looked: "InspectionInput", done: "InspectionParts") -> int:
     """What an interrupt leaves: a page of the figures that were ready, and how to make the others."""
     rest = ",".join(done.stopped)
     print(f"stopped; to make the rest, give the same command with --only {rest}", file=sys.stderr)
@@ -69,12 +69,12 @@ def stop(options: InspectOptions, looked: "Looked", done: "Made") -> int:
         print("nothing was written", file=sys.stderr)
         return 130
     left_out = [*done.left_out, f"{', '.join(done.stopped)}: stopped before they were made"]
-    written = write(options, looked, done.parts, left_out, [part.kind for part in done.parts])
+    written = write_page(options, looked, done.parts, left_out, [part.kind for part in done.parts])
     print(f"page with {', '.join(part.kind for part in done.parts)}: {written}", file=sys.stderr)
     return 130
 
 
-def settle(options: InspectOptions) -> InspectOptions:
+def sort_words(options: InspectOptions) -> InspectOptions:
     """Which words are images, and which one is a data set; a first word that is an image leaves out WEIGHTS."""
     from vitrail.checkpoint.bundled_weights import DEFAULT
     from vitrail.data.readers.folder import is_picture
@@ -89,7 +89,7 @@ def settle(options: InspectOptions) -> InspectOptions:
     return replace(options, weights=weights, words=(), images=images, data=sources[0] if sources else None)
 
 
-def kinds(text: str | None) -> list[str]:
+def parse_kinds(text: str | None) -> list[str]:
     """The kinds that were asked for, in the page's order; all where none were."""
     from vitrail.inspection.registry import KINDS
 
@@ -106,7 +106,7 @@ def kinds(text: str | None) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Looked:
+class InspectionInput:
     """What is looked at, and where it is from."""
 
     about: "Subject"
@@ -115,7 +115,7 @@ class Looked:
     unreadable: tuple[str, ...]  # of the set
 
 
-def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Looked:
+def gather_images(options: InspectOptions, about: "Subject", wanted: list[str]) -> InspectionInput:
     """The images by name, or some of the set, and the set for what takes many."""
     import torch
 
@@ -123,10 +123,10 @@ def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Lo
     from vitrail.inspection.context import InspectionContext
     from vitrail.inspection.registry import KINDS
 
-    title, source, gone = crowd(options, options.data) if options.data else ("", None, ())
-    named = [(Path(name).name, *opened_picture(Path(name), about)) for name in options.images]
+    title, source, gone = open_samples(options, options.data) if options.data else ("", None, ())
+    named = [(Path(name).name, *open_image(Path(name), about)) for name in options.images]
     if not named and source is not None:
-        named = sampled(source, about)
+        named = pick_samples(source, about)
     if not named and any(kind == "explorer" or KINDS[kind].pictures for kind in wanted):
         raise ConfigError(
             "there are no images to look at; name some files or a data set behind the weights, or ask for what needs "
@@ -136,28 +136,28 @@ def pictures(options: InspectOptions, about: "Subject", wanted: list[str]) -> Lo
     shape = (0, 3, *config.image)
     pixels = torch.stack([tensor for _, tensor, _ in named]) if named else torch.zeros(shape, dtype=torch.uint8)
     images = about.preprocessing.normalise(pixels).to(about.device)
-    labels = names_of(options, about, source)
+    labels = find_class_names(options, about, source)
     given = InspectionContext(
         model=about.network,
         images=images,
         pixels=[view for _, _, view in named],
         names=[name for name, _, _ in named],
-        crowd=(lambda: iter(images.split(4))) if source is None else (lambda: many(options, about, source)),
+        crowd=(lambda: iter(images.split(4))) if source is None else (lambda: iter_batches(options, about, source)),
         count=len(images) if source is None else len(source),
         labels=labels,
-        asked=class_number(options.asked, labels, config.classes),
+        asked=parse_class(options.asked, labels, config.classes),
         layers=[layer - 1 for layer in options.layers],
-        patch=patch_of(options.patch, config),
-        has_classes=gives_classes(about),
+        patch=parse_patch(options.patch, config),
+        has_classes=has_classes(about),
     )
     facts: dict[str, object] = {"images": [str(name) for name in options.images]}
     if source is not None:
         name, _, split = title.rpartition("@")
         facts |= describe_data(name, split, source, deduplicated=None)
-    return Looked(about=about, given=given, data=facts, unreadable=gone)
+    return InspectionInput(about=about, given=given, data=facts, unreadable=gone)
 
 
-def crowd(options: InspectOptions, data: str) -> "tuple[str, ImageDataset, tuple[str, ...]]":
+def open_samples(options: InspectOptions, data: str) -> "tuple[str, ImageDataset, tuple[str, ...]]":
     """Images of the set, evenly spread over it, and the names of those among them that cannot be read. These are
     found before anything is measured: every number says of how many images it is."""
     import numpy as np
@@ -181,18 +181,18 @@ def crowd(options: InspectOptions, data: str) -> "tuple[str, ImageDataset, tuple
     return f"{collection.title}@{split}", Subset(source, places[sound]), gone
 
 
-def many(options: InspectOptions, about: "Subject", source: "ImageDataset") -> "Iterator[torch.Tensor]":
+def iter_batches(options: InspectOptions, about: "Subject", source: "ImageDataset") -> "Iterator[torch.Tensor]":
     """Prepared images of the set, those that can be read. Attention of all heads is large, so batches are small."""
-    from vitrail.cli.subject import batches
+    from vitrail.cli.subject import load_batches
     from vitrail.inspection.context import choose_portion
 
     size = options.batch or (min(16, choose_portion(about.network)) if about.network.config.tokens else 16)
-    for batch in batches(replace(options, batch=size), source, about.preprocessing, about.device):
+    for batch in load_batches(replace(options, batch=size), source, about.preprocessing, about.device):
         if bool(batch.valid.any()):
             yield about.preprocessing.normalise(batch.pixels[batch.valid]).to(about.device)
 
 
-def opened_picture(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]":
+def open_image(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]":
     """Prepared bytes [3, H, W] of a file, and the same to look at."""
     from vitrail.data.decode.image import EncodedImage
     from vitrail.inspection.page import prepare_image
@@ -207,7 +207,7 @@ def opened_picture(path: Path, about: "Subject") -> "tuple[torch.Tensor, Pixels]
         raise BadImage(f"{path}: {error}") from None
 
 
-def sampled(source: "ImageDataset", about: "Subject") -> "list[tuple[str, torch.Tensor, Pixels]]":
+def pick_samples(source: "ImageDataset", about: "Subject") -> "list[tuple[str, torch.Tensor, Pixels]]":
     """A few images of the set to show, evenly spread over it; for one that cannot be read the next that can."""
     from vitrail.inspection.page import prepare_image
 
@@ -221,7 +221,7 @@ def sampled(source: "ImageDataset", about: "Subject") -> "list[tuple[str, torch.
     return [(Path(source.name(at)).name, *both) for at, both in found.items()]
 
 
-def names_of(options: InspectOptions, about: "Subject", source: "ImageDataset | None") -> tuple[str, ...] | None:
+def find_class_names(options: InspectOptions, about: "Subject", source: "ImageDataset | None") -> tuple[str, ...] | None:
     """What the classes are called: by a file, by the weights, or by the set where it has as many."""
     from vitrail.tasks.classification.metrics import is_numeric
 
@@ -235,7 +235,7 @@ def names_of(options: InspectOptions, about: "Subject", source: "ImageDataset | 
     return told if len(told) == classes and not is_numeric(told) else None
 
 
-def gives_classes(about: "Subject") -> bool:
+def has_classes(about: "Subject") -> bool:
     """Whether outputs stand for classes; of a task that is not registered here they are taken for plain numbers."""
     from vitrail.checkpoint.bundle import card_of
     from vitrail.tasks.registry import TASKS
@@ -244,7 +244,7 @@ def gives_classes(about: "Subject") -> bool:
     return task is not None and task.has_classes
 
 
-def class_number(text: str | None, labels: tuple[str, ...] | None, classes: int) -> int | None:
+def parse_class(text: str | None, labels: tuple[str, ...] | None, classes: int) -> int | None:
     if text is None:
         return None
     if not classes:
@@ -265,7 +265,7 @@ def class_number(text: str | None, labels: tuple[str, ...] | None, classes: int)
     return found[0]
 
 
-def patch_of(text: str | None, config: ModelConfig) -> tuple[int, int] | None:
+def parse_patch(text: str | None, config: ModelConfig) -> tuple[int, int] | None:
     """Row and column, from 0."""
     if text is None or not config.tokens:
         return None
@@ -280,7 +280,7 @@ def patch_of(text: str | None, config: ModelConfig) -> tuple[int, int] | None:
 
 
 @dataclass(kw_only=True, slots=True)
-class Made:
+class InspectionParts:
     """The parts so far, and why others are not there. `stopped` are the kinds that an interrupt left undone."""
 
     parts: "list[InspectionSection]"
@@ -288,7 +288,7 @@ class Made:
     stopped: tuple[str, ...] = ()
 
 
-def made(given: "InspectionContext", wanted: list[str], *, named: bool) -> Made:
+def make_parts(given: "InspectionContext", wanted: list[str], *, named: bool) -> InspectionParts:
     """Everything that was asked for, or as much of it as an interrupt left time for; `named` is whether it was asked
     for by name."""
     from vitrail.inspection.registry import KINDS, NO_TOKENS
@@ -302,7 +302,7 @@ def made(given: "InspectionContext", wanted: list[str], *, named: bool) -> Made:
             why = KINDS[kind].obstacle(given)
             if why is None:
                 try:
-                    with counting(given.model, kind):
+                    with count_layers(given.model, kind):
                         parts.append(KINDS[kind].make(given))
                 except KeyboardInterrupt:
                     stopped = tuple(one for one in wanted if one == "explorer" or one in todo[done:])
@@ -312,11 +312,11 @@ def made(given: "InspectionContext", wanted: list[str], *, named: bool) -> Made:
     if "explorer" in wanted and not given.transformer:
         reasons.setdefault(NO_TOKENS, []).append("explorer")
     left_out = [f"{', '.join(kinds)}: {why}" for why, kinds in reasons.items()]
-    return Made(parts=parts, left_out=left_out, stopped=stopped)
+    return InspectionParts(parts=parts, left_out=left_out, stopped=stopped)
 
 
 @contextlib.contextmanager
-def counting(model: "torch.nn.Module", kind: str) -> Generator[None]:
+def count_layers(model: "torch.nn.Module", kind: str) -> Generator[None]:
     """Shows how many layers the images have gone through while a figure is made."""
     blocks = [one for block in getattr(model, "blocks", [model]) for one in (block, getattr(block, "mlp", None)) if one]
     passed = 0
@@ -335,8 +335,8 @@ def counting(model: "torch.nn.Module", kind: str) -> Generator[None]:
                 hook.remove()
 
 
-def write(
-    options: InspectOptions, looked: Looked, parts: "list[InspectionSection]", left_out: list[str], wanted: list[str]
+def write_page(
+    options: InspectOptions, looked: InspectionInput, parts: "list[InspectionSection]", left_out: list[str], wanted: list[str]
 ) -> Path:
     """The figures, the numbers and the page."""
     from vitrail.evaluation.result import Measure, Result
@@ -355,7 +355,7 @@ def write(
         explorer = build_explorer(given) if "explorer" in wanted and given.transformer else None
         progress("writing the page", 0, None)
         text = inspection_page(
-            f"Inside {name}", parts, lead=lead(looked), facts=facts(looked), explorer=explorer, left_out=left_out
+            f"Inside {name}", parts, lead=describe_input(looked), facts=describe_network(looked), explorer=explorer, left_out=left_out
         )
     write_file(out / PAGE, text.encode())
     Result(
@@ -379,14 +379,14 @@ def write(
     return out / PAGE
 
 
-def lead(looked: Looked) -> str:
+def describe_input(looked: InspectionInput) -> str:
     given = looked.given
     shown = f"{len(given.names)} image{'s' if len(given.names) != 1 else ''}" if given.names else "its weights alone"
     more = "" if given.count <= len(given.names) else f", and over {given.count} of {looked.data.get('name')} together"
     return f"What this network looks at and what it has learned, from {shown}{more}."
 
 
-def facts(looked: Looked) -> "list[Tile]":
+def describe_network(looked: InspectionInput) -> "list[Tile]":
     """The network in numbers."""
     from vitrail.report.sections import Tile
 

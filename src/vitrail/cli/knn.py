@@ -13,15 +13,15 @@ from vitrail.evaluation.result import Measure, format_interval, format_value, me
 NEIGHBOURS: Final = (1, 5, 10, 20, 50)
 
 
-def run(options: KnnOptions) -> int:
+def run_knn(options: KnnOptions) -> int:
     if not options.temperature > 0:
         raise ConfigError(f"--temperature {options.temperature:g} must be above 0")
     if options.neighbours and min(options.neighbours) < 1:
         raise ConfigError(f"-k {min(options.neighbours)} must be at least 1")
-    (task,) = frozen.tasks(options, [options.data], [options.test] if options.test else [])
-    with frozen.ready(options) as about:
-        part = frozen.frozen(options, about, task)
-        frozen.introduce(options, about, task, part)
+    (task,) = frozen.open_tasks(options, [options.data], [options.test] if options.test else [])
+    with frozen.prepare_network(options) as about:
+        part = frozen.extract_splits(options, about, task)
+        frozen.show_setup(options, about, task, part)
         numbers = list(dict.fromkeys(options.neighbours or [k for k in NEIGHBOURS if k <= len(part.train)]))
         if max(numbers) > len(part.train):
             raise ConfigError(f"-k {max(numbers)}: there are {len(part.train):,} images to be neighbours")
@@ -37,6 +37,6 @@ def run(options: KnnOptions) -> int:
         rows.append(row)
     print_table(["k", "weighted", "95% interval", "plain", "95% interval"], rows, left=0)
     config = {"k": numbers, "temperature": options.temperature, "similarity": "cosine"}
-    done = frozen.result("knn", options, about, task, part, measures, config=config, details={})
-    frozen.finish(options, [done], part.notes)
+    done = frozen.build_result("knn", options, about, task, part, measures, config=config, details={})
+    frozen.write_results(options, [done], part.notes)
     return 0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vitrail.predict.predictor import Predictor
 
 
-def new_names(
+def resolve_class_names(
     labels: str | None, renames: Sequence[str], names: Sequence[str] | None, num_classes: int
 ) -> tuple[str, ...] | None:
     """The class names that --labels and --rename ask for, given those there are; none where neither was given."""
@@ -25,14 +25,14 @@ def new_names(
         return tuple(names or ())
     if names is None:
         raise ConfigError(f"--rename {renames[0]}: these weights have no class names; name all classes with --labels")
-    return changed(names, read_renames(renames))
+    return _apply_renames(names, _parse_renames(renames))
 
 
-def renamed(asker: "Predictor[Any]", labels: str | None, renames: Sequence[str]) -> "Predictor[Any]":
+def rename_predictor(asker: "Predictor[Any]", labels: str | None, renames: Sequence[str]) -> "Predictor[Any]":
     """The predictor with the names that --labels and --rename ask for."""
     from vitrail.checkpoint.bundle import card_of
 
-    names = new_names(labels, renames, card_of(asker.network).labels, len(asker.labels))
+    names = resolve_class_names(labels, renames, card_of(asker.network).labels, len(asker.labels))
     return asker if names is None else asker.called(names)
 
 
@@ -48,18 +48,18 @@ def read_labels(text: str, num_classes: int) -> tuple[str, ...]:
     return names
 
 
-def read_renames(texts: Sequence[str]) -> dict[str, str]:
+def _parse_renames(texts: Sequence[str]) -> dict[str, str]:
     """{old: new} of all OLD=NEW and all files."""
     found: dict[str, str] = {}
     for text in texts:
-        pairs = [text.partition("=")[::2]] if "=" in text and not Path(text).exists() else read_pairs(Path(text))
+        pairs = [text.partition("=")[::2]] if "=" in text and not Path(text).exists() else _read_rename_file(Path(text))
         for old, new in pairs:
             if found.setdefault(old.strip(), new.strip()) != new.strip() or not old.strip() or not new.strip():
                 raise ConfigError(f"--rename {text}: {old.strip()!r} needs one new name; write OLD=NEW")
     return found
 
 
-def read_pairs(path: Path) -> list[tuple[str, str]]:
+def _read_rename_file(path: Path) -> list[tuple[str, str]]:
     try:
         rows = [row for row in csv.reader(read_text(path).splitlines()) if row]
     except (DataError, csv.Error) as error:
@@ -71,7 +71,7 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
     return [(row[0], row[1]) for row in rows]
 
 
-def changed(names: Sequence[str], changes: dict[str, str]) -> tuple[str, ...]:
+def _apply_renames(names: Sequence[str], changes: dict[str, str]) -> tuple[str, ...]:
     """The names with changes applied; an unknown old name or two classes of one name are refused."""
     for old in changes:
         if old not in names:

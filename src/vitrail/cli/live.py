@@ -24,19 +24,19 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def rate(lr: float) -> str:
+def format_rate(lr: float) -> str:
     return f"{lr:.2e}".replace("e-0", "e-").replace("e+00", "")
 
 
-def line(row: dict[str, Any]) -> str:
+def describe_row(row: dict[str, Any]) -> str:
     """A row of metrics as text."""
     if row["kind"] == "train":
         parts = [
             f"step {row['step']:,}/{row['steps']:,}",
             f"epoch {row['epoch']:.2f}",
             f"loss {row['loss']:.4f}",
-            *(f"{name} {value}" for name, value in tallies(row).items()),
-            f"lr {rate(row['lr'])}",
+            *(f"{name} {value}" for name, value in format_tallies(row).items()),
+            f"lr {format_rate(row['lr'])}",
             f"{row['images_per_s']:,.0f} img/s",
             *([f"MFU {row['mfu']:.0%}", f"{row['memory_gb']:.1f} GB"] if "memory_gb" in row else []),  # of a GPU
             f"left {duration(row['left_s'])}",
@@ -45,7 +45,7 @@ def line(row: dict[str, Any]) -> str:
     return describe_score(row)
 
 
-def tallies(row: dict[str, Any]) -> dict[str, str]:
+def format_tallies(row: dict[str, Any]) -> dict[str, str]:
     """What an objective counts next to its loss, by the names that people know."""
     return {
         title_of(known): f"{row[name]:.1%}" if known.share else f"{row[name]:.3f}"
@@ -54,7 +54,7 @@ def tallies(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def briefly(row: dict[str, Any]) -> str:
+def describe_briefly(row: dict[str, Any]) -> str:
     """The one number of a score that stays in sight."""
     if (first := headline(row)) is not None:
         name = row.get("measure", "") if first.is_accuracy else first.name
@@ -62,14 +62,14 @@ def briefly(row: dict[str, Any]) -> str:
     return f"{row['split']} loss {row['loss']:.4f}" if "loss" in row else f"{row['split']} rank {row['rank']:.1f}"
 
 
-class Plain:
+class PlainDisplay:
     """Lines on stdout; those of progress not too many."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.write, self.clock = write, clock
         self.last, self.spoke = -PLAIN_S, clock()
 
-    def __enter__(self) -> "Plain":
+    def __enter__(self) -> "PlainDisplay":
         return self
 
     def __exit__(self, *error: object) -> None: ...
@@ -88,7 +88,7 @@ class Plain:
             return
         if row["kind"] == "train":
             self.last = now
-        self.log(line(row))
+        self.log(describe_row(row))
 
     def advance(self, what: str, done: int, total: int | None) -> None:
         """Says so where nothing was said for a while: steps may be slow, and much comes between them."""
@@ -96,10 +96,10 @@ class Plain:
             self.log(amount(what, done, total))
 
 
-class Quiet:
+class QuietDisplay:
     """For the processes that nobody reads."""
 
-    def __enter__(self) -> "Quiet":
+    def __enter__(self) -> "QuietDisplay":
         return self
 
     def __exit__(self, *error: object) -> None: ...
@@ -108,7 +108,7 @@ class Quiet:
     def advance(self, what: str, done: int, total: int | None) -> None: ...
 
 
-class Panel:
+class TrainingPanel:
     """How far the run is, the latest numbers with their step, and what else is being done, redrawn in place; what is
     told scrolls past above it. A thread of rich's draws what the fields say, so that a step costs next to nothing."""
 
@@ -125,7 +125,7 @@ class Panel:
         self.first: tuple[int, float] | None = None  # a step, and when it was done
         self.live = Live(console=self.console, refresh_per_second=4, transient=True, get_renderable=self.drawn)
 
-    def __enter__(self) -> "Panel":
+    def __enter__(self) -> "TrainingPanel":
         self.live.start()
         return self
 
@@ -140,8 +140,8 @@ class Panel:
             self.row = row
             return
         if row["kind"] not in ("fewshot", "baseline"):
-            self.score = f"{briefly(row)} at step {row['step']:,}"
-        self.log(line(row))
+            self.score = f"{describe_briefly(row)} at step {row['step']:,}"
+        self.log(describe_row(row))
 
     def advance(self, what: str, done: int, total: int | None) -> None:
         if what != self.doing[0]:
@@ -210,8 +210,8 @@ class Panel:
             "at step": f"{row['step']:,}",
             "epoch": f"{row['epoch']:.2f}",
             "loss": f"{row['loss']:.4f}",
-            **tallies(row),
-            "lr": rate(row["lr"]),
+            **format_tallies(row),
+            "lr": format_rate(row["lr"]),
             "img/s": f"{row['images_per_s']:,.0f}",
             **({"MFU": f"{row['mfu']:.0%}", "memory": f"{row['memory_gb']:.1f} GB"} if "memory_gb" in row else {}),
         }
@@ -221,10 +221,10 @@ class Panel:
         return text
 
 
-def observer(rank: int) -> Plain | Panel | Quiet:
+def make_observer(rank: int) -> PlainDisplay | TrainingPanel | QuietDisplay:
     """The one that fits the output."""
     if rank:
-        return Quiet()
+        return QuietDisplay()
     if sys.stdout.isatty():
-        return Panel()
-    return Plain(lambda text: print(text, flush=True))
+        return TrainingPanel()
+    return PlainDisplay(lambda text: print(text, flush=True))

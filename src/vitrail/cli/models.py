@@ -10,20 +10,20 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import SLUGS, ZOO, list_models, model_config, resolve, slug
 
 
-def run(options: ModelsOptions) -> int:
+def run_models(options: ModelsOptions) -> int:
     if options.pin:
         return pin_weights(options.pin)
     if options.verify:
         return verify_weights(as_json=options.json)
     names = list_models(options.pattern)
     if not names:
-        raise no_match(options.pattern)
+        raise no_such_model(options.pattern)
     if options.json:
         for name in names:
-            print(json.dumps(record(name, options.classes)))
+            print(json.dumps(model_record(name, options.classes)))
         return 0
     for sizes in ((224, 384), (32, 64)):
-        rows = [row(name, sizes, options.classes) for name in names if sizes_of(name) == sizes]
+        rows = [model_row(name, sizes, options.classes) for name in names if table_sizes(name) == sizes]
         if rows:
             small, large = sizes
             heads = [f"tokens {small}", f"GMACs {small}", f"tokens {large}", f"GMACs {large}"]
@@ -65,40 +65,40 @@ def verify_weights(*, as_json: bool) -> int:
     return int(any(each.state == "changed" for each in found))
 
 
-def no_match(pattern: str) -> UnknownName:
+def no_such_model(pattern: str) -> UnknownName:
     return unknown("model", pattern, [*ZOO, *SLUGS])
 
 
-def sizes_of(name: str) -> tuple[int, int]:
+def table_sizes(name: str) -> tuple[int, int]:
     """The two image sizes of a network's row: the paper's, or small ones for networks made for small images."""
     return (32, 64) if ZOO[name].image == (32, 32) else (224, 384)
 
 
-def sized(name: str, size: int, classes: int) -> ModelConfig:
+def config_at(name: str, size: int, classes: int) -> ModelConfig:
     """The config at an image size, or at the next smaller one that the patch divides."""
     side = ZOO[name].size_step[0]
     return model_config(name, image_size=size - size % side, classes=classes)
 
 
-def row(name: str, sizes: tuple[int, int], classes: int) -> list[str]:
-    small, large = (sized(name, size, classes) for size in sizes)
+def model_row(name: str, sizes: tuple[int, int], classes: int) -> list[str]:
+    small, large = (config_at(name, size, classes) for size in sizes)
     return [
         name,
         slug(name),
         millions(small.parameters),
-        *(cell for config in (small, large) for cell in (tokens(config), giga(config.macs))),
+        *(cell for config in (small, large) for cell in (format_tokens(config), giga(config.macs))),
     ]
 
 
-def tokens(config: ModelConfig) -> str:
+def format_tokens(config: ModelConfig) -> str:
     """A convolutional network has no sequence."""
     return f"{config.tokens:,}" if config.tokens else "-"
 
 
-def record(name: str, classes: int) -> dict[str, object]:
+def model_record(name: str, classes: int) -> dict[str, object]:
     out: dict[str, object] = {"network": name, "name": slug(name)}
-    for size in sizes_of(name):
-        config = sized(name, size, classes)
+    for size in table_sizes(name):
+        config = config_at(name, size, classes)
         out[str(size)] = {
             "image": config.image,
             "parameters": config.parameters,

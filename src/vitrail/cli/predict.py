@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitrail.cli.labels import renamed
+from vitrail.cli.labels import rename_predictor
 from vitrail.cli.options.predict import PredictOptions
-from vitrail.cli.predict_output import Output, output
+from vitrail.cli.predict_output import PredictionWriter, make_writer
 from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.core.console import millions
 from vitrail.core.errors import BadImage, ConfigError, DataError
@@ -21,43 +21,43 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-    from vitrail.cli.predict_attention import Drawn
+    from vitrail.cli.predict_attention import AttentionImages
     from vitrail.cli.predict_files import PredictionFiles
-    from vitrail.cli.predict_pictures import Found, Listing
+    from vitrail.cli.predict_pictures import ImageFile, ImageListing
     from vitrail.predict.predictor import Predictor, View
 
 
-def run(options: PredictOptions) -> int:
-    from vitrail.cli.predict_pictures import listing, parted
-    from vitrail.cli.subject import alone
+def run_predict(options: PredictOptions) -> int:
+    from vitrail.cli.predict_pictures import list_images, split_words
+    from vitrail.cli.subject import single_process
 
     for name, value in (("--topk", options.topk), ("--batch", options.batch)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} {value} must be at least 1")
-    weights, words = parted(options.words) if options.weights is None else (options.weights, options.words)
-    found = listing(words, options.attention, options.out)
-    with alone(options.device) as device:
-        asker = ready(options, weights, device)
-        done = Session(
+    weights, words = split_words(options.words) if options.weights is None else (options.weights, options.words)
+    found = list_images(words, options.attention, options.out)
+    with single_process(options.device) as device:
+        asker = load_predictor(options, weights, device)
+        done = PredictSession(
             asker=asker,
-            out=output(asker, as_json=options.json, as_csv=options.csv),
+            out=make_writer(asker, as_json=options.json, as_csv=options.csv),
             topk=options.topk,
-            drawn=drawing(options.attention, asker),
-            files=writing(options.out, asker, found),
+            drawn=make_drawer(options.attention, asker),
+            files=make_files(options.out, asker, found),
         )
-        print(headline(weights, asker), file=sys.stderr)
+        print(describe_predictor(weights, asker), file=sys.stderr)
         for line in (*found.notes, *found.closed):
-            tell(line)
+            print_note(line)
         with on_interrupt("the answers so far are complete; start again with the images that are missing"):
-            through(done, found, options.workers)
+            predict_all(done, found, options.workers)
     if not done.seen:
         raise DataError("no names of images came from stdin")
     if done.failed:
-        tell(f"{done.failed:,} of {done.seen:,} images could not be read")
+        print_note(f"{done.failed:,} of {done.seen:,} images could not be read")
     return 1 if done.failed or found.closed else 0
 
 
-def ready(options: PredictOptions, weights: str, device: "torch.device") -> "Predictor[Any]":
+def load_predictor(options: PredictOptions, weights: str, device: "torch.device") -> "Predictor[Any]":
     """The network that was asked for, if it has classes to name."""
     from vitrail.predict.predictor import THRESHOLD, predictor
 
@@ -77,7 +77,7 @@ def ready(options: PredictOptions, weights: str, device: "torch.device") -> "Pre
             f"{weights} has no head, so it names no classes; give it one with `vitrail fit`, or fine-tune it"
         )
     check_task(options, asker, weights)
-    return renamed(asker, options.labels, options.rename)
+    return rename_predictor(asker, options.labels, options.rename)
 
 
 def check_task(options: PredictOptions, asker: "Predictor[Any]", weights: str) -> None:
@@ -100,7 +100,7 @@ def check_task(options: PredictOptions, asker: "Predictor[Any]", weights: str) -
         )
 
 
-def headline(weights: str, asker: "Predictor[Any]") -> str:
+def describe_predictor(weights: str, asker: "Predictor[Any]") -> str:
     """Which weights answer: "w.npz: ViT, 5.72M parameters, 224x224 px, 1,000 classes"."""
     from vitrail.checkpoint.bundled_weights import is_shipped
 
@@ -114,15 +114,15 @@ def headline(weights: str, asker: "Predictor[Any]") -> str:
     return f"{named}: {type(network).__name__}, {count} parameters, {format_size(image)} px, {classes}"
 
 
-def drawing(folder: Path | None, asker: "Predictor[Any]") -> "Drawn | None":
+def make_drawer(folder: Path | None, asker: "Predictor[Any]") -> "AttentionImages | None":
     if folder is None:
         return None
-    from vitrail.cli.predict_attention import Drawn
+    from vitrail.cli.predict_attention import AttentionImages
 
-    return Drawn(folder, asker)
+    return AttentionImages(folder, asker)
 
 
-def writing(folder: Path | None, asker: "Predictor[Any]", found: "Listing") -> "PredictionFiles | None":
+def make_files(folder: Path | None, asker: "Predictor[Any]", found: "ImageListing") -> "PredictionFiles | None":
     if folder is None:
         return None
     from vitrail.cli.predict_files import PredictionFiles
@@ -139,18 +139,18 @@ class PreparedImage(NamedTuple):
 
 
 @dataclass(kw_only=True, slots=True)
-class Session:
+class PredictSession:
     """What answers and where to, and the count so far."""
 
     asker: "Predictor[Any]"
-    out: Output
+    out: PredictionWriter
     topk: int | None
-    drawn: "Drawn | None"
+    drawn: "AttentionImages | None"
     files: "PredictionFiles | None"
     seen: int = 0
     failed: int = 0
 
-    def prepare(self, found: "Found") -> PreparedImage:
+    def prepare(self, found: "ImageFile") -> PreparedImage:
         """What the network is given, and what is drawn on where that was asked for."""
         if self.drawn is None and self.files is None:
             return PreparedImage(self.asker.view(found.path))
@@ -165,7 +165,7 @@ class Session:
             None if self.files is None else limit_size(image),
         )
 
-    def answer(self, batch: "Sequence[tuple[Found, PreparedImage | BadImage]]") -> None:
+    def answer(self, batch: "Sequence[tuple[ImageFile, PreparedImage | BadImage]]") -> None:
         """One call of the network, and a word on every image in its place."""
         import torch
 
@@ -178,7 +178,7 @@ class Session:
             if isinstance(thing, BadImage):
                 self.failed += 1
                 reason = str(thing).removeprefix(f"{found.path}: ")
-                tell(f"passed over {found.path}: {reason}")
+                print_note(f"passed over {found.path}: {reason}")
                 self.out.failed(found.path, reason)
                 continue
             prediction, made = next(answers), dict[str, str]()
@@ -192,7 +192,7 @@ class Session:
         return self.asker.interpret(self.asker.logits(pixels), [view.geometry for view in views], self.topk)
 
 
-def through(done: Session, found: "Listing", workers: int) -> None:
+def predict_all(done: PredictSession, found: "ImageListing", workers: int) -> None:
     """All images, some at a time; what is known of them is written before more are looked at."""
     from vitrail.predict.prefetch import default_threads, grouped, prepared
 
@@ -208,5 +208,5 @@ def through(done: Session, found: "Listing", workers: int) -> None:
                     progress("pictures", done.seen, found.total)
 
 
-def tell(line: str) -> None:
+def print_note(line: str) -> None:
     print(f"vitrail: {printable(line)}", file=sys.stderr)

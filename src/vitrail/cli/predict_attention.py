@@ -20,24 +20,24 @@ from vitrail.inspection.rollout import overlay, rollout
 from vitrail.predict.predictor import Predictor
 from vitrail.report.page import printable
 
-SHOWN: Final = (256, 768)  # pixels of the longer side, at least and at most
-LONGEST: Final = 200  # bytes of a name; file systems take 255
+VIEW_SIZES: Final = (256, 768)  # pixels of the longer side, at least and at most
+MAX_NAME: Final = 200  # bytes of a name; file systems take 255
 
 
-def seen(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+def crop_view(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     """The part of an image that the network sees, in the image's own aspect, in a size that one can look at."""
     box = (0.0, 0.0, float(image.width), float(image.height))
     if preprocessing.resize is not None:
         left, top, right, bottom = preprocessing.centre(image)
         box = (max(left, 0.0), max(top, 0.0), min(right, box[2]), min(bottom, box[3]))
     width, height = box[2] - box[0], box[3] - box[1]
-    least, most = SHOWN
+    least, most = VIEW_SIZES
     scale = min(max(least / max(width, height), 1.0), most / max(width, height))
     size = (max(round(width * scale), 1), max(round(height * scale), 1))
     return image.resize(size, Image.Resampling.BICUBIC, box)
 
 
-class Drawn:
+class AttentionImages:
     """The files in a folder. Names are flat, so that none leads out of it, and no two are the same."""
 
     def __init__(self, folder: Path, asker: Predictor[Any]) -> None:
@@ -50,7 +50,7 @@ class Drawn:
 
     def show(self, image: Image.Image) -> Image.Image:
         """The part of an upright image that the network sees, for a person."""
-        return seen(image, self.asker.preprocessing)
+        return crop_view(image, self.asker.preprocessing)
 
     def maps(self, batch: Tensor) -> Tensor:
         """Where the network looked: uint8 [N, 3, H, W] -> [N, rows, columns]."""
@@ -76,8 +76,8 @@ class Drawn:
         """animals/cat.jpg -> animals--cat.jpg.png, and the second one of that name animals--cat.jpg.2.png. The
         suffix is always added: a folder that is drawn into itself keeps its images."""
         name = printable(inside).replace(os.sep, "--").replace("/", "--") or "picture"
-        if len(os.fsencode(name)) > LONGEST:
-            short = os.fsdecode(os.fsencode(name)[: LONGEST - 20])
+        if len(os.fsencode(name)) > MAX_NAME:
+            short = os.fsdecode(os.fsencode(name)[: MAX_NAME - 20])
             name = f"{short}-{sha256(os.fsencode(name)).hexdigest()[:16]}"
         while True:
             self.times[name] += 1

@@ -9,22 +9,22 @@ from typing import Any, Final
 
 from PIL import Image
 
-from vitrail.cli.predict_pictures import Found
+from vitrail.cli.predict_pictures import ImageFile
 from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.errors import ConfigError
 from vitrail.tasks.task import Task
 
-SHOWN: Final = 1536  # pixels of the longer side of a drawing, at most
+MAX_DRAWING: Final = 1536  # pixels of the longer side of a drawing, at most
 OVERLAY: Final = ".overlay.png"
-LONGEST: Final = 200  # bytes of a name; file systems take 255
+MAX_NAME: Final = 200  # bytes of a name; file systems take 255
 
 
 def limit_size(image: Image.Image) -> Image.Image:
     """The image, or a smaller copy that is large enough to draw on: batches of photographs would fill the memory."""
-    if max(image.size) <= SHOWN:
+    if max(image.size) <= MAX_DRAWING:
         return image
     small = image.copy()
-    small.thumbnail((SHOWN, SHOWN), Image.Resampling.BICUBIC, reducing_gap=2.0)
+    small.thumbnail((MAX_DRAWING, MAX_DRAWING), Image.Resampling.BICUBIC, reducing_gap=2.0)
     return small
 
 
@@ -32,7 +32,7 @@ class PredictionFiles:
     """Files in a folder, called as the images are. None is written where images lie, so that none of them is replaced,
     and no two have the same name."""
 
-    def __init__(self, folder: Path, task: Task, images: Iterable[Found]) -> None:
+    def __init__(self, folder: Path, task: Task, images: Iterable[ImageFile]) -> None:
         if not task.has_files:
             raise ConfigError(f"--out {folder}: predictions of {task.name} are not files; --json writes them as text")
         if folder.exists() and not folder.is_dir():
@@ -47,7 +47,7 @@ class PredictionFiles:
         for target in targets:
             self._check_free(folder / target)
 
-    def write(self, found: Found, prediction: Any, image: Image.Image) -> dict[str, str]:
+    def write(self, found: ImageFile, prediction: Any, image: Image.Image) -> dict[str, str]:
         """Writes what the task makes of a prediction; the paths by what they are: "file", "overlay"."""
         content, drawing = self.task.file_of(prediction), self.task.draw(prediction, image)
         suffix = "" if content is None else content[0]
@@ -72,8 +72,8 @@ class PredictionFiles:
         """animals/cat.jpg -> animals/cat, and the second one of that name animals/cat.2."""
         above, name = os.path.split(inside)
         stem = os.path.splitext(name)[0]
-        if len(os.fsencode(stem)) > LONGEST:
-            short = os.fsencode(stem)[: LONGEST - 20].decode("utf-8", "ignore")
+        if len(os.fsencode(stem)) > MAX_NAME:
+            short = os.fsencode(stem)[: MAX_NAME - 20].decode("utf-8", "ignore")
             stem = f"{short}-{sha256(os.fsencode(stem)).hexdigest()[:16]}"
         again = 1
         while True:
@@ -84,7 +84,7 @@ class PredictionFiles:
                 return tried
             again += 1
 
-    def _occupy(self, found: Found) -> None:
+    def _occupy(self, found: ImageFile) -> None:
         if (place := identify(os.path.dirname(found.path) or os.curdir)) is not None:
             self.occupied.add(place)
 

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from vitrail.predict.predictor import Predictor
     from vitrail.tasks.task import Task, TaskPrediction
 
-BAR = 24  # signs of a full bar
+BAR_WIDTH = 24  # signs of a full bar
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-class Output(Protocol):
+class PredictionWriter(Protocol):
     """Takes one image at a time; `made` are the files that were written for it, by what they are."""
 
     def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None: ...
     def failed(self, path: str, reason: str) -> None: ...
 
 
-class Lines:
+class JsonWriter:
     """JSON Lines: an object for every image, in ASCII, so that any name can be written."""
 
     def __init__(self, file: TextIO) -> None:
@@ -40,7 +40,7 @@ class Lines:
         self.file.write(json.dumps(row) + "\n")
 
 
-class Table:
+class CsvWriter:
     """CSV: a row for every answer, and for an image that could not be read one with the reason."""
 
     def __init__(self, file: TextIO, task: "Task", *, multi_label: bool = False) -> None:
@@ -55,7 +55,7 @@ class Table:
         self.table.writerow([path, *("" for _ in self.columns), reason])
 
 
-class Plain:
+class LineWriter:
     """A line for every image."""
 
     def __init__(self, file: TextIO) -> None:
@@ -69,7 +69,7 @@ class Plain:
         """Said on stderr."""
 
 
-class Terminal:
+class TerminalWriter:
     """A block for every image, with bars where the task has some."""
 
     def __init__(self, file: TextIO, task: "Task") -> None:
@@ -84,13 +84,13 @@ class Terminal:
         bars = self.task.bars(prediction)
         if not bars:
             block.append(f"\n  {prediction}", style="not bold")
-        room = max(min(self.console.width - BAR - 12, 40), 8)
+        room = max(min(self.console.width - BAR_WIDTH - 12, 40), 8)
         wide = min(max((len(one.label) for one in bars), default=0), room)
         for one in bars:
             label, *more = wrap(printable(one.label), wide) or [""]
             strong = "bold" if one.chosen else "not bold"
             block.append(f"\n  {label:<{wide}}  ", style=strong)
-            block.append(f"{bar(one.share):<{BAR}}", style="not bold green" if one.chosen else "not bold dim")
+            block.append(f"{draw_bar(one.share):<{BAR_WIDTH}}", style="not bold green" if one.chosen else "not bold dim")
             block.append(f" {100 * one.share:5.1f} %", style="not bold")
             for line in more:
                 block.append(f"\n    {line}", style=strong)
@@ -100,19 +100,19 @@ class Terminal:
         """Said on stderr."""
 
 
-def output(asker: "Predictor[Any]", *, as_json: bool, as_csv: bool) -> Output:
+def make_writer(asker: "Predictor[Any]", *, as_json: bool, as_csv: bool) -> PredictionWriter:
     """To stdout, in which names that it cannot write are spelt out."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
     if as_json:
-        return Lines(sys.stdout)
+        return JsonWriter(sys.stdout)
     if as_csv:
-        return Table(sys.stdout, asker.task, multi_label=asker.multi_label)
-    return Terminal(sys.stdout, asker.task) if sys.stdout.isatty() else Plain(sys.stdout)
+        return CsvWriter(sys.stdout, asker.task, multi_label=asker.multi_label)
+    return TerminalWriter(sys.stdout, asker.task) if sys.stdout.isatty() else LineWriter(sys.stdout)
 
 
-def bar(share: float) -> str:
+def draw_bar(share: float) -> str:
     """As long as its share, to an eighth of a sign."""
-    whole, eighths = divmod(round(share * BAR * 8), 8)
+    whole, eighths = divmod(round(share * BAR_WIDTH * 8), 8)
     return "█" * whole + (EIGHTHS[eighths] if eighths else "")

@@ -24,14 +24,14 @@ PAUSE_S: Final = 0.2  # of whoever writes to our stdin, after which what has com
 CHUNK: Final = 1 << 16
 
 
-class Found(NamedTuple):
+class ImageFile(NamedTuple):
     """An image to look at, and what it is called below the folder that it was found in."""
 
     path: str
     inside: str
 
 
-def parted(words: Sequence[str]) -> tuple[str, list[str]]:
+def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     """Weights and images. The first word is weights unless it is an image, a folder without weights in it, or -;
     then the weights are those that come with the package."""
     first, rest = words[0], list(words[1:])
@@ -54,7 +54,7 @@ def is_weights(word: str) -> bool:
     if os.path.isdir(word):
         return any(os.path.isfile(os.path.join(word, name)) for name in FOLDER_FILES)
     if os.path.isfile(word):
-        return not has_picture(word)
+        return not is_image_file(word)
     if os.path.exists(word):
         raise ConfigError(f"{word} is a pipe or a device; name a regular file")
     if ":" in word:  # NAME:TAG
@@ -65,7 +65,7 @@ def is_weights(word: str) -> bool:
     )
 
 
-def has_picture(path: str) -> bool:
+def is_image_file(path: str) -> bool:
     """Whether a file begins as an image does, whatever it is called."""
     try:
         with open(path, "rb") as file:
@@ -76,7 +76,7 @@ def has_picture(path: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Listing:
+class ImageListing:
     """The images that words stand for, by name: a hundred thousand of them take some megabytes."""
 
     words: tuple[str, ...]
@@ -90,28 +90,28 @@ class Listing:
         """How many there are; not known where some come from stdin."""
         return None if STDIN in self.words else len(self.paths)
 
-    def known(self) -> Iterator[Found]:
+    def known(self) -> Iterator[ImageFile]:
         """All images but those that stdin will name."""
         return (found for at, word in enumerate(self.words) if word != STDIN for found in self.of(at))
 
-    def bursts(self) -> Iterator[Iterable[Found]]:
+    def bursts(self) -> Iterator[Iterable[ImageFile]]:
         """All images in order, in runs that come without a pause: those of stdin may be slow to come."""
         for at, word in enumerate(self.words):
             if word == STDIN:
-                yield from Lines().bursts()
+                yield from StdinNames().bursts()
             elif at == 0 or self.words[at - 1] == STDIN:
                 until = next((i for i in range(at, len(self.words)) if self.words[i] == STDIN), len(self.words))
                 yield (found for i in range(at, until) for found in self.of(i))
 
-    def of(self, at: int) -> Iterator[Found]:
+    def of(self, at: int) -> Iterator[ImageFile]:
         """The images of one word."""
         word = self.words[at]
         for index in range(self.starts[at], self.starts[at + 1]):
             path = self.paths[index]
-            yield Found(path, os.path.basename(path) if path == word else os.path.relpath(path, word))
+            yield ImageFile(path, os.path.basename(path) if path == word else os.path.relpath(path, word))
 
 
-def listing(words: Sequence[str], *written: Path | None) -> Listing:
+def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
     """Files as they are, folders with all below them, in order. Only names are looked at, now and once. Folders below
     that are `written` to are left out: what an earlier command put there was not meant."""
     if list(words).count(STDIN) > 1:
@@ -119,7 +119,7 @@ def listing(words: Sequence[str], *written: Path | None) -> Listing:
     paths, starts, notes, closed, left = list[str](), [0], list[str](), list[str](), list[str]()
     for word in words:
         if word != STDIN and os.path.isdir(word):
-            found, others, unread, shut = walked(word, *written)
+            found, others, unread, shut = walk_folder(word, *written)
             paths += found
             closed += shut
             left += unread
@@ -136,12 +136,12 @@ def listing(words: Sequence[str], *written: Path | None) -> Listing:
         if left and not closed:
             why = f" but {unread_files(left)}"
         raise DataError(f"{', '.join(words)}: no images there{why}")
-    return Listing(
+    return ImageListing(
         words=tuple(words), paths=Strings(paths), starts=tuple(starts), notes=tuple(notes), closed=tuple(closed)
     )
 
 
-def walked(root: str, *written: Path | None) -> tuple[list[str], int, list[str], list[str]]:
+def walk_folder(root: str, *written: Path | None) -> tuple[list[str], int, list[str], list[str]]:
     """The images below a folder at any depth, how many other files there are, image files of formats that are not
     read, and a line for each folder that could not be read. A folder that links lead to more than once, a loop above
     all, is entered once."""
@@ -177,7 +177,7 @@ def walked(root: str, *written: Path | None) -> tuple[list[str], int, list[str],
     return pictures, others, unread, closed
 
 
-class Lines:
+class StdinNames:
     """Names from stdin, one a line. Whoever writes them may wait for our answers, so what has come is handed on when
     no more comes for a moment."""
 
@@ -185,16 +185,16 @@ class Lines:
         self.names = self.read()
         self.ended = False
 
-    def bursts(self) -> Iterator[Iterable[Found]]:
+    def bursts(self) -> Iterator[Iterable[ImageFile]]:
         while not self.ended:
             yield self.burst()
 
-    def burst(self) -> Iterator[Found]:
+    def burst(self) -> Iterator[ImageFile]:
         for name in self.names:
             if name is None:
                 return
             if name:
-                yield Found(name, os.path.basename(name))
+                yield ImageFile(name, os.path.basename(name))
         self.ended = True
 
     def read(self) -> Iterator[str | None]:

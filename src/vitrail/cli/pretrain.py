@@ -5,9 +5,9 @@ from vitrail.cli.options.pretrain import PretrainOptions
 from vitrail.core.errors import ConfigError
 
 
-def run(options: PretrainOptions) -> int:
+def run_pretrain(options: PretrainOptions) -> int:
     if not options.recipe:
         if options.resume is not None:
-            return training.run(options, None)
+            return training.run_training(options, None)
         raise ConfigError("which recipe? `vitrail recipes` lists them")
-    return training.run(options, training.asked_by(options, "pretrain"))
+    return training.run_training(options, training.build_request(options, "pretrain"))

@@ -11,15 +11,15 @@ from vitrail.evaluation.metrics import TOP, score_predictions
 from vitrail.evaluation.result import Measure, format_interval, format_value, measure_share
 
 
-def run(options: ProbeOptions) -> int:
+def run_probe(options: ProbeOptions) -> int:
     if options.penalty is not None and not 0 < options.penalty < math.inf:
         raise ConfigError(f"--penalty {options.penalty:g} must be above 0 and finite")
     if options.iterations < 1:
         raise ConfigError(f"--iterations {options.iterations} must be at least 1")
-    (task,) = frozen.tasks(options, [options.data], [options.test] if options.test else [])
-    with frozen.ready(options) as about:
-        part = frozen.frozen(options, about, task)
-        frozen.introduce(options, about, task, part)
+    (task,) = frozen.open_tasks(options, [options.data], [options.test] if options.test else [])
+    with frozen.prepare_network(options) as about:
+        part = frozen.extract_splits(options, about, task)
+        frozen.show_setup(options, about, task, part)
     classes, tried = len(task.classes), dict[float, float]()
     penalty: float | None = options.penalty
     if penalty is None:
@@ -52,6 +52,6 @@ def run(options: ProbeOptions) -> int:
         "converged": made.converged,
     }
     config = {"penalty": penalty, "penalties": [] if options.penalty is not None else list(PENALTIES)}
-    done = frozen.result("probe", options, about, task, part, measures, config=config, details=details)
-    frozen.finish(options, [done], notes)
+    done = frozen.build_result("probe", options, about, task, part, measures, config=config, details=details)
+    frozen.write_results(options, [done], notes)
     return 0

@@ -8,22 +8,22 @@ from vitrail.core.console import print_table
 from vitrail.recipes.registry import Entry, find, recipes
 
 
-def run(options: RecipesOptions) -> int:
+def run_recipes(options: RecipesOptions) -> int:
     if options.name is None:
-        list_all()
+        list_recipes()
         return 0
-    show(find(options.name), options.set, as_json=options.json)
+    show_recipe(find(options.name), options.set, as_json=options.json)
     return 0
 
 
-def list_all() -> None:
+def list_recipes() -> None:
     for group in dict.fromkeys(entry.group for entry in recipes().values()):
         rows = [(name, entry.help) for name, entry in recipes().items() if entry.group == group]
         print_table(["recipe", "what it is"], rows, title=group, left=2)
     print("vitrail recipes NAME shows the settings of one; each can be changed with --set NAME=VALUE.")
 
 
-def show(entry: Entry, settings: Sequence[str], *, as_json: bool) -> None:
+def show_recipe(entry: Entry, settings: Sequence[str], *, as_json: bool) -> None:
     """The docstring and the flat config; what is not the default is marked."""
     from vitrail.core.config_overrides import flat, plain
     from vitrail.recipes.registry import recipe

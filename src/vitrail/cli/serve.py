@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.cli.labels import renamed
+from vitrail.cli.labels import rename_predictor
 from vitrail.cli.options.serve import TOKEN, ServeOptions
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vitrail.serve.settings import Settings
 
 
-def run(options: ServeOptions) -> int:
+def run_serve(options: ServeOptions) -> int:
     check_installed()
     from vitrail.serve.server import bound, is_loopback, run
     from vitrail.serve.service import Service, threads
@@ -30,7 +30,7 @@ def run(options: ServeOptions) -> int:
         local = is_loopback(listener)
         # An empty token is a mistake, not a choice.
         token = os.environ.get(TOKEN) if options.token is None else options.token
-        served = loaded(options, local, token)
+        served = load_served(options, local, token)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="vitrail: %(message)s")
         if not local and token is None:
             print(
@@ -54,7 +54,7 @@ def check_installed() -> None:
         raise ConfigError(f"serving needs {' and '.join(missing)}, not installed here: pip install 'vitrail[serve]'")
 
 
-def loaded(options: ServeOptions, local: bool, token: str | None) -> "Served":
+def load_served(options: ServeOptions, local: bool, token: str | None) -> "Served":
     """The network on its device, and the settings that were asked for."""
     import torch
 
@@ -65,9 +65,9 @@ def loaded(options: ServeOptions, local: bool, token: str | None) -> "Served":
     from vitrail.serve.settings import hosts_for
 
     weights = options.weights or DEFAULT
-    torch.set_num_threads(threads_for(options.threads, torch.get_num_threads()))
+    torch.set_num_threads(choose_threads(options.threads, torch.get_num_threads()))
     origins = tuple(origin.rstrip("/") for origin in options.origin)
-    known = settings_of(
+    known = make_settings(
         options,
         token,
         origins,
@@ -76,13 +76,13 @@ def loaded(options: ServeOptions, local: bool, token: str | None) -> "Served":
     )
     with reading(weights):
         found = predictor(weights, device=options.device, image_size=options.image_size)
-        found = renamed(found, options.labels, options.rename)
+        found = rename_predictor(found, options.labels, options.rename)
     if options.batch is None and found.device.type == "cuda":
-        known = settings_of(options, token, origins, known.hosts, 64)
+        known = make_settings(options, token, origins, known.hosts, 64)
     return Served(found, Path(weights).name or weights, known)
 
 
-def threads_for(asked: int | None, usual: int) -> int:
+def choose_threads(asked: int | None, usual: int) -> int:
     """A core is left for HTTP and decoding: a network that has them all is quicker alone, and slower among requests."""
     if asked is None:
         return max(min(usual, (os.cpu_count() or 1) - 1), 1)
@@ -91,7 +91,7 @@ def threads_for(asked: int | None, usual: int) -> int:
     return asked
 
 
-def settings_of(
+def make_settings(
     options: ServeOptions, token: str | None, origins: tuple[str, ...], hosts: tuple[str, ...], batch: int
 ) -> "Settings":
     from vitrail.serve.settings import Settings
@@ -109,12 +109,12 @@ def settings_of(
         read_s=options.read_timeout,
         drain_s=options.timeout,
         decoders=max(2, min(4, os.cpu_count() or 2)),
-        connections=connections(),
+        connections=max_connections(),
         access_log=options.access_log,
     )
 
 
-def connections() -> int:
+def max_connections() -> int:
     """As many as leave some descriptors over: a server without any could not even refuse."""
     try:
         import resource

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 
 
-def run(options: StudyOptions) -> int:
+def run_study(options: StudyOptions) -> int:
     if not options.name:
         if not options.list:
             raise ConfigError("which study? `vitrail study --list` lists them")
@@ -44,12 +44,12 @@ def run(options: StudyOptions) -> int:
         out=options.out or RUNS / f"study-{chosen.name}-{options.scale}",
         data=data,
         work={name: price.hours for name, price in costs.items() if price.hours},
-        go_on=again(options),
+        go_on=study_command(options),
         force=options.force,
     )
     if options.list:
         return list_cells(plan, costs, pace)
-    return started(plan, options)
+    return start_study(plan, options)
 
 
 def list_studies() -> int:
@@ -60,7 +60,7 @@ def list_studies() -> int:
     return 0
 
 
-def again(options: StudyOptions) -> str:
+def study_command(options: StudyOptions) -> str:
     """The command that goes on."""
     words = ["vitrail", "study", options.name, *([options.data] if options.data else []), "--scale", options.scale]
     words += [] if options.out is None else ["--out", str(options.out)]
@@ -81,7 +81,7 @@ def list_cells(plan: "Plan", costs: "dict[str, Price]", pace: "Pace") -> int:
     for cell in plan.cells:
         price = costs[cell.name]
         state = "finished" if cell.name in done else f"after {cell.after}" if cell.after else ""
-        numbers = [whole(price.pictures), whole(price.steps), str(cell.run.batch), amount(price.exaflops)]
+        numbers = [format_count(price.pictures), format_count(price.steps), str(cell.run.batch), format_amount(price.exaflops)]
         rows.append((cell.name, price.network, state, *numbers, "?" if price.hours is None else duration(price.hours)))
     heads = ("cell", "network", "state", "pictures", "steps", "batch", "exaFLOPs", "time")
     print_table(heads, rows, left=3, title=f"{plan.study.title} ({plan.study.anchor}), scale {plan.scale}")
@@ -89,7 +89,7 @@ def list_cells(plan: "Plan", costs: "dict[str, Price]", pace: "Pace") -> int:
     unknown = sum(price.hours is None for price in left)
     total = sum(price.exaflops or 0.0 for price in left), sum(price.hours or 0.0 for price in left)
     print(
-        f"{len(plan.cells)} cells, {len(done)} finished in {plan.out}; left: {amount(total[0])} exaFLOPs, about "
+        f"{len(plan.cells)} cells, {len(done)} finished in {plan.out}; left: {format_amount(total[0])} exaFLOPs, about "
         f"{duration(total[1])} on {pace.device}, one cell after the other"
         f"{f', and {unknown} cells whose pictures are not here' if unknown else ''}."
     )
@@ -97,16 +97,16 @@ def list_cells(plan: "Plan", costs: "dict[str, Price]", pace: "Pace") -> int:
     return 0
 
 
-def whole(value: int | None) -> str:
+def format_count(value: int | None) -> str:
     return "?" if value is None else f"{value:,}"
 
 
-def amount(value: float | None) -> str:
+def format_amount(value: float | None) -> str:
     return "?" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def started(plan: "Plan", options: StudyOptions) -> int:
-    from vitrail.cli.study_live import watcher
+def start_study(plan: "Plan", options: StudyOptions) -> int:
+    from vitrail.cli.study_live import make_watcher
     from vitrail.data.collection import open_collection
     from vitrail.studies.framework.run_study import go
     from vitrail.studies.framework.study_report import write
@@ -118,15 +118,15 @@ def started(plan: "Plan", options: StudyOptions) -> int:
     if plan.data:
         open_collection(plan.data)  # a name that is misspelt is said once, not by every cell
     try:
-        with watcher() as watching:
+        with make_watcher() as watching:
             report = go(plan, places=device_slots(options.device, options.jobs), watcher=watching, present=present)
     except KeyboardInterrupt:
         print(f"stopped at once; go on with: {plan.go_on}", file=sys.stderr, flush=True)
         os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
-    return show(plan, report)
+    return show_study(plan, report)
 
 
-def show(plan: "Plan", report: "GridReport") -> int:
+def show_study(plan: "Plan", report: "GridReport") -> int:
     """The table and the sentence, what failed, and where everything is."""
     from vitrail.core.console import print_table
     from vitrail.studies.framework.study_report import caution, found
@@ -138,7 +138,7 @@ def show(plan: "Plan", report: "GridReport") -> int:
             print(line)
         print(findings.sentence)
         print(findings.beside)
-    say_failed(report)
+    show_failed(report)
     if report.outcomes:
         files = {"table": "table.md", "figure": "figure.png", "page": "report.html"}  # no figure without matplotlib
         there = [f"{what}: {plan.out / name}" for what, name in files.items() if (plan.out / name).exists()]
@@ -149,7 +149,7 @@ def show(plan: "Plan", report: "GridReport") -> int:
     return 1 if report.of("failed", "left out") else 0
 
 
-def say_failed(report: "GridReport") -> None:
+def show_failed(report: "GridReport") -> None:
     """Cells that failed, those of one reason together."""
     reasons: dict[str, list[str]] = {}
     for outcome in report.outcomes:

@@ -3,13 +3,13 @@
 import sys
 from collections.abc import Callable
 
-from vitrail.cli.live import Plain, duration
+from vitrail.cli.live import PlainDisplay, duration
 from vitrail.core.console import make_console
 from vitrail.train.grid.plan import Cell, CellOutcome
 from vitrail.train.observer import NullObserver, Observer
 
 
-def scored(outcome: CellOutcome) -> str:
+def describe_cell(outcome: CellOutcome) -> str:
     """What came of a cell, in a few words."""
     if outcome.fault:
         return f"failed: {outcome.fault}"
@@ -17,13 +17,13 @@ def scored(outcome: CellOutcome) -> str:
     return ", ".join(f"{name} {outcome.values[name]:.2%}" for name in names) or "done"
 
 
-class Lines:
+class StudyLines:
     """Plain text: a line a start and a line an end, with how much time is left."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        self.write, self.left_s = Plain(write), float("nan")
+        self.write, self.left_s = PlainDisplay(write), float("nan")
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> "StudyLines":
         return self
 
     def __exit__(self, *error: object) -> None: ...
@@ -36,7 +36,7 @@ class Lines:
 
     def ended(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None:
         left = f", about {duration(self.left_s)} left" if self.left_s > 0 else ""
-        self.log(f"end   {cell.name}: {scored(outcome)}; {duration(seconds)}{left}")
+        self.log(f"end   {cell.name}: {describe_cell(outcome)}; {duration(seconds)}{left}")
 
     def progress(self, share: float, left_s: float) -> None:
         self.left_s = left_s
@@ -45,7 +45,7 @@ class Lines:
         return NullObserver()
 
 
-class Bar(Lines):
+class StudyBar(StudyLines):
     """The same lines above a bar of the whole study."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Bar(Lines):
         self.bar = Progress(*columns, console=console, transient=True)
         self.task = self.bar.add_task("", total=1.0, left="?")
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "StudyBar":
         self.bar.start()
         return self
 
@@ -68,6 +68,6 @@ class Bar(Lines):
         self.bar.update(self.task, completed=share, left=duration(left_s))
 
 
-def watcher() -> Lines:
+def make_watcher() -> StudyLines:
     """The one that fits the output."""
-    return Bar() if sys.stdout.isatty() else Lines(lambda text: print(text, flush=True))
+    return StudyBar() if sys.stdout.isatty() else StudyLines(lambda text: print(text, flush=True))

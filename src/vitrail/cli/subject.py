@@ -20,7 +20,7 @@ from vitrail.evaluation.scoring import Subject, iterate_batches, make_subject
 
 
 @contextlib.contextmanager
-def alone(device: str) -> Generator[torch.device]:
+def single_process(device: str) -> Generator[torch.device]:
     """The device of a command that is one process: several would do the same work and write the same files."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("this command is one process: start it without torchrun")
@@ -28,13 +28,13 @@ def alone(device: str) -> Generator[torch.device]:
         yield world.device
 
 
-def headline(name: str, facts: Mapping[str, Any], *about: str) -> str:
+def describe_weights(name: str, facts: Mapping[str, Any], *about: str) -> str:
     """The first line of what a command says: "w.npz: ViT, 5.72M parameters, 224x224 px, float32"."""
     size = f"{millions(facts['parameters'])} parameters"
     return f"{name}: {', '.join([facts['network'], size, *about])}"
 
 
-def subject(weights: str, device: torch.device, *, image_size: int | None) -> Subject:
+def load_subject(weights: str, device: torch.device, *, image_size: int | None) -> Subject:
     """The network that was asked for. A run's folder stands for its best weights, or its last."""
     with reading(weights):
         bundle = find_weights(weights)
@@ -42,7 +42,7 @@ def subject(weights: str, device: torch.device, *, image_size: int | None) -> Su
         return make_subject(weights, bundle, device, image_size=image_size)
 
 
-def batches(
+def load_batches(
     options: LoadingOptions, source: ImageDataset, preprocessing: Preprocessing | Views, device: torch.device
 ) -> Iterator[Batch]:
     """Every image once, prepared, as the options say."""

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vitrail.cli.labels import new_names
-from vitrail.cli.live import duration, observer
+from vitrail.cli.labels import resolve_class_names
+from vitrail.cli.live import duration, make_observer
 from vitrail.cli.options.groups import TrainingOptions
 from vitrail.cli.progress import bars
 from vitrail.core.console import print_table
@@ -47,7 +47,7 @@ from vitrail.train.run_folder.metric_rows import describe_numbers, headline
 from vitrail.train.scoring import TrainingResult
 
 
-def asked_by(options: TrainingOptions, verb: str, weights: str = "") -> Asked:
+def build_request(options: TrainingOptions, verb: str, weights: str = "") -> Asked:
     """What was typed. --epochs, --steps, --batch and --lr are settings like those of --set."""
     return Asked(
         verb=verb,
@@ -57,13 +57,13 @@ def asked_by(options: TrainingOptions, verb: str, weights: str = "") -> Asked:
         image_size=options.image_size,
         task=options.task,
         seed=options.seed,
-        settings=(*options.settings, *short_of(options)),
+        settings=(*options.settings, *short_options(options)),
         sweep=options.sweep,
         minutes=options.minutes,
     )
 
 
-def short_of(options: TrainingOptions) -> list[str]:
+def short_options(options: TrainingOptions) -> list[str]:
     """The options that are settings by themselves, as --set would give them; a contradiction is refused."""
     return short_settings(
         options.settings,
@@ -76,13 +76,13 @@ def short_of(options: TrainingOptions) -> list[str]:
     )
 
 
-def run(options: TrainingOptions, asked: Asked | None) -> int:
+def run_training(options: TrainingOptions, asked: Asked | None) -> int:
     """Everything after parsing; `asked` is none where the folder says it."""
     out = Path(options.resume) if options.resume else options.out
     if options.resume is not None and out is None:
         raise ConfigError("--resume wants a folder: --resume RUN, or --out RUN --resume")
     changes = (options.settings, options.data, options.image_size, options.seed is not None, options.sweep is not None)
-    changes = (*changes, options.labels, options.rename, options.minutes is not None, short_of(options))
+    changes = (*changes, options.labels, options.rename, options.minutes is not None, short_options(options))
     if asked is None and any(changes):
         raise ConfigError("--resume alone goes on as the folder says; give the whole command to change something")
     going_on = asked is None
@@ -94,14 +94,14 @@ def run(options: TrainingOptions, asked: Asked | None) -> int:
     if options.jobs != 1 and asked.sweep is None:
         raise ConfigError(f"--jobs {options.jobs} is for the points of a sweep; add --sweep, or leave it out")
     try:
-        status = started(options, asked, out, going_on)
-        return leave(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
+        status = start_run(options, asked, out, going_on)
+        return exit_now(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
     except KeyboardInterrupt:
         print("stopped at once", file=sys.stderr, flush=True)
         os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
 
 
-def leave(status: int) -> NoReturn:
+def exit_now(status: int) -> NoReturn:
     """The end of one of several processes. All is written and the group is left; what the interpreter would still take
     down are threads of the group that a mesh holds on to, and now and then that aborts a run that is done."""
     sys.stdout.flush()
@@ -109,21 +109,21 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def started(options: TrainingOptions, asked: Asked, out: Path | None, going_on: bool) -> int:
-    with joined(options.device) as world, observer(world.rank) as watching:
+def start_run(options: TrainingOptions, asked: Asked, out: Path | None, going_on: bool) -> int:
+    with joined(options.device) as world, make_observer(world.rank) as watching:
         if options.download and world.is_main:
-            fetch(asked.data or recipe(asked.recipe).data.source)
+            download_data(asked.data or recipe(asked.recipe).data.source)
         world.barrier()
-        asked = with_class_names(asked, options.labels, options.rename)
+        asked = add_class_names(asked, options.labels, options.rename)
         plan, budget = plan_run(asked, out, world, going_on=going_on)
         if options.dry_run:
             for text in plan.why:
                 watching.log(text)
-            return forecast(plan, asked, world)
+            return show_forecast(plan, asked, world)
         out = out or world.agree(free_folder(plan.run))
         try:
             places = () if options.jobs == 1 else device_slots(options.device, options.jobs)
-            return start(plan, asked, out, world, budget=budget, force=options.force, observer=watching, places=places)
+            return train_or_sweep(plan, asked, out, world, budget=budget, force=options.force, observer=watching, places=places)
         except KeyboardInterrupt:
             watching.log(
                 f"resume with: {resume_command(asked, out)}" if (out / COMMAND).exists() else "nothing was written yet"
@@ -131,24 +131,24 @@ def started(options: TrainingOptions, asked: Asked, out: Path | None, going_on: 
             raise
 
 
-def with_class_names(asked: Asked, labels: str | None, renames: Sequence[str]) -> Asked:
+def add_class_names(asked: Asked, labels: str | None, renames: Sequence[str]) -> Asked:
     """--labels and --rename as a setting, so that the run's folder has the names themselves."""
     if labels is None and not renames:
         return asked
     collection = open_collection(asked.data or recipe(asked.recipe).data.source)
-    names = new_names(labels, renames, collection.classes, len(collection.classes))
+    names = resolve_class_names(labels, renames, collection.classes, len(collection.classes))
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(names or ())
     return replace(asked, settings=(*asked.settings, f"data.names={line.getvalue()}"))
 
 
-def fetch(source: str) -> None:
+def download_data(source: str) -> None:
     """Downloads what is missing of a named set."""
     with bars(bytes_=True) as progress:
         open_collection(source, download=True, progress=progress)
 
 
-def forecast(plan: Planned, asked: Asked, world: World) -> int:
+def show_forecast(plan: Planned, asked: Asked, world: World) -> int:
     """What to expect of the run and, where one is asked for, of the sweep, which ends with a run on all images."""
     grid = None if asked.sweep is None else grid_of(asked, plan)
     runs = 1.0 if grid is None else relative_cost(plan.run, grid, world, with_changes)
@@ -165,7 +165,7 @@ def forecast(plan: Planned, asked: Asked, world: World) -> int:
     return 0
 
 
-def start(
+def train_or_sweep(
     plan: Planned,
     asked: Asked,
     out: Path,
@@ -210,28 +210,28 @@ def show_result(result: TrainingResult, asked: Asked, world: World) -> int:
     if result.state == "interrupted":
         print(f"stopped after step {result.step:,}, saved; go on with: {resume_command(asked, result.folder)}")
         return 0
-    for text in scores_of(result):
+    for text in describe_scores(result):
         print(text)
     print(f"weights: {result.weights}   report: {result.folder / 'report.html'}")
-    for line in next_steps(result, asked):
+    for line in suggest_next(result, asked):
         print(line)
     return 0
 
 
-def next_steps(result: TrainingResult, asked: Asked) -> list[str]:
+def suggest_next(result: TrainingResult, asked: Asked) -> list[str]:
     """Commands to type next, with the paths of this run."""
     run, data = shlex.quote(str(result.folder)), shlex.quote(asked.data or "DATA")
     if result.test is None and result.watch is None and asked.verb == "pretrain":
         return ["next:", f"  vitrail finetune {run} DATA", f"  vitrail inspect {run} {data}"]
     return [
         "next:",
-        f"  vitrail predict {run} {shlex.quote(first_image(asked.data) or 'IMAGE.jpg')}",
+        f"  vitrail predict {run} {shlex.quote(find_first_image(asked.data) or 'IMAGE.jpg')}",
         f"  vitrail evaluate {run} {data}",
         f"  vitrail serve {run}",
     ]
 
 
-def first_image(source: str) -> str:
+def find_first_image(source: str) -> str:
     """An image of a folder, or nothing."""
     from vitrail.data.readers.folder import is_picture
 
@@ -242,7 +242,7 @@ def first_image(source: str) -> str:
     return ""
 
 
-def scores_of(result: TrainingResult) -> list[str]:
+def describe_scores(result: TrainingResult) -> list[str]:
     """The scores of the weights that the run stands for, then those of the last ones where these are others."""
     found: list[str] = []
     watch, chose = result.watch, result.weights.name == BEST
@@ -253,14 +253,14 @@ def scores_of(result: TrainingResult) -> list[str]:
         beaten = result.baseline.get(split)
         beside = f"; without training (vitrail fit) {beaten['accuracy']:.2%}" if beaten else ""
         best = ", the best" if chose and row["step"] == result.best.step else ""
-        found.append(f"{split}: {outcome(row)}, step {row['step']:,}{best}{beside}")
+        found.append(f"{split}: {describe_outcome(row)}, step {row['step']:,}{best}{beside}")
     last = None if watch is None else headline(watch)
     if watch is not None and last is not None and chose and watch["step"] != result.best.step:
         found.append(f"last weights: {watch['split']} {last.text}: {result.folder / LAST}")
     return found
 
 
-def outcome(row: dict[str, Any]) -> str:
+def describe_outcome(row: dict[str, Any]) -> str:
     """A score in words; features without a classifier are scored by their neighbours, and by their rank."""
     rank = f"feature rank {row['rank']:.1f}" if "rank" in row else ""
     first = headline(row)

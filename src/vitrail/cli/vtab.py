@@ -9,10 +9,10 @@ from typing import Any
 
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import network
-from vitrail.cli.live import duration, observer
+from vitrail.cli.live import duration, make_observer
 from vitrail.cli.options.vtab import VtabOptions
 from vitrail.cli.progress import bars
-from vitrail.cli.training import leave
+from vitrail.cli.training import exit_now
 from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import DataError, TrainingError
@@ -30,8 +30,8 @@ from vitrail.train.grid.engine import device_slots
 from vitrail.train.metrics import measure_flops
 
 
-def run(options: VtabOptions) -> int:
-    tasks = tasks_of(options.tasks)
+def run_vtab(options: VtabOptions) -> int:
+    tasks = select_tasks(options.tasks)
     bundle = find_weights(options.weights)
     facts = describe_weights(options.weights, network(bundle))
     study = Study(
@@ -42,17 +42,17 @@ def run(options: VtabOptions) -> int:
         weights_hash=facts["hash"],
         image_size=options.image_size,
         settings=options.settings,
-        go_on=again(options),
+        go_on=vtab_command(options),
     )
     try:
-        status = started(study, facts, options)
-        return leave(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
+        status = start_vtab(study, facts, options)
+        return exit_now(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
     except KeyboardInterrupt:
         print(f"stopped at once; go on with: {study.go_on}", file=sys.stderr, flush=True)
         os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
 
 
-def tasks_of(named: Sequence[str]) -> tuple[str, ...]:
+def select_tasks(named: Sequence[str]) -> tuple[str, ...]:
     """Tasks by name and by group, in the paper's order."""
     wanted: set[str] = set()
     for name in named or GROUPS:
@@ -61,7 +61,7 @@ def tasks_of(named: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in TASKS if name in wanted)
 
 
-def again(options: VtabOptions) -> str:
+def vtab_command(options: VtabOptions) -> str:
     """The command that goes on."""
     words = ["vitrail", "vtab", options.weights]
     words += ["--tasks", *options.tasks] if options.tasks else []
@@ -75,45 +75,45 @@ def again(options: VtabOptions) -> str:
     return shlex.join(words)
 
 
-def started(study: Study, facts: dict[str, Any], options: VtabOptions) -> int:
+def start_vtab(study: Study, facts: dict[str, Any], options: VtabOptions) -> int:
     with joined(options.device) as world:
         if options.dry_run:
-            return forecast(study, world) if world.is_main else 0
+            return forecast_vtab(study, world) if world.is_main else 0
 
         def noted(outcome: Outcome) -> None:
             result(study, outcome, facts).write(study.out / "result.json")
             write_file(study.out / "report.html", html(study, outcome, options.weights).encode())
 
         if options.download and world.is_main:
-            fetch(study)
+            download_tasks(study)
         world.barrier()
         places = () if options.jobs == 1 else device_slots(options.device, options.jobs)
-        with observer(world.rank) as watching:
+        with make_observer(world.rank) as watching:
             outcome = go(study, world=world, observer=watching, noted=noted, places=places)
         if world.is_main:
             noted(outcome)
-            show(study, outcome)
-        ended(study, outcome)
+            show_vtab(study, outcome)
+        check_outcome(study, outcome)
     return 0
 
 
-def fetch(study: Study) -> None:
+def download_tasks(study: Study) -> None:
     """Downloads what is missing and may be had; what is not is said when its task comes."""
     with bars(bytes_=True) as progress:
         for name in study.tasks:
             pictures_of(study, TASKS[name], download=True, progress=progress)
 
 
-def show(study: Study, outcome: Outcome) -> None:
+def show_vtab(study: Study, outcome: Outcome) -> None:
     print_table(HEADS, rows(outcome), left=2, title="VTAB-1k: accuracy in per cent, next to the paper's Table 9")
-    say_missing(outcome, whole=False)
+    show_missing(outcome, whole=False)
     if other := changed(study):
         print(f"not the paper's recipe: {'; '.join(other)}")
     print("The thousand images are drawn as VTAB draws them, but are not the very same (docs/data-sets.md).")
     print(f"result: {study.out / 'result.json'}   page: {study.out / 'report.html'}")
 
 
-def say_missing(outcome: Outcome, *, whole: bool) -> None:
+def show_missing(outcome: Outcome, *, whole: bool) -> None:
     """What is passed over, a data set once: in a line, or with all that goes where."""
     told: dict[str, list[str]] = {}
     for name in outcome.of("missing"):
@@ -126,7 +126,7 @@ def say_missing(outcome: Outcome, *, whole: bool) -> None:
         print("where to get these and where to put them: the same command with --dry-run")
 
 
-def ended(study: Study, outcome: Outcome) -> None:
+def check_outcome(study: Study, outcome: Outcome) -> None:
     """Says how to go on; raises where there is something to complain of."""
     if outcome.stopped:
         print(f"stopped and saved; go on with: {study.go_on}")
@@ -142,7 +142,7 @@ def ended(study: Study, outcome: Outcome) -> None:
         )
 
 
-def forecast(study: Study, world: World) -> int:
+def forecast_vtab(study: Study, world: World) -> int:
     """Which sets are there, and what all of it takes; nothing is trained or kept."""
     done = so_far(study)
     lines: list[list[str]] = []
@@ -162,7 +162,7 @@ def forecast(study: Study, world: World) -> int:
         lines.append([task.title, task.group, state, way, str(task.classes), f"{task.sizes[2]:,}"])
     heads = ("task", "group", "pictures", "augmented by", "classes", "test")
     print_table(heads, lines, left=4, title="A dry run: nothing is trained or kept")
-    say_missing(outcome, whole=True)
+    show_missing(outcome, whole=True)
     run = study.base
     each = run.model.macs
     flops = training_flops(each, left * run.steps * run.batch) + 2 * each * test

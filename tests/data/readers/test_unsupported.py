@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitrail.cli.predict_pictures import listing
+from vitrail.cli.predict_pictures import list_images
 from vitrail.core.errors import DataError
 from vitrail.data.collection import open_collection
 from vitrail.data.decode import image as support
@@ -50,11 +50,11 @@ def test_a_folder_of_nothing_else_is_refused_with_the_remedy(names: list[str], t
 
 
 def test_predict_lists_them_too(tmp_path: Path) -> None:
-    found = listing([str(write(tmp_path / "some", "1.png", "2.heic", "3.dng", "x.txt"))])
+    found = list_images([str(write(tmp_path / "some", "1.png", "2.heic", "3.dng", "x.txt"))])
     assert len(found.paths) == 1
     assert any("2 image files" in note and "vitrail[heic]" in note for note in found.notes)
     with pytest.raises(DataError, match=r"vitrail\[heic\]"):
-        listing([str(write(tmp_path / "none", "2.heic"))])
+        list_images([str(write(tmp_path / "none", "2.heic"))])
 
 
 def test_with_the_library_heic_is_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
