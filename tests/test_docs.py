@@ -26,7 +26,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,8 @@ from vitrail.checkpoint.formats import huggingface
 from vitrail.checkpoint.formats.registry import FORMATS
 from vitrail.checkpoint.public import registry
 from vitrail.checkpoint.weights import bundle_of, fresh
-from vitrail.cli import models
-from vitrail.cli.app import COMMANDS, Parser, main
+from vitrail.cli import networks as models
+from vitrail.cli.app import COMMANDS, main, parser_of
 from vitrail.core.errors import ExportRefused, VitrailError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import skeleton
@@ -208,8 +207,7 @@ def test_every_command_is_one_that_there_is(page: Path) -> None:
         else:
             assert not words or words[0].startswith(("<", "-")), f"{id_of(page)}:{line}: {text}"
             continue
-        parser = Parser(prog=f"vitrail {name}", allow_abbrev=False)
-        import_module(COMMANDS[name].options).add_arguments(parser)
+        parser = parser_of(name)
         try:
             parser.parse_intermixed_args(words[len(name.split()) :])
         except VitrailError as error:

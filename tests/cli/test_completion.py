@@ -10,7 +10,7 @@ import pytest
 
 from vitrail.cli import completion
 from vitrail.cli.app import COMMANDS, main
-from vitrail.cli.completion import WANTED, completed, check_words
+from vitrail.cli.completion import WANTED, check_words, completed
 from vitrail.cli.completion_scripts import SCRIPTS
 from vitrail.models.zoo import SLUGS, ZOO
 from vitrail.recipes.registry import recipes

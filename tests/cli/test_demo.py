@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitrail.cli import demo
-from vitrail.cli.live import PlainDisplay
+from vitrail.cli.train import runs as demo
+from vitrail.cli.train.display import PlainDisplay
 
 
 def test_ends_with_lines_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import vitrail
-from vitrail.cli import doctor, doctor_machine, doctor_software
+from vitrail.cli import doctor
+from vitrail.cli import doctor_facts as doctor_machine
+from vitrail.cli import doctor_facts as doctor_software
 from vitrail.cli.app import main
-from vitrail.cli.doctor_findings import Finding, find_problems, matching_torchvision
-from vitrail.cli.doctor_probe import STAGES, has_kernels
-from vitrail.cli.doctor_software import EXTRAS, NEEDED, VARIABLES, anonymise, is_older
+from vitrail.cli.doctor import Finding, find_problems, matching_torchvision
+from vitrail.cli.doctor_facts import EXTRAS, NEEDED, STAGES, VARIABLES, anonymise, has_kernels, is_older
 
 ROOT = Path(__file__).parents[2]
 SOUND = {
@@ -105,7 +106,7 @@ def test_here_it_finds_what_is_installed() -> None:
 def test_the_command_itself_needs_no_library() -> None:
     code = "import sys; sys.modules.update(dict.fromkeys(['torch', 'numpy', 'rich', 'PIL', 'jinja2']))\n"
     code += "from vitrail.cli.app import parser_of; parser_of('doctor')\n"
-    code += "import vitrail.cli.doctor, vitrail.cli.doctor_probe"
+    code += "import vitrail.cli.doctor, vitrail.cli.doctor_facts"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
 
 

@@ -285,7 +285,7 @@ def test_real_labels_alone(imagenet: Path) -> None:
 
 
 def in_a_world(world: World, folder: str, words: list[str]) -> int:
-    from vitrail.cli import evaluate
+    from vitrail.cli.evaluate import evaluate
 
     os.chdir(folder)
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from vitrail.cli import finetune, inspect, training
 from vitrail.cli.app import COMMANDS, MEANT, main, parse_options
+from vitrail.cli.train import training
+from vitrail.cli.train import training as finetune
+from vitrail.cli.use import inspect
 from vitrail.core.errors import VitrailError
 
 Told = pytest.CaptureFixture[str]

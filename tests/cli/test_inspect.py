@@ -16,8 +16,8 @@ from PIL import Image
 from tests.models.tiny import HYBRID, RESNET, VIT, awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.weights import save
-from vitrail.cli import inspect
 from vitrail.cli.app import main
+from vitrail.cli.use import inspect
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection import figures, page
 from vitrail.inspection.registry import KINDS

@@ -127,7 +127,9 @@ def test_predict_serve_and_export_take_names(here: Path, capsys: pytest.CaptureF
     picture("red", 0).save("one.png")
     assert main(["predict", "weights.safetensors", "one.png", "--topk", "5", "--rename", "a=aardvark", *CPU]) == 0
     assert "aardvark" in capsys.readouterr().out
-    served = serve.load_served(parse_options("serve", ["weights.safetensors", "--rename", "a=aardvark", *CPU]), True, None)
+    served = serve.load_served(
+        parse_options("serve", ["weights.safetensors", "--rename", "a=aardvark", *CPU]), True, None
+    )
     assert served.about()["labels"][0] == "aardvark"
     assert (
         main(["export", "weights.safetensors", "--to", "timm", "--out", "t.safetensors", "--rename", "a=aardvark"]) == 0

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from vitrail.cli.live import TrainingPanel, PlainDisplay, describe_row
+from vitrail.cli.train.display import PlainDisplay, TrainingPanel, describe_row
 from vitrail.train.observer import STEP
 
 TRAIN = {

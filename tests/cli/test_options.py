@@ -1,7 +1,7 @@
 """The options of a command are one dataclass that says what its parser can give, and nobody passes a Namespace on."""
 
 import argparse
-import ast
+import inspect
 import re
 from dataclasses import MISSING, FrozenInstanceError, dataclass, fields
 from importlib import import_module
@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 
 import vitrail
-from vitrail.cli.app import COMMANDS, Command, build_options, parse_options, parser_of
+from vitrail.cli.app import COMMANDS, Command, build_options, options_module, parse_options, parser_of
 from vitrail.cli.options.grammar import NeededWord
 
 SOURCE = Path(vitrail.__file__).parent
@@ -24,7 +24,7 @@ def actions_of(name: str) -> list[argparse.Action]:
 
 
 def options_of(name: str) -> Any:
-    return import_module(COMMANDS[name].options).OPTIONS
+    return import_module(options_module(name)).OPTIONS
 
 
 def is_needed(action: argparse.Action) -> bool:
@@ -111,9 +111,8 @@ def test_a_field_without_option_and_an_option_without_field_are_refused() -> Non
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS.items())
 def test_a_command_runs_on_its_options(name: str, command: Command) -> None:
-    tree = ast.parse((SOURCE / "cli" / f"{command.module.rpartition('.')[2]}.py").read_text("utf-8"))
-    run = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run")
-    assert [ast.unparse(one.annotation or ast.Constant(None)) for one in run.args.args] == [options_of(name).__name__]
+    run = getattr(import_module(command.module), f"run_{name.rpartition(' ')[2]}")
+    assert next(iter(inspect.signature(run).parameters.values())).annotation is options_of(name)
 
 
 def test_only_the_parser_knows_of_a_namespace() -> None:

@@ -21,10 +21,11 @@ from tests.models.tiny import HYBRID, RESNET, VIT
 from tests.predict.pictures import CLASSES, drawn, folder_of, network, weights
 from vitrail.checkpoint.bundled_weights import DEFAULT, SHIPPED
 from vitrail.checkpoint.weights import save
-from vitrail.cli import predict_output, predict_pictures
 from vitrail.cli.app import main
-from vitrail.cli.predict_attention import AttentionImages, crop_view
-from vitrail.cli.predict_pictures import StdinNames, is_weights, list_images, split_words
+from vitrail.cli.use import predict_inputs as predict_pictures
+from vitrail.cli.use import predict_outputs as predict_output
+from vitrail.cli.use.predict_inputs import StdinNames, is_weights, list_images, split_words
+from vitrail.cli.use.predict_outputs import AttentionImages, crop_view
 from vitrail.core.errors import DataError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection import rollout
@@ -386,7 +387,7 @@ def test_an_interrupt_that_another_thread_takes_is_heard() -> None:
 import signal, sys, threading, time
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-from vitrail.cli.predict_pictures import Lines
+from vitrail.cli.use.predict_inputs import Lines
 try:
     for burst in Lines().bursts():
         print([found.path for found in burst], flush=True)

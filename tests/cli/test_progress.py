@@ -16,8 +16,8 @@ from tests.models.tiny import VIT, awake
 from vitrail.checkpoint.weights import save
 from vitrail.cli import progress
 from vitrail.cli.app import main
-from vitrail.cli.live import TrainingPanel
 from vitrail.cli.progress import PATIENCE_S, PLAIN_S, Bars, Lines, bars, on_interrupt, waiting
+from vitrail.cli.train.display import TrainingPanel
 from vitrail.core.console import guarded_streams
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.export import output as draft

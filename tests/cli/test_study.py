@@ -12,8 +12,8 @@ import pytest
 
 import vitrail
 from tests.studies.tiny_study import TINY, cells, quick
-from vitrail.cli import study as command
 from vitrail.cli.app import main
+from vitrail.cli.evaluate import study as command
 from vitrail.studies.framework.definition import Scale
 from vitrail.train.grid.plan import Cell, CellOutcome
 

@@ -3,7 +3,7 @@
 import pytest
 
 from vitrail.cli.app import main
-from vitrail.cli.trace import fold_blocks
+from vitrail.cli.networks import fold_blocks
 from vitrail.models.family import summed, walk
 from vitrail.models.zoo import ZOO, model_config
 

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 import vitrail
-from vitrail.cli import main, training
+from vitrail.cli import main
+from vitrail.cli.train import training
 from vitrail.data.collection import open_collection
 from vitrail.train import loop
 

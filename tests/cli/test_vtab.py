@@ -10,7 +10,7 @@ from tests.data.readers.named import writers
 from tests.studies.conftest import TINY
 from vitrail.checkpoint.weights import fresh, save
 from vitrail.cli.app import main
-from vitrail.cli.vtab import select_tasks
+from vitrail.cli.evaluate.evaluate import select_tasks
 from vitrail.data.datasets.vtab_tasks import TASKS
 from vitrail.evaluation.result import Result
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.data.pictures import encoded, noise
 from vitrail.cli.app import main
-from vitrail.cli.live import TrainingPanel
 from vitrail.cli.progress import Bars
+from vitrail.cli.train.display import TrainingPanel
 from vitrail.core.console import UNSAFE, Guarded, clean, clean_line, guarded_streams, make_console, print_table
 from vitrail.core.errors import VitrailError
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.cli import main, training
+from vitrail.cli import main
+from vitrail.cli.train import training
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import World
 from vitrail.models.build import build

@@ -13,7 +13,7 @@ import torch
 
 import vitrail
 from tests.train.tiny import MODEL, tiny_run
-from vitrail.cli.training import describe_scores
+from vitrail.cli.train.training import describe_scores
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.optim.config import Optim, Schedule

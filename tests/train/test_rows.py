@@ -8,8 +8,8 @@ import pytest
 
 from tests.train.gauge import GaugeTask, gauge_rows
 from vitrail.api import trained
-from vitrail.cli.live import describe_briefly, describe_row
-from vitrail.cli.training import describe_outcome
+from vitrail.cli.train.display import describe_briefly, describe_row
+from vitrail.cli.train.training import describe_outcome
 from vitrail.studies.framework.results import values_in
 from vitrail.tasks.registry import TASKS
 from vitrail.train.run_folder.describe_run import describe_run

@@ -32,12 +32,6 @@ class Command(NamedTuple):
     help: str
     module: str
 
-    @property
-    def options(self) -> str:
-        """The module that declares the options; it imports nothing heavy, so that help does not wait for torch."""
-        package, _, name = self.module.rpartition(".")
-        return f"{package}.options.{name}"
-
 
 class OptionsModule(Protocol):
     """What a module in `cli/options` offers; its docstring is the command's description."""
@@ -47,40 +41,38 @@ class OptionsModule(Protocol):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
 
-class CommandModule(Protocol):
-    """What the module of a command's work offers."""
-
-    def run(self, options: Any) -> int: ...
-
-
 COMMANDS = {
-    "demo": Command("Start here", "train a small ViT on digits, then at a higher resolution", "vitrail.cli.demo"),
+    "demo": Command("Start here", "train a small ViT on digits, then at a higher resolution", "vitrail.cli.train.runs"),
     "doctor": Command("Start here", "say what is here, what is missing, and what to fix", "vitrail.cli.doctor"),
-    "predict": Command("Use a model", "say what is on images, and show where it looked", "vitrail.cli.predict"),
-    "fit": Command("Use a model", "make a classifier of your images in seconds, no training", "vitrail.cli.fit"),
-    "embed": Command("Use a model", "write the features of a whole collection to a file", "vitrail.cli.embed"),
-    "inspect": Command("Use a model", "show where a network looks and what it has learned", "vitrail.cli.inspect"),
-    "finetune": Command("Train", "fine-tune weights on your images", "vitrail.cli.finetune"),
-    "pretrain": Command("Train", "train a network from scratch after a recipe", "vitrail.cli.pretrain"),
-    "recipes": Command("Train", "list the recipes, or show every setting of one", "vitrail.cli.recipes"),
-    "report": Command("Train", "tell what became of a run", "vitrail.cli.report"),
-    "replay": Command("Train", "run one step of a training again and show its images", "vitrail.cli.replay"),
-    "evaluate": Command("Evaluate", "score weights on labelled images", "vitrail.cli.evaluate"),
-    "fewshot": Command("Evaluate", "closed-form accuracy of frozen features from a few shots", "vitrail.cli.fewshot"),
-    "probe": Command("Evaluate", "logistic regression on frozen features", "vitrail.cli.probe"),
-    "knn": Command("Evaluate", "nearest neighbours among frozen features", "vitrail.cli.knn"),
-    "vtab": Command("Evaluate", "fine-tune weights on the 19 tasks of VTAB-1k", "vitrail.cli.vtab"),
-    "study": Command("Evaluate", "run one of the paper's studies: a grid, a table, a figure", "vitrail.cli.study"),
-    "compare": Command("Evaluate", "lay results side by side in one table", "vitrail.cli.compare"),
-    "models": Command("Look at networks", "list the networks by name, size and cost", "vitrail.cli.models"),
-    "trace": Command("Look at networks", "follow one image through a network, shape by shape", "vitrail.cli.trace"),
-    "cost": Command("Look at networks", "say what a network costs, and how fast it is here", "vitrail.cli.cost"),
+    "predict": Command("Use a model", "say what is on images, and show where it looked", "vitrail.cli.use.predict"),
+    "fit": Command("Use a model", "make a classifier of your images in seconds, no training", "vitrail.cli.use.fit"),
+    "embed": Command("Use a model", "write the features of a whole collection to a file", "vitrail.cli.use.fit"),
+    "inspect": Command("Use a model", "show where a network looks and what it has learned", "vitrail.cli.use.inspect"),
+    "finetune": Command("Train", "fine-tune weights on your images", "vitrail.cli.train.training"),
+    "pretrain": Command("Train", "train a network from scratch after a recipe", "vitrail.cli.train.training"),
+    "recipes": Command("Train", "list the recipes, or show every setting of one", "vitrail.cli.train.runs"),
+    "report": Command("Train", "tell what became of a run", "vitrail.cli.train.runs"),
+    "replay": Command("Train", "run one step of a training again and show its images", "vitrail.cli.train.runs"),
+    "evaluate": Command("Evaluate", "score weights on labelled images", "vitrail.cli.evaluate.evaluate"),
+    "fewshot": Command(
+        "Evaluate", "closed-form accuracy of frozen features from a few shots", "vitrail.cli.evaluate.frozen"
+    ),
+    "probe": Command("Evaluate", "logistic regression on frozen features", "vitrail.cli.evaluate.frozen"),
+    "knn": Command("Evaluate", "nearest neighbours among frozen features", "vitrail.cli.evaluate.frozen"),
+    "vtab": Command("Evaluate", "fine-tune weights on the 19 tasks of VTAB-1k", "vitrail.cli.evaluate.evaluate"),
+    "study": Command(
+        "Evaluate", "run one of the paper's studies: a grid, a table, a figure", "vitrail.cli.evaluate.study"
+    ),
+    "compare": Command("Evaluate", "lay results side by side in one table", "vitrail.cli.evaluate.study"),
+    "models": Command("Look at networks", "list the networks by name, size and cost", "vitrail.cli.networks"),
+    "trace": Command("Look at networks", "follow one image through a network, shape by shape", "vitrail.cli.networks"),
+    "cost": Command("Look at networks", "say what a network costs, and how fast it is here", "vitrail.cli.networks"),
     "data": Command("Look at data", "say what is in a set of images, and draw a contact sheet", "vitrail.cli.data"),
-    "data pack": Command("Look at data", "write a set as tar shards", "vitrail.cli.data_pack"),
-    "data dedup": Command("Look at data", "find images of test sets in a training set", "vitrail.cli.data_dedup"),
+    "data pack": Command("Look at data", "write a set as tar shards", "vitrail.cli.data"),
+    "data dedup": Command("Look at data", "find images of test sets in a training set", "vitrail.cli.data"),
     "serve": Command("Ship it", "serve a model over HTTP, with a page to try it", "vitrail.cli.serve"),
     "export": Command("Ship it", "write a network for other runtimes and libraries, checked", "vitrail.cli.export"),
-    "convert": Command("Ship it", "rewrite a weight file in another library's format", "vitrail.cli.convert"),
+    "convert": Command("Ship it", "rewrite a weight file in another library's format", "vitrail.cli.export"),
     "completion": Command("Your shell", "print a script that completes what you type", "vitrail.cli.completion"),
 }
 
@@ -236,7 +228,7 @@ def dispatch(argv: list[str]) -> int:
     if name not in COMMANDS:
         raise unknown_command(name)
     options = parse_options(name, argv[at + 1 :])
-    return cast(CommandModule, import_module(COMMANDS[name].module)).run(options)
+    return getattr(import_module(COMMANDS[name].module), f"run_{name.rpartition(' ')[2]}")(options)
 
 
 def unknown_command(name: str) -> VitrailError:
@@ -252,7 +244,12 @@ def parse_options(name: str, words: Sequence[str]) -> Any:
     """What was typed behind a command, as the dataclass of its options."""
     values = vars(parser_of(name).parse_intermixed_args(words))  # vitrail predict W --topk 1 a.jpg
     check_numbers(values)
-    return build_options(cast(OptionsModule, import_module(COMMANDS[name].options)).OPTIONS, values)
+    return build_options(cast(OptionsModule, import_module(options_module(name))).OPTIONS, values)
+
+
+def options_module(name: str) -> str:
+    """The module that declares the options; it imports nothing heavy, so that help does not wait for torch."""
+    return f"vitrail.cli.options.{name.replace(' ', '_')}"
 
 
 def build_options(kind: type[T], values: Mapping[str, object]) -> T:
@@ -267,7 +264,7 @@ def build_options(kind: type[T], values: Mapping[str, object]) -> T:
 
 def parser_of(name: str) -> Parser:
     """The parser of a command, without the modules that do its work."""
-    module = import_module(COMMANDS[name].options)
+    module = import_module(options_module(name))
     parser = Parser(
         prog=f"vitrail {name}",
         description=module.__doc__,

@@ -1,18 +1,34 @@
-"""What `vitrail data` does."""
+"""What `vitrail data` does.
+
+What `vitrail data pack` does.
+
+What `vitrail data dedup` does.
+"""
 
 import json
+import os
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from vitrail.cli.options.data import DataOptions
-from vitrail.cli.progress import bars
+from vitrail.cli.options.data_dedup import DedupOptions
+from vitrail.cli.options.data_pack import PackOptions
+from vitrail.cli.progress import bars, on_interrupt
 from vitrail.core.console import print_table
-from vitrail.core.errors import DataError
+from vitrail.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+
     from vitrail.data.collection import Collection
+    from vitrail.data.dataset import ImageDataset
+    from vitrail.data.dedup.match import Embed
     from vitrail.data.tools.overview import SplitSummary
+
 
 SHOWN: Final = 20  # unreadable files that are listed
 NAMED: Final = 12  # classes that are
@@ -23,7 +39,7 @@ SOFTWARE: Final = "vitrail contact sheet"  # how a sheet of ours is known again
 def run_data(options: DataOptions) -> int:
     if options.source is None:
         return list_data_sets(options.json)
-    from vitrail.cli.opening import open_data
+    from vitrail.cli.inputs import open_data
     from vitrail.data.tools.overview import SAMPLE, summarise
 
     collection = open_data(options.source, download=options.download)
@@ -44,7 +60,11 @@ def run_data(options: DataOptions) -> int:
     else:
         show_summaries(collection, summaries)
     if options.sheet or not (options.json or options.no_sheet):
-        target = Path(options.sheet) if options.sheet else Path(f"contact-sheet-{sheet_name(collection, options.source)}.png")
+        target = (
+            Path(options.sheet)
+            if options.sheet
+            else Path(f"contact-sheet-{sheet_name(collection, options.source)}.png")
+        )
         said = write_sheet(collection, target)
         if not options.json:
             print(said)
@@ -241,3 +261,127 @@ def locate_files(name: str) -> str:
     entry = find_set(name)
     here = next((place for place in places(entry, folder_of(entry), True) if any(place.iterdir())), None)
     return str(here) if here is not None else FETCHED if entry.fetchable else BY_HAND
+
+
+def run_pack(options: PackOptions) -> int:
+    from vitrail.cli.inputs import open_data
+    from vitrail.data.tools.pack import pack
+
+    collection = open_data(options.source, download=options.download)
+    for note in collection.notes:
+        print(f"note: {note}", file=sys.stderr)
+    kept = f"the shards that are complete stay in {options.out}; the same command resumes"
+    with bars() as bar, on_interrupt(kept):
+        report = pack(
+            collection.splits,
+            options.out,
+            shard_size=options.shard_size,
+            max_side=options.max_side,
+            quality=options.quality,
+            workers=options.workers,
+            strict=options.strict,
+            progress=lambda done, total: bar("packing", done, total),
+        )
+    for split, count in report.splits.items():
+        print(f"{split}: {count:,} images")
+    kept = f" ({report.kept} of them from before)" if report.kept else ""
+    shards = f"{report.shards} {'shard' if report.shards == 1 else 'shards'}{kept}"
+    print(f"{shards}, {format_size(report.bytes)}, in {report.out}")
+    if report.reencoded:
+        print(f"{report.reencoded:,} images made smaller")
+    if report.unreadable:
+        print(f"{report.unreadable:,} left out, for they cannot be read: {report.out / 'unreadable.jsonl'}")
+    return 0
+
+
+def run_dedup(options: DedupOptions) -> int:
+    from vitrail.data.dedup.deduplicate import Job, find
+    from vitrail.data.dedup.match import Method
+    from vitrail.data.dedup.pairs_page import write_page
+    from vitrail.data.dedup.record import COLUMNS
+    from vitrail.data.tools.overview import cores
+
+    if not (options.against or options.within):
+        raise ConfigError("nothing to compare with; name test sets behind --against, or ask for --within")
+    called, train = open_split(options.train, ("train",), options.download)
+    tests: dict[str, ImageDataset] = {}
+    for text in options.against:
+        name, source = open_split(text, ("test", "val"), options.download)
+        name = text if name in tests else name  # two folders of one name are told apart by their paths
+        if name in tests:
+            raise ConfigError(f"--against names {name} twice")
+        tests[name] = source
+    rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    workers = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if options.workers is None else options.workers
+    embedding = identify_weights(options.embed) if options.embed else ""
+    with bars() as bar, on_interrupt(f"what was read is kept in {options.out}; the same command resumes"):
+        job = Job(
+            train=train,
+            tests=tests,
+            out=Path(options.out),
+            called=called,
+            method=Method(near=not options.exact, cosine=options.cosine, embedding=embedding),
+            embed=make_embedder(options.embed) if options.embed else None,
+            within=options.within,
+            workers=workers if workers > 1 else 0,  # one process is this one
+            rank=rank,
+            world=world,
+            progress=bar,
+        )
+        outcome = find(job)
+    if rank == 0:
+        write_page(job, outcome, job.out / "pairs.html")
+        print_table(COLUMNS, outcome.record.rows(), left=2)
+        said = f"{outcome.record.dropped:,} of {outcome.record.pictures:,} images of {called} are to be left out"
+        print(f"{said}: {job.out / 'drop.json'}; the pairs: {job.out / 'pairs.html'}")
+        if outcome.record.dropped:
+            print(f"To train without them: --set data.without={job.out / 'drop.json'}")
+            print(f"To score without them: vitrail evaluate ... --without {job.out / 'drop.json'}")
+    return 0
+
+
+def identify_weights(weights: str) -> str:
+    """What names the embeddings of a weight file: another file, another name."""
+    from hashlib import file_digest
+
+    try:
+        with open(weights, "rb") as file:
+            return f"{Path(weights).name} {file_digest(file, 'sha256').hexdigest()[:12]}"
+    except OSError as error:
+        raise DataError(f"{weights}: {error.strerror}; --embed takes a file of weights") from None
+
+
+def make_embedder(weights: str) -> "Embed":
+    """From images to what a network makes of them before its classifier, on an accelerator where there is one."""
+    import torch
+
+    from vitrail.checkpoint.import_weights import read_bundle
+    from vitrail.checkpoint.weights import network
+    from vitrail.distributed.process_group import find_device
+
+    bundle = read_bundle(weights)
+    device = find_device("auto")
+    model, preprocessing = network(bundle).to(device), bundle.card.preprocessing
+
+    def embed(pictures: "list[Image]") -> "NDArray[np.float32]":
+        pixels = torch.stack([preprocessing.pixels(picture) for picture in pictures]).to(device)
+        with torch.inference_mode():
+            tokens = model.forward_features(preprocessing.normalise(pixels))
+            return model.forward_head(tokens, pre_logits=True).float().cpu().numpy()
+
+    return embed
+
+
+def open_split(text: str, splits: tuple[str, ...], download: bool) -> "tuple[str, ImageDataset]":
+    """The split that a text names, else the first of the usual ones, else the only one."""
+    from vitrail.cli.inputs import open_data
+
+    collection = open_data(text, download=download)
+    there = collection.splits
+    name = next((split for split in splits if split in there), None)
+    if name is None and len(there) > 1:
+        raise DataError(
+            f"{text} has no {' or '.join(splits)}; say which split: {', '.join(f'{text}@{s}' for s in there)}"
+        )
+    name = next(iter(there)) if name is None or len(there) == 1 else name
+    return f"{collection.title}@{name}", there[name]

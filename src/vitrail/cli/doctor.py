@@ -1,16 +1,181 @@
-"""What `vitrail doctor` does."""
+"""What `vitrail doctor` does.
 
+What is wrong with what `vitrail doctor` found, what is odd, and what to do about either.
+"""
+
+import difflib
 import json
 import platform
+import re
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import vitrail
-from vitrail.cli.doctor_findings import Finding, find_problems
-from vitrail.cli.doctor_machine import measure_caches, query_driver, read_memory, read_processor, find_runs_folder, free_shared_memory
-from vitrail.cli.doctor_software import NEEDED, anonymise, check_extras, run_probe, read_variables, installed_version
+from vitrail.cli.doctor_facts import (
+    NEEDED,
+    VARIABLES,
+    anonymise,
+    check_extras,
+    find_runs_folder,
+    free_shared_memory,
+    installed_version,
+    is_older,
+    measure_caches,
+    query_driver,
+    read_memory,
+    read_processor,
+    read_variables,
+    run_probe,
+)
 from vitrail.cli.options.doctor import DoctorOptions
+
+Facts = dict[str, Any]
+LITTLE_DISK: Final = 2_000_000_000
+LITTLE_SHARED: Final = 256_000_000
+PYTHON: Final = ("3.11", "3.14")  # from, and up to but without
+AGAIN: Final = "install vitrail again, or clone it again"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """A fault keeps vitrail from working; anything else is a note."""
+
+    what: str
+    remedy: str
+    fault: bool = False
+
+
+def find_problems(facts: Facts) -> list[Finding]:
+    """Faults first."""
+    found = [
+        *find_broken(facts),
+        *find_mismatched(facts),
+        *find_hidden_devices(facts),
+        *find_untested(facts),
+        *find_full_places(facts),
+        *find_unknown_variables(facts),
+    ]
+    return sorted(found, key=lambda finding: not finding.fault)
+
+
+def find_broken(facts: Facts) -> Iterator[Finding]:
+    """Libraries that vitrail cannot do without, and its own files."""
+    libraries = facts["libraries"]
+    for name, about in libraries.items():
+        wanted = f"pip install '{name}>={NEEDED[name]}'"
+        if about["version"] is None and "error" in about:
+            yield Finding(what=f"{name} is not installed", remedy=wanted, fault=True)
+        elif "error" in about:
+            remedy = f"pip install --force-reinstall '{name}>={NEEDED[name]}'"
+            yield Finding(what=f"{name} {about['version']} cannot be used: {about['error']}", remedy=remedy, fault=True)
+        elif about["version"] and is_older(about["version"], NEEDED[name]):
+            what = f"{name} {about['version']} is too old: {NEEDED[name]} is the first that vitrail works with"
+            yield Finding(what=what, remedy=wanted, fault=True)
+    if lacks := libraries["pillow"].get("lacks"):
+        what = f"this Pillow reads no {', '.join(lacks)}"
+        yield Finding(what=what, remedy="pip install --force-reinstall pillow", fault=True)
+    weights = facts["weights"]
+    if weights is not None and "error" in weights and "error" not in libraries["torch"]:
+        yield Finding(what=f"the weights that come along: {weights['error']}", remedy=AGAIN, fault=True)
+    version = facts["python"]["version"]
+    if is_older(version, PYTHON[0]) or not is_older(version, PYTHON[1]):
+        what = f"Python {version} is not one that vitrail is tested with ({PYTHON[0]} and later, before {PYTHON[1]})"
+        yield Finding(what=what, remedy="make a virtual environment with one of those")
+    mine = facts["vitrail"]
+    if mine["installed"] not in (None, mine["version"]):
+        what = f"vitrail {mine['version']} is run, but {mine['installed']} is what pip has installed"
+        yield Finding(
+            what=what, remedy="see PYTHONPATH and the folder above; pip install -e . in the clone that you mean"
+        )
+
+
+def find_mismatched(facts: Facts) -> Iterator[Finding]:
+    """A torch and a torchvision that were not built for each other."""
+    torch, vision = (facts["libraries"][name]["version"] for name in ("torch", "torchvision"))
+    if torch is None or vision is None:
+        return
+    partner = matching_torchvision(torch)
+    if partner is not None and not re.match(rf"{re.escape(partner)}(\.|$)", vision):
+        what = f"torchvision {vision} does not belong to torch {torch}, whose is {partner}"
+        base = torch.partition("+")[0]
+        yield Finding(what=what, remedy=f"pip install 'torch=={base}' 'torchvision=={partner}.*'")
+        return
+    builds = [version.partition("+")[2] for version in (torch, vision)]
+    if all(builds) and builds[0] != builds[1]:
+        what = f"torch is built for {builds[0]} and torchvision for {builds[1]}"
+        yield Finding(what=what, remedy="install both from the same index, in one command")
+
+
+def matching_torchvision(torch: str) -> str | None:
+    """The torchvision that goes with a torch: 0.15 with 2.0, 0.25 with 2.10. Nothing is known of a torch 3."""
+    found = re.match(r"2\.(\d+)", torch)
+    return f"0.{int(found[1]) + 15}" if found else None
+
+
+def find_hidden_devices(facts: Facts) -> Iterator[Finding]:
+    """GPUs that are there and cannot be used."""
+    seen = (facts["devices"] or {}).get("seen", [])
+    torch = facts["libraries"]["torch"]
+    for gpu in seen:
+        if not gpu["kernels"]:
+            what = f"this torch has no kernels for {gpu['name']} (capability {gpu['capability']})"
+            yield Finding(what=what, remedy="install a torch built for it, or give --device cpu")
+    if seen or not facts["driver"] or "error" in torch:
+        return
+    name = facts["driver"][0]["name"]
+    if torch.get("cuda") is None:
+        remedy = "install a torch that is built for CUDA, if it is to be used"
+        yield Finding(what=f"{name} is there, but this torch is built for CPUs", remedy=remedy)
+    elif "CUDA_VISIBLE_DEVICES" in facts["environment"]:
+        what = f"{name} is hidden by CUDA_VISIBLE_DEVICES={facts['environment']['CUDA_VISIBLE_DEVICES']}"
+        yield Finding(what=what, remedy="unset CUDA_VISIBLE_DEVICES, if it is to be used")
+    else:
+        what = f"{name} is there with driver {facts['driver'][0]['driver']}, but torch cannot use it"
+        yield Finding(what=what, remedy=f"install a driver for CUDA {torch['cuda']}, or a torch for an older CUDA")
+
+
+def find_untested(facts: Facts) -> Iterator[Finding]:
+    """Systems and devices that vitrail is written for and has never been run on."""
+    if facts["platform"].startswith("Windows"):
+        yield Finding(what="vitrail has not been tested on Windows", remedy="where something fails, use WSL")
+    if (facts["devices"] or {}).get("mps"):
+        remedy = "compare with --device cpu; where an operator is missing, set PYTORCH_ENABLE_MPS_FALLBACK=1"
+        yield Finding(what="vitrail has not been tested on Apple's GPUs (mps)", remedy=remedy)
+
+
+def find_full_places(facts: Facts) -> Iterator[Finding]:
+    cache, made, shared = facts["cache"], facts["runs"], facts["shared_memory"]
+    if "error" in cache:
+        yield Finding(what=cache["error"], remedy="set VITRAIL_CACHE to a folder that can be written to")
+    elif not cache["writable"]:
+        what = f"the cache {cache['folder']} cannot be written to, so that nothing is kept and nothing downloaded"
+        yield Finding(what=what, remedy="set VITRAIL_CACHE to a folder that can be")
+    if not made["writable"]:
+        what = f"{made['folder']} cannot be written to, where runs go by default"
+        yield Finding(what=what, remedy="change to another folder, or give --out")
+    elif made["free"] is not None and made["free"] < LITTLE_DISK:
+        what = f"{made['folder']} has {made['free'] / 1e9:.1f} GB left, where runs go by default"
+        yield Finding(what=what, remedy="make room, or give --out on another disk")
+    if shared is not None and shared < LITTLE_SHARED:
+        what = f"/dev/shm has {shared / 1e6:.0f} MB left, which loader processes pass images through"
+        yield Finding(what=what, remedy="give a container more (docker run --shm-size 1g), or the commands --workers 0")
+
+
+def find_unknown_variables(facts: Facts) -> Iterator[Finding]:
+    set_ = facts["environment"]
+    for name in set_:
+        if name not in VARIABLES:
+            near = difflib.get_close_matches(name, [known for known in VARIABLES if known.startswith("VITRAIL_")], n=1)
+            meant = f"rename it to {near[0]}, if you meant that" if near else "unset it"
+            yield Finding(what=f"nothing reads {name}", remedy=meant)
+    threads, cores = set_.get("OMP_NUM_THREADS", ""), facts["processor"]["usable"]
+    if threads.isdecimal() and int(threads) > cores:
+        what = f"OMP_NUM_THREADS={threads} asks for more threads than the {cores} cores there are"
+        yield Finding(what=what, remedy="unset it, or set it to the number of cores")
+
 
 Facts = dict[str, Any]
 

@@ -1,9 +1,13 @@
-"""What `vitrail export` does."""
+"""What `vitrail export` does.
+
+What `vitrail convert` does.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.labels import resolve_class_names
+from vitrail.cli.inputs import resolve_class_names
+from vitrail.cli.options.convert import ConvertOptions
 from vitrail.cli.options.export import ExportOptions
 from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.core.console import print_table
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
 
     from vitrail.checkpoint.bundle import Bundle
     from vitrail.export import Pictures, Written
+
 
 ENDINGS = {
     "onnx": ".onnx",
@@ -106,7 +111,7 @@ def open_images(
     """The images of DATA: the test split is scored, int8 finds its ranges in the training split."""
     if options.data is None:
         return None
-    from vitrail.cli.opening import open_data
+    from vitrail.cli.inputs import open_data
     from vitrail.evaluation.scoring import choose_split, choose_workers
     from vitrail.export import Pictures
     from vitrail.tasks.registry import find_task
@@ -168,3 +173,34 @@ def show_scores(done: "Written") -> None:
         print(f"note: unreadable: {line}")
     if len(scores.unread) > NAMED:
         print(f"note: and {len(scores.unread) - NAMED:,} more that cannot be read")
+
+
+def run_convert(options: ConvertOptions) -> int:
+    import torch
+
+    from vitrail.checkpoint.convert import Conversion, convert
+
+    given = {"heads": options.heads, "position": options.position, "image": options.image_size}
+    facts = {name: value for name, value in given.items() if value is not None}
+    dtype = None if options.type is None else getattr(torch, options.type)
+    name = lambda bundle: resolve_class_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)  # noqa: E731
+    done: Conversion = convert(
+        options.source, options.target, options.to, dtype=dtype, unofficial=options.unofficial, name=name, **facts
+    )
+    seal = done.certificate
+    print(f"{done.source} -> {done.target} ({done.format}), {done.config.parameters:,} parameters")
+    if done.inferred is not None:
+        print(done.inferred)
+    if done.sidecar is not None:
+        print(
+            f"{done.format} cannot hold {', '.join(done.unheld)}: written to {done.sidecar}, keep it with the weights"
+        )
+    print(f"read back: {seal.identical} of {seal.tensors} tensors identical")
+    if seal.peer is None:
+        print(f"parity: {seal.why_not}")
+    else:
+        rows = [[row.place, f"{row.absolute:.2e}", f"{row.relative:.2e}"] for row in seal.rows]
+        print_table(
+            ["place", "largest difference", "relative"], rows, title=f"against {seal.peer}, one seeded batch of 2"
+        )
+    return 0 if seal.identical == seal.tensors else 1

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.cli.labels import rename_predictor
+from vitrail.cli.inputs import rename_predictor
 from vitrail.cli.options.serve import TOKEN, ServeOptions
 from vitrail.core.console import millions
 from vitrail.core.errors import ConfigError

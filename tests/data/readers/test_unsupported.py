@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from vitrail.cli.predict_pictures import list_images
+from vitrail.cli.use.predict_inputs import list_images
 from vitrail.core.errors import DataError
 from vitrail.data.collection import open_collection
 from vitrail.data.decode import image as support

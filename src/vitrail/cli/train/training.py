@@ -1,4 +1,9 @@
-"""What `pretrain` and `finetune` have in common: their options, and how a run is started and resumed."""
+"""What `pretrain` and `finetune` have in common: their options, and how a run is started and resumed.
+
+What `vitrail pretrain` does.
+
+What `vitrail finetune` does.
+"""
 
 import csv
 import io
@@ -10,10 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vitrail.cli.labels import resolve_class_names
-from vitrail.cli.live import duration, make_observer
+from vitrail.cli.inputs import resolve_class_names
+from vitrail.cli.options.finetune import FinetuneOptions
 from vitrail.cli.options.groups import TrainingOptions
+from vitrail.cli.options.pretrain import PretrainOptions
 from vitrail.cli.progress import bars
+from vitrail.cli.train.display import duration, make_observer
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
@@ -123,7 +130,9 @@ def start_run(options: TrainingOptions, asked: Asked, out: Path | None, going_on
         out = out or world.agree(free_folder(plan.run))
         try:
             places = () if options.jobs == 1 else device_slots(options.device, options.jobs)
-            return train_or_sweep(plan, asked, out, world, budget=budget, force=options.force, observer=watching, places=places)
+            return train_or_sweep(
+                plan, asked, out, world, budget=budget, force=options.force, observer=watching, places=places
+            )
         except KeyboardInterrupt:
             watching.log(
                 f"resume with: {resume_command(asked, out)}" if (out / COMMAND).exists() else "nothing was written yet"
@@ -282,3 +291,33 @@ def show_search(found: SweepResult, asked: Asked, out: Path, world: World) -> in
         print(f"stopped; go on with: {resume_command(asked, out)}")
         return 0
     return show_result(found.final, asked, world)
+
+
+def run_pretrain(options: PretrainOptions) -> int:
+    if not options.recipe:
+        if options.resume is not None:
+            return run_training(options, None)
+        raise ConfigError("which recipe? `vitrail recipes` lists them")
+    return run_training(options, build_request(options, "pretrain"))
+
+
+def run_finetune(options: FinetuneOptions) -> int:
+    options = merge_weight_words(options)
+    if not options.weights:
+        if options.resume is not None:
+            return run_training(options, None)
+        raise ConfigError("which weights? vitrail finetune WEIGHTS DATA: a file, a folder, a run, or NAME:TAG")
+    if not options.data and not options.recipe:
+        raise ConfigError(
+            "which images? vitrail finetune WEIGHTS DATA: a folder with one subfolder per class, or another source"
+        )
+    return run_training(options, build_request(options, "finetune", options.weights))
+
+
+def merge_weight_words(options: FinetuneOptions) -> FinetuneOptions:
+    """WEIGHTS DATA, or --from WEIGHTS and DATA in either form."""
+    if not options.start:
+        return options
+    if options.weights and options.data:
+        raise ConfigError(f"--from {options.start} and {options.weights} both name weights; leave one out")
+    return replace(options, weights=options.start, data=options.data or options.weights)

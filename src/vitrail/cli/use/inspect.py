@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.labels import read_labels
+from vitrail.cli.inputs import read_labels
 from vitrail.cli.options.inspect import InspectOptions
 from vitrail.cli.progress import bars
 from vitrail.core.atomic_files import check_writable, write_file
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from vitrail.inspection.page import InspectionSection
     from vitrail.report.sections import Tile
 
+
 SHOWN = 4  # images of a set that are shown where none are named
 NAMED = 3  # unreadable images that are named
 PAGE, RESULT, FIGURES = "report.html", "inspect.json", "figures"
 
 
 def run_inspect(options: InspectOptions) -> int:
-    from vitrail.cli.subject import single_process, load_subject
+    from vitrail.cli.inputs import load_subject, single_process
     from vitrail.report.figure_style import toolkit
 
     toolkit()  # before anything that takes time
@@ -162,7 +163,7 @@ def open_samples(options: InspectOptions, data: str) -> "tuple[str, ImageDataset
     found before anything is measured: every number says of how many images it is."""
     import numpy as np
 
-    from vitrail.cli.opening import open_data
+    from vitrail.cli.inputs import open_data
     from vitrail.data.dataset import Subset
     from vitrail.evaluation.frozen.features import is_readable
     from vitrail.evaluation.scoring import choose_split
@@ -183,7 +184,7 @@ def open_samples(options: InspectOptions, data: str) -> "tuple[str, ImageDataset
 
 def iter_batches(options: InspectOptions, about: "Subject", source: "ImageDataset") -> "Iterator[torch.Tensor]":
     """Prepared images of the set, those that can be read. Attention of all heads is large, so batches are small."""
-    from vitrail.cli.subject import load_batches
+    from vitrail.cli.inputs import load_batches
     from vitrail.inspection.context import choose_portion
 
     size = options.batch or (min(16, choose_portion(about.network)) if about.network.config.tokens else 16)
@@ -221,7 +222,9 @@ def pick_samples(source: "ImageDataset", about: "Subject") -> "list[tuple[str, t
     return [(Path(source.name(at)).name, *both) for at, both in found.items()]
 
 
-def find_class_names(options: InspectOptions, about: "Subject", source: "ImageDataset | None") -> tuple[str, ...] | None:
+def find_class_names(
+    options: InspectOptions, about: "Subject", source: "ImageDataset | None"
+) -> tuple[str, ...] | None:
     """What the classes are called: by a file, by the weights, or by the set where it has as many."""
     from vitrail.tasks.classification.metrics import is_numeric
 
@@ -336,7 +339,11 @@ def count_layers(model: "torch.nn.Module", kind: str) -> Generator[None]:
 
 
 def write_page(
-    options: InspectOptions, looked: InspectionInput, parts: "list[InspectionSection]", left_out: list[str], wanted: list[str]
+    options: InspectOptions,
+    looked: InspectionInput,
+    parts: "list[InspectionSection]",
+    left_out: list[str],
+    wanted: list[str],
 ) -> Path:
     """The figures, the numbers and the page."""
     from vitrail.evaluation.result import Measure, Result
@@ -355,7 +362,12 @@ def write_page(
         explorer = build_explorer(given) if "explorer" in wanted and given.transformer else None
         progress("writing the page", 0, None)
         text = inspection_page(
-            f"Inside {name}", parts, lead=describe_input(looked), facts=describe_network(looked), explorer=explorer, left_out=left_out
+            f"Inside {name}",
+            parts,
+            lead=describe_input(looked),
+            facts=describe_network(looked),
+            explorer=explorer,
+            left_out=left_out,
         )
     write_file(out / PAGE, text.encode())
     Result(

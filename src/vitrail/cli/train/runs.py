@@ -1,29 +1,127 @@
-"""What `vitrail demo` does."""
+"""What `vitrail recipes` does.
+
+What `vitrail report` does.
+
+What `vitrail replay` does.
+
+What `vitrail demo` does.
+"""
 
 import io
+import json
+import math
 import os
 import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
+from PIL import Image
 
-from vitrail.cli.live import TrainingPanel, PlainDisplay, QuietDisplay, duration, make_observer
 from vitrail.cli.options.demo import DemoOptions
+from vitrail.cli.options.recipes import RecipesOptions
+from vitrail.cli.options.replay import ReplayOptions
+from vitrail.cli.options.report import ReportOptions
+from vitrail.cli.progress import waiting
+from vitrail.cli.train.display import PlainDisplay, QuietDisplay, TrainingPanel, duration, make_observer
 from vitrail.core.atomic_files import write_file
+from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import joined
 from vitrail.recipes.launch import record_command
+from vitrail.recipes.registry import Entry, find, recipes
 from vitrail.recipes.run_request import Asked, planned
+from vitrail.report.contact_sheet import mosaic
+from vitrail.tasks.registry import task_of
+from vitrail.train.data import open_splits
+from vitrail.train.dry_run import Replay, replay
 from vitrail.train.loop import train
 from vitrail.train.observer import Observer
+from vitrail.train.resume import read_run
+from vitrail.train.run_folder.describe_run import describe_run
 from vitrail.train.run_folder.files import is_done
 from vitrail.train.scoring import TrainingResult
+
+
+def run_recipes(options: RecipesOptions) -> int:
+    if options.name is None:
+        list_recipes()
+        return 0
+    show_recipe(find(options.name), options.set, as_json=options.json)
+    return 0
+
+
+def list_recipes() -> None:
+    for group in dict.fromkeys(entry.group for entry in recipes().values()):
+        rows = [(name, entry.help) for name, entry in recipes().items() if entry.group == group]
+        print_table(["recipe", "what it is"], rows, title=group, left=2)
+    print("vitrail recipes NAME shows the settings of one; each can be changed with --set NAME=VALUE.")
+
+
+def show_recipe(entry: Entry, settings: Sequence[str], *, as_json: bool) -> None:
+    """The docstring and the flat config; what is not the default is marked."""
+    from vitrail.core.config_overrides import flat, plain
+    from vitrail.recipes.registry import recipe
+    from vitrail.recipes.run_overrides import with_changes
+
+    chosen = with_changes(recipe(entry.name), settings)
+    if as_json:
+        print(json.dumps(plain(chosen), indent=2))
+        return
+    print(f"{entry.name}: {entry.text}\n")
+    rows = [(line.name, line.text, "" if line.default else "*") for line in flat(chosen)]
+    print_table(["setting", "value", ""], rows, left=3)
+    print("* not the default. Any of these can be changed with --set NAME=VALUE.")
+
+
+def run_report(options: ReportOptions) -> int:
+    print(describe_run(options.run))
+    return 0
+
+
+MAX_ROWS = 20
+MAX_TILES = 64
+
+
+def run_replay(options: ReplayOptions) -> int:
+    config = read_run(options.run)
+    with joined(options.device) as world, waiting(f"running step {options.step} again"):
+        splits = open_splits(config.data, task_of(config.objective))
+        found = replay(config, splits, options.run, options.step, world)
+    show_replay(found)
+    path = options.run / f"replay-{options.step}.png"
+    draw_batch(found).save(path)
+    print(f"The batch as the network saw it: {path}")
+    return 0
+
+
+def show_replay(found: Replay) -> None:
+    weights = "the weights of the start" if found.weights_step < 0 else f"the weights of step {found.weights_step:,}"
+    state = "finite" if found.finite else "NOT finite"
+    print(f"Step {found.step:,} with {weights}: loss {found.loss:.4g}, gradient norm {found.norm:.4g}, {state}")
+    bad = sum(not math.isfinite(one.loss) for one in found.seen)
+    print(f"{len(found.seen):,} images, {bad:,} of them with a loss that is not finite by itself. Worst first:")
+    if any(one.label for one in found.seen):
+        rows = [(one.name, one.label, f"{one.loss:.4g}") for one in found.seen[:MAX_ROWS]]
+        print_table(("picture", "label", "loss"), rows, left=2)
+    else:
+        print_table(("picture", "loss"), [(one.name, f"{one.loss:.4g}") for one in found.seen[:MAX_ROWS]])
+
+
+def draw_batch(found: Replay) -> Image.Image:
+    return mosaic(
+        f"Step {found.step:,}",
+        f"loss {found.loss:.4g}, gradient norm {found.norm:.4g}; worst first",
+        [one.pixels for one in found.seen[:MAX_TILES]],
+        footer=f"{min(len(found.seen), MAX_TILES)} of {len(found.seen)} images, augmented and mixed",
+    )
+
 
 MIN_ACCURACY: Final = 0.95
 MAX_SCORES: Final = 5  # of a run that are shown; its report has them all

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitrail.cli.labels import rename_predictor
+from vitrail.cli.inputs import rename_predictor
 from vitrail.cli.options.predict import PredictOptions
-from vitrail.cli.predict_output import PredictionWriter, make_writer
 from vitrail.cli.progress import bars, on_interrupt, reading
+from vitrail.cli.use.predict_outputs import PredictionWriter, make_writer
 from vitrail.core.console import millions
 from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.core.text import format_size
@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
-    from vitrail.cli.predict_attention import AttentionImages
-    from vitrail.cli.predict_files import PredictionFiles
-    from vitrail.cli.predict_pictures import ImageFile, ImageListing
+    from vitrail.cli.use.predict_inputs import ImageFile, ImageListing
+    from vitrail.cli.use.predict_outputs import AttentionImages, PredictionFiles
     from vitrail.predict.predictor import Predictor, View
 
 
 def run_predict(options: PredictOptions) -> int:
-    from vitrail.cli.predict_pictures import list_images, split_words
-    from vitrail.cli.subject import single_process
+    from vitrail.cli.inputs import single_process
+    from vitrail.cli.use.predict_inputs import list_images, split_words
 
     for name, value in (("--topk", options.topk), ("--batch", options.batch)):
         if value is not None and value < 1:
@@ -117,7 +116,7 @@ def describe_predictor(weights: str, asker: "Predictor[Any]") -> str:
 def make_drawer(folder: Path | None, asker: "Predictor[Any]") -> "AttentionImages | None":
     if folder is None:
         return None
-    from vitrail.cli.predict_attention import AttentionImages
+    from vitrail.cli.use.predict_outputs import AttentionImages
 
     return AttentionImages(folder, asker)
 
@@ -125,7 +124,7 @@ def make_drawer(folder: Path | None, asker: "Predictor[Any]") -> "AttentionImage
 def make_files(folder: Path | None, asker: "Predictor[Any]", found: "ImageListing") -> "PredictionFiles | None":
     if folder is None:
         return None
-    from vitrail.cli.predict_files import PredictionFiles
+    from vitrail.cli.use.predict_outputs import PredictionFiles
 
     return PredictionFiles(folder, asker.task, found.known())
 
@@ -154,7 +153,7 @@ class PredictSession:
         """What the network is given, and what is drawn on where that was asked for."""
         if self.drawn is None and self.files is None:
             return PreparedImage(self.asker.view(found.path))
-        from vitrail.cli.predict_files import limit_size
+        from vitrail.cli.use.predict_outputs import limit_size
         from vitrail.data.decode.image import upright_rgb
         from vitrail.predict.image_input import image_from
 

@@ -1,25 +1,166 @@
-"""What `vitrail cost` does."""
+"""What `vitrail models` does.
 
+What `vitrail trace` does.
+
+What `vitrail cost` does.
+"""
+
+import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.cli.options.cost import CostOptions
+from vitrail.cli.options.models import ModelsOptions
+from vitrail.cli.options.trace import TraceOptions
 from vitrail.cli.progress import bars
 from vitrail.core.atomic_files import check_writable
 from vitrail.core.console import giga, millions, print_table
-from vitrail.core.errors import ConfigError, UnknownName
+from vitrail.core.errors import ConfigError, UnknownName, unknown
 from vitrail.core.paper_tables import JFT_CLASSES, JFT_IMAGES, jft_epochs, printed_exaflops
 from vitrail.core.text import Pair, format_size
 from vitrail.evaluation.result import Measure, Result, describe_weights
 from vitrail.evaluation.speed import count_paper_macs, tpuv3_core_days, training_flops
-from vitrail.models.family import ModelConfig, to_dict
-from vitrail.models.zoo import SLUGS, ZOO, adapted, resolve, slug
+from vitrail.models.family import ModelConfig, Step, summed, to_dict, walk
+from vitrail.models.zoo import SLUGS, ZOO, adapted, list_models, model_config, resolve, slug
 from vitrail.optim.config import Optim
 from vitrail.recipes.launch import RUNS
 from vitrail.studies.paper.inference_speed import Measured, measured, random_weights, sizes_for
 from vitrail.train import metrics as memory
+
+
+def run_models(options: ModelsOptions) -> int:
+    if options.pin:
+        return pin_weights(options.pin)
+    if options.verify:
+        return verify_weights(as_json=options.json)
+    names = list_models(options.pattern)
+    if not names:
+        raise no_such_model(options.pattern)
+    if options.json:
+        for name in names:
+            print(json.dumps(model_record(name, options.classes)))
+        return 0
+    for sizes in ((224, 384), (32, 64)):
+        rows = [model_row(name, sizes, options.classes) for name in names if table_sizes(name) == sizes]
+        if rows:
+            small, large = sizes
+            heads = [f"tokens {small}", f"GMACs {small}", f"tokens {large}", f"GMACs {large}"]
+            print_table(["network", "name", "parameters", *heads], rows, left=2)
+    if any("/14" in name for name in names):
+        print("Patch 14 does not divide 384: those columns are at 378.")
+    print(f"{len(names)} networks; parameters with {options.classes} classes at the smaller size.")
+    return 0
+
+
+def pin_weights(texts: Sequence[str]) -> int:
+    from vitrail.checkpoint.public import download_weights as pins
+    from vitrail.checkpoint.public import registry
+
+    for text in texts:
+        name, _, tag = text.partition(":")
+        if not tag:
+            raise ConfigError(f"--pin {text}: public weights are written NAME:TAG, as in vit_b_16:augreg_in21k")
+        entry = registry.find(slug(resolve(name)), tag)
+        print(f"{text}  sha256 {pins.pin(entry)}")
+    print(f"pinned in {pins.pins_file()}")
+    return 0
+
+
+def verify_weights(*, as_json: bool) -> int:
+    """1 where a file is not what it was pinned or recorded as."""
+    from vitrail.checkpoint.public import download_weights as pins
+
+    found = pins.verify()
+    if as_json:
+        for each in found:
+            named = {"weights": f"{each.entry.model}:{each.entry.tag}", "file": str(each.path)}
+            print(json.dumps({**named, "sha256": each.sha256, "state": each.state}))
+    elif found:
+        rows = [[f"{each.entry.model}:{each.entry.tag}", each.state, each.sha256[:16]] for each in found]
+        print_table(["weights", "state", "sha256 begins"], rows, left=3)
+    if not as_json:
+        print(f"{len(found)} public weight files in the cache; pins are in {pins.pins_file()}")
+    return int(any(each.state == "changed" for each in found))
+
+
+def no_such_model(pattern: str) -> UnknownName:
+    return unknown("model", pattern, [*ZOO, *SLUGS])
+
+
+def table_sizes(name: str) -> tuple[int, int]:
+    """The two image sizes of a network's row: the paper's, or small ones for networks made for small images."""
+    return (32, 64) if ZOO[name].image == (32, 32) else (224, 384)
+
+
+def config_at(name: str, size: int, classes: int) -> ModelConfig:
+    """The config at an image size, or at the next smaller one that the patch divides."""
+    side = ZOO[name].size_step[0]
+    return model_config(name, image_size=size - size % side, classes=classes)
+
+
+def model_row(name: str, sizes: tuple[int, int], classes: int) -> list[str]:
+    small, large = (config_at(name, size, classes) for size in sizes)
+    return [
+        name,
+        slug(name),
+        millions(small.parameters),
+        *(cell for config in (small, large) for cell in (format_tokens(config), giga(config.macs))),
+    ]
+
+
+def format_tokens(config: ModelConfig) -> str:
+    """A convolutional network has no sequence."""
+    return f"{config.tokens:,}" if config.tokens else "-"
+
+
+def model_record(name: str, classes: int) -> dict[str, object]:
+    out: dict[str, object] = {"network": name, "name": slug(name)}
+    for size in table_sizes(name):
+        config = config_at(name, size, classes)
+        out[str(size)] = {
+            "image": config.image,
+            "parameters": config.parameters,
+            "tokens": config.tokens,
+            "macs": config.macs,
+        }
+    return out
+
+
+def run_trace(options: TraceOptions) -> int:
+    config = model_config(options.model, image_size=options.image_size, classes=options.classes)
+    steps = walk(config)
+    shown = steps if options.all else fold_blocks(steps)
+    rows = [step_row(step) for step in [*shown, summed(steps)]]
+    height, width = config.image
+    print_table(
+        ["step", "shape", "parameters", "MACs"], rows, title=f"{resolve(options.model)} at {height}x{width}", left=2
+    )
+    return 0
+
+
+def step_row(step: Step) -> list[str]:
+    shape = "x".join(str(n) for n in step.shape)
+    return [step.name, shape, f"{step.params:,}" if step.params else "", f"{step.macs:,}" if step.macs else ""]
+
+
+def fold_blocks(steps: list[Step]) -> list[Step]:
+    """The walk with blocks 2 to L-1 of an encoder in one line, where they are alike."""
+    first = [step for step in steps if step.name.startswith("block 1:")]
+    middle = [step for step in steps if step.name.startswith("block ") and not step.name.startswith("block 1:")]
+    if len(middle) <= len(first):
+        return steps
+    start, end = steps.index(middle[0]), steps.index(middle[-1])
+    last = middle[-1].name.split(":")[0].removeprefix("block ")
+    total = summed(middle)
+    return [
+        *steps[:start],
+        Step(f"blocks 2-{last}: the same", total.shape, total.params, total.macs),
+        *steps[end + 1 :],
+    ]
+
 
 CARDS = (16, 24, 48, 80)  # GB of usual GPUs
 SECONDS = {"cuda": 120.0, "cpu": 60.0}
@@ -171,7 +312,11 @@ def show_training(networks: list[CostedNetwork], trainings: list[list[TrainingLe
         for training in each:
             flops, printed = exaflops(one, training, options), table_6(one, training, options)
             cells = [f"{training.images:,}", f"{training.epochs:g}", f"{training_classes(one, training, options):,}"]
-            cells += [format_amount(flops), "" if printed is None else f"{printed:,g}", format_amount(tpuv3_core_days(flops * 1e18))]
+            cells += [
+                format_amount(flops),
+                "" if printed is None else f"{printed:,g}",
+                format_amount(tpuv3_core_days(flops * 1e18)),
+            ]
             rows.append([one.name, format_size(training_size(one, options)), training.name, *cells])
     heads = ("network", "image", "data", "pictures", "epochs", "classes", "exaFLOPs", "Table 6", "TPUv3 core-days")
     print_table(heads, rows, left=3, title="Training")
@@ -193,13 +338,17 @@ def training_classes(one: CostedNetwork, training: TrainingLength, options: Cost
 
 
 def exaflops(one: CostedNetwork, training: TrainingLength, options: CostOptions) -> float:
-    config = adapted(one.config, image_size=training_size(one, options), classes=training_classes(one, training, options))
+    config = adapted(
+        one.config, image_size=training_size(one, options), classes=training_classes(one, training, options)
+    )
     return training_flops(count_paper_macs(config), training.images * training.epochs) / 1e18
 
 
 def table_6(one: CostedNetwork, training: TrainingLength, options: CostOptions) -> float | None:
     """The printed figure, for the network, set, size and head that it is of."""
-    same = training.name == "jft" and training_size(one, options) == (224, 224) and options.classes in (None, JFT_CLASSES)
+    same = (
+        training.name == "jft" and training_size(one, options) == (224, 224) and options.classes in (None, JFT_CLASSES)
+    )
     return printed_exaflops(one.name, training.epochs) if same else None
 
 
@@ -224,7 +373,7 @@ def measure_speed(networks: list[CostedNetwork], options: CostOptions) -> tuple[
     """Runs every network at every size, and prints a line for each; and how it was done, for the results."""
     import torch
 
-    from vitrail.cli.subject import single_process
+    from vitrail.cli.inputs import single_process
     from vitrail.distributed.process_group import name_device
 
     found: list[Measured] = []
@@ -255,7 +404,11 @@ def show_speed(found: list[Measured], networks: list[CostedNetwork], title: str)
             work = 2 * adapted(asked_for.config, image_size=size).macs * best.images_per_s / 1e12
             held = "?" if best.memory is None else f"{best.memory / 1e6:,.0f} MB"
             largest = "?" if speed.largest is None else f"{'' if speed.tried else 'about '}{speed.largest:,}"
-            cells = [f"{best.images_per_s:,.4g}", str(best.batch), f"{format_amount(first.seconds * 1e3)} ms at {first.batch}"]
+            cells = [
+                f"{best.images_per_s:,.4g}",
+                str(best.batch),
+                f"{format_amount(first.seconds * 1e3)} ms at {first.batch}",
+            ]
             rows.append([one.name, format_size(size), *cells, held, f"{work:,.3g}", largest, speed.stopped])
     heads = (
         "network",
@@ -285,7 +438,11 @@ def draw_speed(found: list[Measured], device: str, out: Path) -> None:
 
 
 def cost_result(
-    one: CostedNetwork, trainings: list[TrainingLength], options: CostOptions, found: Measured | None, how: dict[str, Any]
+    one: CostedNetwork,
+    trainings: list[TrainingLength],
+    options: CostOptions,
+    found: Measured | None,
+    how: dict[str, Any],
 ) -> Result:
     """All of it as data; `how` is how it was measured. A network by name has no weights, so no hash."""
     from vitrail.checkpoint.weights import network

@@ -1,0 +1,453 @@
+"""The machine as `vitrail doctor` tells it, without torch: processor, memory, GPUs by their driver, places to write.
+
+What is installed, as `vitrail doctor` tells it: libraries that vitrail needs, extras, and what the environment says.
+
+The tables repeat pyproject.toml, which an installed package does not have with it; a test holds them together.
+
+What `vitrail doctor` asks in a process of its own: a library may be broken in ways that end the one that imports it.
+
+    python -m vitrail.cli.doctor_facts
+
+A JSON object a line, as soon as it is known: {"of": "torch", "version": ..., ...}, or with "error" where it failed.
+What would come after the last line is what ended the process. torch is imported last but for what needs it.
+"""
+
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import vitrail
+from vitrail.core.atomic_files import cache_folder
+from vitrail.core.errors import ConfigError
+
+Facts = dict[str, Any]
+DRIVER_S: Final = 2.0
+WALK_S: Final = 0.5  # a cache with very many files is not counted to its end
+CACHES: Final = ("weights", "data", "features", "index", "shards", "dedup")
+
+
+def read_processor() -> Facts:
+    """Its name and the cores that this process may use, by affinity and by the quota of a container."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"name": processor_name(), "cores": os.cpu_count(), "usable": allowed, "quota": read_quota()}
+
+
+def processor_name() -> str:
+    for line in read_lines("/proc/cpuinfo"):
+        name, _, value = line.partition(":")
+        if name.strip().lower() in ("model name", "hardware") and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def read_quota() -> float | None:
+    """Cores' worth of time that a control group leaves; none where nothing is set."""
+    words = " ".join(read_lines("/sys/fs/cgroup/cpu.max")).split()
+    if len(words) != 2 or not all(word.isdecimal() for word in words):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def read_memory() -> Facts:
+    """Bytes in all and still to be had, within the limit of a container where there is one."""
+    known = {
+        name.strip(): value.split() for name, _, value in (line.partition(":") for line in read_lines("/proc/meminfo"))
+    }
+    total, free = (int(known[name][0]) * 1024 if name in known else None for name in ("MemTotal", "MemAvailable"))
+    if total is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = "".join(read_lines("/sys/fs/cgroup/memory.max")).strip()
+    return {"total": total, "free": free, "limit": int(limit) if limit.isdecimal() else None}
+
+
+def read_lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def query_driver() -> list[Facts] | None:
+    """GPUs as NVIDIA's driver names them, whatever torch thinks; none where there is no such driver to ask."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=DRIVER_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    rows = (
+        [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()] if not done.returncode else []
+    )
+    return [
+        {"name": row[0], "memory": int(row[1]) << 20 if row[1].isdecimal() else None, "driver": row[2]}
+        for row in rows
+        if len(row) == 3
+    ]
+
+
+def measure_caches() -> Facts:
+    """Where what is kept between commands lies, how much it is, and whether more can be put there."""
+    try:
+        home = cache_folder(".").resolve()
+    except ConfigError as error:
+        return {"error": str(error)}
+    until = time.monotonic() + WALK_S
+    sizes: dict[str, int] = {}
+    whole = True
+    for kind in CACHES:
+        size, counted = folder_size(home / kind, until)
+        whole &= counted
+        if size:
+            sizes[kind] = size
+    return {"folder": str(home), "writable": is_writable(home), "bytes": sizes, "counted": whole}
+
+
+def folder_size(folder: Path, until: float) -> tuple[int, bool]:
+    """Bytes of the files below a folder, and whether all of them were counted in time."""
+    size = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                size += os.lstat(os.path.join(where, name)).st_size
+            except OSError:
+                continue
+        if time.monotonic() > until:
+            return size, False
+    return size, True
+
+
+def find_runs_folder() -> Facts:
+    """The folder that runs go to by default."""
+    folder = Path("runs").absolute()
+    return {"folder": str(folder), "writable": is_writable(folder), "free": free_space(folder)}
+
+
+def free_shared_memory() -> int | None:
+    """Free bytes of the memory that loader processes pass images through; a container often has little."""
+    return free_space(Path("/dev/shm")) if Path("/dev/shm").is_dir() else None
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether it can be written to, or made."""
+    above = next(place for place in (folder, *folder.parents) if place.exists())
+    return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
+
+
+def free_space(folder: Path) -> int | None:
+    above = next(place for place in (folder, *folder.parents) if place.exists())
+    try:
+        return shutil.disk_usage(above).free
+    except OSError:
+        return None
+
+
+Facts = dict[str, Any]
+PROBE_S: Final = 120.0  # a network drive may be slow; torch is a thousand files
+
+NEEDED: Final = {
+    "torch": "2.10",
+    "torchvision": "0.25",
+    "numpy": "2.0",
+    "pillow": "11.3",
+    "safetensors": "0.5",
+    "rich": "13.9",
+    "jinja2": "3.1",
+}
+EXTRAS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "data": ("Parquet and Hugging Face's saved sets, Patch Camelyon", {"pyarrow": "20", "h5py": "3.12"}),
+    "figures": ("the figures of vitrail inspect and cost", {"matplotlib": "3.10"}),
+    "heic": ("HEIC photographs, as phones take them", {"pillow-heif": "1.1"}),
+    "export": ("vitrail export --to onnx", {"onnx": "1.19", "onnxscript": "0.5", "onnxruntime": "1.23"}),
+    "serve": ("vitrail serve", {"starlette": "1.0", "uvicorn": "0.35", "python-multipart": "0.0.20"}),
+    "hub": ("from_pretrained of a repository, push_to_hub", {"huggingface-hub": "1.0"}),
+}
+# Those that change what vitrail does, or how fast, in the order in which they are shown.
+VARIABLES: Final = (
+    "VITRAIL_CACHE",
+    "VITRAIL_CHECKSUMS",
+    "VITRAIL_DATA",
+    "VITRAIL_HUB",
+    "VITRAIL_OFFLINE",
+    "VITRAIL_TOKEN",
+    "VITRAIL_TRACEBACK",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "HF_TOKEN",
+    "XDG_CACHE_HOME",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_ENABLE_MPS_FALLBACK",
+    "PYTHONPATH",
+    "RANK",
+    "WORLD_SIZE",
+)
+SECRET: Final = ("VITRAIL_TOKEN", "HF_TOKEN")
+
+
+def installed_version(name: str) -> str | None:
+    """As it was installed; none where it was not."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def is_older(version: str, least: str) -> bool:
+    """Whether a version comes before another; what follows the numbers ("+cu128", "rc1") is left out."""
+    had, wanted = (
+        tuple(int(part) for part in re.findall(r"\d+", re.split(r"[^\d.]", text)[0])) for text in (version, least)
+    )
+    return had < wanted
+
+
+def run_probe() -> dict[str, Facts]:
+    """What `doctor_probe` found, a library at a time. What it did not come to is not there; what ended it has an
+    error."""
+
+    # Where this copy of vitrail is must be found by the other process, too, however it is found here.
+    path = os.pathsep.join([str(Path(vitrail.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "vitrail.cli.doctor_facts"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PYTHONPATH": path},
+    ) as process:
+        try:
+            said, complaint = process.communicate(timeout=PROBE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said, complaint = process.communicate()
+            complaint = f"gave no answer within {PROBE_S:g} s"
+    found: dict[str, Facts] = {}
+    for line in said.splitlines():
+        facts: Facts = json.loads(line)
+        found[facts.pop("of")] = facts
+    unreached = [name for name in STAGES if name not in found]
+    if unreached:
+        found[unreached[0]] = {"error": describe_exit(process.returncode, complaint)}
+    return found
+
+
+def describe_exit(status: int, complaint: str) -> str:
+    """How a process ended that should not have."""
+    last = (complaint.strip().splitlines() or [""])[-1]
+    if status < 0:
+        known = status in {-number for number in signal.Signals}
+        how = f"ended the interpreter by {signal.Signals(-status).name if known else f'signal {-status}'}"
+    else:
+        how = f"ended the interpreter with status {status}"
+    return f"{how}{f' ({last})' if last else ''}"
+
+
+def pip_extra(extra: str) -> str:
+    """The command that installs one; where vitrail itself is not installed, into the clone that it runs from."""
+    if installed_version("vitrail") is not None:
+        return f"pip install 'vitrail[{extra}]'"
+    return f"cd {shlex.quote(str(Path(vitrail.__file__).parents[2]))} && pip install -e '.[{extra}]'"
+
+
+def check_extras() -> dict[str, Facts]:
+    """Each with what is there of it, and what is missing or too old."""
+    found: dict[str, Facts] = {}
+    for extra, (use, wanted) in EXTRAS.items():
+        have = {name: installed_version(name) for name in wanted}
+        missing = [name for name, version in have.items() if version is None]
+        old = [f"{name} {version}" for name, version in have.items() if version and is_older(version, wanted[name])]
+        found[extra] = {
+            "for": use,
+            "versions": {name: version for name, version in have.items() if version},
+            "missing": missing,
+            "old": old,
+            "install": pip_extra(extra) if missing or old else None,
+        }
+    return found
+
+
+def read_variables() -> dict[str, str]:
+    """Those that are set and matter, without secrets; any other VITRAIL_..., which nothing reads."""
+    mine = [name for name in sorted(os.environ) if name.startswith("VITRAIL_") and name not in VARIABLES]
+    return {name: mask_value(name, os.environ[name]) for name in (*VARIABLES, *mine) if name in os.environ}
+
+
+def mask_value(name: str, value: str) -> str:
+    if name in SECRET or name not in VARIABLES:
+        return "(set)" if value else ""
+    parts = urlsplit(value) if "://" in value else None
+    if parts is not None and "@" in parts.netloc:
+        value = value.replace(parts.netloc.rpartition("@")[0] + "@", "", 1)
+    return value
+
+
+def anonymise(facts: Any) -> Any:
+    """Plain data with ~ for the home folder: a bug report need not name its author."""
+    home = os.path.expanduser("~")
+    if home in ("", "/", "~"):
+        return facts
+    mine = re.compile(r"(?<![\w.~-])" + re.escape(home) + r"(?![\w.-])")
+
+    def without(value: Any) -> Any:
+        if isinstance(value, str):
+            return mine.sub("~", value)
+        if isinstance(value, dict):
+            return {name: without(inner) for name, inner in cast(Facts, value).items()}
+        if isinstance(value, list):
+            return [without(inner) for inner in cast(list[Any], value)]
+        return value
+
+    return without(facts)
+
+
+Facts = dict[str, Any]
+VERSION: Final = r"__version__ = ['\"]([^'\"]+)"
+
+
+def check_import(name: str) -> Callable[[], Facts]:
+    """A library of which it is enough that it can be imported."""
+
+    def look() -> Facts:
+        import_module(name)
+        return {}
+
+    return look
+
+
+def check_pillow() -> Facts:
+    """With the images it can read: a Pillow that was built without JPEG is of little use."""
+    from PIL import features
+
+    kinds = {"JPEG": "jpg", "PNG": "zlib", "WebP": "webp"}
+    return {"lacks": [kind for kind, name in kinds.items() if not features.check(name)]}
+
+
+def check_torch() -> Facts:
+    """Whether it computes, also from NumPy's memory, and how."""
+    import numpy
+    import torch
+
+    product = torch.from_numpy(numpy.ones((64, 64), dtype=numpy.float32)) @ torch.ones(64, 64)
+    if not bool((product == 64).all()):
+        raise RuntimeError("a product of two matrices of ones is wrong")
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def list_devices() -> Facts:
+    """Accelerators that torch sees, and whether it has kernels for them. No context is made: that takes seconds."""
+    import torch
+
+    seen: list[Facts] = []
+    built = torch.cuda.get_arch_list() if torch.cuda.is_available() else []
+    for number in range(torch.cuda.device_count() if built else 0):
+        about: Any = torch.cuda.get_device_properties(number)
+        kernels = torch.version.hip is not None or has_kernels(about.major, about.minor, built)
+        capability = f"{about.major}.{about.minor}"
+        seen.append({"name": about.name, "memory": about.total_memory, "capability": capability, "kernels": kernels})
+    return {"seen": seen, "mps": torch.backends.mps.is_available()}
+
+
+def has_kernels(major: int, minor: int, built: list[str]) -> bool:
+    """Code for one compute capability runs on later ones of its major number; intermediate code on all later ones."""
+    for name in built:
+        kind, _, digits = name.partition("_")
+        digits = digits.rstrip("af")
+        if not digits.isdecimal():
+            continue
+        made = (int(digits[:-1]), int(digits[-1]))
+        if made <= (major, minor) and (kind == "compute" or made[0] == major):
+            return True
+    return False
+
+
+def check_torchvision() -> Facts:
+    """Loads its compiled part alone, which is what another torch than its own breaks; the rest would take a second."""
+    import torch
+
+    spec = find_spec("torchvision")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("No module named 'torchvision'")
+    folder = Path(spec.submodule_search_locations[0])
+    told = (
+        {"version": written[1]} if (written := re.search(VERSION, (folder / "version.py").read_text("utf-8"))) else {}
+    )
+    library = next((path for end in ("so", "pyd", "dylib") for path in folder.glob(f"_C*.{end}")), None)
+    if library is None:
+        import_module("torchvision.ops")
+        return told
+    torch.ops.load_library(str(library))
+    kept: Any = torch.ops.torchvision.nms(torch.tensor([[0.0, 0, 1, 1]]), torch.ones(1), 0.5)
+    if kept.tolist() != [0]:
+        raise RuntimeError("its operators give wrong results")
+    return told
+
+
+def check_weights() -> Facts:
+    """Reads those that come with the package; the checksum of every tensor is compared."""
+    from vitrail.checkpoint.bundled_weights import SHIPPED, shipped_file
+    from vitrail.checkpoint.files.read_weights import read_weights
+
+    found: Facts = {}
+    for name in SHIPPED:
+        path = shipped_file(name)
+        found[name] = {"bytes": path.stat().st_size, "tensors": len(read_weights(path).tensors)}
+    return {"found": found}
+
+
+# In this order; libraries are called what pip calls them.
+STAGES: Final[dict[str, Callable[[], Facts]]] = {
+    "numpy": check_import("numpy"),
+    "pillow": check_pillow,
+    "safetensors": check_import("safetensors"),
+    "rich": check_import("rich.console"),
+    "jinja2": check_import("jinja2"),
+    "torch": check_torch,
+    "devices": list_devices,
+    "torchvision": check_torchvision,
+    "weights": check_weights,
+}
+
+
+def main() -> int:
+    # What libraries print of themselves is not an answer: answers have a descriptor that nothing else writes to.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    for name, look in STAGES.items():
+        try:
+            facts = look()
+        except Exception as error:  # whatever it is, it is the answer
+            facts = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}
+        answers.write(json.dumps({"of": name, **facts}) + "\n")
+        answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

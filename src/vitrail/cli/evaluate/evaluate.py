@@ -1,0 +1,350 @@
+"""What `vitrail evaluate` does.
+
+What `vitrail vtab` does.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitrail.checkpoint.bundle import card_of
+from vitrail.checkpoint.find_weights import find_weights
+from vitrail.checkpoint.weights import network
+from vitrail.cli.inputs import check_batch, describe_weights, load_subject, open_data, read_labels
+from vitrail.cli.options.evaluate import EvaluateOptions
+from vitrail.cli.options.vtab import VtabOptions
+from vitrail.cli.progress import bars
+from vitrail.cli.train.display import duration, make_observer
+from vitrail.cli.train.training import exit_now
+from vitrail.core.atomic_files import check_writable, write_file
+from vitrail.core.console import print_table
+from vitrail.core.errors import ConfigError, DataError, TrainingError
+from vitrail.core.text import format_size
+from vitrail.data.datasets.catalogue import SETS
+from vitrail.data.datasets.vtab import find_task as find_vtab_task
+from vitrail.data.datasets.vtab_tasks import TASKS
+from vitrail.distributed.process_group import World, joined
+from vitrail.evaluation.result import Measure, describe_weights, format_interval, format_value
+from vitrail.evaluation.scoring import Scope, ScoringOptions, choose_split
+from vitrail.evaluation.speed import tpuv3_core_days, training_flops
+from vitrail.recipes.launch import RUNS
+from vitrail.studies.paper.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
+from vitrail.studies.paper.vtab_table import GROUPS, HEADS, html, result, rows
+from vitrail.tasks.registry import find_task
+from vitrail.tasks.scoring import ScoredNetwork, score_network
+from vitrail.train.grid.engine import device_slots
+from vitrail.train.metrics import measure_flops
+
+if TYPE_CHECKING:
+    from vitrail.data.collection import Collection
+
+
+def run_evaluate(options: EvaluateOptions) -> int:
+    sizes: Sequence[int | None] = options.image_size or (None,)
+    if len(set(sizes)) < len(sizes):
+        raise ConfigError(f"--image-size {' '.join(map(str, sizes))} names a size twice")
+    if options.seed < 0:
+        raise ConfigError(f"--seed {options.seed} must be at least 0")
+    if options.threshold is not None and not 0 <= options.threshold <= 1:
+        raise ConfigError(f"--threshold {options.threshold:g} must be between 0 and 1")
+    check_batch(options)
+    check_distinct({"--out": options.out, "--page": options.page, "--answers": options.answers})
+    with joined(options.device) as world:
+        for path in (options.out, options.page, options.answers) if world.is_main else ():
+            if path is not None:
+                check_writable(path)
+        if options.download and world.is_main:
+            open_data(options.data, download=True)
+        world.barrier()
+        collection = open_data(options.data, download=options.download)
+        split, _ = choose_split(collection, "test", "val")
+        done = score_sizes(options, sizes, collection, split, world)
+        if world.is_main:
+            for size, one in zip(sizes, done, strict=False):  # fewer of them after an interrupt
+                write_outputs(options, one, size if len(sizes) > 1 else None)
+            show_scores(options, done, collection, split)
+    return 0 if len(done) == len(sizes) else 130
+
+
+def score_sizes(
+    options: EvaluateOptions, sizes: Sequence[int | None], collection: "Collection", split: str, world: World
+) -> list[ScoredNetwork]:
+    """One for each size, or as many of them as an interrupt left time for."""
+    done: list[ScoredNetwork] = []
+    for size in sizes:
+        try:
+            done.append(score_size(options, size, collection, split, world))
+        except KeyboardInterrupt:
+            if not done:
+                print("stopped; nothing was scored or written", file=sys.stderr)
+                raise
+            rest = " ".join(map(str, sizes[len(done) :]))
+            print(f"stopped; for the rest, give the same command with --image-size {rest}", file=sys.stderr)
+            break
+    return done
+
+
+def score_size(
+    options: EvaluateOptions, size: int | None, collection: "Collection", split: str, world: World
+) -> ScoredNetwork:
+    about = load_subject(options.weights, world.device, image_size=size)
+    how = ScoringOptions(
+        precision=options.precision,
+        seed=options.seed,
+        include_seen=options.include_seen,
+        without=options.without,
+        deduplicated_by=options.deduplicated_by,
+        batch=options.batch,
+        workers=options.workers,
+        labels=None if options.labels is None else (),  # read once the task is known to take them
+        by_number=options.by_number,
+        real=options.real,
+        threshold=options.threshold,
+        answers=options.answers is not None,
+    )
+    find_task(card_of(about.network).task).check_scoring(how, about)
+    if options.labels is not None:
+        how = replace(how, labels=read_labels(options.labels, about.network.config.classes))
+    with bars() as bar:
+        return score_network(about, collection, split, how, world=world, called=f"{options.data}@{split}", advance=bar)
+
+
+def check_distinct(outputs: dict[str, Path | None]) -> None:
+    """Two outputs in one file would leave the later one only."""
+    taken = dict[Path, str]()
+    for option, path in outputs.items():
+        if path is not None and (first := taken.setdefault(path.resolve(), option)) != option:
+            raise ConfigError(f"{first} and {option} are both {path}; give each a file of its own")
+
+
+def add_size(path: Path, size: int | None) -> Path:
+    """result.json, or result-224.json where several sizes are scored."""
+    return path if size is None else path.with_name(f"{path.stem}-{size}{path.suffix}")
+
+
+def write_outputs(options: EvaluateOptions, one: ScoredNetwork, size: int | None) -> None:
+    if options.out is not None:
+        one.result.write(add_size(options.out, size))
+    if options.answers is not None and one.found.answers is not None:
+        write_file(add_size(options.answers, size), one.found.answers())
+    if options.page is not None:
+        from vitrail.evaluation.compare import evaluation_page
+
+        text = evaluation_page(one.result, one.found, one.notes, one.scope.lines())
+        write_file(add_size(options.page, size), text.encode())
+
+
+def show_scores(options: EvaluateOptions, done: Sequence[ScoredNetwork], collection: "Collection", split: str) -> None:
+    """What a person sees."""
+    one, count = done[0], len(collection.splits[split])
+    image = "x".join(map(str, one.about.preprocessing.image))
+    size = [f"{image} px"] if len(done) == 1 else []
+    print(describe_weights(options.weights, one.result.weights, *size, options.precision))
+    where = f"{options.data}@{split}" if len(collection.splits) > 1 else options.data
+    print(f"{where}: {count:,} {'picture' if count == 1 else 'pictures'}, {one.found.outputs}")
+    for line in one.scope.lines():
+        print(line)
+    if len(done) == 1:
+        show_single(one)
+    else:
+        show_sizes(done)
+    for note in dict.fromkeys(note for each in done for note in each.notes):
+        print(f"note: {note}")
+    several = options.image_size or ()
+    for word, path in (("result", options.out), ("page", options.page), ("answers", options.answers)):
+        if path is not None:
+            paths = [add_size(path, each) for each in several] if len(several) > 1 else [path]
+            print(f"{word}: {', '.join(map(str, paths))}")
+
+
+def show_sizes(done: Sequence[ScoredNetwork]) -> None:
+    """A row a size. What would make it too wide for a terminal is in the results."""
+    found = done[0].found
+    heads = [measure.name for measure in found.measures if measure.name in found.brief]
+    rows: list[list[str]] = []
+    for one in done:
+        by_name = {measure.name: measure for measure in one.result.measures}
+        cells = [
+            f"{format_value(by_name[name])} ({format_interval(by_name[name])})"
+            if name in found.counting
+            else format_value(by_name[name])
+            for name in heads
+            if name in by_name
+        ]
+        rows.append(["x".join(map(str, one.about.preprocessing.image)), *cells])
+    print()
+    print_table(["image", *heads], rows)
+
+
+def describe_count(measure: Measure, scope: Scope) -> str:
+    """ "58 of 64", with a mark where images count that were trained on."""
+    count = f"{round(measure.value * (measure.count or 0)):,} of {measure.count:,}"
+    return f"{count}, {scope.exposure.count:,} seen" if scope.tainted else count
+
+
+def show_single(one: ScoredNetwork) -> None:
+    """The numbers with their intervals, and what to look at."""
+    found = one.found
+    unknown = "" if any(format_interval(measure) for measure in found.measures) else "none"
+    rows = [[measure.name, format_value(measure), format_interval(measure) or unknown] for measure in found.measures]
+    columns = ["measure", "value", "95% interval"]
+    if found.counting:
+        columns.append("pictures")
+        for row, measure in zip(rows, found.measures, strict=True):
+            row.append(describe_count(measure, one.scope) if measure.name in found.counting else "")
+    print()
+    print_table(columns, rows)
+    for table in found.tables:
+        print_table(table.columns, table.rows, title=table.title, left=table.left)
+
+
+def run_vtab(options: VtabOptions) -> int:
+    tasks = select_tasks(options.tasks)
+    bundle = find_weights(options.weights)
+    facts = describe_weights(options.weights, network(bundle))
+    study = Study(
+        base=base_run(options.weights, image_size=options.image_size, seed=options.seed, settings=options.settings),
+        out=options.out or RUNS / f"vtab-{Path(options.weights).stem.replace(':', '-')}",
+        tasks=tasks,
+        root=options.root,
+        weights_hash=facts["hash"],
+        image_size=options.image_size,
+        settings=options.settings,
+        go_on=vtab_command(options),
+    )
+    try:
+        status = start_vtab(study, facts, options)
+        return exit_now(status) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else status
+    except KeyboardInterrupt:
+        print(f"stopped at once; go on with: {study.go_on}", file=sys.stderr, flush=True)
+        os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
+
+
+def select_tasks(named: Sequence[str]) -> tuple[str, ...]:
+    """Tasks by name and by group, in the paper's order."""
+    wanted: set[str] = set()
+    for name in named or GROUPS:
+        group = [task.name for task in TASKS.values() if task.group == name.lower()]
+        wanted |= set(group or [find_vtab_task(name).name])
+    return tuple(name for name in TASKS if name in wanted)
+
+
+def vtab_command(options: VtabOptions) -> str:
+    """The command that goes on."""
+    words = ["vitrail", "vtab", options.weights]
+    words += ["--tasks", *options.tasks] if options.tasks else []
+    for option, value in (("--root", options.root), ("--out", options.out), ("--seed", options.seed)):
+        words += [] if value is None else [option, str(value)]
+    words += ["--image-size", str(options.image_size)] if options.image_size else []
+    words += [word for text in options.settings for word in ("--set", text)]
+    words += ["--download"] if options.download else []
+    words += [] if options.jobs == 1 else ["--jobs", str(options.jobs)]
+    words += [] if options.device == "auto" else ["--device", options.device]
+    return shlex.join(words)
+
+
+def start_vtab(study: Study, facts: dict[str, Any], options: VtabOptions) -> int:
+    with joined(options.device) as world:
+        if options.dry_run:
+            return forecast_vtab(study, world) if world.is_main else 0
+
+        def noted(outcome: Outcome) -> None:
+            result(study, outcome, facts).write(study.out / "result.json")
+            write_file(study.out / "report.html", html(study, outcome, options.weights).encode())
+
+        if options.download and world.is_main:
+            download_tasks(study)
+        world.barrier()
+        places = () if options.jobs == 1 else device_slots(options.device, options.jobs)
+        with make_observer(world.rank) as watching:
+            outcome = go(study, world=world, observer=watching, noted=noted, places=places)
+        if world.is_main:
+            noted(outcome)
+            show_vtab(study, outcome)
+        check_outcome(study, outcome)
+    return 0
+
+
+def download_tasks(study: Study) -> None:
+    """Downloads what is missing and may be had; what is not is said when its task comes."""
+    with bars(bytes_=True) as progress:
+        for name in study.tasks:
+            pictures_of(study, TASKS[name], download=True, progress=progress)
+
+
+def show_vtab(study: Study, outcome: Outcome) -> None:
+    print_table(HEADS, rows(outcome), left=2, title="VTAB-1k: accuracy in per cent, next to the paper's Table 9")
+    show_missing(outcome, whole=False)
+    if other := changed(study):
+        print(f"not the paper's recipe: {'; '.join(other)}")
+    print("The thousand images are drawn as VTAB draws them, but are not the very same (docs/data-sets.md).")
+    print(f"result: {study.out / 'result.json'}   page: {study.out / 'report.html'}")
+
+
+def show_missing(outcome: Outcome, *, whole: bool) -> None:
+    """What is passed over, a data set once: in a line, or with all that goes where."""
+    told: dict[str, list[str]] = {}
+    for name in outcome.of("missing"):
+        told.setdefault(SETS[TASKS[name].source].folder, []).append(name)
+    for names in told.values():
+        lines = outcome.reasons[names[0]].splitlines()
+        titles = ", ".join(TASKS[name].title for name in names)
+        print(f"passed over: {titles}\n    " + "\n    ".join(lines) if whole else f"passed over: {titles}. {lines[0]}")
+    if told and not whole:
+        print("where to get these and where to put them: the same command with --dry-run")
+
+
+def check_outcome(study: Study, outcome: Outcome) -> None:
+    """Says how to go on; raises where there is something to complain of."""
+    if outcome.stopped:
+        print(f"stopped and saved; go on with: {study.go_on}")
+    failed = outcome.of("failed")
+    if failed:
+        first = f"{TASKS[failed[0]].title}: {outcome.reasons[failed[0]]}"
+        raise TrainingError(f"{len(failed)} of {len(study.tasks)} tasks failed, first {first}")
+    if not outcome.scores and not outcome.stopped:
+        where = study.root or "$VITRAIL_DATA"
+        raise DataError(
+            f"none of the data sets is in {where}; --download fetches those that may be fetched, --root says where "
+            "they are"
+        )
+
+
+def forecast_vtab(study: Study, world: World) -> int:
+    """Which sets are there, and what all of it takes; nothing is trained or kept."""
+    done = so_far(study)
+    lines: list[list[str]] = []
+    left = test = 0
+    outcome = Outcome(states=dict(done.states), scores=done.scores)
+    for name in study.tasks:
+        task = TASKS[name]
+        way = ", ".join(word for word, used in (("crop", task.crop), ("flip", task.flip)) if used) or "as it is"
+        state = "done"
+        if name not in done.scores:
+            found = pictures_of(study, task)
+            state = "missing" if isinstance(found, str) else "there"
+            if isinstance(found, str):
+                outcome.states[name], outcome.reasons[name] = "missing", found
+            else:
+                left, test = left + 1, test + len(found.test or ())
+        lines.append([task.title, task.group, state, way, str(task.classes), f"{task.sizes[2]:,}"])
+    heads = ("task", "group", "pictures", "augmented by", "classes", "test")
+    print_table(heads, lines, left=4, title="A dry run: nothing is trained or kept")
+    show_missing(outcome, whole=True)
+    run = study.base
+    each = run.model.macs
+    flops = training_flops(each, left * run.steps * run.batch) + 2 * each * test
+    print(
+        f"{left} task{'s' * (left != 1)} to train for {run.steps:,} steps of {run.batch} images of "
+        f"{format_size(run.augmentation.size)}, and "
+        f"{test:,} images to score: {flops / 1e18:.3g} exaFLOPs, {tpuv3_core_days(flops):.3g} TPUv3-core-days"
+    )
+    seconds = flops / measure_flops(world.device) / world.size
+    print(f"time: {duration(seconds)} at the very least, at the rate of a large matrix product here")
+    if other := changed(study):
+        print(f"not the paper's recipe: {'; '.join(other)}")
+    return 0

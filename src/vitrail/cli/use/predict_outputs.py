@@ -1,0 +1,300 @@
+"""The answers of `vitrail predict`: for a person at a terminal, for a person behind a pipe, as JSON Lines, as CSV.
+
+--out: predictions as files, in the same tree as their images, each with a drawing for people to look at.
+
+Images lit by where a network looked (Figure 6), each in a file of its own.
+"""
+
+import csv
+import io
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TextIO
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitrail.cli.use.predict_inputs import ImageFile
+from vitrail.core.atomic_files import check_writable, replacing, write_file
+from vitrail.core.console import make_console, wrap
+from vitrail.core.errors import ConfigError
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.inspection.context import run_in_portions
+from vitrail.inspection.layer_taps import require_transformer
+from vitrail.inspection.rollout import overlay, rollout
+from vitrail.predict.predictor import Predictor
+from vitrail.report.page import printable
+from vitrail.tasks.task import Task
+
+if TYPE_CHECKING:
+    from vitrail.predict.predictor import Predictor
+    from vitrail.tasks.task import Task, TaskPrediction
+
+
+BAR_WIDTH = 24  # signs of a full bar
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+class PredictionWriter(Protocol):
+    """Takes one image at a time; `made` are the files that were written for it, by what they are."""
+
+    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None: ...
+    def failed(self, path: str, reason: str) -> None: ...
+
+
+class JsonWriter:
+    """JSON Lines: an object for every image, in ASCII, so that any name can be written."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
+        self.write({"path": path, **prediction.to_dict(), **made})
+
+    def failed(self, path: str, reason: str) -> None:
+        self.write({"path": path, "error": reason})
+
+    def write(self, row: dict[str, Any]) -> None:
+        self.file.write(json.dumps(row) + "\n")
+
+
+class CsvWriter:
+    """CSV: a row for every answer, and for an image that could not be read one with the reason."""
+
+    def __init__(self, file: TextIO, task: "Task", *, multi_label: bool = False) -> None:
+        self.table, self.task = csv.writer(file, lineterminator="\n"), task
+        self.columns = task.columns(multi_label=multi_label)
+        self.table.writerow(["path", *self.columns, "error"])
+
+    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
+        self.table.writerows([path, *row, ""] for row in self.task.rows(prediction))
+
+    def failed(self, path: str, reason: str) -> None:
+        self.table.writerow([path, *("" for _ in self.columns), reason])
+
+
+class LineWriter:
+    """A line for every image."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
+        files = ", ".join(printable(made[kind]) for kind in ("file", "overlay") if kind in made)
+        self.file.write(f"{printable(path)}: {prediction}{f' -> {files}' if files else ''}\n")
+
+    def failed(self, path: str, reason: str) -> None:
+        """Said on stderr."""
+
+
+class TerminalWriter:
+    """A block for every image, with bars where the task has some."""
+
+    def __init__(self, file: TextIO, task: "Task") -> None:
+        self.console, self.task = make_console(file=file, highlight=False), task
+
+    def answer(self, path: str, prediction: "TaskPrediction", made: Mapping[str, str]) -> None:
+        from rich.text import Text
+
+        block = Text(printable(path), style="bold")
+        for written in made.values():
+            block.append(f"  {printable(written)}", style="not bold dim")
+        bars = self.task.bars(prediction)
+        if not bars:
+            block.append(f"\n  {prediction}", style="not bold")
+        room = max(min(self.console.width - BAR_WIDTH - 12, 40), 8)
+        wide = min(max((len(one.label) for one in bars), default=0), room)
+        for one in bars:
+            label, *more = wrap(printable(one.label), wide) or [""]
+            strong = "bold" if one.chosen else "not bold"
+            block.append(f"\n  {label:<{wide}}  ", style=strong)
+            block.append(
+                f"{draw_bar(one.share):<{BAR_WIDTH}}", style="not bold green" if one.chosen else "not bold dim"
+            )
+            block.append(f" {100 * one.share:5.1f} %", style="not bold")
+            for line in more:
+                block.append(f"\n    {line}", style=strong)
+        self.console.print(block, soft_wrap=True)
+
+    def failed(self, path: str, reason: str) -> None:
+        """Said on stderr."""
+
+
+def make_writer(asker: "Predictor[Any]", *, as_json: bool, as_csv: bool) -> PredictionWriter:
+    """To stdout, in which names that it cannot write are spelt out."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="backslashreplace")
+    if as_json:
+        return JsonWriter(sys.stdout)
+    if as_csv:
+        return CsvWriter(sys.stdout, asker.task, multi_label=asker.multi_label)
+    return TerminalWriter(sys.stdout, asker.task) if sys.stdout.isatty() else LineWriter(sys.stdout)
+
+
+def draw_bar(share: float) -> str:
+    """As long as its share, to an eighth of a sign."""
+    whole, eighths = divmod(round(share * BAR_WIDTH * 8), 8)
+    return "█" * whole + (EIGHTHS[eighths] if eighths else "")
+
+
+MAX_DRAWING: Final = 1536  # pixels of the longer side of a drawing, at most
+OVERLAY: Final = ".overlay.png"
+MAX_NAME: Final = 200  # bytes of a name; file systems take 255
+
+
+def limit_size(image: Image.Image) -> Image.Image:
+    """The image, or a smaller copy that is large enough to draw on: batches of photographs would fill the memory."""
+    if max(image.size) <= MAX_DRAWING:
+        return image
+    small = image.copy()
+    small.thumbnail((MAX_DRAWING, MAX_DRAWING), Image.Resampling.BICUBIC, reducing_gap=2.0)
+    return small
+
+
+class PredictionFiles:
+    """Files in a folder, called as the images are. None is written where images lie, so that none of them is replaced,
+    and no two have the same name."""
+
+    def __init__(self, folder: Path, task: Task, images: Iterable[ImageFile]) -> None:
+        if not task.has_files:
+            raise ConfigError(f"--out {folder}: predictions of {task.name} are not files; --json writes them as text")
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--out {folder} is a file; name a folder")
+        check_writable(folder / f"image{OVERLAY}")
+        self.folder, self.task = folder, task
+        self.taken, self.occupied = set[str](), set[tuple[int, int]]()
+        targets = set[str]()
+        for found in images:
+            self._occupy(found)
+            targets.add(os.path.dirname(found.inside))
+        for target in targets:
+            self._check_free(folder / target)
+
+    def write(self, found: ImageFile, prediction: Any, image: Image.Image) -> dict[str, str]:
+        """Writes what the task makes of a prediction; the paths by what they are: "file", "overlay"."""
+        content, drawing = self.task.file_of(prediction), self.task.draw(prediction, image)
+        suffix = "" if content is None else content[0]
+        self._occupy(found)
+        name = self._name(found.inside, suffix)
+        self._check_free((self.folder / name).parent)
+        written = dict[str, str]()
+        if content is not None:
+            written["file"] = self._write(f"{name}{suffix}", content[1])
+        if drawing is not None:
+            file = io.BytesIO()
+            drawing.save(file, "PNG")
+            written["overlay"] = self._write(f"{name}{OVERLAY}", file.getvalue())
+        return written
+
+    def _write(self, name: str, content: bytes) -> str:
+        path = self.folder / name
+        write_file(path, content)
+        return str(path)
+
+    def _name(self, inside: str, suffix: str) -> str:
+        """animals/cat.jpg -> animals/cat, and the second one of that name animals/cat.2."""
+        above, name = os.path.split(inside)
+        stem = os.path.splitext(name)[0]
+        if len(os.fsencode(stem)) > MAX_NAME:
+            short = os.fsencode(stem)[: MAX_NAME - 20].decode("utf-8", "ignore")
+            stem = f"{short}-{sha256(os.fsencode(stem)).hexdigest()[:16]}"
+        again = 1
+        while True:
+            tried = os.path.join(above, stem if again == 1 else f"{stem}.{again}")
+            both = {f"{tried}{ending}".casefold() for ending in (suffix, OVERLAY)}  # some disks tell no Cat from cat
+            if not both & self.taken:
+                self.taken |= both
+                return tried
+            again += 1
+
+    def _occupy(self, found: ImageFile) -> None:
+        if (place := identify(os.path.dirname(found.path) or os.curdir)) is not None:
+            self.occupied.add(place)
+
+    def _check_free(self, folder: Path) -> None:
+        if identify(folder) in self.occupied:
+            raise ConfigError(f"--out {self.folder}: {folder} holds images that are read; name another folder")
+
+
+def identify(folder: str | Path) -> tuple[int, int] | None:
+    """What a folder is under any of its names; none where it is not there."""
+    try:
+        status = os.stat(folder)
+    except (OSError, ValueError):
+        return None
+    return (status.st_dev, status.st_ino)
+
+
+VIEW_SIZES: Final = (256, 768)  # pixels of the longer side, at least and at most
+MAX_NAME: Final = 200  # bytes of a name; file systems take 255
+
+
+def crop_view(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+    """The part of an image that the network sees, in the image's own aspect, in a size that one can look at."""
+    box = (0.0, 0.0, float(image.width), float(image.height))
+    if preprocessing.resize is not None:
+        left, top, right, bottom = preprocessing.centre(image)
+        box = (max(left, 0.0), max(top, 0.0), min(right, box[2]), min(bottom, box[3]))
+    width, height = box[2] - box[0], box[3] - box[1]
+    least, most = VIEW_SIZES
+    scale = min(max(least / max(width, height), 1.0), most / max(width, height))
+    size = (max(round(width * scale), 1), max(round(height * scale), 1))
+    return image.resize(size, Image.Resampling.BICUBIC, box)
+
+
+class AttentionImages:
+    """The files in a folder. Names are flat, so that none leads out of it, and no two are the same."""
+
+    def __init__(self, folder: Path, asker: Predictor[Any]) -> None:
+        require_transformer(asker.network)  # refuses what has no attention
+        check_writable(folder / "picture.png")
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--attention {folder} is a file; name a folder")
+        self.folder, self.asker = folder, asker
+        self.taken, self.times = set[str](), Counter[str]()
+
+    def show(self, image: Image.Image) -> Image.Image:
+        """The part of an upright image that the network sees, for a person."""
+        return crop_view(image, self.asker.preprocessing)
+
+    def maps(self, batch: Tensor) -> Tensor:
+        """Where the network looked: uint8 [N, 3, H, W] -> [N, rows, columns]."""
+        network = self.asker.network
+        return run_in_portions(network, self.asker.normalise(batch), lambda images: rollout(network, images)).cpu()
+
+    def draw(self, inside: str, view: Image.Image, map: Tensor) -> str:
+        """Writes an image; its path."""
+        file = io.BytesIO()
+        Image.fromarray(overlay(np.asarray(view), map)).save(file, "PNG")
+        path = self.folder / self.named(inside)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as target:
+                target.write(file.getvalue())
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be written ({error.strerror or error}); give another --attention"
+            ) from error
+        return str(path)
+
+    def named(self, inside: str) -> str:
+        """animals/cat.jpg -> animals--cat.jpg.png, and the second one of that name animals--cat.jpg.2.png. The
+        suffix is always added: a folder that is drawn into itself keeps its images."""
+        name = printable(inside).replace(os.sep, "--").replace("/", "--") or "picture"
+        if len(os.fsencode(name)) > MAX_NAME:
+            short = os.fsdecode(os.fsencode(name)[: MAX_NAME - 20])
+            name = f"{short}-{sha256(os.fsencode(name)).hexdigest()[:16]}"
+        while True:
+            self.times[name] += 1
+            again = self.times[name]
+            tried = f"{name}.png" if again == 1 else f"{name}.{again}.png"
+            if tried.casefold() not in self.taken:  # some file systems tell no Cat from cat
+                self.taken.add(tried.casefold())
+                return tried
