@@ -41,7 +41,7 @@ def single_process(device: str) -> Generator[torch.device]:
         yield world.device
 
 
-def describe_weights(name: str, facts: Mapping[str, Any], *about: str) -> str:
+def weights_line(name: str, facts: Mapping[str, Any], *about: str) -> str:
     """The first line of what a command says: "w.npz: ViT, 5.72M parameters, 224x224 px, float32"."""
     size = f"{millions(facts['parameters'])} parameters"
     return f"{name}: {', '.join([facts['network'], size, *about])}"

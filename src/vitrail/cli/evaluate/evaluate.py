@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vitrail.checkpoint.bundle import card_of
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import network
-from vitrail.cli.inputs import check_batch, describe_weights, load_subject, open_data, read_labels
+from vitrail.cli.inputs import check_batch, load_subject, open_data, read_labels, weights_line
 from vitrail.cli.options.evaluate import EvaluateOptions
 from vitrail.cli.options.vtab import VtabOptions
 from vitrail.cli.progress import bars
@@ -143,7 +143,7 @@ def show_scores(options: EvaluateOptions, done: Sequence[ScoredNetwork], collect
     one, count = done[0], len(collection.splits[split])
     image = "x".join(map(str, one.about.preprocessing.image))
     size = [f"{image} px"] if len(done) == 1 else []
-    print(describe_weights(options.weights, one.result.weights, *size, options.precision))
+    print(weights_line(options.weights, one.result.weights, *size, options.precision))
     where = f"{options.data}@{split}" if len(collection.splits) > 1 else options.data
     print(f"{where}: {count:,} {'picture' if count == 1 else 'pictures'}, {one.found.outputs}")
     for line in one.scope.lines():

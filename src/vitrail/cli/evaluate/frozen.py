@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.cli.inputs import describe_weights, load_batches, load_subject, open_data, single_process
+from vitrail.cli.inputs import load_batches, load_subject, open_data, single_process, weights_line
 from vitrail.cli.options.fewshot import ALL, FewshotOptions
 from vitrail.cli.options.groups import FrozenOptions
 from vitrail.cli.options.knn import KnnOptions
@@ -276,7 +276,7 @@ def show_setup(
     """What was looked at, before the numbers."""
     if first:
         image = "x".join(map(str, about.preprocessing.image))
-        print(describe_weights(options.weights, about.facts, f"{image} px", options.precision))
+        print(weights_line(options.weights, about.facts, f"{image} px", options.precision))
     scored = "held out of it" if task.held is not None else f"of {task.test}"
     how = "kept from before" if features.found else "extracted and kept" if features.kept else "extracted again"
     print(

@@ -15,12 +15,12 @@ from vitrail.checkpoint.bundle import with_names
 from vitrail.checkpoint.weights import bundle_of, write_bundle
 from vitrail.cli.evaluate.frozen import count_progress
 from vitrail.cli.inputs import (
-    describe_weights,
     load_batches,
     load_subject,
     open_data,
     resolve_class_names,
     single_process,
+    weights_line,
 )
 from vitrail.cli.options.embed import EmbedOptions
 from vitrail.cli.options.fit import SUFFIX, FitOptions
@@ -52,7 +52,7 @@ def run_fit(options: FitOptions) -> int:
     kept = "" if options.no_cache else "; features that are complete are kept for the next start"
     with single_process(options.device) as device, on_interrupt(f"{options.out} was not written{kept}"):
         about = load_subject(options.weights, device, image_size=options.image_size)
-        print(describe_weights(options.weights, about.facts, f"{format_size(about.preprocessing.image)} px"))
+        print(weights_line(options.weights, about.facts, f"{format_size(about.preprocessing.image)} px"))
         counts = ", ".join(f"{len(source):,} of {split}" for split, source in collection.splits.items())
         print(f"{collection.title}: {len(collection.classes):,} classes; images: {counts}", flush=True)
         with bars() as advance:
@@ -183,7 +183,7 @@ def run_embed(options: EmbedOptions) -> int:
         if world.is_main:
             image = format_size(about.preprocessing.image)
             count = sum(map(len, splits.values()))
-            print(describe_weights(options.weights, about.facts, f"{image} px", options.precision))
+            print(weights_line(options.weights, about.facts, f"{image} px", options.precision))
             print(f"{collection.title}: {count:,} images of {', '.join(splits)}", flush=True)
         kept = on_interrupt("the parts that are done are kept; the same command resumes")
         with bars() as bar, kept if world.is_main else contextlib.nullcontext():
