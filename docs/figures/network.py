@@ -158,7 +158,7 @@ class Canvas:
         self.parts.append(
             f'<svg x="{num(x)}" y="{num(y)}" width="{num(width)}" height="{num(height)}" '
             f'viewBox="{P * column} {P * row} {P} {P}" preserveAspectRatio="xMidYMid slice">'
-            f'<use href="#image" width="{SIDE}" height="{SIDE}"/></svg>'
+            f'<use href="#picture" width="{SIDE}" height="{SIDE}"/></svg>'
         )
 
 
@@ -207,7 +207,7 @@ def picture(glass: list[Glass]) -> str:
     for outline, colour in glass:
         canvas.polygon(outline, colour, 2)
     canvas.rect(0, 0, SIDE, SIDE, "url(#glow)")
-    return f'<symbol id="image" viewBox="0 0 {SIDE} {SIDE}">{"".join(canvas.parts)}</symbol>'
+    return f'<symbol id="picture" viewBox="0 0 {SIDE} {SIDE}">{"".join(canvas.parts)}</symbol>'
 
 
 def mean_colour(patch: int, glass: list[Glass]) -> str:

@@ -23,7 +23,7 @@ MEANINGS = {
     "objective.loss": "cross-entropy, summed over classes for sigmoid",
     "objective.smoothing": "label smoothing",
     "objective.head_bias": "where the last bias starts (-10 on ImageNet-21k)",
-    "data.source": "[the images](data.md#point-at-pictures); DATA sets it",
+    "data.source": "[the images](data.md#point-at-images); DATA sets it",
     "data.train": "the split to train on",
     "data.without": "the `drop.json` of `vitrail data dedup`: what it names is left out first",
     "data.part": "share of it to learn from, by class; a smaller share lies in every larger one",
