@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vitrail.data.datasets.builtin_sets import ShapesDataset
 from vitrail.data.device_dataset import DRAWN, DeviceDataset, groups, prepared
 from vitrail.data.loader import Share
 from vitrail.data.randomness import EpochOrder
-from vitrail.data.readers.synthetic_shapes import Shapes
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, cifar, inception
 from vitrail.data.transforms.batched import BatchedAugmentation
 from vitrail.data.transforms.policy import RandAugment, ThreeAugment
@@ -125,7 +125,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"torch {torch.__version__}, {name}; {args.count:,} images of {args.size} px, batch {args.batch}")
     start = time.perf_counter()
-    resident = DeviceDataset(Shapes(args.count, size=args.size), device=args.device)
+    resident = DeviceDataset(ShapesDataset(args.count, size=args.size), device=args.device)
     print(f"rendered and loaded in {time.perf_counter() - start:.1f} s, {resident.pixels.numel() / 1e6:.0f} MB")
     chosen = resident.grouped(args.batch, [(args.size, args.size)])
     print(f"groups of {chosen} steps are chosen")

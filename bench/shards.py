@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.randomness import EpochOrder
 from vitrail.data.readers import shards
-from vitrail.data.readers.shards.index import Index, Shard, begin, fill, write
-from vitrail.data.readers.shards.tar import Scanned
+from vitrail.data.readers.shard_index import Index, Shard, begin, fill, write
+from vitrail.data.readers.tar import Scanned
 from vitrail.data.tools.pack import pack
 
 SHARDS = 10

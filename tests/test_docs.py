@@ -33,7 +33,7 @@ import pytest
 import torch
 
 import vitrail
-from tests.data.readers.named import tables as data_tables
+from tests.data.datasets import tables as data_tables
 from tests.train import tables as train_tables
 from vitrail.checkpoint import convert
 from vitrail.checkpoint import parity_check as peers

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.data.datasets import writers
 
-from tests.data.readers.named import writers
 from tests.studies.conftest import TINY
 from vitrail.checkpoint.weights import fresh, save
 from vitrail.cli.app import main
 from vitrail.cli.evaluate.evaluate import select_tasks
-from vitrail.data.datasets.vtab_tasks import TASKS
+from vitrail.data.datasets.catalogue import VTAB_TASKS
 from vitrail.evaluation.result import Result
 
 SETTINGS = ("steps=2", "batch=8", "schedule.warmup=1", "data.workers=0")
@@ -85,7 +85,7 @@ def test_an_unknown_task_is_named_with_its_neighbours(weights: str, capsys: pyte
 
 
 def test_tasks_come_in_the_papers_order() -> None:
-    assert select_tasks([]) == tuple(TASKS)
+    assert select_tasks([]) == tuple(VTAB_TASKS)
     assert select_tasks(["kitti-distance", "Specialized", "pets"]) == (
         *("pets", "pcam", "eurosat", "resisc45", "retinopathy", "kitti-distance"),
     )

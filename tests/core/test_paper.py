@@ -3,7 +3,7 @@
 import pytest
 
 from vitrail.core.paper_tables import TABLE_6, TABLE_9, jft_epochs, printed_exaflops
-from vitrail.data.datasets.vtab_tasks import TASKS
+from vitrail.data.datasets.catalogue import VTAB_TASKS
 from vitrail.models.zoo import ZOO
 
 # Natural, Specialized, Structured as Figure 2 shows them, and the mean of all 19 as Tables 2 and 9 print it.
@@ -17,9 +17,9 @@ FIGURE_2 = {
 @pytest.mark.parametrize("network", FIGURE_2)
 def test_means_of_table_9_are_figure_2s(network: str) -> None:
     table = TABLE_9[network]
-    assert list(table) == list(TASKS)
+    assert list(table) == list(VTAB_TASKS)
     for group, mean in zip(("natural", "specialized", "structured"), FIGURE_2[network], strict=False):
-        values = [table[name] for name, task in TASKS.items() if task.group == group]
+        values = [table[name] for name, task in VTAB_TASKS.items() if task.group == group]
         assert sum(values) / len(values) == pytest.approx(mean, abs=0.006)
     assert sum(table.values()) / 19 == pytest.approx(FIGURE_2[network][3], abs=0.06)
 

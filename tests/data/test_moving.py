@@ -15,10 +15,10 @@ from tests.data.pictures import Shifted, encoded, noise
 from vitrail.core.errors import BadImage, ConfigError
 from vitrail.core.text import Pair
 from vitrail.data.dataset import ImageDataset
+from vitrail.data.datasets.builtin_sets import ShapesDataset
 from vitrail.data.device_dataset import DeviceDataset, fits
 from vitrail.data.loader import Batch, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.readers.synthetic_shapes import Shapes
 from vitrail.data.targets import IGNORED, Masks
 from vitrail.data.transforms.augmentation import Augmentation, cifar, inception, reference_inception
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
@@ -134,7 +134,7 @@ def squashed(size: Pair) -> Sequence[Augmentation]:
 
 
 def test_shapes_are_where_their_masks_say() -> None:
-    source: ImageDataset = Shapes(6, size=32)
+    source: ImageDataset = ShapesDataset(6, size=32)
     batch = next(eval_batches(source, Preprocessing(image=(32, 32)), batch=6, targets=Masks()))
     assert torch.equal(batch.target, torch.from_numpy(np.stack([np.asarray(source.mask(at)) for at in range(6)])))
     assert batch.target.amax((1, 2)).tolist() == (source.labels.values + 1).tolist()

@@ -11,10 +11,10 @@ from tests.data.masked import PIXEL_CLASSES, Masked, Unlabelled, masked, painted
 from tests.data.pictures import encoded, listed, noise
 from vitrail.core.errors import BadImage, DataError
 from vitrail.data.dataset import Arrays, Concat, Labels, RelabelledDataset, Subset
+from vitrail.data.datasets.builtin_sets import ShapesDataset
 from vitrail.data.decode.image import read_indices
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.readers.synthetic_shapes import Shapes
 from vitrail.data.targets import IGNORED, ClassLabels, Geometry, Masks
 
 
@@ -58,7 +58,7 @@ def test_a_fingerprint_notices_other_classes_of_pixels() -> None:
 
 def test_runs_from_before_there_were_masks_know_their_data() -> None:
     known = "a1a7369b9b806278068732d736c6776240945cba3555bd81ee2e257d9f6b5433"  # as 0.1.0 wrote it
-    assert Shapes(20).fingerprint == known
+    assert ShapesDataset(20).fingerprint == known
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])

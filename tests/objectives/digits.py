@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.data.datasets import builtin_sets as digits
 from vitrail.data.loader import train_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.readers import arrays as digits
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.models.build import build
 from vitrail.models.vit import ViT

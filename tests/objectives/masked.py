@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitrail.data.datasets.builtin_sets import load_digit_scans
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.readers.arrays import scans
 from vitrail.distributed.process_group import World
 from vitrail.models.build import Model, build
 from vitrail.models.family import ModelConfig
@@ -74,7 +74,9 @@ def noise(count: int, *, seed: int = 1) -> Tensor:
 
 def digits(count: int, size: int = 16) -> Tensor:
     """Handwritten digits as images [count, 3, size, size]."""
-    ink = torch.from_numpy(scans()[0][:count]).repeat_interleave(size // 8, 1).repeat_interleave(size // 8, 2)
+    ink = (
+        torch.from_numpy(load_digit_scans()[0][:count]).repeat_interleave(size // 8, 1).repeat_interleave(size // 8, 2)
+    )
     return ink[:, None].expand(-1, 3, -1, -1).contiguous()
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from vitrail.data.datasets.catalogue import SETS
-from vitrail.data.datasets.vtab_tasks import TASKS
+from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 from vitrail.data.splits import DEV
 from vitrail.data.transforms.augmentation import bit, inception
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop
@@ -37,13 +36,13 @@ NO_FLIP = {"dsprites-orientation", "smallnorb-azimuth", "dsprites-location"}
 
 @pytest.mark.parametrize("name", VTAB)
 def test_vtab(name: str) -> None:
-    task = TASKS[name]
+    task = VTAB_TASKS[name]
     assert (task.group, task.classes, *task.sizes) == VTAB[name]
     assert (task.crop, task.flip) == (name not in NO_CROP, name not in NO_FLIP)
 
 
 def test_vtab_has_no_other_tasks() -> None:
-    assert set(TASKS) == set(VTAB)
+    assert set(VTAB_TASKS) == set(VTAB)
 
 
 @pytest.mark.parametrize(

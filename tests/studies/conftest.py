@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.data.readers.named import writers
+from tests.data.datasets import writers
 from vitrail.checkpoint.weights import fresh, save
 from vitrail.data.datasets import vtab
 from vitrail.models.vit_config import ViTConfig

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.data.readers.named import writers
+from tests.data.datasets import writers
 from tests.studies.conftest import QUICK
 from vitrail.core.errors import ConfigError, Diverged
 from vitrail.core.paper_tables import TABLE_9
-from vitrail.data.datasets.vtab_tasks import TASKS
+from vitrail.data.datasets.catalogue import VTAB_TASKS
 from vitrail.data.transforms.crop import ResizeCrop, Squash
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.result import Result
@@ -30,7 +30,9 @@ HERE = World(device=torch.device("cpu"))
 def study_of(weights: str, out: Path, root: Path, *tasks: str, settings: tuple[str, ...] = ()) -> Study:
     every = (*QUICK, *settings)
     base = base_run(weights, image_size=8, settings=every)
-    return Study(base=base, out=out, tasks=tasks or tuple(TASKS), root=root, settings=every, go_on="vitrail vtab again")
+    return Study(
+        base=base, out=out, tasks=tasks or tuple(VTAB_TASKS), root=root, settings=every, go_on="vitrail vtab again"
+    )
 
 
 def test_the_recipe_is_the_papers(weights: str) -> None:
@@ -45,21 +47,21 @@ def test_the_recipe_is_the_papers(weights: str) -> None:
 
 def test_a_set_that_is_not_in_its_usual_folder_keeps_its_answer(weights: str, tmp_path: Path) -> None:
     study = study_of(weights, tmp_path / "out", tmp_path)
-    located = task_run(study, TASKS["dsprites-location"])
+    located = task_run(study, VTAB_TASKS["dsprites-location"])
     assert located.data.source == f"vtab/dsprites-location:{tmp_path / 'dsprites'}"
     assert isinstance(located.augmentation.crop, Squash)
     assert located.augmentation.flip == 0
-    assert isinstance(task_run(study, TASKS["pets"]).augmentation.crop, ResizeCrop)
+    assert isinstance(task_run(study, VTAB_TASKS["pets"]).augmentation.crop, ResizeCrop)
     (tmp_path / "oxford-iiit-pet").mkdir()  # as torchvision keeps it
-    assert place(TASKS["pets"], tmp_path) == f"vtab/pets:{tmp_path}"
-    assert place(TASKS["pets"], None) == "vtab/pets"
+    assert place(VTAB_TASKS["pets"], tmp_path) == f"vtab/pets:{tmp_path}"
+    assert place(VTAB_TASKS["pets"], None) == "vtab/pets"
 
 
 @pytest.mark.slow
 def test_all_nineteen(weights: str, few: Path, tmp_path: Path, ten: None) -> None:
     study = study_of(weights, tmp_path / "out", few, settings=("data.train=trainval10", "steps=2", "batch=4"))
     outcome = go(study, world=HERE)
-    assert outcome.of("done") == list(TASKS), outcome.reasons
+    assert outcome.of("done") == list(VTAB_TASKS), outcome.reasons
     assert [mean.title for mean in means(outcome.scores)] == ["Natural", "Specialized", "Structured", "VTAB (19)"]
     assert means(outcome.scores)[-1].value == pytest.approx(
         sum(score.accuracy for score in outcome.scores.values()) / 19
@@ -260,8 +262,8 @@ def test_a_task_that_explodes_leaves_the_others(
 
 
 def test_a_mean_is_plain_over_tasks_not_over_pictures() -> None:
-    one = Score(task=TASKS["cifar100"], accuracy=0.9, count=1000, loss=0.0, step=1, fingerprint="")
-    two = Score(task=TASKS["dtd"], accuracy=0.5, count=10, loss=0.0, step=1, fingerprint="")
+    one = Score(task=VTAB_TASKS["cifar100"], accuracy=0.9, count=1000, loss=0.0, step=1, fingerprint="")
+    two = Score(task=VTAB_TASKS["dtd"], accuracy=0.5, count=10, loss=0.0, step=1, fingerprint="")
     outcome = Outcome(states={"cifar100": "done", "dtd": "done"}, scores={"cifar100": one, "dtd": two})
     natural, every = means(outcome.scores)
     assert natural.value == every.value == 0.7

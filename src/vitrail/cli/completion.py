@@ -92,7 +92,7 @@ def known_names() -> dict[str, tuple[str, ...]]:
     from vitrail.checkpoint.bundled_weights import SHIPPED
     from vitrail.checkpoint.formats.registry import FORMATS
     from vitrail.cli.data import known_sets
-    from vitrail.data.datasets.vtab_tasks import TASKS
+    from vitrail.data.datasets.catalogue import VTAB_TASKS
     from vitrail.models.zoo import SLUGS, ZOO
     from vitrail.recipes.registry import recipes
     from vitrail.studies.framework.registry import STUDIES
@@ -103,7 +103,7 @@ def known_names() -> dict[str, tuple[str, ...]]:
         "weights": tuple(SHIPPED),
         "set": check_words(row[0] for row in known_sets()),
         "format": ("vitrail", "hf", *(name for name in FORMATS if name != "huggingface")),
-        "task": check_words(TASKS),
+        "task": check_words(VTAB_TASKS),
         "study": tuple(STUDIES),
         "device": ("auto", "cpu", "cuda", "mps"),
     }

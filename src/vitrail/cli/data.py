@@ -238,29 +238,27 @@ def list_data_sets(as_json: bool) -> int:
 
 def known_sets() -> list[tuple[str, str, int, int, str]]:
     """Name, title, classes, images in all, and where the files are."""
-    from vitrail.data.datasets.catalogue import SETS
-    from vitrail.data.datasets.vtab import TASKS
-    from vitrail.data.readers import arrays as digits
-    from vitrail.data.readers import synthetic_shapes as shapes
+    from vitrail.data.datasets.builtin_sets import CLASSES, DIGITS, SHAPES
+    from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 
-    rows = [(digits.NAME, "handwritten digits, 8x8", 10, 1797, INCLUDED)]
-    for name in shapes.NAMES:
+    rows = [(DIGITS, "handwritten digits, 8x8", 10, 1797, INCLUDED)]
+    for name in SHAPES:
         label = name.partition("/")[2] or "shape"
-        rows.append((name, f"rendered shapes by {label}", len(shapes.CLASSES[label]), 12_000, INCLUDED))
+        rows.append((name, f"rendered shapes by {label}", len(CLASSES[label]), 12_000, INCLUDED))
     for name, entry in SETS.items():
         rows.append((name, entry.title, entry.classes, sum(entry.splits.values()), locate_files(name)))
-    for name, task in TASKS.items():
+    for name, task in VTAB_TASKS.items():
         rows.append((f"vtab/{name}", f"VTAB: {task.title}", task.classes, sum(task.sizes), locate_files(task.source)))
     return rows
 
 
 def locate_files(name: str) -> str:
     """Where the files of a set are, or how to come by them. Only folders are looked at, nothing is opened."""
-    from vitrail.data.datasets.open_by_name import find_set, folder_of, places
+    from vitrail.data.datasets.open_by_name import find_places, find_set, folder_of
 
     entry = find_set(name)
-    here = next((place for place in places(entry, folder_of(entry), True) if any(place.iterdir())), None)
-    return str(here) if here is not None else FETCHED if entry.fetchable else BY_HAND
+    here = next((place for place in find_places(entry, folder_of(entry), search=True) if any(place.iterdir())), None)
+    return str(here) if here is not None else FETCHED if entry.is_downloadable else BY_HAND
 
 
 def run_pack(options: PackOptions) -> int:

@@ -165,15 +165,13 @@ def resolve(text: str, fetching: Fetching) -> Meaning | None:
 
 def known() -> dict[str, str]:
     """The names that stand for a set, each with its kind: embedded, named or vtab."""
-    from vitrail.data.datasets.catalogue import SETS
-    from vitrail.data.datasets.vtab import TASKS
-    from vitrail.data.readers.arrays import NAME as DIGITS
-    from vitrail.data.readers.synthetic_shapes import NAMES as SHAPES
+    from vitrail.data.datasets.builtin_sets import DIGITS, SHAPES
+    from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 
     return {
         **dict.fromkeys([DIGITS, *SHAPES], "embedded"),
         **dict.fromkeys(SETS, "named"),
-        **dict.fromkeys((f"vtab/{task}" for task in TASKS), "vtab"),
+        **dict.fromkeys((f"vtab/{task}" for task in VTAB_TASKS), "vtab"),
     }
 
 
@@ -194,16 +192,15 @@ def open_known(name: str, place: Path | None, fetching: Fetching) -> Collection:
         return collected(name, opening.folder_of(entry, root), (kind, splits))
     entry = opening.find_set(name)
     splits = opening.open_named(name, root, download=fetching.download, progress=fetching.progress)
-    odd = [f"not as published: {difference}" for difference in opening.differences(entry, splits)]
+    odd = [f"not as published: {difference}" for difference in opening.find_differences(entry, splits)]
     made = collected(name, opening.folder_of(entry, root), (entry.title, splits))
     return replace(made, notes=(*odd, *made.notes))
 
 
 def embedded(name: str) -> dict[str, ImageDataset]:
-    from vitrail.data.readers import arrays as digits
-    from vitrail.data.readers import synthetic_shapes as shapes
+    from vitrail.data.datasets.builtin_sets import read_builtin
 
-    return digits.read_digits() if name == digits.NAME else shapes.read(name)
+    return read_builtin(name)
 
 
 def collected(name: str, path: Path | None, found: Found) -> Collection:

@@ -16,7 +16,7 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.core.config_overrides import with_settings
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair, pair
-from vitrail.data.datasets.vtab_tasks import TASKS, VtabTask
+from vitrail.data.datasets.catalogue import VTAB_TASKS, VtabTask
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation, Mix
 from vitrail.data.transforms.crop import Crop, ResizeCrop, Squash
@@ -44,7 +44,7 @@ def on_data(run: AnyRun, source: str) -> AnyRun:
     """The run on another source. A task of VTAB goes without the crop or the flip that would change its answer."""
     run = replace(run, data=replace(run.data, source=source))
     name = re.split("[:@]", source.removeprefix("vtab/"))[0]  # without the folder or the split
-    task = TASKS.get(name) if source.startswith("vtab/") else None
+    task = VTAB_TASKS.get(name) if source.startswith("vtab/") else None
     return run if task is None else replace(run, augmentation=kept_answer(run.augmentation, task))
 
 

@@ -17,11 +17,11 @@ from PIL import Image
 
 from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound
 from vitrail.data.randomness import EpochOrder
+from vitrail.data.readers import shard_index as index
 from vitrail.data.readers import shards
 from vitrail.data.readers.detect_format import by_split, expand
-from vitrail.data.readers.shards import index, reader
-from vitrail.data.readers.shards.index import Index
-from vitrail.data.readers.shards.tar import Tar
+from vitrail.data.readers.shard_index import Index
+from vitrail.data.readers.tar import Tar
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 
@@ -415,7 +415,7 @@ def test_processes_that_index_at_once_do_not_harm_each_other(tmp_path: Path) -> 
 
 
 def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "OPEN_FILES", 3)
+    monkeypatch.setattr(shards, "OPEN_FILES", 3)
     for part in range(8):
         tar(tmp_path / f"set/{part}.tar", numbered(2, 2 * part))
     source = shards.read(tmp_path / "set")["train"]

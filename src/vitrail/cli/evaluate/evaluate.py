@@ -24,9 +24,8 @@ from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError, DataError, TrainingError
 from vitrail.core.text import format_size
-from vitrail.data.datasets.catalogue import SETS
+from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 from vitrail.data.datasets.vtab import find_task as find_vtab_task
-from vitrail.data.datasets.vtab_tasks import TASKS
 from vitrail.distributed.process_group import World, joined
 from vitrail.evaluation.result import Measure, describe_weights, format_interval, format_value
 from vitrail.evaluation.scoring import Scope, ScoringOptions, choose_split
@@ -228,9 +227,9 @@ def select_tasks(named: Sequence[str]) -> tuple[str, ...]:
     """Tasks by name and by group, in the paper's order."""
     wanted: set[str] = set()
     for name in named or GROUPS:
-        group = [task.name for task in TASKS.values() if task.group == name.lower()]
+        group = [task.name for task in VTAB_TASKS.values() if task.group == name.lower()]
         wanted |= set(group or [find_vtab_task(name).name])
-    return tuple(name for name in TASKS if name in wanted)
+    return tuple(name for name in VTAB_TASKS if name in wanted)
 
 
 def vtab_command(options: VtabOptions) -> str:
@@ -273,7 +272,7 @@ def download_tasks(study: Study) -> None:
     """Downloads what is missing and may be had; what is not is said when its task comes."""
     with bars(bytes_=True) as progress:
         for name in study.tasks:
-            pictures_of(study, TASKS[name], download=True, progress=progress)
+            pictures_of(study, VTAB_TASKS[name], download=True, progress=progress)
 
 
 def show_vtab(study: Study, outcome: Outcome) -> None:
@@ -289,10 +288,10 @@ def show_missing(outcome: Outcome, *, whole: bool) -> None:
     """What is passed over, a data set once: in a line, or with all that goes where."""
     told: dict[str, list[str]] = {}
     for name in outcome.of("missing"):
-        told.setdefault(SETS[TASKS[name].source].folder, []).append(name)
+        told.setdefault(SETS[VTAB_TASKS[name].source].folder, []).append(name)
     for names in told.values():
         lines = outcome.reasons[names[0]].splitlines()
-        titles = ", ".join(TASKS[name].title for name in names)
+        titles = ", ".join(VTAB_TASKS[name].title for name in names)
         print(f"passed over: {titles}\n    " + "\n    ".join(lines) if whole else f"passed over: {titles}. {lines[0]}")
     if told and not whole:
         print("where to get these and where to put them: the same command with --dry-run")
@@ -304,7 +303,7 @@ def check_outcome(study: Study, outcome: Outcome) -> None:
         print(f"stopped and saved; go on with: {study.go_on}")
     failed = outcome.of("failed")
     if failed:
-        first = f"{TASKS[failed[0]].title}: {outcome.reasons[failed[0]]}"
+        first = f"{VTAB_TASKS[failed[0]].title}: {outcome.reasons[failed[0]]}"
         raise TrainingError(f"{len(failed)} of {len(study.tasks)} tasks failed, first {first}")
     if not outcome.scores and not outcome.stopped:
         where = study.root or "$VITRAIL_DATA"
@@ -321,7 +320,7 @@ def forecast_vtab(study: Study, world: World) -> int:
     left = test = 0
     outcome = Outcome(states=dict(done.states), scores=done.scores)
     for name in study.tasks:
-        task = TASKS[name]
+        task = VTAB_TASKS[name]
         way = ", ".join(word for word, used in (("crop", task.crop), ("flip", task.flip)) if used) or "as it is"
         state = "done"
         if name not in done.scores:

@@ -1,113 +1,95 @@
-"""Caltech-101 as VTAB counts it: 102 classes, the background among them; 30 images a class are train, the rest test.
+"""VTAB's natural image sets: Caltech-101, SVHN, SUN397, Oxford Pets, Flowers-102 and Describable Textures (DTD).
 
-The images of train were drawn at random by TensorFlow Datasets, in an order that depends on the disk it ran on. Ours
-are drawn by a fixed pseudo-random order of each class, so they are others, and the same everywhere.
-
-SVHN, the cropped digits: train_32x32.mat and test_32x32.mat. The "extra" images are not used, as in VTAB.
-
-SUN397: 108,754 scenes in folders a/abbey, a/airplane_cabin and so on.
-
-VTAB's splits are lists that come with TensorFlow Datasets: sun397_tfds_tr.txt, _va.txt and _te.txt. Where they lie
-next to the images they are used. Where not, the same numbers (a tenth val, a fifth test, the rest train) are drawn by
-a fixed pseudo-random order, so that the images in each differ from VTAB's.
-
-The sets of Oxford's Visual Geometry Group: Pets, Flowers-102 and the Describable Textures (DTD), fold 1.
+TensorFlow Datasets draws Caltech's training images in an order that depends on the disk it ran on. Here they follow a
+fixed pseudo-random order per class, so they are different images, and the same ones everywhere. SUN397's splits are
+lists that come with TensorFlow Datasets; without them the same numbers are drawn in a fixed pseudo-random order.
 """
 
+import shutil
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from vitrail.core.atomic_files import replacing
-from vitrail.core.errors import BadLabels, DataError, reason_of
-from vitrail.data.dataset import Arrays, ImageDataset, Labels
-from vitrail.data.datasets.file_formats import Folder
-from vitrail.data.datasets.matlab import read_mat
-from vitrail.data.datasets.open_by_name import Absent, present, read_text, unpacked
+from vitrail.core.errors import BadLabels, DataError
+from vitrail.data.dataset import Arrays, ImageDataset
+from vitrail.data.datasets.file_formats import FolderTree, make_labels, read_mat
+from vitrail.data.datasets.open_by_name import FilesMissing, find_file, read_text, refuse_damaged, unpack
 from vitrail.data.randomness import EpochOrder, hash_word
 from vitrail.data.readers.folder import below, is_folder, listed
 
-A_CLASS: Final = 30
-FOLDER: Final = "101_ObjectCategories"
-ARCHIVE: Final = "101_ObjectCategories.tar.gz"
-WRAPPED: Final = "caltech-101/101_ObjectCategories.tar.gz"  # inside caltech-101.zip
+CALTECH_TRAIN: Final = 30  # images per class
+CALTECH_FOLDER: Final = "101_ObjectCategories"
+CALTECH_ARCHIVE: Final = "101_ObjectCategories.tar.gz"
+CALTECH_WRAPPED: Final = "caltech-101/101_ObjectCategories.tar.gz"  # inside caltech-101.zip
+SUN_LISTS: Final = {"train": "sun397_tfds_tr.txt", "val": "sun397_tfds_va.txt", "test": "sun397_tfds_te.txt"}
+SUN_SKIPPED: Final = "c/church/outdoor/sun_bhenjvsvrtumjuri.jpg"  # decoders disagree about it
 
 
-def caltech101(root: Path) -> dict[str, ImageDataset]:
-    home = find(root)
+def read_caltech101(root: Path) -> dict[str, ImageDataset]:
+    """102 classes, the background included: 30 images per class are train, the others test."""
+    home = find_caltech(root)
     classes = [entry.name for entry in listed(str(home)) if is_folder(entry)]
-    train: list[tuple[str, int]] = []
-    test: list[tuple[str, int]] = []
+    splits: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
     for label, name in enumerate(classes):
         files = [f"{name}/{entry.name}" for entry in listed(str(home / name)) if entry.name.lower().endswith(".jpg")]
-        if len(files) <= A_CLASS:
-            raise DataError(f"{home / name} holds {len(files)} images; {A_CLASS} are for train and some for test")
+        if len(files) <= CALTECH_TRAIN:
+            raise DataError(f"{home / name} has {len(files)} images; at least {CALTECH_TRAIN + 1} are needed")
         order = EpochOrder(len(files), hash_word(f"caltech101 {name}"))(0, np.arange(len(files)))
-        train += [(files[i], label) for i in sorted(order[:A_CLASS])]
-        test += [(files[i], label) for i in sorted(order[A_CLASS:])]
-    return {
-        split: Folder(home).source(
-            [name for name, _ in rows], Labels(np.array([label for _, label in rows], np.int64)), classes
-        )
-        for split, rows in (("train", train), ("test", test))
-    }
+        for split, chosen in (("train", order[:CALTECH_TRAIN]), ("test", order[CALTECH_TRAIN:])):
+            splits[split] += [(files[i], label) for i in sorted(chosen)]
+    return {split: FolderTree(home).label(rows, classes) for split, rows in splits.items()}
 
 
-def find(root: Path) -> Path:
-    """The folder of class folders; the archive is unpacked, and the one inside caltech-101.zip too."""
+def find_caltech(root: Path) -> Path:
+    """The folder of class folders. The archive is unpacked, and so is the one inside caltech-101.zip."""
     for where in (root, root / "caltech-101"):
-        if (where / FOLDER).is_dir() or (where / ARCHIVE).is_file():
-            return unpacked(where, FOLDER, ARCHIVE)
+        if (where / CALTECH_FOLDER).is_dir() or (where / CALTECH_ARCHIVE).is_file():
+            return unpack(where, CALTECH_FOLDER, CALTECH_ARCHIVE)
     wrapper = root / "caltech-101.zip"
     if not wrapper.is_file():
-        raise Absent(root, (FOLDER, ARCHIVE, wrapper.name))
-    try:
-        with zipfile.ZipFile(wrapper) as opened, opened.open(WRAPPED) as inner, replacing(root / ARCHIVE) as file:
-            while piece := inner.read(1 << 20):
-                file.write(piece)
-    except (zipfile.BadZipFile, KeyError, OSError) as error:
-        raise DataError(f"{wrapper}: {WRAPPED} cannot be taken out of it ({reason_of(error)})") from None
-    return unpacked(root, FOLDER, ARCHIVE)
+        raise FilesMissing(root, (CALTECH_FOLDER, CALTECH_ARCHIVE, wrapper.name))
+    with (
+        refuse_damaged(f"{wrapper}: {CALTECH_WRAPPED}"),
+        zipfile.ZipFile(wrapper) as opened,
+        opened.open(CALTECH_WRAPPED) as inner,
+        replacing(root / CALTECH_ARCHIVE) as file,
+    ):
+        shutil.copyfileobj(inner, file, 1 << 20)
+    return unpack(root, CALTECH_FOLDER, CALTECH_ARCHIVE)
 
 
-def svhn(root: Path) -> dict[str, ImageDataset]:
+def read_svhn(root: Path) -> dict[str, ImageDataset]:
+    """The cropped digits. The "extra" images are not used, as in VTAB."""
     splits: dict[str, ImageDataset] = {}
     for split in ("train", "test"):
-        path = present(root, f"{split}_32x32.mat")
-        held = read_mat(path, "X", "y")
-        pixels, labels = held["X"], held["y"].ravel().astype(np.int64)
-        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[2] != 3 or pixels.shape[3] != labels.size:
-            raise DataError(f"{path} holds X {pixels.shape} and y {labels.shape}, not 32 x 32 x 3 x N and N")
-        labels = np.where(labels == 10, 0, labels)  # the digit 0 is class 10 in the file
-        splits[split] = Arrays(
-            np.ascontiguousarray(pixels.transpose(3, 0, 1, 2)), Labels(labels), tuple("0123456789"), called=path.name
-        )
-        splits[split].labels.check(10, str(path))
+        path = find_file(root, f"{split}_32x32.mat")
+        held = read_mat(path, path, "X", "y")
+        images, labels = held["X"], held["y"].ravel()
+        if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3 or images.shape[3] != labels.size:
+            raise DataError(f"{path} has X {images.shape} and y {labels.shape}, not 32 x 32 x 3 x N and N")
+        digits = make_labels(np.where(labels == 10, 0, labels), 10, path)  # the digit 0 is class 10 in the file
+        images = np.ascontiguousarray(images.transpose(3, 0, 1, 2))
+        splits[split] = Arrays(images, digits, tuple("0123456789"), called=path.name)
     return splits
 
 
-LISTS: Final = {"train": "sun397_tfds_tr.txt", "val": "sun397_tfds_va.txt", "test": "sun397_tfds_te.txt"}
-LEFT_OUT: Final = "c/church/outdoor/sun_bhenjvsvrtumjuri.jpg"  # decodes differently from one library to the next
-
-
-def sun397(root: Path) -> dict[str, ImageDataset]:
-    home = unpacked(root, "SUN397", "SUN397.tar.gz") if root.name != "SUN397" else root
-    pictures, _ = below(str(home), "")
-    names = sorted(name for name in pictures if name != LEFT_OUT and name.rpartition("/")[2].startswith("sun_"))
+def read_sun397(root: Path) -> dict[str, ImageDataset]:
+    """108,753 scenes in folders a/abbey, a/airplane_cabin and so on."""
+    home = unpack(root, "SUN397", "SUN397.tar.gz") if root.name != "SUN397" else root
+    images, _ = below(str(home), "")
+    names = sorted(name for name in images if name != SUN_SKIPPED and name.rpartition("/")[2].startswith("sun_"))
     if not names:
         raise DataError(f"{home}: no images called sun_*.jpg below it")
-    classes = class_names(home, names)
-    numbers = {name: i for i, name in enumerate(classes)}
-    strange = sorted({class_of(name) for name in names} - set(classes))
-    if strange:
-        raise BadLabels(f"{home}: the folder {strange[0]} is not a class of ClassName.txt")
-    splits = listed_splits(root, home, names) or drawn_splits(names)
-    return {
-        split: Folder(home).source(chosen, Labels(np.array([numbers[class_of(n)] for n in chosen], np.int64)), classes)
-        for split, chosen in splits.items()
-    }
+    if (home / "ClassName.txt").is_file():  # lines such as /a/abbey
+        classes = [line.strip()[3:] for line in read_text(home / "ClassName.txt").splitlines() if line.strip()]
+    else:
+        classes = sorted({class_of(name) for name in names})
+    splits = read_sun_lists(root, home, names) or draw_sun_splits(names)
+    return label_by_class(home, splits, classes)
 
 
 def class_of(name: str) -> str:
@@ -115,101 +97,94 @@ def class_of(name: str) -> str:
     return "/".join(name.split("/")[1:-1])
 
 
-def class_names(home: Path, names: list[str]) -> list[str]:
-    """From ClassName.txt, lines such as /a/abbey; where that is not there, from the folders."""
-    if (home / "ClassName.txt").is_file():
-        return [line.strip()[3:] for line in read_text(home / "ClassName.txt").splitlines() if line.strip()]
-    return sorted({class_of(name) for name in names})
+def label_by_class(home: Path, splits: Mapping[str, Sequence[str]], classes: Sequence[str]) -> dict[str, ImageDataset]:
+    """Images of SUN397 by split, each with the class of its folder."""
+    index = {name: i for i, name in enumerate(classes)}
+    strange = sorted({class_of(name) for names in splits.values() for name in names} - index.keys())
+    if strange:
+        raise BadLabels(f"{home}: the folder {strange[0]} is not a class of ClassName.txt")
+    return {
+        split: FolderTree(home).label([(name, index[class_of(name)]) for name in names], classes)
+        for split, names in splits.items()
+    }
 
 
-def listed_splits(root: Path, home: Path, names: list[str]) -> dict[str, list[str]] | None:
-    """By the lists, where all three are there; a line is /a/abbey/sun_xyz.jpg."""
-    for where in (root, home):
-        if all((where / file).is_file() for file in LISTS.values()):
-            break
-    else:
+def read_sun_lists(root: Path, home: Path, names: list[str]) -> dict[str, list[str]] | None:
+    """The splits by their lists, where all three exist; a line is /a/abbey/sun_xyz.jpg."""
+    where = next((place for place in (root, home) if all((place / f).is_file() for f in SUN_LISTS.values())), None)
+    if where is None:
         return None
-    there, splits = set(names), dict[str, list[str]]()
-    for split, file in LISTS.items():
+    known, splits = set(names), dict[str, list[str]]()
+    for split, file in SUN_LISTS.items():
         splits[split] = [line.strip().lstrip("/") for line in read_text(where / file).splitlines() if line.strip()]
-        missing = [name for name in splits[split] if name not in there]
+        missing = [name for name in splits[split] if name not in known]
         if missing:
             raise DataError(f"{where / file} lists {missing[0]} and {len(missing) - 1} more that are not in {home}")
     return splits
 
 
-def counts(total: int) -> tuple[int, int, int]:
-    """Train, val and test: what is left over, a tenth and a fifth."""
+def sun_sizes(total: int) -> tuple[int, int, int]:
+    """Train, val and test: the rest, a tenth and a fifth."""
     return total - total // 10 - total // 5, total // 10, total // 5
 
 
-def drawn_splits(names: list[str]) -> dict[str, list[str]]:
+def draw_sun_splits(names: list[str]) -> dict[str, list[str]]:
     order = EpochOrder(len(names), hash_word("sun397"))(0, np.arange(len(names)))
-    train, val, _ = counts(len(names))
+    train, val, _ = sun_sizes(len(names))
     parts = {"train": order[:train], "val": order[train : train + val], "test": order[train + val :]}
     return {split: [names[i] for i in sorted(chosen)] for split, chosen in parts.items()}
 
 
-def pets(root: Path) -> dict[str, ImageDataset]:
+def read_pets(root: Path) -> dict[str, ImageDataset]:
     """Train is the official trainval list. A line is "Abyssinian_100 1 1 1": the image, and its class from 1."""
-    lists = unpacked(root, "annotations", "annotations.tar.gz")
-    images = unpacked(root, "images", "images.tar.gz")
-    rows = {
-        split: [
-            line.split() for line in read_text(present(lists, file)).splitlines() if line.strip() and line[0] != "#"
-        ]
-        for split, file in (("train", "trainval.txt"), ("test", "test.txt"))
-    }
-    numbers: dict[int, str] = {}
-    for split, lines in rows.items():
+    lists = unpack(root, "annotations", "annotations.tar.gz")
+    images = FolderTree(unpack(root, "images", "images.tar.gz"))
+    splits: dict[str, list[tuple[str, int]]] = {}
+    names: dict[int, str] = {}
+    for split, file in (("train", "trainval.txt"), ("test", "test.txt")):
+        lines = [line.split() for line in read_text(find_file(lists, file)).splitlines() if line.strip("# \t")]
+        lines = [line for line in lines if not line[0].startswith("#")]
         for line in lines:
             if len(line) < 2 or not line[1].isdigit():
                 raise DataError(f"{lists}: the list of {split} has a line {' '.join(line)!r}, not NAME CLASS ...")
-            numbers[int(line[1])] = line[0].rpartition("_")[0].replace("_", " ")
-    if sorted(numbers) != list(range(1, len(numbers) + 1)):
-        raise BadLabels(f"{lists}: the lists have the classes {sorted(numbers)}, not 1 to {len(numbers)}")
-    classes = [numbers[i] for i in sorted(numbers)]
-    return {
-        split: Folder(images).source(
-            [f"{line[0]}.jpg" for line in lines],
-            Labels(np.array([int(line[1]) - 1 for line in lines], np.int64)),
-            classes,
-        )
-        for split, lines in rows.items()
-    }
+            names[int(line[1])] = line[0].rpartition("_")[0].replace("_", " ")
+        splits[split] = [(f"{line[0]}.jpg", int(line[1]) - 1) for line in lines]
+    if sorted(names) != list(range(1, len(names) + 1)):
+        raise BadLabels(f"{lists}: the lists have the classes {sorted(names)}, not 1 to {len(names)}")
+    classes = [names[i] for i in sorted(names)]
+    return {split: images.label(rows, classes) for split, rows in splits.items()}
 
 
-def flowers102(root: Path) -> dict[str, ImageDataset]:
-    """The images are numbered from 1; setid.mat says which are in which split, imagelabels.mat the classes from 1."""
-    sets = read_mat(present(root, "setid.mat"), "trnid", "valid", "tstid")
-    targets = read_mat(present(root, "imagelabels.mat"), "labels")["labels"].ravel().astype(np.int64) - 1
-    images = unpacked(root, "jpg", "102flowers.tgz")
+def read_flowers102(root: Path) -> dict[str, ImageDataset]:
+    """Images are numbered from 1; setid.mat has the images of each split, imagelabels.mat the classes from 1."""
+    set_file, label_file = find_file(root, "setid.mat"), find_file(root, "imagelabels.mat")
+    sets = read_mat(set_file, set_file, "trnid", "valid", "tstid")
+    labels = read_mat(label_file, label_file, "labels")["labels"].ravel().astype(np.int64) - 1
+    images = FolderTree(unpack(root, "jpg", "102flowers.tgz"))
     from torchvision.datasets import Flowers102
 
-    classes: list[str] = Flowers102.classes
     splits: dict[str, ImageDataset] = {}
     for split, field in (("train", "trnid"), ("val", "valid"), ("test", "tstid")):
         numbers = sets[field].ravel().astype(np.int64)
-        if numbers.size and not (numbers.min() >= 1 and numbers.max() <= len(targets)):
-            raise DataError(f"{root / 'setid.mat'} names image {numbers.max()}, imagelabels.mat has {len(targets)}")
-        labels = Labels(targets[numbers - 1])
-        labels.check(len(classes), str(root / "imagelabels.mat"))
-        splits[split] = Folder(images).source([f"image_{number:05d}.jpg" for number in numbers], labels, classes)
+        if numbers.size and not (numbers.min() >= 1 and numbers.max() <= len(labels)):
+            raise DataError(f"{set_file} lists image {numbers.max()}, but imagelabels.mat has {len(labels)} labels")
+        rows = [(f"image_{number:05d}.jpg", int(labels[number - 1])) for number in numbers]
+        splits[split] = images.label(rows, Flowers102.classes, label_file)
     return splits
 
 
-def dtd(root: Path) -> dict[str, ImageDataset]:
+def read_dtd(root: Path) -> dict[str, ImageDataset]:
     """The first of the ten official folds; a line is "banded/banded_0002.jpg"."""
-    home = unpacked(root, "dtd", "dtd-r1.0.1.tar.gz") if not (root / "labels").is_dir() else root
-    rows = {split: read_text(present(home / "labels", f"{split}1.txt")).split() for split in ("train", "val", "test")}
+    home = unpack(root, "dtd", "dtd-r1.0.1.tar.gz") if not (root / "labels").is_dir() else root
+    rows = {split: read_text(find_file(home / "labels", f"{split}1.txt")).split() for split in ("train", "val", "test")}
     classes = sorted({name.partition("/")[0] for name in rows["train"]})
-    numbers = {name: i for i, name in enumerate(classes)}
-    images = Folder(present(home, "images"))
-    splits: dict[str, ImageDataset] = {}
+    index = {name: i for i, name in enumerate(classes)}
+    images = FolderTree(find_file(home, "images"))
     for split, names in rows.items():
-        strange = sorted({name.partition("/")[0] for name in names} - set(classes))
+        strange = sorted({name.partition("/")[0] for name in names} - index.keys())
         if strange:
-            raise BadLabels(f"{home / 'labels'}: {split}1.txt has the class {strange[0]!r}, train1.txt has not")
-        labels = Labels(np.array([numbers[name.partition("/")[0]] for name in names], np.int64))
-        splits[split] = images.source(names, labels, classes)
-    return splits
+            raise BadLabels(f"{home / 'labels'}: {split}1.txt has the class {strange[0]!r}, train1.txt does not")
+    return {
+        split: images.label([(name, index[name.partition("/")[0]]) for name in names], classes)
+        for split, names in rows.items()
+    }

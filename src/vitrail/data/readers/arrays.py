@@ -9,8 +9,6 @@ compares the two where scikit-learn is installed.
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -179,30 +177,3 @@ def loaded(path: Path) -> dict[str, NDArray[Any]]:
             return {name: archive[name] for name in names if role(name)} or {n: archive[n] for n in names}
     except (OSError, ValueError, EOFError, AttributeError, MemoryError, BadZipFile) as error:
         raise DataError(f"{path} cannot be read as arrays: {error}") from None
-
-
-NAME: Final = "digits"
-DIGIT_CLASSES: Final = tuple("0123456789")
-EVERY: Final = 5  # every fifth of the digits, laid out by class, is kept for test
-LEVELS: Final = 16  # ink is counted from 0 to 16
-
-
-def read_digits() -> dict[str, ImageDataset]:
-    """The two splits: 1,437 to train and 360 to test, every class in the same proportion."""
-    pictures, labels = scans()
-    by_class = np.argsort(labels, kind="stable")
-    test = np.sort(by_class[::EVERY])
-    train = np.setdiff1d(by_class, test)
-    return {
-        split: Arrays(pictures[chosen], Labels(labels[chosen]), DIGIT_CLASSES, called=f"{NAME}/{split}")
-        for split, chosen in (("train", train), ("test", test))
-    }
-
-
-@lru_cache(maxsize=1)
-def scans() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All images [1797, 8, 8], white ink on black as 0 to 255, and what they show [1797], in the original order."""
-    with resources.files("vitrail").joinpath("assets", "digits.npz").open("rb") as file, np.load(file) as stored:
-        ink: NDArray[np.uint8] = stored["ink"]
-        labels: NDArray[np.uint8] = stored["labels"]
-    return np.rint(ink * (255 / LEVELS)).astype(np.uint8), labels.astype(np.int64)

@@ -31,7 +31,7 @@ from vitrail.data.readers.mask_folders import (
     separate,
     why_no_mask,
 )
-from vitrail.data.readers.shards.reader import read_names
+from vitrail.data.readers.shards import read_names
 
 KIND: Final = "images and masks"
 NAMES: Final = ("classes.txt", "labels.txt", "classes.json")

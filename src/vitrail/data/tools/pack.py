@@ -12,7 +12,7 @@ checksum still fits. In the folder afterwards:
     pack.json             what was packed, how, with which versions; every shard with its range and SHA-256
     SHA256SUMS            the same checksums, for `sha256sum -c`
     unreadable.jsonl      what was left out, and why (only if there is any)
-    vitrail.index         see vitrail.data.readers.shards.index
+    vitrail.index         see vitrail.data.readers.shard_index
 """
 
 import errno
@@ -33,7 +33,7 @@ from vitrail.core.atomic_files import replacing
 from vitrail.core.errors import BadLabels, ConfigError, DataError, reason_of
 from vitrail.core.locks import try_lock
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.readers.shards.reader import DESCRIPTION, INDEX, JOURNAL, read
+from vitrail.data.readers.shards import DESCRIPTION, INDEX, JOURNAL, read
 from vitrail.data.tools.shard_writer import Encoding, Left, Packed, Peek, Written, in_order, write_shard
 
 KIND: Final = "vitrail pack 1"

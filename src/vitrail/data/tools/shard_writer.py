@@ -30,7 +30,7 @@ from vitrail.core.errors import BadImage, DataError, WorkerDied
 from vitrail.core.text import Pair
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.readers.shards.tar import BLOCK, MASKS, scan
+from vitrail.data.readers.tar import BLOCK, MASKS, scan
 from vitrail.data.targets import Masks
 
 STARTS: Final = {

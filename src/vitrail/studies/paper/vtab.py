@@ -18,8 +18,7 @@ from vitrail.checkpoint.find_weights import find_weights
 from vitrail.core.config_overrides import differences, plain, without_fields
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import open_collection
-from vitrail.data.datasets.catalogue import SETS
-from vitrail.data.datasets.vtab_tasks import TASKS, VtabTask
+from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS, VtabTask
 from vitrail.distributed.process_group import World
 from vitrail.recipes.registry import recipe
 from vitrail.recipes.run_overrides import on_data, resized, started_from, with_changes
@@ -50,7 +49,7 @@ class Study:
 
     base: Run
     out: Path
-    tasks: tuple[str, ...] = tuple(TASKS)
+    tasks: tuple[str, ...] = tuple(VTAB_TASKS)
     root: Path | None = None
     weights_hash: str = ""
     image_size: int = 0  # as it was typed, for the command that goes on with one task
@@ -163,9 +162,9 @@ def check_run(study: Study, world: World) -> None:
     for name in study.tasks:
         if is_done(study.folder(name)):
             continue
-        pictures = pictures_of(study, TASKS[name])
+        pictures = pictures_of(study, VTAB_TASKS[name])
         if not isinstance(pictures, str):
-            resolve(task_run(study, TASKS[name]), pictures, world)
+            resolve(task_run(study, VTAB_TASKS[name]), pictures, world)
             return
 
 
@@ -190,7 +189,9 @@ def score_in(folder: Path, task: VtabTask) -> Score | None:
 
 def so_far(study: Study) -> Outcome:
     """What lies in the folder: all tasks that are done, whichever were asked for this time."""
-    found = {name: score for name in TASKS if (score := score_in(study.folder(name), TASKS[name])) is not None}
+    found = {
+        name: score for name in VTAB_TASKS if (score := score_in(study.folder(name), VTAB_TASKS[name])) is not None
+    }
     states: dict[str, State] = {**dict.fromkeys(study.tasks, "waiting"), **dict.fromkeys(found, "done")}
     return Outcome(states=states, scores=found)
 
@@ -217,7 +218,7 @@ def go(
 
 def vtab_plan(study: Study) -> GridPlan:
     """The tasks as a grid of runs, each in a folder of its own below `out`."""
-    tasks = [TASKS[name] for name in study.tasks]
+    tasks = [VTAB_TASKS[name] for name in study.tasks]
     return GridPlan(
         cells=tuple(Cell(name=task.name, at={"group": task.group}, run=task_run(study, task)) for task in tasks),
         out=study.out,
@@ -239,14 +240,14 @@ class VtabJob:
     study: Study
 
     def prepare(self, cell: Cell) -> PreparedCell:
-        pictures = pictures_of(self.study, TASKS[cell.name])
+        pictures = pictures_of(self.study, VTAB_TASKS[cell.name])
         if isinstance(pictures, str):
             raise Unavailable(pictures)
         run = configure(cell.run)
         return PreparedCell(run=run, splits=pictures, command=command(self.study, run))
 
     def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
-        score = score_in(folder, TASKS[cell.name])
+        score = score_in(folder, VTAB_TASKS[cell.name])
         return {} if score is None else {"accuracy": score.accuracy, "count": score.count, "loss": score.loss}
 
 
@@ -257,13 +258,13 @@ class TaskWatcher(QuietWatcher):
     order: tuple[str, ...]
 
     def started(self, cell: Cell) -> None:
-        number, task = self.order.index(cell.name) + 1, TASKS[cell.name]
+        number, task = self.order.index(cell.name) + 1, VTAB_TASKS[cell.name]
         self.observer.log(f"task {number} of {len(self.order)}: {task.title} ({task.group})")
 
     def ended(self, cell: Cell, outcome: GridOutcome, seconds: float) -> None:
         if not outcome.fault:
             score = outcome.values
-            self.observer.log(f"{TASKS[cell.name].title}: {score['accuracy']:.2%} of {score['count']:,.0f}")
+            self.observer.log(f"{VTAB_TASKS[cell.name].title}: {score['accuracy']:.2%} of {score['count']:,.0f}")
         elif outcome.missing:
             self.observer.log(f"passed over: {outcome.fault.splitlines()[0]}")
         else:

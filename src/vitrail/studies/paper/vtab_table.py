@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from vitrail.core.config_overrides import plain
 from vitrail.core.paper_tables import TABLE_9
-from vitrail.data.datasets.vtab_tasks import TASKS
+from vitrail.data.datasets.catalogue import VTAB_TASKS
 from vitrail.evaluation.intervals import Interval, wilson_interval
 from vitrail.evaluation.result import Measure, Result, read_deduplication
 from vitrail.report.page import Section, Table, page
@@ -44,13 +44,13 @@ class Mean:
 
 
 def in_group(group: str) -> list[str]:
-    return [name for name, task in TASKS.items() if task.group == group]
+    return [name for name, task in VTAB_TASKS.items() if task.group == group]
 
 
 def means(scores: Mapping[str, Score]) -> list[Mean]:
     """Of each group that has a task, and of all."""
     parts = [(group.capitalize(), in_group(group)) for group in GROUPS]
-    found = [_mean(name, tasks, scores) for name, tasks in (*parts, ("VTAB (19)", list(TASKS)))]
+    found = [_mean(name, tasks, scores) for name, tasks in (*parts, ("VTAB (19)", list(VTAB_TASKS)))]
     return [one for one in found if one is not None]
 
 
@@ -73,7 +73,7 @@ def interval(score: Score) -> Interval:
 def rows(outcome: Outcome) -> list[list[str]]:
     """A line a task in the paper's order, then one a group and one for all."""
     found: list[list[str]] = []
-    for name, task in TASKS.items():
+    for name, task in VTAB_TASKS.items():
         if name not in outcome.states:
             continue
         paper = [f"{table[name]:.1f}" for table in TABLE_9.values()]
@@ -144,10 +144,10 @@ def html(study: Study, outcome: Outcome, name: str) -> str:
     ]
     sections: list[Section] = [Tiles(tiles=tiles)] if tiles else []
     listed = rows(outcome)
-    links = [link(study, name) for name in TASKS if name in outcome.states]
+    links = [link(study, name) for name in VTAB_TASKS if name in outcome.states]
     links += [""] * (len(listed) - len(links))  # the means
     sections.append(Table(title="By task", columns=HEADS, rows=listed, left=2, links=links))
-    reasons = [(TASKS[name].title, outcome.reasons[name]) for name in outcome.of("missing", "failed")]
+    reasons = [(VTAB_TASKS[name].title, outcome.reasons[name]) for name in outcome.of("missing", "failed")]
     if reasons:
         sections.append(
             Folded(title="Passed over", groups=[Group(name=title, rows=lines(text)) for title, text in reasons])

@@ -9,7 +9,7 @@ from typing import Any, Final
 from vitrail.checkpoint.bundle import card_of, other_names
 from vitrail.core.errors import DataError
 from vitrail.data.dataset import ImageDataset, Labels
-from vitrail.data.datasets.imagenet import real_rows
+from vitrail.data.datasets.imagenet import match_real_labels
 from vitrail.data.targets import CLASS_LABELS
 from vitrail.evaluation.multi_label import STATISTICS, THRESHOLD, MultiLabelScore, score_labels
 from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions
@@ -148,7 +148,7 @@ def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], ClassMat
     if source.classes:
         labels[ORIGINAL] = matching.relabelled(source.labels)
     if how.real is not None:
-        labels[REAL] = matching.usual(real_rows(source, how.real), str(how.real))
+        labels[REAL] = matching.usual(match_real_labels(source, how.real), str(how.real))
     return labels, matching
 
 

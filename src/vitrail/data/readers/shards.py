@@ -17,7 +17,7 @@ from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound, 
 from vitrail.data.dataset import Encoded, ImageDataset, number_classes, pixel_class_words
 from vitrail.data.readers.detect_format import by_split, expand
 from vitrail.data.readers.folder import MAX_BYTES, look, split_name
-from vitrail.data.readers.shards.index import Index, Progress, Shard, opened
+from vitrail.data.readers.shard_index import Index, Progress, Shard, opened
 
 OPEN_FILES: Final = 64  # a process
 INDEX: Final = "vitrail.index"

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.data.readers import arrays as digits
+from vitrail.data.datasets import builtin_sets as digits
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "docs" / "figures" / "digits.py"
@@ -20,12 +20,12 @@ def test_splits_are_stratified_and_disjoint() -> None:
     assert train.classes == test.classes == tuple("0123456789")
     assert test.labels.counts(10).tolist() == [36, 36, 36, 36, 37, 36, 36, 36, 35, 36]
     pixels = [source.read(i).tobytes() for source in splits.values() for i in range(len(source))]
-    pictures, _ = digits.scans()
+    pictures, _ = digits.load_digit_scans()
     assert sorted(pixels) == sorted(picture.tobytes() for picture in pictures)
 
 
 def test_ink_fills_the_range_and_a_sample_is_a_picture() -> None:
-    pictures, labels = digits.scans()
+    pictures, labels = digits.load_digit_scans()
     assert (pictures.shape, pictures.dtype, labels.shape) == ((1797, 8, 8), np.uint8, (1797,))
     assert (pictures.min(), pictures.max()) == (0, 255)
     source = digits.read_digits()["test"]
@@ -37,7 +37,7 @@ def test_ink_fills_the_range_and_a_sample_is_a_picture() -> None:
 def test_they_are_those_of_scikit_learn(tmp_path: Path) -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     theirs = datasets.load_digits()
-    pictures, labels = digits.scans()
+    pictures, labels = digits.load_digit_scans()
     assert np.array_equal(np.rint(theirs.images * 255 / 16), pictures)
     assert np.array_equal(theirs.target, labels)
     runpy.run_path(str(SCRIPT))["write"](tmp_path / "again.npz")

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from vitrail.core.atomic_files import cache_folder, replacing
 from vitrail.core.errors import DataError, SourceNotFound
 from vitrail.data.dataset import NONE, Labels, Strings
-from vitrail.data.readers.shards.tar import Scanned, scan
+from vitrail.data.readers.tar import Scanned, scan
 
 MAGIC: Final = b"vitrail shards 1"
 PREAMBLE: Final = len(MAGIC) + 8 + 32

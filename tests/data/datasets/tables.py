@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable
 
-from vitrail.data.datasets.catalogue import SETS, NamedSet
-from vitrail.data.datasets.download_list import File
+from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS, DataFile, NamedSet
 from vitrail.data.datasets.open_by_name import readable
-from vitrail.data.datasets.vtab_tasks import TASKS
 
 
 def markdown(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -47,7 +45,7 @@ def file_table() -> str:
     return markdown(["file", "size", "checksum", "from"], rows)
 
 
-def origin(file: File) -> str:
+def origin(file: DataFile) -> str:
     words = [f"<{file.url}>" if file.url else "by hand", file.note]
     return "; ".join(word for word in words if word)
 
@@ -65,7 +63,7 @@ def task_table() -> str:
             task.label,
             ", ".join(word for word, keep in (("no crop", task.crop), ("no flip", task.flip)) if not keep),
         ]
-        for name, task in TASKS.items()
+        for name, task in VTAB_TASKS.items()
     ]
     heads = ["name", "task", "made of", "classes", "train / val / test", "cut", "label", "augmentation"]
     return markdown(heads, rows)
@@ -74,7 +72,7 @@ def task_table() -> str:
 def cuts(name: str) -> str:
     """What is not just a split of the set, in hundredths of one."""
     words: list[str] = []
-    for split, (whole, start, end) in TASKS[name].plan.items():
+    for split, (whole, start, end) in VTAB_TASKS[name].plan.items():
         if (whole, start, end) != (split, 0, 100):
             words.append(f"{split}: {whole}{'' if (start, end) == (0, 100) else f' {start}-{end} %'}")
     return ", ".join(words) or "as the set"

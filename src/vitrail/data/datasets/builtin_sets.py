@@ -1,28 +1,38 @@
-"""Rendered shapes: one on each image, with its class, colour, position and size known exactly, and its box and mask.
+"""Data sets inside the package: handwritten digits and rendered shapes.
 
-An image is a pure function of (seed, index): nothing is stored, any number and any resolution can be asked for, and
-the four labels are drawn independently of each other. Shapes are signed distances, so edges are smooth at every size.
-Only sums, products, comparisons and roots are used: the same pixels everywhere.
+digits: 1,797 real handwritten digits of 8x8 pixels, the smallest honest set of images. They are scikit-learn's
+`load_digits`, the test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, UCI Machine
+Learning Repository, 1998, CC BY 4.0). docs/figures/digits.py extracted them; a test compares the two where
+scikit-learn is installed.
+
+shapes: one shape per image, with its class, colour, position and size known exactly, and its box and mask. An image is
+a pure function of (seed, index): nothing is stored, any number of images at any resolution is available, and the four
+labels are drawn independently of each other. Shapes are signed distances, so edges are smooth at every size. Only sums,
+products, comparisons and roots are used: the pixels are the same everywhere.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib import resources
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError, unknown
-from vitrail.data.dataset import ImageDataset, Labels, hash_content, hash_names
+from vitrail.data.dataset import Arrays, ImageDataset, Labels, hash_content, hash_names
 from vitrail.data.randomness import CounterRng
 
 Plane: TypeAlias = NDArray[np.floating[Any]]  # [H, W], float32
 Label: TypeAlias = Literal["shape", "colour", "position", "size"]
 
-NAMES: Final = ("shapes", "shapes/colour", "shapes/position", "shapes/size")
-TRAIN, TEST, SIDE = 10_000, 2_000, 64
+DIGITS: Final = "digits"
+SHAPES: Final = ("shapes", "shapes/colour", "shapes/position", "shapes/size")
+DIGIT_CLASSES: Final = tuple("0123456789")
+TEST_EVERY: Final = 5  # of the digits in order of class, every fifth is for test
+INK_LEVELS: Final = 16  # ink is counted from 0 to 16
+TRAIN, TEST, SIDE = 10_000, 2_000, 64  # images and pixels of the shapes
 
 COLOURS: Final = {
     "red": (206, 44, 60),
@@ -38,19 +48,19 @@ POSITIONS: Final = tuple(
     f"{row} {column}" for row in ("top", "middle", "bottom") for column in ("left", "centre", "right")
 )
 SIZES: Final = {"tiny": (0.09, 0.11), "small": (0.13, 0.155), "medium": (0.18, 0.21), "large": (0.245, 0.28)}
-GROUNDS: Final = (  # each goes over into the one before it
+GROUNDS: Final = (  # each blends into the one before it
     *((240, 235, 224), (220, 226, 230), (196, 206, 212), (222, 212, 198), (236, 224, 214), (206, 196, 196)),
     *((126, 132, 142), (84, 92, 110), (52, 58, 76), (40, 42, 54), (74, 74, 84), (128, 122, 118), (186, 178, 168)),
 )
-GRAIN: Final = 5  # points a side of the grid that clouds are drawn out of
-TURNS: Final = 120  # directions that a shape may point in
+GRAIN: Final = 5  # points per side of the grid that the clouds are interpolated from
+TURNS: Final = 120  # directions a shape may point in
 CIRCLE: Final = tuple(
     (round(math.cos(math.tau * i / TURNS), 6), round(math.sin(math.tau * i / TURNS), 6)) for i in range(TURNS)
 )
 
 
-def line(x: Plane, y: Plane, turn: int, radius: float) -> Plane:
-    """How far a point lies beyond a line at a distance from the middle, in the given direction."""
+def distance_beyond(x: Plane, y: Plane, turn: int, radius: float) -> Plane:
+    """How far each point lies beyond the line that is `radius` away from the centre, in the given direction."""
     across, along = CIRCLE[turn % TURNS]
     return across * x + along * y - np.float32(radius)
 
@@ -64,14 +74,16 @@ def square(x: Plane, y: Plane) -> Plane:
 
 
 def triangle(x: Plane, y: Plane) -> Plane:
-    return np.maximum(np.maximum(line(x, y, 30, 0.5), line(x, y, 70, 0.5)), line(x, y, 110, 0.5))
+    return np.maximum(
+        np.maximum(distance_beyond(x, y, 30, 0.5), distance_beyond(x, y, 70, 0.5)), distance_beyond(x, y, 110, 0.5)
+    )
 
 
 def star(x: Plane, y: Plane) -> Plane:
     """Inside a five-pointed star, at most one of its five lines is crossed: the second largest distance counts."""
-    first, second = line(x, y, 6, 0.31), np.full_like(x, -9)
+    first, second = distance_beyond(x, y, 6, 0.31), np.full_like(x, -9)
     for arm in range(1, 5):
-        beyond = line(x, y, 6 + arm * TURNS // 5, 0.31)
+        beyond = distance_beyond(x, y, 6 + arm * TURNS // 5, 0.31)
         second = np.maximum(second, np.minimum(first, beyond))
         first = np.maximum(first, beyond)
     return second
@@ -98,7 +110,7 @@ def arrow(x: Plane, y: Plane) -> Plane:
     return np.minimum(shaft, np.maximum(slope, np.float32(0.05) - x))
 
 
-SHAPES: Final[dict[str, Callable[[Plane, Plane], Plane]]] = {
+OUTLINES: Final[dict[str, Callable[[Plane, Plane], Plane]]] = {
     "circle": circle,
     "square": square,
     "triangle": triangle,
@@ -109,61 +121,70 @@ SHAPES: Final[dict[str, Callable[[Plane, Plane], Plane]]] = {
     "arrow": arrow,
 }
 CLASSES: Final[dict[str, tuple[str, ...]]] = {
-    "shape": tuple(SHAPES),
+    "shape": tuple(OUTLINES),
     "colour": tuple(COLOURS),
     "position": POSITIONS,
     "size": tuple(SIZES),
 }
-PIXEL_CLASSES: Final = ("background", *SHAPES)
+PIXEL_CLASSES: Final = ("background", *OUTLINES)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attributes:
-    """What is on an image. Lengths are parts of the side; x goes right and y down."""
-
-    shape: str
-    colour: str
-    position: str
-    size: str
-    x: float
-    y: float
-    radius: float
-    turn: float  # clockwise, in full turns
-
-
-def read(name: str) -> dict[str, ImageDataset]:
-    """The splits of "shapes", or of "shapes/colour" and the like: 10,000 and 2,000 images of 64x64."""
+def read_builtin(name: str) -> dict[str, ImageDataset]:
+    """The splits of "digits", or of "shapes", "shapes/colour" and the like: 10,000 and 2,000 images of 64x64."""
+    if name == DIGITS:
+        return read_digits()
     label = name.partition("/")[2] or "shape"
-    return {"train": Shapes(TRAIN, label=label), "test": Shapes(TEST, label=label, seed=1)}
+    return {"train": ShapesDataset(TRAIN, label=label), "test": ShapesDataset(TEST, label=label, seed=1)}
 
 
-class Shapes(ImageDataset):
+def read_digits() -> dict[str, ImageDataset]:
+    """1,437 images for train and 360 for test, every class in the same proportion."""
+    images, labels = load_digit_scans()
+    by_class = np.argsort(labels, kind="stable")
+    test = np.sort(by_class[::TEST_EVERY])
+    splits = {"train": np.setdiff1d(by_class, test), "test": test}
+    return {
+        split: Arrays(images[chosen], Labels(labels[chosen]), DIGIT_CLASSES, called=f"{DIGITS}/{split}")
+        for split, chosen in splits.items()
+    }
+
+
+@lru_cache(maxsize=1)
+def load_digit_scans() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """All images [1797, 8, 8], white ink on black from 0 to 255, and their digits [1797], in the original order."""
+    with resources.files("vitrail").joinpath("assets", "digits.npz").open("rb") as file, np.load(file) as stored:
+        ink: NDArray[np.uint8] = stored["ink"]
+        labels: NDArray[np.uint8] = stored["labels"]
+    return np.rint(ink * (255 / INK_LEVELS)).astype(np.uint8), labels.astype(np.int64)
+
+
+class ShapesDataset(ImageDataset):
     """`count` images of size x size pixels, labelled by one of their four attributes."""
 
     def __init__(self, count: int, *, size: int = SIDE, label: str = "shape", seed: int = 0) -> None:
         if label not in get_args(Label):
             raise unknown("label", label, get_args(Label))
         if count < 1 or not 8 <= size <= 8192:
-            raise ConfigError(f"count={count}, size={size}: at least one image, of 8 to 8192 pixels a side")
+            raise ConfigError(f"count={count}, size={size}: at least one image, of 8 to 8192 pixels per side")
         self.count, self.size, self.label, self.seed = count, size, label, seed
         self.classes = CLASSES[label]
         self.pixel_classes = PIXEL_CLASSES
-        self.labels = Labels(choices(label, seed, count))
+        self.labels = Labels(draw_labels(label, seed, count))
 
     def read(self, index: int) -> NDArray[np.uint8]:
         """Pixels [size, size, 3]."""
         scene = self.scene(index)
-        pixels = backdrop(scene, self.size)
+        pixels = draw_backdrop(scene, self.size)
         rows, columns, distance, light = self.outline(scene)
         part = pixels[:, rows, columns]
-        shadow = np.clip(0.5 - shifted(distance, max(1, self.size // 32)) * np.float32(0.35), 0, 1)
+        shadow = np.clip(0.5 - shift_plane(distance, max(1, self.size // 32)) * np.float32(0.35), 0, 1)
         part *= 1 - shadow * np.float32(0.28)
         part += np.clip(0.5 - distance, 0, 1) * (scene.tint[:, None, None] * light - part)
         np.minimum(part, np.float32(255), out=part)
         return np.ascontiguousarray(pixels.astype(np.uint8).transpose(1, 2, 0))
 
     def mask(self, index: int) -> NDArray[np.uint8]:
-        """Class indices [size, size]: that of the shape where a pixel is at least half covered by it, else 0."""
+        """Class indices [size, size]: the shape's where it covers at least half of a pixel, else 0."""
         scene = self.scene(index)
         rows, columns, distance, _ = self.outline(scene)
         out = np.zeros((self.size, self.size), np.uint8)
@@ -171,34 +192,21 @@ class Shapes(ImageDataset):
         return out
 
     def box(self, index: int) -> tuple[int, int, int, int]:
-        """The smallest box around the shape: left, top, right, bottom in pixels, the last two just outside."""
+        """The smallest box around the shape: left, top, right, bottom in pixels, the last two exclusive."""
         mask = self.mask(index)
         columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
         return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
-
-    def attributes(self, index: int) -> Attributes:
-        scene = self.scene(index)
-        return Attributes(
-            shape=CLASSES["shape"][scene.shape],
-            colour=CLASSES["colour"][scene.colour],
-            position=POSITIONS[scene.position],
-            size=CLASSES["size"][scene.size],
-            x=scene.x,
-            y=scene.y,
-            radius=scene.radius,
-            turn=scene.turn / TURNS,
-        )
 
     def name(self, index: int) -> str:
         return f"shapes-{self.size}px-seed{self.seed}[{index}]"
 
     @cached_property
     def fingerprint(self) -> str:
-        """Without the classes of pixels, which follow from the names: runs from before there were masks resume."""
+        """Without the pixel classes, which follow from the names, so that runs from before masks can resume."""
         return hash_names(self, self.classes)
 
     def content_hash(self, index: int) -> int:
-        """The name says which pixels these are, and need not be drawn for it."""
+        """The name determines the pixels, so they need not be drawn for it."""
         return hash_content(self.name(index).encode()) | 1
 
     def scene(self, index: int) -> "Scene":
@@ -207,23 +215,23 @@ class Shapes(ImageDataset):
         return Scene(self.seed, index)
 
     def outline(self, scene: "Scene") -> tuple[slice, slice, Plane, Plane]:
-        """The rows and columns around the shape; for each pixel there its distance to the outline in pixels, negative
-        inside, and how much of its colour is lit."""
+        """The rows and columns around the shape, and for each pixel there its distance to the outline in pixels,
+        negative inside, and how brightly it is lit."""
         reach = scene.radius + 3 / self.size + 0.05
         rows, columns = (
             slice(max(0, int((middle - reach) * self.size)), min(self.size, int((middle + reach) * self.size) + 1))
             for middle in (scene.y, scene.x)
         )
-        place = grid(self.size)[0]
+        place = pixel_grid(self.size)[0]
         dx = ((place[columns] - np.float32(scene.x)) / np.float32(scene.radius))[None, :]
         dy = ((place[rows] - np.float32(scene.y)) / np.float32(scene.radius))[:, None]
         cos, sin = (np.float32(part) for part in CIRCLE[scene.turn])
-        distance = SHAPES[CLASSES["shape"][scene.shape]](cos * dx + sin * dy, cos * dy - sin * dx)
+        distance = OUTLINES[CLASSES["shape"][scene.shape]](cos * dx + sin * dy, cos * dy - sin * dx)
         return rows, columns, distance * np.float32(scene.radius * self.size), 1 - (dx + dy) * np.float32(0.08)
 
 
-def choices(label: str, seed: int, count: int, *, block: int = 1 << 20) -> NDArray[np.int8]:
-    """One attribute of the first `count` images, in blocks so that a long set needs a byte an image."""
+def draw_labels(label: str, seed: int, count: int, *, block: int = 1 << 20) -> NDArray[np.int8]:
+    """One attribute of the first `count` images, computed in blocks, so that a long set needs one byte per image."""
     at, out = get_args(Label).index(label), np.empty(count, np.int8)
     for start in range(0, count, block):
         some = np.arange(start, min(start + block, count), dtype=np.int64)
@@ -233,7 +241,7 @@ def choices(label: str, seed: int, count: int, *, block: int = 1 << 20) -> NDArr
 
 
 class Scene:
-    """Everything that was drawn for one image."""
+    """All random choices of one image."""
 
     __slots__ = ("bend", "colour", "grain", "ground", "position", "radius", "shape", "size", "tint", "turn", "x", "y")
 
@@ -246,7 +254,7 @@ class Scene:
         low, high = tuple(SIZES.values())[self.size]
         self.radius = low + (high - low) * free[4]
         row, column = divmod(self.position, 3)
-        self.x, self.y = inside(column, self.radius, free[5]), inside(row, self.radius, free[6])
+        self.x, self.y = place_inside(column, self.radius, free[5]), place_inside(row, self.radius, free[6])
         self.turn = int(free[7] * TURNS)
         self.tint = np.array(tuple(COLOURS.values())[self.colour], np.float32) * np.float32(0.92 + 0.16 * free[8])
         first = int(free[9] * len(GROUNDS))
@@ -255,16 +263,16 @@ class Scene:
         self.grain = drawn[12:].astype(np.float32).reshape(GRAIN, GRAIN) * np.float32(0.5)
 
 
-def inside(cell: int, radius: float, free: float) -> float:
-    """A place in one third of the side where a shape does not touch the border."""
+def place_inside(cell: int, radius: float, free: float) -> float:
+    """A position in one third of the side where a shape does not touch the border."""
     margin = radius + 0.015
     low, high = max(margin, cell / 3), min(1 - margin, (cell + 1) / 3)
     return low + (high - low) * free
 
 
 @lru_cache(maxsize=8)
-def grid(size: int) -> tuple[Plane, NDArray[np.int64], Plane]:
-    """The middles of the pixels along a side; which of the grains each lies behind, and how far, eased."""
+def pixel_grid(size: int) -> tuple[Plane, NDArray[np.int64], Plane]:
+    """The pixel centres along a side; the grain before each, and the eased fraction of the way to the next."""
     place = (np.arange(size, dtype=np.float32) + np.float32(0.5)) / np.float32(size)
     at = place * np.float32(GRAIN - 1)
     cell = np.minimum(at.astype(np.int64), GRAIN - 2)
@@ -272,9 +280,9 @@ def grid(size: int) -> tuple[Plane, NDArray[np.int64], Plane]:
     return place, cell, part * part * (3 - 2 * part)
 
 
-def backdrop(scene: Scene, size: int) -> NDArray[np.float32]:
-    """From one quiet tone to another along a direction, with soft clouds: [3, H, W]."""
-    place, cell, part = grid(size)
+def draw_backdrop(scene: Scene, size: int) -> NDArray[np.float32]:
+    """A gradient between two quiet tones with soft clouds: [3, H, W]."""
+    place, cell, part = pixel_grid(size)
     right, down = (np.float32(slope) for slope in scene.bend)
     rows = scene.grain[cell]
     rows += (scene.grain[cell + 1] - rows) * part[:, None]
@@ -289,8 +297,8 @@ def backdrop(scene: Scene, size: int) -> NDArray[np.float32]:
     return pixels
 
 
-def shifted(plane: Plane, by: int) -> Plane:
-    """Moved right and down, for a shadow; what comes in at the border is far away."""
+def shift_plane(plane: Plane, by: int) -> Plane:
+    """A plane moved right and down, for a shadow; what enters at the border is far away."""
     out = np.full_like(plane, 9 * by)
     out[by:, by:] = plane[:-by, :-by]
     return out
