@@ -180,7 +180,7 @@ def kind_of(path: Path, contents: Contents) -> str:
     lists = [name for name in contents.with_suffix(*MANIFESTS) if is_manifest(path / name)]
     if len(kinds) == 1 and not lists:
         return kinds[0]
-    words = {"folders": "folder", "flat": "picture", "shards": "tar file", "parquet": "Parquet file"}
+    words = {"folders": "folder", "flat": "image", "shards": "tar file", "parquet": "Parquet file"}
     said = [counted(found[kind], words[kind]) for kind in kinds] + ([counted(lists, "manifest")] if lists else [])
     unread = [name for name in contents.others if is_unsupported(name)]
     if not kinds and not lists and unread:
