@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.data.datasets import writers
 
+from tests.data.datasets import writers
 from tests.studies.conftest import TINY
 from vitrail.checkpoint.weights import fresh, save
 from vitrail.cli.app import main
