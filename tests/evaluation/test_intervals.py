@@ -19,7 +19,7 @@ def test_wilson_is_that_of_scipy(right: int, count: int) -> None:
 
 @pytest.mark.parametrize(("right", "count"), [(1, 0), (-1, 5), (6, 5)])
 def test_what_is_no_share_is_refused(right: int, count: int) -> None:
-    with pytest.raises(ConfigError, match="no share"):
+    with pytest.raises(ConfigError):
         wilson_interval(right, count)
 
 

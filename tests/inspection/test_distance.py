@@ -103,7 +103,7 @@ def test_pictures_count_alike_however_they_are_batched(name: str) -> None:
 
 
 def test_no_pictures_and_no_attention_are_refused() -> None:
-    with pytest.raises(DataError, match="no images"):
+    with pytest.raises(DataError):
         attention_distance(awake(VIT), [])
-    with pytest.raises(ConfigError, match="no attention"):
+    with pytest.raises(ConfigError):
         attention_distance(build(RESNET), [torch.zeros(1, 3, 20, 28)])

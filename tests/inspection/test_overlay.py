@@ -67,9 +67,9 @@ def test_images_of_usual_brightness_are_not_changed() -> None:
 
 def test_misfits_are_refused() -> None:
     pixels = np.zeros((8, 8, 3), np.uint8)
-    with pytest.raises(ConfigError, match="rows, columns"):
+    with pytest.raises(ConfigError):
         overlay(pixels, torch.zeros(1, 2, 2))
     with pytest.raises(ConfigError, match="finite"):
         overlay(pixels, torch.tensor([[float("nan")]]))
-    with pytest.raises(ConfigError, match="bytes"):
+    with pytest.raises(ConfigError, match="uint8"):
         overlay(pixels.astype(np.float32), torch.ones(2, 2))  # type: ignore[arg-type]

@@ -5,17 +5,20 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import cache
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from tests.models.tiny import VIT, awake
-from vitrail.inspection import figures
+from vitrail.inspection import figures, page
 from vitrail.inspection.context import InspectionContext
 from vitrail.inspection.layer_taps import iterate_layers
 from vitrail.inspection.page import (
@@ -35,6 +38,7 @@ from vitrail.inspection.page import (
 )
 from vitrail.inspection.rollout import combine_layers
 from vitrail.inspection.sections_learned import build_explorer, iterate_attention
+from vitrail.report.figure_style import Theme, encoded
 
 WICKED = "<script>alert(1)</script>\"' onerror=x {{ 7 * 7 }}"
 DRAW = np.random.default_rng(0)
@@ -46,6 +50,21 @@ def attention(layers: int, heads: int, tokens: int) -> list[NDArray[np.float64]]
     return list(found / found.sum(-1, keepdims=True))
 
 
+@cache
+def matrix(theme: Theme) -> Figure:
+    return figures.draw_matrix(np.eye(2), theme)
+
+
+@pytest.fixture(autouse=True)
+def encode_figures_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "encoded", encode_once)
+
+
+@cache
+def encode_once(figure: Figure, theme: Theme, form: Literal["svg", "webp"]) -> bytes:
+    return encoded(figure, theme, form)
+
+
 def explorer(name: str = "a.jpg") -> ExplorerSection:
     asked = plan_explorer(2, 2, (3, 4), 1)
     one = ExploredImage(name=name, picture=make_thumbnail(PICTURE), weights=pack_attention(asked, attention(2, 2, 13)))
@@ -53,9 +72,7 @@ def explorer(name: str = "a.jpg") -> ExplorerSection:
 
 
 def part(name: str) -> InspectionSection:
-    draw = SectionFigure(
-        name="d", text=name, note=name, lines=True, draw=lambda theme: figures.draw_matrix(np.eye(2), theme)
-    )
+    draw = SectionFigure(name="d", text=name, note=name, lines=True, draw=matrix)
     return InspectionSection(kind="cka", title=name, reading=name, drawings=[draw])
 
 
@@ -146,7 +163,7 @@ def test_what_is_large_is_thinned_and_the_page_says_so(
     assert (found.block, len(found.kept)) == (block, kept)
     assert found.size <= 6_000_000
     assert found.kept[-1] == layers - 1
-    assert ("taken together" in found.note) == (block > 1)
+    assert ("merged" in found.note) == (block > 1)
     assert ("single heads are kept" in found.note) == (kept < layers)
 
 

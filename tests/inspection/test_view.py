@@ -18,7 +18,7 @@ def gradient(width: int, height: int) -> Image.Image:
     ("size", "preprocessing", "shape"),
     [
         ((400, 400), Preprocessing(image=(224, 224), resize=256), (350, 350)),
-        ((3000, 2000), Preprocessing(image=(224, 224), resize=224), (LARGEST, LARGEST)),
+        ((1500, 1000), Preprocessing(image=(224, 224), resize=224), (LARGEST, LARGEST)),
         ((100, 100), Preprocessing(image=(224, 224), resize=256), (224, 224)),  # not enlarged beyond what is seen
         ((500, 300), Preprocessing(image=(32, 32)), (500, 500)),  # squashed, as the network sees it
         ((640, 480), Preprocessing(image=(64, 32), resize=64), (480, 240)),

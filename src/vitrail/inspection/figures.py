@@ -1,6 +1,6 @@
-"""The figures of an inspection, from arrays alone.
+"""The figures of an inspection, drawn from arrays alone.
 
-figure = by_head(distances, "mean attention distance [pixels]", LIGHT)
+figure = draw_heads(distances, "mean attention distance [pixels]", LIGHT)
 save(figure, Path("distance"))          # distance.png and distance.svg
 """
 
@@ -16,37 +16,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def show_image(axes: "Axes", picture: Pixels, title: str = "") -> None:
+GAP: Final = 0.05  # inches between images
+
+
+def show_image(axes: "Axes", picture: Pixels) -> None:
     """An image without axes."""
     axes.imshow(picture, interpolation="nearest" if max(picture.shape[:2]) <= 64 else "antialiased")
     axes.set_xticks([])
     axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    if title:
-        axes.set_title(title, fontsize=8, pad=3)
-
-
-# Images.
-
-GAP: Final = 0.05  # inches between images
+    axes.spines[:].set_visible(False)
 
 
 def draw_pairs(
     pictures: Sequence[Pixels], overlays: Sequence[Pixels], captions: Sequence[str], theme: Theme
 ) -> "Figure":
     """Figure 6: each image next to its attention, two of them in a row."""
-    across = 1 if len(pictures) == 1 else 2
-    tiles, named = list[list[Pixels | None]](), list[list[str]]()
-    for at in range(0, len(pictures), across):
-        both = zip(pictures[at : at + across], overlays[at : at + across], strict=True)
-        tiles.append([picture for pair in both for picture in pair])
-        named.append([text for caption in captions[at : at + across] for text in (caption, "")])
-    return draw_sheet(tiles, theme, captions=named, gaps=2)
+    flat = [picture for pair in zip(pictures, overlays, strict=True) for picture in pair]
+    texts = [text for caption in captions for text in (caption, "")]
+    across = 2 if len(pictures) == 1 else 4
+    starts = range(0, len(flat), across)
+    tiles, rows = ([every[at : at + across] for at in starts] for every in (flat, texts))
+    return draw_sheet(tiles, theme, captions=rows, gaps=2)
 
 
 def draw_sheet(
-    tiles: Sequence[Sequence[Pixels | None]],
+    tiles: Sequence[Sequence[Pixels]],
     theme: Theme,
     *,
     columns: Sequence[str] = (),
@@ -56,10 +50,10 @@ def draw_sheet(
     colours: str = "magma",
     gaps: int = 0,
 ) -> "Figure":
-    """Images in rows, named at the left and above, or each by itself with `captions`. `bar` is a colour bar: its ends
-    and what it measures. With `gaps` every so many images have more room between them."""
+    """Images in rows, with names at the left and above, or with `captions` one for each. `bar` is a colour bar: its
+    ends and what it measures. With `gaps` there is more room after every so many images."""
     across = max(len(row) for row in tiles)
-    shape = next(picture for row in tiles for picture in row if picture is not None).shape
+    shape = tiles[0][0].shape
     left, wide = (0.62 if rows else 0.0), 0.14 if gaps else 0.0
     extra = wide * ((across - 1) // gaps) if gaps else 0.0
     side = (WIDTH - left - (across - 1) * GAP - extra) / across
@@ -72,8 +66,6 @@ def draw_sheet(
         figure = Figure(figsize=(WIDTH, height), dpi=DPI)
         for at, row in enumerate(tiles):
             for place, picture in enumerate(row):
-                if picture is None:
-                    continue
                 x = left + place * (side + GAP) + (wide * (place // gaps) if gaps else 0.0)
                 y = height - top - at * step - above - high
                 axes = figure.add_axes((x / WIDTH, y / height, side / WIDTH, high / height))
@@ -87,28 +79,17 @@ def draw_sheet(
                     axes.set_ylabel(legible(rows[at], 12), fontsize=8, rotation=0, ha="right", va="center", labelpad=6)
         if bar is not None:
             place = figure.add_axes((0.3, 0.42 / height, 0.4, 0.09 / height))
-            add_colour_bar(figure, None, bar, colours, theme, place)
+            add_colour_bar(figure, bar, colours, theme, cax=place, orientation="horizontal")
     return figure
 
 
-def add_colour_bar(
-    figure: "Figure",
-    beside: "Axes | None",
-    ends: tuple[float, float, str],
-    colours: str,
-    theme: Theme,
-    place: "Axes | None" = None,
-) -> None:
-    """Below the axes that it belongs to, or in axes of its own."""
+def add_colour_bar(figure: "Figure", ends: tuple[float, float, str], colours: str, theme: Theme, **place: Any) -> None:
+    """A colour bar from low to high, at the place that matplotlib's `colorbar` is given."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     low, high, measures = ends
-    scale = ScalarMappable(Normalize(low, high), cmap=colours)
-    if place is not None:
-        bar = figure.colorbar(scale, cax=place, orientation="horizontal")
-    else:
-        bar = figure.colorbar(scale, ax=beside, location="bottom", shrink=0.45, aspect=36, pad=0.03)
+    bar = figure.colorbar(ScalarMappable(Normalize(low, high), cmap=colours), **place)
     bar.set_ticks(np.linspace(low, high, 5).tolist())
     style_colour_bar(bar, measures, theme)
 
@@ -129,7 +110,7 @@ def draw_filters(tiles: Floats, theme: Theme) -> "Figure":
 
 
 def draw_positions(similarity: Floats, theme: Theme) -> "Figure":
-    """Figure 7, centre: one tile for each place, cosine similarity of its embedding to all others [gh, gw, gh, gw]."""
+    """Figure 7, centre: one tile per place, cosine similarity of its embedding with all others [gh, gw, gh, gw]."""
     high, wide = similarity.shape[:2]
     lead = max(1, round(0.12 * max(high, wide)))
     canvas = np.full((high * (high + lead) - lead, wide * (wide + lead) - lead, 3), 255, np.uint8)
@@ -142,29 +123,27 @@ def draw_positions(similarity: Floats, theme: Theme) -> "Figure":
     with styled(theme):
         figure = blank(5.6 * high / wide + 0.7, 6.0)
         axes = figure.add_subplot()
-        show_image(axes, np.zeros((1, 1, 3), np.uint8))
+        axes.spines[:].set_visible(False)
         axes.imshow(canvas, interpolation="nearest", aspect="equal", extent=(0.5, wide + 0.5, high + 0.5, 0.5))
         axes.set_xticks(space_ticks(wide))
         axes.set_yticks(space_ticks(high))
         axes.tick_params(length=0, labelsize=8)
         axes.set_xlabel("column of the patch")
         axes.set_ylabel("row of the patch")
-        add_colour_bar(figure, axes, (-1.0, 1.0, "cosine similarity"), "viridis", theme)
+        ends = (-1.0, 1.0, "cosine similarity")
+        add_colour_bar(figure, ends, "viridis", theme, ax=axes, location="bottom", shrink=0.45, aspect=36, pad=0.03)
     return figure
 
 
 def space_ticks(count: int, most: int = 14) -> list[int]:
-    """Whole numbers from 1 to a count, at most so many."""
+    """Evenly spaced integers from 1 to `count`, at most `most` of them."""
     return list(range(1, count + 1, -(-count // most)))
 
 
-# Charts.
-
-
 def draw_heads(
-    values: Floats, measures: str, theme: Theme, *, reference: float | None = None, called: str = ""
+    values: Floats, measures: str, theme: Theme, *, reference: float | None = None, label: str = ""
 ) -> "Figure":
-    """Figure 7, right: one dot a head [L, k], the mean of each layer as a line, and what even attention would give."""
+    """Figure 7, right: one dot per head [L, k], the mean of each layer as a line, and even attention for reference."""
     layers, heads = values.shape
     depth = np.arange(1, layers + 1)
     with styled(theme):
@@ -178,7 +157,7 @@ def draw_heads(
         )  # fmt: skip
         axes.plot(depth, values.mean(1), color=theme.amber, linewidth=1.8, label="mean of the layer", zorder=2)
         if reference is not None:
-            axes.axhline(reference, color=theme.quiet, linewidth=1, linestyle=(0, (4, 3)), label=called, zorder=1)
+            axes.axhline(reference, color=theme.quiet, linewidth=1, linestyle=(0, (4, 3)), label=label, zorder=1)
         axes.set_xticks(space_ticks(layers, 24))
         axes.set_xlim(0.4, layers + 0.6)
         axes.set_ylim(0, 1.08 * max(float(values.max()), reference or 0.0, 1e-9))
@@ -187,7 +166,7 @@ def draw_heads(
 
 
 def draw_norms(values: Floats, prefix: Sequence[str], theme: Theme) -> "Figure":
-    """Norms of tokens behind each layer [L + 1, B, T]: where most patches lie, the largest, and the other tokens."""
+    """Norms of tokens after each layer [L + 1, B, T]: the band of most patches, the largest, and the other tokens."""
     depth = np.arange(values.shape[0])
     patches = values[:, :, len(prefix) :].reshape(len(depth), -1)
     low, middle, high = np.percentile(patches, [5, 50, 95], axis=1)
@@ -195,7 +174,7 @@ def draw_norms(values: Floats, prefix: Sequence[str], theme: Theme) -> "Figure":
     with styled(theme):
         figure = blank(3.6)
         axes = figure.add_subplot()
-        style_axes(axes, "behind layer (0: patches and positions)", "length of the token")
+        style_axes(axes, "after layer (0: patches and positions)", "norm of the token")
         axes.fill_between(depth, low, high, color=theme.cobalt, alpha=0.18, linewidth=0, label="90 % of the patches")
         axes.plot(depth, middle, color=theme.cobalt, linewidth=1.8, label="median patch")
         axes.plot(depth, largest, color=theme.ruby, linewidth=1.2, marker="o", markersize=3.5, label="longest patch")
@@ -224,21 +203,20 @@ def draw_matrix(values: Floats, theme: Theme) -> "Figure":
         axes.tick_params(length=0, labelsize=8)
         axes.set_xlabel("layer")
         axes.set_ylabel("layer (0: patches and positions)")
-        for spine in axes.spines.values():
-            spine.set_visible(False)
+        axes.spines[:].set_visible(False)
         style_colour_bar(figure.colorbar(drawn, ax=axes, shrink=0.9, aspect=28), "linear CKA", theme)
     return figure
 
 
 def draw_faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme) -> "Figure":
-    """Deletion and insertion [B, steps + 1] for each kind of map: the mean over images, with its standard error."""
+    """Deletion and insertion [B, steps + 1] for each kind of map: the mean over images and its standard error."""
     with styled(theme):
         figure = blank(3.9)
         panels: Any = figure.subplots(1, 2, sharey=True)
         for panel, title in enumerate(("deletion: lower is better", "insertion: higher is better")):
             axes = panels[panel]
             style_axes(
-                axes, "patches " + ("taken away" if panel == 0 else "put back"), "probability" if panel == 0 else ""
+                axes, "patches " + ("deleted" if panel == 0 else "inserted"), "probability" if panel == 0 else ""
             )
             axes.set_title(title, loc="left", fontsize=9.5, pad=34)
             for at, (name, both) in enumerate(scores.items()):
@@ -259,7 +237,7 @@ def draw_faithfulness(scores: Mapping[str, tuple[Floats, Floats]], theme: Theme)
 
 
 def mean_area(values: Floats) -> float:
-    """Under curves [B, steps + 1] over the unit interval, by trapezia: the mean over images."""
+    """The mean over images of the area under curves [B, steps + 1] over the unit interval, by the trapezium rule."""
     return float(((values[:, 1:] + values[:, :-1]) / 2).mean())
 
 
@@ -272,7 +250,7 @@ def style_axes(axes: "Axes", along: str, up: str) -> None:
 
 
 def add_legend(axes: "Axes", theme: Theme, across: int = 4) -> None:
-    """Above the plot, where no curve can be."""
+    """Above the plot, clear of all curves."""
     axes.legend(
         loc="lower left", bbox_to_anchor=(0, 1.0), ncols=across, fontsize=8, labelcolor=theme.quiet,
         handlelength=1.6, columnspacing=1.6, borderaxespad=0.2,

@@ -1,7 +1,5 @@
-"""What a network has learned of pixels and places (Figure 7 left and centre, Figure 10).
-
-What patches have become inside: colours by principal components, likeness to a chosen one, and tokens' norms.
-"""
+"""What a network has learned about pixels and places (Figure 7 left and centre, Figure 10), and its patch features:
+colours by principal components, similarity to one patch, and token norms."""
 
 import itertools
 
@@ -17,15 +15,14 @@ from vitrail.models.backbone import backbone
 def filter_components(model: nn.Module, count: int = 28) -> Tensor:
     """The leading principal components of the filters that see the image, largest first: [n, P, P, 3] in [0, 1].
 
-    The D filters are samples in the space of a patch's pixels. Of a ViT they are its patch embedding's, of a hybrid or
-    a ResNet the root convolution's, as standardised. Each component is stretched to [0, 1] by itself; the entry that is
-    farthest from 0 is made positive, for a component's sign means nothing. n is less than `count` where there are no
-    more components."""
+    The D filters are samples in the space of a patch's pixels: the patch embedding of a ViT, the standardised root
+    convolution of a hybrid or a ResNet. Each component is stretched to [0, 1] separately; its sign is arbitrary, so the
+    entry farthest from 0 is made positive. n is below `count` if there are fewer components."""
     if count < 1:
         raise ConfigError(f"count={count} must be at least 1")
     kernel = backbone(model).kernel.detach()
     if kernel.shape[1] not in (1, 3):
-        raise ConfigError(f"filters over {kernel.shape[1]} channels have no colours; 1 or 3 can be shown")
+        raise ConfigError(f"filters over {kernel.shape[1]} channels have no colours; only 1 or 3 channels can be shown")
     flat = kernel.permute(0, 2, 3, 1).flatten(1).cpu().double()  # [D, P·P·C]
     parts = principal_directions(flat, min(count, max(flat.shape[0] - 1, 1), flat.shape[1]))
     tiles = stretch_rows(parts).unflatten(1, (*kernel.shape[2:], kernel.shape[1]))
@@ -33,7 +30,7 @@ def filter_components(model: nn.Module, count: int = 28) -> Tensor:
 
 
 def principal_directions(samples: Tensor, count: int) -> Tensor:
-    """The leading principal directions of [n, d], signs settled: [count, d]."""
+    """The leading principal directions of [n, d], with the largest entry positive: [count, d]."""
     centred = samples - samples.mean(dim=0)
     found = torch.linalg.svd(centred, full_matrices=False).Vh[:count]
     far = found.abs().argmax(dim=1, keepdim=True)
@@ -41,20 +38,20 @@ def principal_directions(samples: Tensor, count: int) -> Tensor:
 
 
 def stretch_rows(rows: Tensor) -> Tensor:
-    """Each row to [0, 1]; one that does not vary to 1/2."""
+    """Each row stretched to [0, 1]; a constant one becomes 1/2."""
     low, high = rows.amin(dim=1, keepdim=True), rows.amax(dim=1, keepdim=True)
     return torch.where(high > low, (rows - low) / (high - low).clamp(min=torch.finfo(rows.dtype).tiny), 0.5)
 
 
 def position_similarity(model: nn.Module) -> Tensor:
-    """Cosine of each patch's position embedding with every other's: [rows, columns, rows, columns]. Where each layer
-    has a table of its own, that of the first."""
+    """Cosine similarity of each patch's position embedding with every other: [rows, columns, rows, columns]. If each
+    layer has its own table, the first one counts."""
     network = require_transformer(model)
     tables = network.position.tables
     if network.config.position in ("none", "relative") or not len(tables):
         raise ConfigError(
-            f"position={network.config.position!r}: this network has no embedding for each place; "
-            "similarity is of learned and sine-cosine positions"
+            f"position={network.config.position!r} has no embedding per place; use a network with learned or "
+            "sine-cosine positions"
         )
     grid = get_token_layout(network).grid
     with torch.no_grad():
@@ -64,13 +61,13 @@ def position_similarity(model: nn.Module) -> Tensor:
 
 
 def row_column_score(similarity: Tensor) -> float:
-    """How strongly rows and columns show: how much more alike two places of one row or column are than two others that
-    lie as far apart. [rows, columns, rows, columns] -> from -2 to 2.
+    """How much more similar two places in one row or column are than two others at the same distance:
+    [rows, columns, rows, columns] -> from -2 to 2.
 
-    For each distance along a row or column, the mean similarity there, less that of the places off it, read between
-    their distances where none is equal; then the mean over the pairs on rows and columns. 0 where likeness knows only
-    distance, however fast it falls; 1/2 for two half-width tables of rows and columns that are each orthogonal; 0, too,
-    for a grid that is too small to tell (below 3x3)."""
+    For each distance along a row or column: the mean similarity there, minus that of the places off it, interpolated
+    between their distances; then the mean over the pairs on rows and columns. 0 if similarity depends on distance only,
+    however fast it falls; 1/2 for two half-width tables of rows and columns that are each orthogonal; 0 for a grid
+    below 3x3, which is too small to tell."""
     rows, columns = similarity.shape[:2]
     if min(rows, columns) < 3:
         return 0.0
@@ -84,8 +81,8 @@ def row_column_score(similarity: Tensor) -> float:
 
 
 def distance_correlation(similarity: Tensor) -> float:
-    """Rank correlation (Spearman's) of similarity with distance over all pairs of places: -1 where the nearer of two is
-    always the more alike, 0 where distance says nothing. [rows, columns, rows, columns], in patches."""
+    """Spearman's rank correlation of similarity with distance over all pairs of places: -1 if nearer places are always
+    more similar, 0 if distance has no influence. [rows, columns, rows, columns], in patches."""
     value, across, down = _pairs(similarity)
     if not value.numel():
         return 0.0
@@ -95,46 +92,48 @@ def distance_correlation(similarity: Tensor) -> float:
 
 
 def _pairs(similarity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of every two places their similarity and how far they lie apart along either axis: [pairs] each, float64."""
+    """The similarity of every two places and their distance along either axis: [pairs] each, float64."""
     rows, columns = similarity.shape[:2]
     if similarity.shape[2:] != (rows, columns) or similarity.ndim != 4:
-        raise ConfigError(f"a similarity of {list(similarity.shape)} is not one of [rows, columns, rows, columns]")
+        raise ConfigError(f"a similarity of {list(similarity.shape)} must be [rows, columns, rows, columns]")
     first, second = torch.triu_indices(rows * columns, rows * columns, offset=1).unbind()
     value = similarity.detach().cpu().double().flatten(2, 3).flatten(0, 1)[first, second]
     return value, (first % columns - second % columns).double(), (first // columns - second // columns).double()
 
 
 def _profile(far: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean value at each distance there is."""
+    """The distances that occur, and the mean value at each."""
     places, index = far.unique(return_inverse=True)
     sums = torch.zeros_like(places).index_add_(0, index, value)
     return places, sums / torch.bincount(index)
 
 
 def _between(at: Tensor, places: Tensor, values: Tensor) -> Tensor:
-    """Read off straight lines between the given points."""
+    """Linear interpolation between the given points."""
     right = torch.searchsorted(places, at).clamp(1, len(places) - 1)
     part = (at - places[right - 1]) / (places[right] - places[right - 1])
     return values[right - 1] + part * (values[right] - values[right - 1])
 
 
 def _ranks(value: Tensor) -> Tensor:
-    """Of equal values the mean of their ranks."""
+    """Ranks; ties share their mean rank."""
     _, index, count = value.unique(return_inverse=True, return_counts=True)
     last = count.cumsum(0).double()
     return (last - (count - 1) / 2)[index]
 
 
-TAIL = 0.01  # of all values, on either side, that colours leave out: a few tokens far off would grey all others
+TAIL = 0.01  # share of values clipped on either side: a few outlying tokens would turn all others grey
 
 
 def patch_features(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
-    """Patches behind a layer, through the network's last norm, so that layers compare: [B, C, H, W] prepared ->
-    [B, rows, columns, D]. Layers count from 0, or from the end."""
+    """Patches after a layer, through the network's last norm so that layers are comparable: [B, C, H, W] prepared ->
+    [B, rows, columns, D]. Layers count from 0, or from the end if negative."""
     network = require_transformer(model)
     count = network.depth
     if not -count <= layer < count:
-        raise ConfigError(f"layer={layer}: this network has {count}, from 0 to {count - 1} or from -1 backwards")
+        raise ConfigError(
+            f"layer={layer} is out of range; the network has layers 0 to {count - 1}, or -1 to -{count} from the end"
+        )
     z = next(itertools.islice(iterate_states(network, images), layer % count + 1, None))
     with torch.no_grad():
         return to_grid(to_float32(network.norm(z)), get_token_layout(network), dim=1)
@@ -142,11 +141,11 @@ def patch_features(model: nn.Module, images: Tensor, layer: int = -1) -> Tensor:
 
 def feature_colours(features: Tensor) -> Tensor:
     """The first three principal components of all images' patches together, as red, green and blue:
-    [B, rows, columns, D] -> [B, rows, columns, 3] in [0, 1]. Like patches have like colours, in one image and across
-    them; each component's sign is such that its entry farthest from 0 is positive."""
+    [B, rows, columns, D] -> [B, rows, columns, 3] in [0, 1]. Similar patches have similar colours, within an image and
+    across images; the entry of each component farthest from 0 is positive."""
     flat = features.detach().cpu().double().flatten(0, 2)  # [n, D]
     if not flat.numel():
-        raise ConfigError(f"features of {list(features.shape)} hold no patches")
+        raise ConfigError(f"features of {list(features.shape)} contain no patches")
     flat = flat - flat.mean(dim=0)
     axes = torch.linalg.eigh(flat.T @ flat).eigenvectors.flip(1)[:, :3]  # the largest first
     far = axes.gather(0, axes.abs().argmax(dim=0, keepdim=True))
@@ -154,21 +153,21 @@ def feature_colours(features: Tensor) -> Tensor:
     ordered = shades.sort(dim=0).values
     cut = int(TAIL * (len(ordered) - 1))
     low, high = ordered[cut], ordered[-1 - cut]
-    spread = (high - low).clamp(min=1e-9 * float(flat.norm() + 1))  # noise alone is not a colour
+    spread = (high - low).clamp(min=1e-9 * float(flat.norm() + 1))  # noise alone gets no colour
     shown = torch.where(high - low >= spread, (shades - low) / spread, 0.5).clamp(0, 1)
     return shown.float().unflatten(0, features.shape[:3]).to(features.device)
 
 
 def patch_similarity(features: Tensor, row: int, column: int) -> Tensor:
-    """Cosine of one patch of each image with all others of it: [B, rows, columns, D] -> [B, rows, columns]."""
+    """Cosine similarity of one patch of each image with all its others: [B, rows, columns, D] -> [B, rows, columns]."""
     rows, columns = features.shape[1:3]
     if not (0 <= row < rows and 0 <= column < columns):
-        raise ConfigError(f"patch ({row}, {column}) lies outside the grid of {rows}x{columns}")
+        raise ConfigError(f"patch ({row}, {column}) is outside the grid of {rows}x{columns}")
     unit = F.normalize(to_float32(features), dim=-1)
     return torch.einsum("brcd,bd->brc", unit, unit[:, row, column])
 
 
 def token_norms(model: nn.Module, images: Tensor) -> Tensor:
-    """The length of every token as it enters the first layer and behind each: [B, C, H, W] prepared -> [L+1, B, T].
-    Patches far above their neighbours are artefacts: they hold something other than their place."""
+    """The norm of every token as it enters the first layer and after each: [B, C, H, W] prepared -> [L+1, B, T].
+    Patches far above their neighbours are artefacts: they store something other than their place."""
     return torch.stack([to_float32(z).norm(dim=-1) for z in iterate_states(model, images)])

@@ -141,9 +141,9 @@ def test_answers_that_are_no_numbers_are_wrong() -> None:
 
 
 def test_nothing_to_score_is_refused() -> None:
-    with pytest.raises(DataError, match="no image could be scored"):
+    with pytest.raises(DataError):
         assessed(pictures(Labels.none(COUNT)))
-    with pytest.raises(ConfigError, match=r"gave \(5, 3\)"):
+    with pytest.raises(ConfigError):
         asked(pictures(), network=Linear(3))
 
 

