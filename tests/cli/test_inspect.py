@@ -126,7 +126,7 @@ def test_some_kinds_of_some_layers_for_a_class(tmp_path: Path, pictures: list[st
     assert main(["inspect", weights(tmp_path, VIT), "--images", *pictures, *chosen, "--out", str(out)]) == 0
     text = (out / "report.html").read_text("utf-8")
     assert re.findall(r'<section id="(\w+)">', text) == ["layers", "gradient", "similarity"]
-    assert "The map is for the class that was asked for" in text
+    assert "The map is for the requested class" in text
     assert "the patch in row 3, column 4" in text
 
 

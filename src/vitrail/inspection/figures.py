@@ -34,8 +34,8 @@ def draw_pairs(
     flat = [picture for pair in zip(pictures, overlays, strict=True) for picture in pair]
     texts = [text for caption in captions for text in (caption, "")]
     across = 2 if len(pictures) == 1 else 4
-    starts = range(0, len(flat), across)
-    tiles, rows = ([every[at : at + across] for at in starts] for every in (flat, texts))
+    tiles = [flat[at : at + across] for at in range(0, len(flat), across)]
+    rows = [texts[at : at + across] for at in range(0, len(texts), across)]
     return draw_sheet(tiles, theme, captions=rows, gaps=2)
 
 
