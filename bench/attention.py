@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.models.kernels import triton_attention as short_attention
-from vitrail.models.kernels import triton_gelu as kernels
+from vitrail.models.kernels import triton_kernels
+from vitrail.models.kernels.fused_ops import concat_qkv_grad
 
 HEAD = 64
 JUDGED = 8  # images
@@ -70,19 +70,19 @@ def compare(pictures: int, tokens: int, heads: int, passes: int, device: str) ->
             return F.scaled_dot_product_attention(q, k, v)
 
     parts = [flat(part) for part in their_backward()]
-    out, logs = short_attention.forward(qkv, heads)
+    out, logs = triton_kernels.attention(qkv, heads)
     works: tuple[Callable[[], object], ...] = (
-        lambda: short_attention.forward(qkv, heads),
-        lambda: short_attention.backward(qkv, out, grad, logs, heads),
+        lambda: triton_kernels.attention(qkv, heads),
+        lambda: triton_kernels.attention_backward(qkv, out, grad, logs, heads),
         their_forward,
         their_backward,
-        lambda: kernels.join(parts[0], parts[1], parts[2]),
+        lambda: concat_qkv_grad(parts[0], parts[1], parts[2]),
     )
     times = [microseconds(work, passes, device) for work in works]
     wanted = exact(qkv, grad, heads)
     found = (
-        short_attention.backward(qkv, out, grad, logs, heads)[0],
-        kernels.join(parts[0], parts[1], parts[2])[0].view_as(qkv),
+        triton_kernels.attention_backward(qkv, out, grad, logs, heads)[0],
+        concat_qkv_grad(parts[0], parts[1], parts[2])[0].view_as(qkv),
     )
     errors = [float((one[:JUDGED].double() - wanted).norm() / wanted.norm()) for one in found]
     size = f"{pictures}x{tokens}x{heads}"

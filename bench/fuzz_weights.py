@@ -33,7 +33,7 @@ from tests.checkpoint.mutations import Sample, flip_bit, mutate, same_tensors, s
 from tests.forked import reports
 from vitrail.checkpoint.convert import export
 from vitrail.checkpoint.files.read_weights import read_weights
-from vitrail.checkpoint.weights import bundle_of
+from vitrail.checkpoint.weights import to_bundle
 from vitrail.core.errors import VitrailError
 from vitrail.models.build import build
 from vitrail.models.resnet_config import ResNetConfig
@@ -101,10 +101,10 @@ def foreign_models(folder: Path) -> list[Original]:
     found: list[Original] = []
     for kind, config, name, form in targets:
         path = folder / name
-        export(bundle_of(build(config)), path, form)
+        export(to_bundle(build(config)), path, form)
         path.with_name(path.name + ".vitrail.json").unlink(missing_ok=True)
         found.append(Original(kind=kind, content=path.read_bytes(), name=name))
-    export(bundle_of(build(VIT)), folder / "hf", "hf")
+    export(to_bundle(build(VIT)), folder / "hf", "hf")
     files = {path.name: path.read_bytes() for path in (folder / "hf").iterdir() if "vitrail" not in path.name}
     for kind, name in (("safetensors:huggingface", "model.safetensors"), ("json:huggingface", "config.json")):
         rest = {other: content for other, content in files.items() if other != name}

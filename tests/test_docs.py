@@ -36,20 +36,20 @@ import vitrail
 from tests.data.datasets import tables as data_tables
 from tests.train import tables as train_tables
 from vitrail.checkpoint import convert
+from vitrail.checkpoint import known_weights as registry
 from vitrail.checkpoint import parity_check as peers
 from vitrail.checkpoint.formats import huggingface
 from vitrail.checkpoint.formats.registry import FORMATS
-from vitrail.checkpoint.public import registry
-from vitrail.checkpoint.weights import bundle_of, fresh
+from vitrail.checkpoint.weights import build_fresh, to_bundle
 from vitrail.cli import networks as models
 from vitrail.cli.app import COMMANDS, main, parser_of
 from vitrail.core.errors import ExportRefused, VitrailError
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.build import skeleton
-from vitrail.models.family import ModelConfig, summed, walk
+from vitrail.models.build import tensor_shapes
+from vitrail.models.family import ModelConfig, list_steps, sum_steps
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import ZOO, adapted, backbone, model_config, slug
+from vitrail.models.zoo import ZOO, adapt_config, hybrid_backbone, model_config, slug
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -298,11 +298,11 @@ def test_figure_is_what_its_script_draws() -> None:
 
 def test_figure_shows_the_shapes_of_the_walk() -> None:
     drawn = re.sub(r"<[^>]+>", "", FIGURE.with_suffix(".svg").read_text("utf-8"))
-    steps = walk(model_config("ViT-L/32", image_size=256))
+    steps = list_steps(model_config("ViT-L/32", image_size=256))
     for step in steps:
         if step.name.startswith(("image", "patches", "embeddings", "positions", "head")) or "q k v" in step.name:
             assert " × ".join(str(size) for size in step.shape) in drawn, step.name
-    total = summed(steps)
+    total = sum_steps(steps)
     assert f"{total.params:,}" in drawn
     assert f"{total.macs:,}" in drawn
 
@@ -383,7 +383,7 @@ def braced(names: Iterable[str]) -> str:
 
 def keys(name: str, config: ModelConfig) -> dict[str, tuple[str, str]]:
     """Ours to theirs, weight with bias and numbered parts together, and the shape of theirs in letters."""
-    shapes, groups = skeleton(config), dict[str, list[Any]]()
+    shapes, groups = tensor_shapes(config), dict[str, list[Any]]()
     for entry in FORMATS[name].table(config):
         if not re.search(r"stages\.(0\.[1-9]|[1-9])", entry.ours):
             groups.setdefault(re.sub(r"\d?\.(weight|bias)$", "", entry.ours), []).append(entry)
@@ -398,12 +398,12 @@ def keys(name: str, config: ModelConfig) -> dict[str, tuple[str, str]]:
 
 
 def own_shapes(config: ModelConfig) -> dict[str, str]:
-    shapes = {indexed(name): shape for name, shape in skeleton(config).items()}
+    shapes = {indexed(name): shape for name, shape in tensor_shapes(config).items()}
     return {name: f"[{', '.join(LETTERS.get(size, str(size)) for size in shape)}]" for name, shape in shapes.items()}
 
 
 def google_keys() -> str:
-    plain = adapted(LETTER_VIT, position_prefix=False)
+    plain = adapt_config(LETTER_VIT, position_prefix=False)
     original, linen = keys("npz", LETTER_VIT), keys("npz-linen", LETTER_VIT)
     big_vision = keys("npz-big-vision", plain)
     rows: list[list[str]] = []
@@ -415,9 +415,9 @@ def google_keys() -> str:
 
 
 def torch_keys() -> str:
-    linear = adapted(LETTER_VIT, head="linear")
+    linear = adapt_config(LETTER_VIT, head="linear")
     timm, four, vision = keys("timm", linear), keys("huggingface", linear), keys("torchvision", LETTER_VIT)
-    pooler = keys("huggingface", adapted(LETTER_VIT, classes=0, head="tanh"))
+    pooler = keys("huggingface", adapt_config(LETTER_VIT, classes=0, head="tanh"))
     shapes = own_shapes(LETTER_VIT)
     rows: list[list[str]] = []
     for ours, (theirs, _) in vision.items():
@@ -452,7 +452,7 @@ def five(name: str) -> str:
 
 
 def trunk_keys() -> str:
-    trunk = backbone((1, 1), (49, 49))
+    trunk = hybrid_backbone((1, 1), (49, 49))
     hybrid = ViTConfig(
         width=24, depth=1, mlp_width=40, heads=2, image=(49, 49), patch=(1, 1), backbone=trunk, classes=10
     )
@@ -533,10 +533,10 @@ def fate(config: ModelConfig, changes: dict[str, Any], to: str, target: str) -> 
     network = {name: value for name, value in changes.items() if name not in card}
     if to == "npz-big-vision" and changes.get("class_token", True):
         network.setdefault("position_prefix", False)  # its own way; else every line would say "refused"
-    bundle = bundle_of(fresh(adapted(config, **network)), **card)
+    bundle = to_bundle(build_fresh(adapt_config(config, **network)), **card)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            unheld = convert.export(bundle, Path(folder) / target, to).unheld
+            unheld = convert.export(bundle, Path(folder) / target, to).lost_fields
     except ExportRefused:
         return "refused"
     usual = {"gelu", "preprocessing", "standardisation_eps"} - set(changes)  # the base network's own, not this line's
@@ -546,7 +546,7 @@ def fate(config: ModelConfig, changes: dict[str, Any], to: str, target: str) -> 
 def field_table(config: ModelConfig, lines: dict[str, dict[str, Any]], targets: dict[str, tuple[str, str]]) -> str:
     rows: list[list[str]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(peers, "peer", lambda *_: "not asked")
+        patch.setattr(peers, "build_reference", lambda *_: "not asked")
         for line, changes in lines.items():
             rows.append([line, *(fate(config, changes, to, target) for to, target in targets.values())])
     return markdown(["field", *targets], rows)

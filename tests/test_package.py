@@ -16,7 +16,7 @@ from PIL import Image
 import vitrail
 
 ROOT = Path(__file__).parents[1]
-KERNELS = ("vitrail.models.kernels.triton_gelu", "vitrail.models.kernels.triton_attention")
+KERNELS = ("vitrail.models.kernels.triton_kernels", "vitrail.models.kernels.triton_kernels")
 HEAVY = ("torch", "torchvision", "numpy", "rich", "PIL")
 
 

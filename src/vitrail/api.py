@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.checkpoint.weights import bundle_of, load
+from vitrail.checkpoint.weights import load, to_bundle
 from vitrail.core.atomic_files import cache_folder
 from vitrail.core.config_overrides import text_of
 from vitrail.core.errors import ConfigError
@@ -402,4 +402,4 @@ def as_bundle(weights: str | Path | Model) -> tuple[str, Bundle]:
     """What weights are called in results, and what they are."""
     if isinstance(weights, str | Path):
         return str(weights), find_weights(weights)
-    return type(weights).__name__, bundle_of(weights)
+    return type(weights).__name__, to_bundle(weights)

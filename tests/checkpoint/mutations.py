@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.files.sealed_file import write_sealed
+from vitrail.checkpoint.files.safetensors import write_sealed
 
 DESCRIPTION = {"model": {"width": 8, "depth": 1}, "classes": ["cat", "dog"], "note": 'a "quoted" word, é'}
 

@@ -12,17 +12,17 @@ from safetensors.torch import load_file
 from tests.models.tiny import VARIANTS, VIT, awake
 from vitrail.checkpoint import convert as module
 from vitrail.checkpoint import parity_check as certificate
-from vitrail.checkpoint.bundle import Bundle, sidecar_of
+from vitrail.checkpoint.bundle import Bundle, sidecar_path
 from vitrail.checkpoint.convert import Conversion, convert, export, format_for
+from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.formats.timm import architecture
-from vitrail.checkpoint.import_weights import read_bundle
-from vitrail.checkpoint.weights import bundle_of, load, save
+from vitrail.checkpoint.weights import load, save, to_bundle
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError, ExportRefused, UnknownName, WeightsError, WeightsNotFound
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import ZOO, backbone
+from vitrail.models.zoo import ZOO, hybrid_backbone
 
 TARGETS = {
     "vitrail": "out.safetensors",
@@ -42,7 +42,7 @@ SQUARE = ViTConfig(width=192, depth=2, mlp_width=768, heads=3, image=(32, 32), c
 
 def bundle(config: ModelConfig) -> Bundle:
     torch.manual_seed(0)
-    return bundle_of(awake(config, torch.float32))
+    return to_bundle(awake(config, torch.float32))
 
 
 def assert_same(found: Bundle, wanted: Bundle) -> None:
@@ -100,10 +100,10 @@ def test_every_network_goes_whole_or_is_refused_by_field(variant: str, tmp_path:
             assert not list(folder.iterdir()), (form, "left something behind")
             continue
         assert_same(read_bundle(done.target), made)
-        assert done.certificate.identical == done.certificate.tensors == len(made.tensors)
-        assert (done.certificate.peer is None) == (done.certificate.why_not is not None) == (not done.certificate.rows)
-        if done.sidecar is None or not NUMERICS & set(done.unheld):
-            assert done.certificate.worst < 1e-5, (form, done.certificate.rows)
+        assert done.parity.identical == done.parity.tensors == len(made.tensors)
+        assert (done.parity.reference is None) == (done.parity.why_not is not None) == (not done.parity.rows)
+        if done.sidecar is None or not NUMERICS & set(done.lost_fields):
+            assert done.parity.worst < 1e-5, (form, done.parity.rows)
 
 
 REFUSALS: list[tuple[ModelConfig, str, str]] = [
@@ -155,7 +155,7 @@ def test_a_refusal_names_the_format_and_the_field(config: ModelConfig, form: str
     ("config", "field"),
     [
         (ResNetConfig(blocks=(1, 2), factor=0.5, groups=8, classes=5), "blocks=(1, 2)"),
-        (replace(SQUARE, patch=(1, 1), backbone=backbone((1, 1), (32, 32))), "blocks=(1, 1)"),
+        (replace(SQUARE, patch=(1, 1), backbone=hybrid_backbone((1, 1), (32, 32))), "blocks=(1, 1)"),
     ],
     ids=["bit", "hybrid"],
 )
@@ -178,7 +178,7 @@ UNBUILT: list[tuple[str, ModelConfig]] = [
     ("torchvision", replace(SQUARE, image=(32, 48))),
     ("torchvision", replace(SQUARE, patch=(16, 8))),
     ("torchvision", replace(SQUARE, channels=1)),
-    ("timm", replace(SQUARE, patch=(1, 1), backbone=backbone((1, 1), (32, 32)))),
+    ("timm", replace(SQUARE, patch=(1, 1), backbone=hybrid_backbone((1, 1), (32, 32)))),
     ("timm", ResNetConfig(blocks=(1, 1), factor=0.5, groups=8, classes=5)),
     ("timm", VARIANTS["post-activation"]),
 ]
@@ -189,10 +189,10 @@ def test_a_network_that_only_the_format_can_hold(form: str, config: ModelConfig,
     made = bundle(config)
     done = export(made, tmp_path / TARGETS[form], form)
     assert_same(read_bundle(done.target), made)
-    if done.certificate.peer is None:
-        assert form in (done.certificate.why_not or "")
+    if done.parity.reference is None:
+        assert form in (done.parity.why_not or "")
     else:
-        assert done.certificate.worst < 1e-3 or "groups" in done.unheld
+        assert done.parity.worst < 1e-3 or "groups" in done.lost_fields
 
 
 def test_a_representation_without_classes(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_representation_without_classes(tmp_path: Path) -> None:
     for form in ("vitrail", "hf", "torchvision", "npz"):
         done = export(made, tmp_path / TARGETS[form], form)
         assert_same(read_bundle(done.target), made)
-        assert done.certificate.worst < 1e-5
+        assert done.parity.worst < 1e-5
 
 
 # Names of formats and targets.
@@ -284,7 +284,7 @@ def test_an_existing_target_is_replaced_whole(form: str, source: Path, tmp_path:
     export(bundle(replace(SQUARE, depth=3, norm_eps=1e-5, classes=7)), target, form)
     done = convert(source, target, form)
     assert_same(read_bundle(target), read_bundle(source))
-    beside = sidecar_of(target / "model.safetensors" if target.is_dir() else target)
+    beside = sidecar_path(target / "model.safetensors" if target.is_dir() else target)
     assert beside.exists() == (done.sidecar is not None)
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
 
@@ -314,7 +314,7 @@ def test_a_folder_where_a_file_should_be(form: str, source: Path, tmp_path: Path
         convert(source, target, form)
     assert str(target) in str(caught.value)
     assert not list(target.iterdir())
-    assert not sidecar_of(target).exists()
+    assert not sidecar_path(target).exists()
 
 
 def test_onto_itself(source: Path) -> None:
@@ -353,7 +353,7 @@ def test_facts_are_for_the_source(source: Path, tmp_path: Path) -> None:
 def test_a_conversion_says_what_it_did(source: Path, tmp_path: Path) -> None:
     done = convert(source, tmp_path / "out.pth", "torchvision")
     assert (done.source, done.target, done.format) == (source, tmp_path / "out.pth", "torchvision")
-    assert (done.config, done.unheld) == (SQUARE, ["preprocessing"])
+    assert (done.config, done.lost_fields) == (SQUARE, ["preprocessing"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -372,18 +372,18 @@ def test_types_are_kept(dtype: torch.dtype, form: str, tmp_path: Path) -> None:
 
 def test_a_certificate_has_a_row_for_every_place(source: Path, tmp_path: Path) -> None:
     for form, peer in (("timm", "timm "), ("torchvision", "torchvision "), ("hf", "transformers ")):
-        seal = convert(source, tmp_path / TARGETS[form], form).certificate
+        seal = convert(source, tmp_path / TARGETS[form], form).parity
         assert [row.place for row in seal.rows] == ["stem", "block 1", "block 2", "logits"]
-        assert (seal.peer or "").startswith(peer)
+        assert (seal.reference or "").startswith(peer)
         assert seal.worst == max(row.relative for row in seal.rows) < 1e-5
     for form in ("npz", "vitrail"):
-        seal = convert(source, tmp_path / TARGETS[form], form).certificate
-        assert (seal.peer, seal.rows, seal.why_not) == (None, [], "no other library to hold it against")
+        seal = convert(source, tmp_path / TARGETS[form], form).parity
+        assert (seal.reference, seal.rows, seal.why_not) == (None, [], "no other library to hold it against")
 
 
 def test_a_certificate_is_honest_about_numerics(tmp_path: Path) -> None:
     """What went to the sidecar the other library does not know: it shows from the first MLP on."""
-    rows = export(bundle(replace(SQUARE, gelu="tanh")), tmp_path / "out.pth", "torchvision").certificate.rows
+    rows = export(bundle(replace(SQUARE, gelu="tanh")), tmp_path / "out.pth", "torchvision").parity.rows
     assert rows[0].relative < 1e-6
     assert all(1e-6 < row.relative < 1e-2 for row in rows[1:3])
 
@@ -395,7 +395,7 @@ def test_a_certificate_counts_what_did_not_come_back() -> None:
     other[names[0]] = other[names[0]] + 1
     other[names[1]] = other[names[1]].flatten()
     del other[names[2]]
-    seal = certificate.certify(made, replace(made, tensors=other), "npz", Path())
+    seal = certificate.check_parity(made, replace(made, tensors=other), "npz", Path())
     assert (seal.identical, seal.tensors) == (len(names) - 3, len(names))
 
 
@@ -403,8 +403,8 @@ def test_a_row_is_relative_to_the_largest_value(source: Path, tmp_path: Path) ->
     from vitrail.checkpoint import parity_check as peers
 
     target = convert(source, tmp_path / "out.safetensors", "timm").target
-    peer = peers.peer("timm", SQUARE, target)
-    assert isinstance(peer, peers.Peer)
+    peer = peers.build_reference("timm", SQUARE, target)
+    assert isinstance(peer, peers.ReferenceModel)
     with torch.no_grad():
         peer.network.head.bias[2] += 100
     row = certificate.compare(load(source), peer)[-1]
@@ -421,8 +421,8 @@ def test_a_library_that_is_not_installed_is_no_obstacle(
 
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     form = {"transformers": "hf"}.get(library, library)
-    seal = convert(source, tmp_path / TARGETS[form], form).certificate
-    assert (seal.peer, seal.why_not) == (None, f"{library} is not installed")
+    seal = convert(source, tmp_path / TARGETS[form], form).parity
+    assert (seal.reference, seal.why_not) == (None, f"{library} is not installed")
     assert seal.identical == seal.tensors
 
 
@@ -435,7 +435,7 @@ def test_the_command_prints_the_certificate(source: Path, tmp_path: Path, capsys
     seen = lines(capsys.readouterr().out)
     count = sum(p.numel() for p in load(source).parameters())
     assert seen[0] == f"{source} -> {target} (torchvision), {count:,} parameters"
-    assert seen[1].startswith(f"torchvision cannot hold preprocessing: written to {sidecar_of(target)}")
+    assert seen[1].startswith(f"torchvision cannot hold preprocessing: written to {sidecar_path(target)}")
     tensors = len(read_bundle(source).tensors)
     assert seen[2] == f"read back: {tensors} of {tensors} tensors identical"
     assert re.fullmatch(r"against torchvision \S+, one seeded batch of 2", seen[3])

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 import vitrail
 from vitrail.checkpoint.bundle import Card
 from vitrail.checkpoint.convert import convert, export
-from vitrail.checkpoint.import_weights import read_bundle
-from vitrail.checkpoint.weights import bundle_of
+from vitrail.checkpoint.find_weights import read_bundle
+from vitrail.checkpoint.weights import to_bundle
 from vitrail.core.errors import ConfigError, MismatchedWeights, UnknownName
 from vitrail.models.build import build
 from vitrail.models.resnet_config import ResNetConfig
@@ -39,12 +39,12 @@ def test_a_new_head_has_no_old_labels(tmp_path: Path) -> None:
     assert isinstance(model.card, Card)
     assert model.card.labels == ("a", "b", "c")
     model.reset_classifier(3)
-    assert bundle_of(model).card.labels is None
-    assert bundle_of(model).card.preprocessing == model.card.preprocessing
+    assert to_bundle(model).card.labels is None
+    assert to_bundle(model).card.preprocessing == model.card.preprocessing
 
 
 def test_a_bare_bit_folder_of_transformers(tmp_path: Path) -> None:
-    export(bundle_of(build(BIT)), tmp_path / "bit", "hf")
+    export(to_bundle(build(BIT)), tmp_path / "bit", "hf")
     file = tmp_path / "bit" / "model.safetensors"
     bare = {name.removeprefix("bit."): t for name, t in load_file(file).items() if name.startswith("bit.")}
     save_file(bare, file)
@@ -53,7 +53,7 @@ def test_a_bare_bit_folder_of_transformers(tmp_path: Path) -> None:
 
 
 def test_big_vision_with_a_class_row_is_read_as_its_code_reads_it(tmp_path: Path) -> None:
-    export(bundle_of(build(VIT)), tmp_path / "m.npz", "npz-linen")
+    export(to_bundle(build(VIT)), tmp_path / "m.npz", "npz-linen")
     arrays = dict(np.load(tmp_path / "m.npz"))
     arrays["pos_embedding"] = arrays.pop("Transformer/posembed_input/pos_embedding")
     np.savez(tmp_path / "odd.npz", **arrays)
@@ -64,7 +64,7 @@ def test_big_vision_with_a_class_row_is_read_as_its_code_reads_it(tmp_path: Path
 
 @pytest.mark.parametrize("to", ["hf", "timm"])
 def test_a_folder_may_have_a_dot_in_its_name(to: str, tmp_path: Path) -> None:
-    done = export(bundle_of(build(VIT)), tmp_path / "vit-1.0", to)
+    done = export(to_bundle(build(VIT)), tmp_path / "vit-1.0", to)
     assert done.target.is_dir()
     assert read_bundle(done.target).config == VIT
     with pytest.raises(ConfigError, match=r"\.0"):
@@ -72,15 +72,15 @@ def test_a_folder_may_have_a_dot_in_its_name(to: str, tmp_path: Path) -> None:
 
 
 def test_an_activation_that_is_no_gelu_is_refused(tmp_path: Path) -> None:
-    export(bundle_of(build(replace(VIT, gelu="erf"))), tmp_path / "timm", "timm")
+    export(to_bundle(build(replace(VIT, gelu="erf"))), tmp_path / "timm", "timm")
     edit(tmp_path / "timm" / "config.json", model_args={"act_layer": "silu"})
     with pytest.raises(MismatchedWeights, match="silu"):
         read_bundle(tmp_path / "timm")
-    export(bundle_of(build(replace(VIT, head="tanh", classes=0))), tmp_path / "hf", "hf")
+    export(to_bundle(build(replace(VIT, head="tanh", classes=0))), tmp_path / "hf", "hf")
     edit(tmp_path / "hf" / "config.json", pooler_act="relu")
     with pytest.raises(MismatchedWeights, match="pooler_act"):
         read_bundle(tmp_path / "hf")
-    export(bundle_of(build(BIT)), tmp_path / "bit", "hf")
+    export(to_bundle(build(BIT)), tmp_path / "bit", "hf")
     edit(tmp_path / "bit" / "config.json", embedding_dynamic_padding=True)
     (tmp_path / "bit" / "model.safetensors.vitrail.json").unlink(missing_ok=True)
     with pytest.raises(MismatchedWeights, match="padding"):
@@ -88,7 +88,7 @@ def test_an_activation_that_is_no_gelu_is_refused(tmp_path: Path) -> None:
 
 
 def test_provenance_says_the_last_import(tmp_path: Path) -> None:
-    export(bundle_of(build(VIT)), tmp_path / "a.npz", "npz")
+    export(to_bundle(build(VIT)), tmp_path / "a.npz", "npz")
     convert(tmp_path / "a.npz", tmp_path / "b.safetensors", "timm")
     assert read_bundle(tmp_path / "b.safetensors").card.provenance["file"] == "b.safetensors"
 

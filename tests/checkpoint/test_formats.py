@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.checkpoint.convert import convert
-from vitrail.checkpoint.import_weights import read_bundle
+from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.weights import load
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import backbone
+from vitrail.models.zoo import hybrid_backbone
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -301,7 +301,7 @@ def test_a_vit_computes_what_its_arrays_say(layout: str, kind: str, tmp_path: Pa
 def test_a_hybrid_computes_what_its_arrays_say(layout: str, tmp_path: Path) -> None:
     arrays = hybrid_arrays(layout)
     model = load(written(arrays, tmp_path / "hybrid.npz"), dtype=torch.float64)
-    assert model.config.backbone == backbone(BLOCKS, (HYBRID_IMAGE, HYBRID_IMAGE))
+    assert model.config.backbone == hybrid_backbone(BLOCKS, (HYBRID_IMAGE, HYBRID_IMAGE))
     image = picture(HYBRID_IMAGE)
     with torch.no_grad():
         np.testing.assert_allclose(model(image)[0].numpy(), hybrid_logits(image, arrays, layout), rtol=1e-9, atol=1e-9)
@@ -339,7 +339,7 @@ def test_the_preprocessing_of_googles_own_pipelines(tmp_path: Path) -> None:
     ours = convert(bit, tmp_path / "ours.safetensors").target
     assert load(ours).card.preprocessing == found
     theirs = convert(bit, tmp_path / "theirs.pth", to="timm")
-    assert "preprocessing" in theirs.unheld
+    assert "preprocessing" in theirs.lost_fields
     assert load(theirs.target).card.preprocessing == found
 
 
@@ -366,8 +366,8 @@ def test_a_file_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     source = written(arrays, tmp_path / "in.npz")
     ours = convert(source, tmp_path / "ours.safetensors").target
     done = convert(ours, tmp_path / "out.npz", to=layout, unofficial="big-vision, hybrid" in name)
-    assert (done.format, done.sidecar, done.unheld) == (layout, None, [])
-    assert (done.certificate.identical, done.certificate.peer) == (done.certificate.tensors, None)
+    assert (done.format, done.sidecar, done.lost_fields) == (layout, None, [])
+    assert (done.parity.identical, done.parity.reference) == (done.parity.tensors, None)
     assert_same_arrays(done.target, arrays)
     assert_same_network(source, done.target)
 
@@ -509,8 +509,8 @@ def test_class_rows_are_made_and_dropped(tmp_path: Path) -> None:
     with np.load(done.target) as found:
         assert not found[STEM][0, 0].any()
         assert found[STEM].shape == (1, 10, WIDTH)
-    assert done.unheld == ["position_prefix", "preprocessing"]
-    assert done.certificate.identical == done.certificate.tensors
+    assert done.lost_fields == ["position_prefix", "preprocessing"]
+    assert done.parity.identical == done.parity.tensors
     assert_same_network(done.target, source)
     back = convert(done.target, tmp_path / "back.npz", to="npz-big-vision")
     assert_same_arrays(back.target, vit_arrays("npz-big-vision"))

@@ -36,14 +36,14 @@ from tests.checkpoint.test_formats import (
 )
 from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.checkpoint.convert import convert, export
-from vitrail.checkpoint.weights import bundle_of, load
+from vitrail.checkpoint.weights import load, to_bundle
 from vitrail.cli.app import main
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import backbone
+from vitrail.models.zoo import hybrid_backbone
 
 NARROW = ViTConfig(width=24, depth=1, mlp_width=32, heads=3, image=(8, 8), patch=(4, 4), classes=3)
 
@@ -168,7 +168,7 @@ def test_a_root_without_stages(tmp_path: Path) -> None:
     arrays[STEM] = draw(1, (side // 4 // patch) ** 2 + 1, WIDTH)
     file = written(arrays, tmp_path / "r.npz")
     model = load(file, dtype=torch.float64)
-    assert model.config.backbone == backbone((), (side, side))
+    assert model.config.backbone == hybrid_backbone((), (side, side))
     assert (model.config.image, model.config.patch) == ((side, side), (patch, patch))
     image = picture(side)
     x = F.conv2d(F.pad(image, (2, 3, 2, 3)), kernel_of(arrays["conv_root/kernel"], "std+1e-5"), stride=2)
@@ -210,7 +210,7 @@ def test_old_positions_with_a_row_for_the_class_token(name: str, tmp_path: Path)
     wanted = vit_logits(image[0].permute(1, 2, 0).numpy(), merged, "npz-big-vision")
     np.testing.assert_allclose(logits(load(file, dtype=torch.float64), image), wanted, rtol=1e-9, atol=1e-9)
     done = convert(file, tmp_path / "out.npz", "npz-linen")
-    assert (done.unheld, done.certificate.identical) == (["preprocessing"], done.certificate.tensors)
+    assert (done.lost_fields, done.parity.identical) == (["preprocessing"], done.parity.tensors)
     assert_same_network(done.target, file)
 
 
@@ -219,7 +219,7 @@ def test_old_positions_with_a_row_for_the_class_token(name: str, tmp_path: Path)
 
 def made(config: ModelConfig) -> Bundle:
     torch.manual_seed(0)
-    return replace(bundle_of(build(config)), card=Card(preprocessing=Preprocessing(image=config.image)))
+    return replace(to_bundle(build(config)), card=Card(preprocessing=Preprocessing(image=config.image)))
 
 
 UNREADABLE = {
@@ -229,7 +229,7 @@ UNREADABLE = {
     "no positions in big_vision": (replace(NARROW, position="none"), "npz-big-vision", "position"),
     "sine-cosine in vit_jax": (replace(NARROW, position="sincos2d"), "npz-linen", "position"),
     "a hybrid in big_vision": (
-        replace(NARROW, patch=(1, 1), image=(8, 8), position_prefix=False, backbone=backbone((1,), (8, 8))),
+        replace(NARROW, patch=(1, 1), image=(8, 8), position_prefix=False, backbone=hybrid_backbone((1,), (8, 8))),
         "npz-big-vision",
         "backbone",
     ),
@@ -244,7 +244,7 @@ def test_what_googles_code_would_misread_is_refused_unless_asked_for(case: str, 
         export(bundle, target, form)
     assert not list(tmp_path.iterdir())
     done = export(bundle, target, form, unofficial=True)
-    assert done.certificate.identical == done.certificate.tensors
+    assert done.parity.identical == done.parity.tensors
     assert load(target).config == config
 
 

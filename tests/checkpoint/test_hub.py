@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from vitrail.checkpoint.public import download_weights as hub
-from vitrail.checkpoint.public.download_weights import cached_path, fetch, file_url
-from vitrail.checkpoint.public.registry import PublicWeights, find
+from vitrail.checkpoint import download_weights as hub
+from vitrail.checkpoint.download_weights import cached_path, fetch, file_url
+from vitrail.checkpoint.known_weights import PublicWeights, find_public_weights
 from vitrail.core import http
 from vitrail.core.errors import ConfigError, CorruptWeights, UnsafeWeights, WeightsError, WeightsNotFound
 
-ENTRY = find("vit_ti_16", "augreg_in21k")
+ENTRY = find_public_weights("vit_ti_16", "augreg_in21k")
 FILE = "/timm/vit_tiny_patch16_224.augreg_in21k/resolve/main/model.safetensors"
 BODY = bytes(range(256)) * 1200 + b"end"
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -512,8 +512,8 @@ def test_threads_share_one_download(site: Hub, monkeypatch: pytest.MonkeyPatch) 
 
 PROGRAM = f"""
 import sys
-from vitrail.checkpoint.public import download_weights as hub, registry
-path = hub.fetch(registry.find({ENTRY.model!r}, {ENTRY.tag!r}), endpoint=sys.argv[1])
+from vitrail.checkpoint import download_weights as hub, known_weights as registry
+path = hub.fetch(registry.find_public_weights({ENTRY.model!r}, {ENTRY.tag!r}), endpoint=sys.argv[1])
 sys.stdout.write(hub.compute_sha256(path))
 """
 

@@ -16,8 +16,8 @@ from tests.predict.pictures import CLASSES, network
 from vitrail.checkpoint import find_weights as find
 from vitrail.checkpoint import hub_repository as repository
 from vitrail.checkpoint.bundle import Card
-from vitrail.checkpoint.model_card import blank_card, model_card, plain
-from vitrail.checkpoint.weights import bundle_of
+from vitrail.checkpoint.hub_repository import escape_markdown, model_card
+from vitrail.checkpoint.weights import to_bundle
 from vitrail.core.errors import ConfigError, WeightsError, WeightsNotFound
 from vitrail.models.family import ModelConfig
 
@@ -63,7 +63,7 @@ def test_surgery_on_the_way_in(tmp_path: Path) -> None:
 
 
 def test_the_card_says_what_the_file_knows() -> None:
-    text = model_card(bundle_of(told()), name="owner/name")
+    text = model_card(to_bundle(told()), name="owner/name")
     for part in (
         "# owner/name",
         'vitrail.from_pretrained("owner/name")',
@@ -87,29 +87,29 @@ def test_the_card_says_what_the_file_knows() -> None:
 
 def test_the_card_of_a_network_that_knows_little() -> None:
     model: Any = network(replace(RESNET, classes=0))
-    text = model_card(bundle_of(model))
+    text = model_card(to_bundle(model))
     assert "pipeline_tag: image-feature-extraction" in text
     assert "None: it gives features." in text
     assert "| origin | not recorded in the file |" in text
     assert "layers" not in text
     model = network(VIT, labels=None)
-    assert "5, whose names the file does not know." in model_card(bundle_of(model))
+    assert "5, whose names the file does not know." in model_card(to_bundle(model))
 
 
 def test_names_in_a_card_act_on_nothing() -> None:
     model: Any = network(VIT)
     labels = ("<script>alert(1)</script>", "a|b", "new\nline", "[x](y)", "{{ 7*7 }}")
     model.card = replace(model.card, labels=labels, provenance={"run": "x\n---\n# y"})
-    text = model_card(bundle_of(model), name="owner/name")
+    text = model_card(to_bundle(model), name="owner/name")
     assert r"&lt;script>alert(1)&lt;/script>, a\|b, new line, \[x\](y), {{ 7\*7 }}." in text
     assert r"| recipe | x --- \# y |" in text
     assert "<script" not in text
-    assert plain("a\x1b[31m") == r"a \[31m"
+    assert escape_markdown("a\x1b[31m") == r"a \[31m"
 
 
 def test_many_classes_are_not_all_on_the_page() -> None:
     model: Any = network(replace(VIT, classes=150), labels=tuple(f"c{at}" for at in range(150)))
-    text = model_card(bundle_of(model))
+    text = model_card(to_bundle(model))
     assert "c99, and 50 more in the file." in text
 
 
@@ -122,9 +122,10 @@ def test_a_card_that_somebody_wrote_stays(tmp_path: Path) -> None:
 
 
 def test_the_blank_card_in_the_docs_is_the_one_that_is_filled_in() -> None:
-    assert (ROOT / "docs" / "model-card.md").read_text("utf-8") == blank_card()
-    heads = re.findall("^## .*$", blank_card(), flags=re.MULTILINE)
-    assert heads == re.findall("^## .*$", model_card(bundle_of(told())), flags=re.MULTILINE)
+    page = (ROOT / "docs" / "model-card.md").read_text("utf-8")
+    assert re.findall("^## .*$", page, flags=re.MULTILINE) == re.findall(
+        "^## .*$", model_card(to_bundle(told())), flags=re.MULTILINE
+    )
 
 
 class Hub:
@@ -210,9 +211,9 @@ def test_a_repository_is_fetched_where_nothing_is_on_disk(tmp_path: Path, monkey
 
 def test_a_repository_of_the_registry_comes_as_its_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = repository.registry.PUBLIC[0]
-    bundle = bundle_of(told())
+    bundle = to_bundle(told())
     monkeypatch.setattr(
-        repository, "public", lambda name, tag: bundle if (name, tag) == (entry.model, entry.tag) else None
+        repository, "load_public", lambda name, tag: bundle if (name, tag) == (entry.model, entry.tag) else None
     )
     assert vitrail.from_pretrained(entry.repo).card == bundle.card
 
@@ -240,6 +241,6 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
 def test_weights_are_found_by_path_name_and_tag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = vitrail.save_pretrained(told(), tmp_path)
     assert find.find_weights(folder / "model.safetensors").card.labels == CLASSES
-    monkeypatch.setattr(find, "public", lambda name, tag: (name, tag))
+    monkeypatch.setattr(find, "load_public", lambda name, tag: (name, tag))
     assert find.find_weights("vit_b_16:augreg_in21k") == ("vit_b_16", "augreg_in21k")
     assert isinstance(vitrail.from_pretrained(folder).card, Card)

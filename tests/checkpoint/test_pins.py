@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.checkpoint.public import download_weights as pins
-from vitrail.checkpoint.public.download_weights import cached_path, fetch
-from vitrail.checkpoint.public.registry import find
+from vitrail.checkpoint import download_weights as pins
+from vitrail.checkpoint.download_weights import cached_path, fetch
+from vitrail.checkpoint.known_weights import find_public_weights
 from vitrail.cli.app import main
 from vitrail.core.errors import CorruptWeights, WeightsError
 
-ENTRY = find("vit_ti_16", "augreg_in21k")
+ENTRY = find_public_weights("vit_ti_16", "augreg_in21k")
 TEXT = "vit_ti_16:augreg_in21k"
 BODY = b"weights" * 1000
 SHA256 = hashlib.sha256(BODY).hexdigest()

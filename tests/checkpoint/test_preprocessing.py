@@ -8,9 +8,9 @@ import pytest
 
 import vitrail
 from vitrail.checkpoint.bundle import describe
-from vitrail.checkpoint.files.sealed_file import write_sealed
+from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.checkpoint.formats import huggingface, timm
-from vitrail.checkpoint.weights import bundle_of
+from vitrail.checkpoint.weights import to_bundle
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError, MismatchedWeights
 from vitrail.data.preprocessing import Preprocessing
@@ -27,7 +27,7 @@ def network() -> Any:
 
 def written(network: Any, path: Path, **changed: Any) -> Path:
     """A sealed file whose preprocessing says something else."""
-    bundle = bundle_of(network)
+    bundle = to_bundle(network)
     about = describe(bundle.config, bundle.card)
     about["preprocessing"] = {**about["preprocessing"], **changed}
     write_sealed(path, bundle.tensors, about)

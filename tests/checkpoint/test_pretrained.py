@@ -17,7 +17,7 @@ import vitrail
 from tests.models.tiny import awake
 from vitrail.checkpoint.formats import timm
 from vitrail.checkpoint.formats.key_table import export_tensors
-from vitrail.checkpoint.public.registry import find
+from vitrail.checkpoint.known_weights import find_public_weights
 from vitrail.checkpoint.weights import create_model, load
 from vitrail.core.errors import ConfigError, CorruptWeights, UnknownName, VitrailError, WeightsNotFound
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -25,7 +25,7 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.positions import resize_position
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import backbone, model_config
+from vitrail.models.zoo import hybrid_backbone, model_config
 
 # Width and MLP of ViT-Ti, so that a state dict says its heads; one layer on a 4x4 grid keeps it small.
 TI = ViTConfig(width=192, depth=1, mlp_width=768, heads=3, image=(64, 64), classes=7, gelu="tanh")
@@ -81,7 +81,7 @@ def serve(hub: Hub) -> Serve:
     def put(model: str, tag: str, config: ModelConfig) -> dict[str, Tensor]:
         torch.manual_seed(0)
         tensors = {name: tensor.detach() for name, tensor in awake(config, torch.float32).state_dict().items()}
-        entry = find(model, tag)
+        entry = find_public_weights(model, tag)
         hub.files[f"/{entry.repo}/resolve/main/{entry.file}"] = save(export_tensors(timm.table(config), tensors))
         return tensors
 
@@ -139,7 +139,7 @@ def test_weights_of_a_larger_size_are_not_cropped(serve: Serve) -> None:
 
 def test_googles_hybrids_standardise_as_they_were_trained(serve: Serve) -> None:
     image = (32, 32)
-    config = replace(TI, image=image, patch=(1, 1), backbone=backbone((3, 4, 9), image))
+    config = replace(TI, image=image, patch=(1, 1), backbone=hybrid_backbone((3, 4, 9), image))
     tensors = serve("r50_vit_b_16", "orig_in21k", config)
     model = create_model("R50+ViT-B/16", weights="orig_in21k")
     assert model.config == config

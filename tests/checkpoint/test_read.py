@@ -32,9 +32,9 @@ from tests.checkpoint.mutations import (
     torch_bytes,
 )
 from vitrail.checkpoint.files import safetensors as read_safetensors
-from vitrail.checkpoint.files import safetensors_header
+from vitrail.checkpoint.files import safetensors as safetensors_header
 from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
-from vitrail.checkpoint.files.sealed_file import CHECKED, first_unsound
+from vitrail.checkpoint.files.safetensors import CHECKED, first_unsound
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError, WeightsNotFound
 
 KINDS = ("sealed", "safetensors", "npz", "npz-deflated", "torch", "torch-nested", "torch-old")
@@ -166,16 +166,16 @@ class TestNotAWeightFile:
         [
             (b"", "empty"),
             (bytes(4096), "zeros"),
-            (b"these are not weights\n" * 10, "no weight file"),
+            (b"these are not weights\n" * 10, "not a weight file"),
             (b"\n<!DOCTYPE html><html>404</html>", "web page"),
             (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "git lfs pull"),
             (b"\x1f\x8b\x08\0" + bytes(100), "gzip"),
             (b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5"),
             (b"GGUF\x03\0\0\0\x01", "GGUF"),
-            (b"\xff\xd8\xff\xe0\0\x10JFIF", "no weight file"),
+            (b"\xff\xd8\xff\xe0\0\x10JFIF", "not a weight file"),
             (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }", bytes(4)), "savez"),
             (zipped({"readme.txt": b"hello"}), "zip without tensors"),
-            (zipped({}), "no weight file"),
+            (zipped({}), "not a weight file"),
             (b"PK\x03\x04", "zip"),
             (b"\x80", "pickle"),
         ],
@@ -262,7 +262,7 @@ class TestSafetensors:
             ({"a": ["F32", [6], [0, 24]]}, "'a' is not described"),
             ({"a": entry(24, 0)}, "'a'"),
             ({"__metadata__": {"x": 1}, "a": entry(0, 24)}, "metadata"),
-            ([1, 2], "no weight file"),
+            ([1, 2], "not a weight file"),
             (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "JSON"),
             (b'{"a": \xff}', "JSON"),
             (b"{", "JSON"),

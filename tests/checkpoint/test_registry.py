@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from vitrail.checkpoint.public.registry import PUBLIC, PublicWeights, find, tags
+from vitrail.checkpoint.known_weights import PUBLIC, PublicWeights, find_public_weights, list_tags
 from vitrail.core.errors import ConfigError, UnknownName
-from vitrail.models.zoo import resolve, slug
+from vitrail.models.zoo import resolve_name, slug
 
 FAMILIES = {
     "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
@@ -50,7 +50,7 @@ def test_no_tag_of_a_listed_network_is_left_out(timm_cfgs: dict[str, Any]) -> No
 
 def test_every_model_is_in_the_zoo() -> None:
     for entry in PUBLIC:
-        assert slug(resolve(entry.model)) == entry.model
+        assert slug(resolve_name(entry.model)) == entry.model
 
 
 def test_names_are_unique() -> None:
@@ -63,25 +63,25 @@ def test_meta_alone_takes_imagenet_statistics() -> None:
 
 
 def test_find_tells_sizes_apart() -> None:
-    small = find("vit_b_16", "augreg_in21k_ft_in1k")
-    large = find("vit_b_16", "augreg_in21k_ft_in1k_384")
+    small = find_public_weights("vit_b_16", "augreg_in21k_ft_in1k")
+    large = find_public_weights("vit_b_16", "augreg_in21k_ft_in1k_384")
     assert (small.image, small.repo) == (224, "timm/vit_base_patch16_224.augreg_in21k_ft_in1k")
     assert (large.image, large.repo) == (384, "timm/vit_base_patch16_384.augreg_in21k_ft_in1k")
 
 
 def test_tags_are_those_of_the_model() -> None:
-    assert tags("vit_h_14") == ("orig_in21k", "mae")
-    assert tags("bit_r50x2") == ()
+    assert list_tags("vit_h_14") == ("orig_in21k", "mae")
+    assert list_tags("bit_r50x2") == ()
 
 
 def test_unknown_tag_names_the_nearest_of_that_model() -> None:
     with pytest.raises(UnknownName, match=r"unknown weights of vit_l_32 'orig_in21k_ft_in1k'.*orig_in21k_ft_in1k_384"):
-        find("vit_l_32", "orig_in21k_ft_in1k")
+        find_public_weights("vit_l_32", "orig_in21k_ft_in1k")
 
 
 def test_model_without_weights_says_so() -> None:
     with pytest.raises(UnknownName, match=r"no public weights of 'bit_r50x2'.*bit_r50x1"):
-        find("bit_r50x2", "goog_in21k")
+        find_public_weights("bit_r50x2", "goog_in21k")
 
 
 @pytest.mark.parametrize(

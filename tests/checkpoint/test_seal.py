@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.checkpoint.mutations import DESCRIPTION, flip_bit, same_tensors, small_tensors
-from vitrail.checkpoint.files import sealed_file as seal
+from vitrail.checkpoint.files import safetensors as seal
 from vitrail.checkpoint.files.read_weights import read_weights
-from vitrail.checkpoint.files.sealed_file import write_sealed
+from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, WeightsError
 
 
@@ -66,7 +66,7 @@ class TestRoundTrip:
             assert own["checksums"][name] == hashlib.sha256(content).hexdigest()
         assert own["seal"] == hashlib.sha256(raw.replace(own["seal"].encode(), b"0" * 64)).hexdigest()
 
-    @pytest.mark.parametrize("dtype", list(seal.NAMES), ids=str)
+    @pytest.mark.parametrize("dtype", list(seal.DTYPE_NAMES), ids=str)
     def test_every_type(self, dtype: torch.dtype, path: Path) -> None:
         tensors = {"a": torch.zeros(6 * dtype.itemsize, dtype=torch.uint8).view(dtype).reshape(2, 3)}
         tensors |= {"scalar": tensors["a"][0, 0].clone(), "empty": tensors["a"][:0].clone()}
@@ -131,7 +131,7 @@ class TestDeterminism:
 
     def test_in_another_process_too(self, path: Path) -> None:
         code = (
-            "import sys, torch; from vitrail.checkpoint.files.sealed_file import write_sealed;"
+            "import sys, torch; from vitrail.checkpoint.files.safetensors import write_sealed;"
             "write_sealed(sys.argv[1], {n: torch.arange(5.0) for n in {'a', 'b', 'c', 'd'}}, {'x': 1, 'y': [2]})"
         )
         contents: set[bytes] = set()
@@ -292,7 +292,7 @@ class TestFailedWrites:
     def test_a_disk_that_fills_up(self, path: Path, old: bytes) -> None:
         """The system itself cuts the write off, in the middle of the tensors."""
         code = (
-            "import resource, sys, torch; from vitrail.checkpoint.files.sealed_file import write_sealed;"
+            "import resource, sys, torch; from vitrail.checkpoint.files.safetensors import write_sealed;"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20));"
             "write_sealed(sys.argv[1], {'a': torch.zeros(1 << 16), 'b': torch.zeros(1 << 20)}, {})"
         )
@@ -357,7 +357,7 @@ class TestFailedWrites:
 def test_memory_stays_at_one_model(path: Path) -> None:
     """Writing 400 MB takes no second 400 MB; reading takes them once."""
     code = (
-        "import resource, sys, torch; from vitrail.checkpoint.files.sealed_file import write_sealed;"
+        "import resource, sys, torch; from vitrail.checkpoint.files.safetensors import write_sealed;"
         "from vitrail.checkpoint.files.read_weights import read_weights;"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10;"
         "tensors = {str(n): torch.ones(5 << 20) for n in range(20)}; before = peak();"

@@ -8,14 +8,12 @@ import torch
 import vitrail
 from tests.models.tiny import VIT
 from tests.predict.pictures import network, weights
-from vitrail.checkpoint import bundled_weights as shipped
-from vitrail.checkpoint.bundled_weights import DEFAULT, SHIPPED, is_shipped, shipped_file
-from vitrail.checkpoint.find_weights import find_weights
-from vitrail.checkpoint.import_weights import read_bundle
+from vitrail.checkpoint.find_weights import find_weights, read_bundle
+from vitrail.checkpoint.known_weights import BUNDLED, DEFAULT_WEIGHTS, bundled_file, is_bundled
 from vitrail.checkpoint.weights import save
 from vitrail.core.errors import WeightsNotFound
 
-FILE = Path(vitrail.__file__).parent / "assets" / SHIPPED[DEFAULT]
+FILE = Path(vitrail.__file__).parent / "assets" / BUNDLED[DEFAULT_WEIGHTS]
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 there = pytest.mark.skipif(not FILE.is_file(), reason=f"{FILE.name} is not in this copy of the package yet")
 
@@ -26,7 +24,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "inside" / "stand-in.safetensors"
     path.parent.mkdir()
     save(network(VIT), path)
-    monkeypatch.setitem(SHIPPED, DEFAULT, str(path))  # an absolute path stays what it is when joined
+    monkeypatch.setitem(BUNDLED, DEFAULT_WEIGHTS, str(path))  # an absolute path stays what it is when joined
     return path
 
 
@@ -35,39 +33,43 @@ def test_the_name_stands_for_the_file_wherever_one_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     expected = vitrail.load(stand_in).state_dict()
-    (tmp_path / DEFAULT).mkdir()  # somebody's folder of that name is ./vitrail-cifar10
-    weights(tmp_path / DEFAULT, VIT, "best.safetensors", labels=None)
-    for name in (DEFAULT, Path(DEFAULT)):
+    (tmp_path / DEFAULT_WEIGHTS).mkdir()  # somebody's folder of that name is ./vitrail-cifar10
+    weights(tmp_path / DEFAULT_WEIGHTS, VIT, "best.safetensors", labels=None)
+    for name in (DEFAULT_WEIGHTS, Path(DEFAULT_WEIGHTS)):
         model = vitrail.load(name)
         assert all(torch.equal(tensor, model.state_dict()[key]) for key, tensor in expected.items())
-    assert find_weights(DEFAULT).card.labels == read_bundle(DEFAULT).card.labels == vitrail.predictor().labels
-    assert vitrail.from_pretrained(DEFAULT).card.labels is not None
-    assert vitrail.load(f"./{DEFAULT}/best.safetensors").card.labels is None
+    assert (
+        find_weights(DEFAULT_WEIGHTS).card.labels
+        == read_bundle(DEFAULT_WEIGHTS).card.labels
+        == vitrail.predictor().labels
+    )
+    assert vitrail.from_pretrained(DEFAULT_WEIGHTS).card.labels is not None
+    assert vitrail.load(f"./{DEFAULT_WEIGHTS}/best.safetensors").card.labels is None
 
 
 def test_surgery_works_on_it_as_on_any(stand_in: Path) -> None:
-    assert vitrail.load(DEFAULT, classes=3, image_size=(12, 12)).config.classes == 3
+    assert vitrail.load(DEFAULT_WEIGHTS, classes=3, image_size=(12, 12)).config.classes == 3
 
 
 def test_a_copy_without_the_file_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHIPPED, DEFAULT, str(tmp_path / "gone.safetensors"))
+    monkeypatch.setitem(BUNDLED, DEFAULT_WEIGHTS, str(tmp_path / "gone.safetensors"))
     with pytest.raises(WeightsNotFound, match=r"vitrail-cifar10: .*gone.safetensors is not there, .*install it again"):
-        vitrail.load(DEFAULT)
+        vitrail.load(DEFAULT_WEIGHTS)
     with pytest.raises(WeightsNotFound, match="name weights of your own"):
         vitrail.predictor()
 
 
 def test_only_its_own_name_counts() -> None:
-    assert is_shipped(DEFAULT)
-    assert not is_shipped(f"./{DEFAULT}")
-    assert not is_shipped(f"{DEFAULT}.safetensors")
-    assert shipped.DEFAULT in SHIPPED
+    assert is_bundled(DEFAULT_WEIGHTS)
+    assert not is_bundled(f"./{DEFAULT_WEIGHTS}")
+    assert not is_bundled(f"{DEFAULT_WEIGHTS}.safetensors")
+    assert DEFAULT_WEIGHTS in BUNDLED
 
 
 @there
 def test_it_is_small_and_names_its_classes() -> None:
-    assert shipped_file(DEFAULT).stat().st_size < 8_000_000
-    bundle = read_bundle(DEFAULT)
+    assert bundled_file(DEFAULT_WEIGHTS).stat().st_size < 8_000_000
+    bundle = read_bundle(DEFAULT_WEIGHTS)
     assert tuple(sorted(bundle.card.labels or ())) == CIFAR10
     assert bundle.config.classes == 10
     assert {tensor.dtype for tensor in bundle.tensors.values()} == {torch.float16}
@@ -75,7 +77,7 @@ def test_it_is_small_and_names_its_classes() -> None:
 
 @there
 def test_it_says_where_it_comes_from() -> None:
-    provenance = read_bundle(DEFAULT).card.provenance
+    provenance = read_bundle(DEFAULT_WEIGHTS).card.provenance
     assert {"data", "score", "cost", "command"} <= set(provenance)
     assert 0.92 <= provenance["score"]["accuracy"] <= 1
 

@@ -11,23 +11,23 @@ import pytest
 import torch
 
 from tests.models.tiny import RESNET, VIT, awake
-from vitrail.checkpoint.bundle import Bundle, Card, read_sidecar, sidecar_of, write_sidecar
+from vitrail.checkpoint.bundle import Bundle, Card, read_sidecar, sidecar_path, write_sidecar
 from vitrail.checkpoint.convert import Conversion, export
+from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.formats.key_table import Tensors
 from vitrail.checkpoint.formats.registry import FORMATS
-from vitrail.checkpoint.import_weights import read_bundle
-from vitrail.checkpoint.weights import bundle_of, load
+from vitrail.checkpoint.weights import load, to_bundle
 from vitrail.core.errors import CorruptWeights, WeightsError
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import backbone
+from vitrail.models.zoo import hybrid_backbone
 
 # Of a published shape, so that a state dict says its heads, and with each format's own habits filled in below.
 PLAIN = ViTConfig(width=192, depth=1, mlp_width=768, heads=3, image=(32, 32), classes=5, gelu="erf")
 BIT = ResNetConfig(blocks=(1, 1), classes=5, standardisation_eps=1e-8)
-HYBRID = replace(PLAIN, patch=(1, 1), backbone=backbone((1, 1), (32, 32)))
+HYBRID = replace(PLAIN, patch=(1, 1), backbone=hybrid_backbone((1, 1), (32, 32)))
 TARGETS = {
     "timm": "out.safetensors",
     "torchvision": "out.pth",
@@ -41,7 +41,7 @@ TARGETS = {
 @cache
 def tensors(config: ModelConfig) -> Tensors:
     torch.manual_seed(0)
-    return bundle_of(awake(config, torch.float32)).tensors
+    return to_bundle(awake(config, torch.float32)).tensors
 
 
 def bundle(config: ModelConfig, form: str, **card: Any) -> Bundle:
@@ -63,7 +63,7 @@ def habits(form: str, **changes: Any) -> ViTConfig:
 @pytest.mark.parametrize("form", ["timm", "torchvision", "huggingface", "npz", "npz-linen"])
 def test_a_plain_vit_needs_none(form: str, tmp_path: Path) -> None:
     done = written(bundle(habits(form), form), form, tmp_path)
-    assert (done.sidecar, done.unheld) == (None, [])
+    assert (done.sidecar, done.lost_fields) == (None, [])
     assert not list(tmp_path.rglob("*.vitrail.json"))
     assert read_bundle(done.target).config == habits(form)
 
@@ -95,11 +95,11 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
 def test_fields_of_a_vit(form: str, changes: dict[str, Any], unheld: list[str], tmp_path: Path) -> None:
     config = habits(form, **changes)
     done = written(bundle(config, form), form, tmp_path)
-    assert sorted(done.unheld) == sorted(unheld)
+    assert sorted(done.lost_fields) == sorted(unheld)
     assert (done.sidecar is not None) == bool(unheld)
     back = read_bundle(done.target)
     assert back.config == config
-    assert (done.certificate.identical, done.certificate.tensors) == (len(back.tensors), len(back.tensors))
+    assert (done.parity.identical, done.parity.tensors) == (len(back.tensors), len(back.tensors))
 
 
 @pytest.mark.parametrize(
@@ -121,17 +121,17 @@ def test_fields_of_a_bit(form: str, changes: dict[str, Any], unheld: list[str], 
     config = replace(BIT, **changes)
     habit = FORMATS[form].preprocessing((224, 224))
     done = written(bundle(config, form, preprocessing=habit), form, tmp_path)
-    assert sorted(done.unheld) == sorted(unheld)
+    assert sorted(done.lost_fields) == sorted(unheld)
     assert read_bundle(done.target).config == config
 
 
 def test_the_numerics_of_a_google_hybrid_in_timms_names(tmp_path: Path) -> None:
     done = written(bundle(HYBRID, "timm"), "timm", tmp_path)
-    assert done.unheld == ["backbone"]
+    assert done.lost_fields == ["backbone"]
     back = read_bundle(done.target).config
     assert back == HYBRID
     assert (back.backbone.standardisation, back.backbone.norm_eps) == ("std+eps", 1e-6)
-    sidecar_of(done.target).unlink()
+    sidecar_path(done.target).unlink()
     assert read_bundle(done.target).config.backbone.standardisation == "sqrt(var+eps)"
 
 
@@ -153,8 +153,8 @@ def test_cards(form: str, which: str, labels: tuple[str, ...] | None, tmp_path: 
     done = written(made, form, tmp_path)
     holds = form == "huggingface"
     sharp = which == "tensorflow"  # Pillow's resize antialiases
-    assert ("preprocessing" in done.unheld) == ((not holds or sharp) and which != habit)
-    assert ("labels" in done.unheld) == (not holds and labels is not None)
+    assert ("preprocessing" in done.lost_fields) == ((not holds or sharp) and which != habit)
+    assert ("labels" in done.lost_fields) == (not holds and labels is not None)
     card = read_bundle(done.target).card
     assert (card.preprocessing, card.labels) == (CARDS[which], labels)
 
@@ -163,7 +163,7 @@ def test_cards(form: str, which: str, labels: tuple[str, ...] | None, tmp_path: 
 def test_a_timm_folder_holds_its_card(which: str, tmp_path: Path) -> None:
     made = bundle(PLAIN, "timm", preprocessing=CARDS[which], labels=("a", "b", "c", "d", "e"))
     done = written(made, "timm", tmp_path, "folder")
-    assert done.unheld == (["preprocessing"] if which == "tensorflow" else [])
+    assert done.lost_fields == (["preprocessing"] if which == "tensorflow" else [])
     assert read_bundle(done.target).card.preprocessing == CARDS[which]
     assert read_bundle(done.target).card.labels == ("a", "b", "c", "d", "e")
 
@@ -292,5 +292,5 @@ def test_written_and_read_by_hand(tmp_path: Path) -> None:
         preprocessing=Preprocessing(image=(6, 12)), labels=("é", "\n", '"', "", "x"), provenance={"a": [1, None]}
     )
     for config in (VIT, RESNET, HYBRID):
-        assert write_sidecar(weights, config, card, ["gelu"]) == sidecar_of(weights)
+        assert write_sidecar(weights, config, card, ["gelu"]) == sidecar_path(weights)
         assert read_sidecar(weights) == (config, card)

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from tests.models.tiny import VARIANTS, VIT, awake
-from vitrail.checkpoint.bundle import Card, card_of, describe, described, sidecar_of
+from vitrail.checkpoint.bundle import Card, describe, get_card, parse_description, sidecar_path
 from vitrail.checkpoint.convert import convert
-from vitrail.checkpoint.hub_repository import from_pretrained, save_pretrained
-from vitrail.checkpoint.import_weights import read_bundle
-from vitrail.checkpoint.model_card import model_card
-from vitrail.checkpoint.weights import bundle_of, load, operate, save
+from vitrail.checkpoint.find_weights import read_bundle
+from vitrail.checkpoint.hub_repository import from_pretrained, model_card, save_pretrained
+from vitrail.checkpoint.weights import load, replace_head_and_resize, save, to_bundle
 from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.family import ModelConfig
@@ -46,14 +45,14 @@ def test_what_is_saved_is_loaded(name: str, tmp_path: Path) -> None:
     x = torch.randn(2, 3, *model.config.image)
     assert torch.equal(again(x), model(x))
     assert again.config == model.config
-    assert card_of(again) == card_of(model)
+    assert get_card(again) == get_card(model)
 
 
 @torch.no_grad()
 def test_another_size_keeps_head_and_task(file: Path) -> None:
     model, x = load(file, image_size=(12, 15)), torch.randn(1, 3, 12, 15)
     assert model(x).shape == (1, 5, 12, 15)
-    assert (card_of(model).labels, card_of(model).task) == (NAMES, "segmentation")
+    assert (get_card(model).labels, get_card(model).task) == (NAMES, "segmentation")
     torch.testing.assert_close(model(x), load(file)(x), atol=1e-5, rtol=1e-5)
 
 
@@ -76,19 +75,19 @@ def test_a_new_head_is_of_the_kind_that_there_was(file: Path) -> None:
     pixels, image, none = load(file, classes=3), load(file, classes=3, head="linear"), load(file, classes=0)
     assert [model.config.classes for model in (pixels, image, none)] == [3, 3, 0]
     assert [model.config.has_patch_head for model in (pixels, image, none)] == [True, False, False]
-    assert [card_of(model).task for model in (pixels, image, none)] == ["segmentation", *["classification"] * 2]
-    assert [card_of(model).labels for model in (pixels, image, none)] == [None] * 3
+    assert [get_card(model).task for model in (pixels, image, none)] == ["segmentation", *["classification"] * 2]
+    assert [get_card(model).labels for model in (pixels, image, none)] == [None] * 3
     model = load(file)
     model.reset_classifier(4)
-    assert card_of(model).task == "segmentation"
+    assert get_card(model).task == "segmentation"
     model.reset_classifier(4, "token")
-    assert card_of(model).task == "classification"
+    assert get_card(model).task == "classification"
 
 
 def test_changes_of_a_config_say_which_head(file: Path) -> None:
     bundle = read_bundle(file)
     for changes in (bundle.config.linear_head(7), bundle.config.patch_head(7)):
-        made = operate(bundle, image_size=(8, 12), head=changes)
+        made = replace_head_and_resize(bundle, image_size=(8, 12), head=changes)
         assert made.config == replace(PATCHES, image=(8, 12), **changes)
         assert made.tensors["head.classifier.weight"].shape == (7, 16)
 
@@ -107,10 +106,10 @@ def test_a_task_is_written_where_it_is_another() -> None:
     assert "task" not in describe(PATCHES, plain)
     assert describe(PATCHES, SEGMENTATION) == {**describe(PATCHES, plain), "task": "segmentation"}
     for card in (plain, SEGMENTATION, replace(SEGMENTATION, task="a task of tomorrow")):
-        assert described(describe(PATCHES, card)) == (PATCHES, card)
+        assert parse_description(describe(PATCHES, card)) == (PATCHES, card)
     for wrong in (None, 3, ""):
         with pytest.raises(ConfigError, match="task"):
-            described({**describe(PATCHES, plain), "task": wrong})
+            parse_description({**describe(PATCHES, plain), "task": wrong})
 
 
 def test_labels_are_as_many_as_classes(tmp_path: Path) -> None:
@@ -123,12 +122,12 @@ def test_conversion_keeps_the_task(file: Path, tmp_path: Path) -> None:
     assert read_bundle(tmp_path / "half.safetensors").card.task == "segmentation"
     save(network(VIT, replace(SEGMENTATION, task="depth")), file)
     done = convert(file, tmp_path / "theirs.pth", to="timm")
-    assert "task" in done.unheld
-    assert sidecar_of(done.target).is_file()
+    assert "task" in done.lost_fields
+    assert sidecar_path(done.target).is_file()
     assert read_bundle(done.target).card.task == "depth"
 
 
 def test_a_hub_files_it_under_its_task(file: Path, tmp_path: Path) -> None:
     assert "pipeline_tag: image-segmentation" in model_card(read_bundle(file))
     folder = save_pretrained(load(file), tmp_path / "out")
-    assert bundle_of(from_pretrained(folder)).card.task == "segmentation"
+    assert to_bundle(from_pretrained(folder)).card.task == "segmentation"

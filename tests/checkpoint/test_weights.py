@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from tests.models.tiny import HYBRID, RESNET, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.bundle import Card, describe
 from vitrail.checkpoint.convert import convert
-from vitrail.checkpoint.files.sealed_file import write_sealed
+from vitrail.checkpoint.files.safetensors import write_sealed
+from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.hub_repository import from_pretrained
-from vitrail.checkpoint.import_weights import read_bundle
-from vitrail.checkpoint.weights import bundle_of, create_model, fresh, load, save
+from vitrail.checkpoint.weights import build_fresh, create_model, load, save, to_bundle
 from vitrail.core.errors import (
     ConfigError,
     CorruptWeights,
@@ -89,7 +89,7 @@ def test_what_is_told_replaces_what_was_loaded(file: Path, tmp_path: Path) -> No
 
 
 def test_a_fresh_network_expects_pixels_from_minus_one_to_one(tmp_path: Path) -> None:
-    save(fresh(VIT), tmp_path / "model.safetensors")
+    save(build_fresh(VIT), tmp_path / "model.safetensors")
     card = load(tmp_path / "model.safetensors").card
     assert card == Card(preprocessing=Preprocessing(image=VIT.image), labels=None, provenance={})
 
@@ -496,7 +496,7 @@ def test_a_description_that_promises_more_than_there_is(change: dict[str, Any], 
 
 
 def test_bundles_hold_no_gradients() -> None:
-    bundle = bundle_of(network())
+    bundle = to_bundle(network())
     assert isinstance(bundle.config, ViTConfig)
     assert not any(tensor.requires_grad for tensor in bundle.tensors.values())
 

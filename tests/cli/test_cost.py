@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.studies.conftest import TINY
-from vitrail.checkpoint.weights import fresh, save
+from vitrail.checkpoint.weights import build_fresh, save
 from vitrail.cli.app import main
 from vitrail.evaluation.result import Result
 
@@ -82,7 +82,7 @@ def test_weights_are_measured_here(
     monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        save(fresh(TINY), "tiny.safetensors")
+        save(build_fresh(TINY), "tiny.safetensors")
     argv = ["./tiny.safetensors", "--measure", "--batch", "1", "2", "--image-size", "8", "16", "--device", "cpu"]
     text = said(capsys, *argv, "--seconds", "60", "--out", "here", "--data", "digits", "--epochs", "1")
     assert "Inference on CPU" in text
@@ -118,7 +118,7 @@ def test_two_files_of_one_network_have_a_result_each(
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         Path(name).mkdir()
-        save(fresh(TINY), f"{name}/tiny.safetensors")
+        save(build_fresh(TINY), f"{name}/tiny.safetensors")
     text = said(capsys, "a/tiny.safetensors", "b/tiny.safetensors", "--data", "digits", "--epochs", "1", "--out", "x")
     found = [Result.read(path) for path in sorted(Path("x").glob("*.json"))]
     assert [one.weights["name"] for one in found] == ["a/tiny.safetensors", "b/tiny.safetensors"]
@@ -129,7 +129,7 @@ def test_a_result_says_in_what_and_on_what_it_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    save(fresh(TINY), "tiny.safetensors")
+    save(build_fresh(TINY), "tiny.safetensors")
     argv = ["./tiny.safetensors", "--batch", "1", "--data", "digits", "--epochs", "1", "--device", "cpu"]
     said(capsys, *argv, "--measure", "--seconds", "3", "--out", "x")
     config = Result.read(Path("x/tiny.json")).config

@@ -10,7 +10,7 @@ import torch
 
 from tests.cli.test_frozen import folder
 from tests.models.tiny import VIT
-from vitrail.checkpoint.weights import fresh, save
+from vitrail.checkpoint.weights import build_fresh, save
 from vitrail.cli.app import main
 
 Run = Callable[..., str]
@@ -20,7 +20,7 @@ Run = Callable[..., str]
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    save(fresh(VIT), "weights.safetensors")
+    save(build_fresh(VIT), "weights.safetensors")
     folder(tmp_path / "photos", {"train": 12, "test": 9})
     return tmp_path
 

@@ -20,8 +20,8 @@ from PIL import Image
 import vitrail
 from tests.distributed.pair import together
 from vitrail.checkpoint import convert
-from vitrail.checkpoint.import_weights import read_bundle
-from vitrail.checkpoint.weights import fresh, load, save
+from vitrail.checkpoint.find_weights import read_bundle
+from vitrail.checkpoint.weights import build_fresh, load, save
 from vitrail.cli.app import main
 from vitrail.data.collection import open_collection
 from vitrail.data.splits import Selection
@@ -41,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights with names, and 23 images of noise in a folder for each of seven classes."""
     path = tmp_path_factory.mktemp("evaluate")
     torch.manual_seed(0)
-    network = fresh(SHAPE)
+    network = build_fresh(SHAPE)
     torch.nn.init.normal_(network.head.classifier.weight, std=0.5)  # type: ignore[union-attr]
     save(network, path / "net.safetensors", labels=list(NAMES))
     rng = np.random.default_rng(0)
@@ -187,7 +187,7 @@ def test_what_contradicts_itself_is_refused(here: Path, tmp_path: Path, capsys: 
     for folder in ("lion", "lynx"):
         shutil.copy("photos/cat/2.png", tmp_path / "cats" / folder)
     command = ["evaluate", "net.safetensors", "--device", "cpu", "--workers", "0", "--data"]
-    save(fresh(SHAPE), tmp_path / "nameless.safetensors")
+    save(build_fresh(SHAPE), tmp_path / "nameless.safetensors")
     bare = ["evaluate", str(tmp_path / "nameless.safetensors"), "--device", "cpu", "--data"]
     names = tmp_path / "names.txt"
     names.write_text("lion\nlynx\n")
@@ -267,7 +267,7 @@ def test_real_labels_alone(imagenet: Path) -> None:
     (imagenet / "flat").mkdir()
     for path in (imagenet / "val").glob("*/*.png"):
         shutil.copy(path, imagenet / "flat")
-    save(fresh(SHAPE), imagenet / "nameless.safetensors")
+    save(build_fresh(SHAPE), imagenet / "nameless.safetensors")
     both = evaluated(
         "--real",
         str(imagenet / "real.json"),
@@ -354,7 +354,7 @@ def test_trained_weights_have_the_accuracy_that_their_authors_report(
 
 def test_weights_keep_their_hash_in_half_precision(tmp_path: Path) -> None:
     weights = tmp_path / "w.safetensors"
-    save(fresh(replace(model_config("ViT-Nano/4"), classes=10, image=(8, 8), patch=(4, 4))), weights)
+    save(build_fresh(replace(model_config("ViT-Nano/4"), classes=10, image=(8, 8), patch=(4, 4))), weights)
     for precision in ("float32", "bfloat16"):
         command = ["evaluate", str(weights), "--data", "digits", "--precision", precision, "--workers", "0"]
         assert main([*command, "--out", str(tmp_path / f"{precision}.json")]) == 0
@@ -393,7 +393,7 @@ def test_the_hash_is_that_of_the_weights_that_were_scored(
     before = evaluated(weights=str(kept))["weights"]["hash"]
 
     def scored(*arguments: Any, **options: Any) -> Any:
-        save(fresh(SHAPE), kept, labels=list(NAMES))
+        save(build_fresh(SHAPE), kept, labels=list(NAMES))
         return score_batches(*arguments, **options)
 
     monkeypatch.setattr("vitrail.evaluation.scoring.score_batches", scored)

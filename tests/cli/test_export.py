@@ -14,7 +14,7 @@ from PIL import Image
 
 import vitrail
 from tests.export.digits import VIT, trained
-from vitrail.checkpoint.weights import fresh, load, save
+from vitrail.checkpoint.weights import build_fresh, load, save
 from vitrail.cli.app import main
 from vitrail.cli.options.export import FORMS
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with weights in it, to stand in."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    network = fresh(SHAPE)
+    network = build_fresh(SHAPE)
     torch.nn.init.normal_(network.get_classifier().weight, std=1.0)
     save(network, "net.safetensors", labels=list(NAMES))
     return tmp_path
@@ -168,7 +168,7 @@ def program() -> dict[str, Any]:
 @pytest.mark.parametrize("pixels", [False, True])
 def test_the_program_of_the_docs_says_what_the_network_says(pixels: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    network = fresh(SHAPE)
+    network = build_fresh(SHAPE)
     torch.nn.init.normal_(network.get_classifier().weight, std=1.0)
     crop = Preprocessing(image=(16, 16), resize=21, interpolation="bicubic", mean=IMAGENET_MEAN, std=IMAGENET_STD)
     preprocessing = Preprocessing(image=(16, 16)) if pixels else crop

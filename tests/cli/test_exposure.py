@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from vitrail.checkpoint import convert
-from vitrail.checkpoint.import_weights import read_bundle
-from vitrail.checkpoint.weights import fresh, save
+from vitrail.checkpoint.find_weights import read_bundle
+from vitrail.checkpoint.weights import build_fresh, save
 from vitrail.cli.app import main
 from vitrail.data.collection import open_collection
 from vitrail.data.dataset import Subset
@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_weights(path: str, *trained: Subset, **more: Any) -> None:
     records = [record_training(part, out_of=COUNT, selection={}, others={}) for part in trained]
     torch.manual_seed(0)
-    network = fresh(SHAPE)
+    network = build_fresh(SHAPE)
     torch.nn.init.normal_(network.head.classifier.weight, std=0.5)  # type: ignore[union-attr]
     save(network, path, labels=list(NAMES), provenance={**({KEY: records} if records else {}), **more})
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from tests.models.tiny import VIT
-from vitrail.checkpoint.weights import fresh, save
+from vitrail.checkpoint.weights import build_fresh, save
 from vitrail.cli.app import main
 from vitrail.evaluation.result import Result
 
@@ -42,7 +42,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     torch.manual_seed(0)
-    save(fresh(VIT), "weights.safetensors")
+    save(build_fresh(VIT), "weights.safetensors")
     folder(tmp_path / "photos", {"train": 12, "test": 9})
     return tmp_path
 

@@ -9,10 +9,10 @@ import torch
 import vitrail
 from tests.cli.test_frozen import folder, picture
 from tests.models.tiny import VIT, awake
-from vitrail.checkpoint.bundle import Bundle, Card, name_imagenet, other_names, sidecar_of, with_names
+from vitrail.checkpoint.bundle import Bundle, Card, list_other_names, name_imagenet, rename_classes, sidecar_path
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.checkpoint.weights import bundle_of, save
+from vitrail.checkpoint.weights import save, to_bundle
 from vitrail.cli import serve
 from vitrail.cli.app import main, parse_options
 from vitrail.data.class_names import BUNDLED, bundled_names, imagenet_ids
@@ -62,7 +62,7 @@ def test_foreign_weights_with_a_thousand_classes_have_imagenets_names(here: Path
     write("thousand.safetensors", 1000, None)
     assert labels_of("thousand.safetensors") is None  # a file of our own says what it knows
     convert("thousand.safetensors", "theirs.pth", "timm")
-    sidecar_of(Path("theirs.pth")).unlink()  # without it nobody knows where the file is from
+    sidecar_path(Path("theirs.pth")).unlink()  # without it nobody knows where the file is from
     convert("theirs.pth", "ours.safetensors", image=VIT.image, heads=VIT.heads)
     assert labels_of("ours.safetensors") == bundled_names("imagenet")
     convert("weights.safetensors", "five.pth", "timm")
@@ -80,11 +80,13 @@ def test_own_names_stay(here: Path) -> None:
 def test_folders_of_wordnet_ids_are_matched() -> None:
     card = name_imagenet(Card(preprocessing=Preprocessing(image=(8, 8))), 1000)
     ids = imagenet_ids()
-    found = match_classes(1000, card.labels, [ids[340], ids[9]], "imagenette", also=other_names(card))
+    found = match_classes(1000, card.labels, [ids[340], ids[9]], "imagenette", also=list_other_names(card))
     assert found.table.tolist() == [340, 9]
     assert found.names[340] == "zebra"
     strange = [f"{name}, and so on" for name in bundled_names("imagenet")]
-    assert match_classes(1000, card.labels, strange, "val", also=other_names(card)).table.tolist() == list(range(1000))
+    assert match_classes(1000, card.labels, strange, "val", also=list_other_names(card)).table.tolist() == list(
+        range(1000)
+    )
 
 
 def test_convert_takes_names(here: Path) -> None:
@@ -95,7 +97,7 @@ def test_convert_takes_names(here: Path) -> None:
     assert main(words) == 0
     assert labels_of("b.safetensors") == ("v", "w", "ex", "y", "z")
     bundle = find_weights("a.safetensors")
-    assert other_names(bundle.card) == [tuple("abcde")]
+    assert list_other_names(bundle.card) == [tuple("abcde")]
 
 
 def test_fit_takes_names_and_evaluate_still_finds_the_folders(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,6 +164,6 @@ def test_mistakes_are_one_line(words: list[str], here: Path, capsys: pytest.Capt
 
 def test_names_of_another_number_are_refused() -> None:
     torch.manual_seed(0)
-    bundle: Bundle = bundle_of(awake(VIT, torch.float32))
+    bundle: Bundle = to_bundle(awake(VIT, torch.float32))
     with pytest.raises(vitrail.VitrailError):
-        with_names(bundle, ["one"])
+        rename_classes(bundle, ["one"])

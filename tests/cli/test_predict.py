@@ -19,7 +19,7 @@ from PIL import Image
 import vitrail
 from tests.models.tiny import HYBRID, RESNET, VIT
 from tests.predict.pictures import CLASSES, drawn, folder_of, network, weights
-from vitrail.checkpoint.bundled_weights import DEFAULT, SHIPPED
+from vitrail.checkpoint.known_weights import BUNDLED, DEFAULT_WEIGHTS
 from vitrail.checkpoint.weights import save
 from vitrail.cli.app import main
 from vitrail.cli.use import predict_inputs as predict_pictures
@@ -46,7 +46,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny network in the place of the one that comes with the package."""
     (tmp_path / "inside").mkdir()
     save(network(VIT), tmp_path / "inside" / "w.safetensors")
-    monkeypatch.setitem(SHIPPED, DEFAULT, str(tmp_path / "inside" / "w.safetensors"))
+    monkeypatch.setitem(BUNDLED, DEFAULT_WEIGHTS, str(tmp_path / "inside" / "w.safetensors"))
 
 
 def told(capsys: Capture, *words: str) -> list[dict[str, Any]]:
@@ -179,7 +179,7 @@ def test_without_weights_the_network_of_the_package_answers(tmp_path: Path, caps
         said = capsys.readouterr()
         assert said.err.startswith("vitrail-cifar10 (comes with vitrail): ViT, ")
         assert len(said.out.splitlines()) == count
-    assert main(["predict", DEFAULT, names[0], "--device", "cpu"]) == 0
+    assert main(["predict", DEFAULT_WEIGHTS, names[0], "--device", "cpu"]) == 0
 
 
 def test_which_word_is_weights(tmp_path: Path, path: str) -> None:
@@ -189,12 +189,12 @@ def test_which_word_is_weights(tmp_path: Path, path: str) -> None:
     (run / "best.safetensors").write_bytes(Path(path).read_bytes())
     bare = tmp_path / "bare"
     bare.write_bytes(Path(path).read_bytes())
-    for word in (path, str(run), str(bare), DEFAULT, "vit_b_16:augreg_in21k", "missing.npz"):
+    for word in (path, str(run), str(bare), DEFAULT_WEIGHTS, "vit_b_16:augreg_in21k", "missing.npz"):
         assert is_weights(word), word
         assert split_words([word, names[0]]) == (word, names)
     for word in (names[0], str(tmp_path / "p"), "-", "missing.jpg", "photo.heic"):
         assert not is_weights(word), word
-        assert split_words([word]) == (DEFAULT, [word])
+        assert split_words([word]) == (DEFAULT_WEIGHTS, [word])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 from tests.data.datasets import writers
 from tests.studies.conftest import TINY
-from vitrail.checkpoint.weights import fresh, save
+from vitrail.checkpoint.weights import build_fresh, save
 from vitrail.cli.app import main
 from vitrail.cli.evaluate.evaluate import select_tasks
 from vitrail.data.datasets.catalogue import VTAB_TASKS
@@ -26,7 +26,7 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("VITRAIL_OFFLINE", "1")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        save(fresh(TINY), "tiny.safetensors")
+        save(build_fresh(TINY), "tiny.safetensors")
     return "tiny.safetensors"
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.models.tiny import VIT
-from vitrail.checkpoint.weights import fresh
+from vitrail.checkpoint.weights import build_fresh
 from vitrail.core.errors import BadImage, DataError
 from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels, RelabelledDataset
 from vitrail.data.loader import Batch, eval_batches
@@ -23,7 +23,7 @@ PLAIN = Preprocessing(image=VIT.image)
 
 def network(seed: int = 0) -> Model:
     torch.manual_seed(seed)
-    return fresh(VIT)
+    return build_fresh(VIT)
 
 
 def pictures(labels: Labels | None = None, seed: int = 0, count: int = 11) -> Arrays:

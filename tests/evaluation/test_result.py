@@ -11,7 +11,7 @@ import torch
 
 from tests.evaluation.test_accuracy import pictures
 from tests.models.tiny import VIT
-from vitrail.checkpoint.weights import fresh, load, save
+from vitrail.checkpoint.weights import build_fresh, load, save
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.splits import Selection
 from vitrail.evaluation.frozen.features import hash_network
@@ -30,7 +30,7 @@ def result() -> Result:
     torch.manual_seed(0)
     return Result(
         kind="evaluate",
-        weights=describe_weights("tiny.safetensors", fresh(VIT)),
+        weights=describe_weights("tiny.safetensors", build_fresh(VIT)),
         data=describe_data("set", "test", pictures(), deduplicated=None),
         measures=(Measure(name="top-1", value=0.701, low=0.6719, high=0.72856, count=1000),),
         config={"image": [6, 12]},
@@ -49,7 +49,7 @@ def test_it_comes_back_as_it_went(tmp_path: Path) -> None:
 
 def fresh_again() -> torch.nn.Module:
     torch.manual_seed(0)
-    return fresh(VIT)
+    return build_fresh(VIT)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from vitrail.checkpoint.weights import fresh
+from vitrail.checkpoint.weights import build_fresh
 from vitrail.core.errors import ConfigError
 from vitrail.evaluation.speed import LEAST, PATIENCE, SpeedLimits, TimedNetwork, count_allocated, measure_speed
 from vitrail.models.vit_config import ViTConfig
@@ -119,12 +119,12 @@ def test_allocations_are_counted_at_their_peak() -> None:
 
 
 def test_a_network_for_real(capfd: pytest.CaptureFixture[str]) -> None:
-    passes = TimedNetwork(network=fresh(TINY), device=torch.device("cpu"))
+    passes = TimedNetwork(network=build_fresh(TINY), device=torch.device("cpu"))
     found = measure_speed(passes, SpeedLimits(batches=(1, 2, 4), seconds=20, room=1 << 30))
     assert [point.batch for point in found.points] == [1, 2, 4]
     assert all(point.images_per_s > 0 for point in found.points)
     one, two, four = (point.memory or 0 for point in found.points)
-    held = sum(tensor.numel() for tensor in fresh(TINY).parameters()) * 4
+    held = sum(tensor.numel() for tensor in build_fresh(TINY).parameters()) * 4
     assert held < one < two < four
     assert found.largest is not None
     assert found.largest > 1000
@@ -133,15 +133,15 @@ def test_a_network_for_real(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bfloat16_takes_less() -> None:
-    low = TimedNetwork(network=fresh(TINY), device=torch.device("cpu"), precision="bfloat16")
-    high = TimedNetwork(network=fresh(TINY), device=torch.device("cpu"))
+    low = TimedNetwork(network=build_fresh(TINY), device=torch.device("cpu"), precision="bfloat16")
+    high = TimedNetwork(network=build_fresh(TINY), device=torch.device("cpu"))
     assert (low.memory(2) or 0) < 0.75 * (high.memory(2) or 0)
 
 
 def test_an_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = list[str]()
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
-    passes = TimedNetwork(network=fresh(TINY), device=torch.device("cpu"))
+    passes = TimedNetwork(network=build_fresh(TINY), device=torch.device("cpu"))
     passes.settle()
     assert waited == []
     passes.device = torch.device("mps")

@@ -14,7 +14,7 @@ from vitrail.models.build import Model, build
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import backbone
+from vitrail.models.zoo import hybrid_backbone
 
 VIT = ViTConfig(width=32, depth=2, mlp_width=64, heads=2, image=(16, 16), patch=(4, 4), classes=10)
 BIT = ResNetConfig(blocks=(1, 1), factor=0.25, groups=4, root="3x3", image=(16, 16), classes=10)
@@ -26,7 +26,7 @@ HYBRID = ViTConfig(
     image=(16, 16),
     patch=(1, 1),
     classes=10,
-    backbone=replace(backbone((1, 1, 1), (16, 16)), factor=0.25, groups=4, root="3x3"),
+    backbone=replace(hybrid_backbone((1, 1, 1), (16, 16)), factor=0.25, groups=4, root="3x3"),
 )
 DIGITS = open_collection("digits")
 

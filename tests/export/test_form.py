@@ -9,14 +9,14 @@ from torch.nn import functional as F
 
 from tests.models.tiny import RESNET, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.bundle import Bundle, Card
-from vitrail.checkpoint.weights import bundle_of, network
+from vitrail.checkpoint.weights import build_network, to_bundle
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.export.exportable import bordered, references, root_pool, shipped
 from vitrail.models import layers as convolution
 from vitrail.models.build import Model
-from vitrail.models.positions import SineTable, resample, resize_grid, sines
+from vitrail.models.positions import SineTable, resample_grid, resize_grid, sine_positions
 from vitrail.models.resnet_config import ResNetConfig
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 
 
 def off(mine: Tensor, theirs: Tensor) -> float:
@@ -26,7 +26,7 @@ def off(mine: Tensor, theirs: Tensor) -> float:
 
 def carded(model: Model) -> Bundle:
     model.card = Card(preprocessing=Preprocessing(image=model.config.image))
-    return bundle_of(model)
+    return to_bundle(model)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -62,7 +62,7 @@ def test_which_sizes_one_file_takes() -> None:
     same = replace(RESNET, padding="same", image=(24, 32))
     assert (same.open_sizes.step, same.open_sizes.any) == ((8, 8), False)
     hybrid = VARIANTS["hybrid, patch 2x1"]
-    assert adapted(hybrid, image_size=(32, 32)).open_sizes.step == (16, 8)
+    assert adapt_config(hybrid, image_size=(32, 32)).open_sizes.step == (16, 8)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (9, 12), (12, 9), (7, 7)])
@@ -85,14 +85,16 @@ def test_a_border_is_what_padding_gives() -> None:
 @pytest.mark.parametrize("grid", [(3, 5), (7, 2), (1, 1), (1, 9), (4, 4)])
 def test_positions_are_resampled_as_the_reference_does(grid: tuple[int, int]) -> None:
     table = torch.randn(4, 4, 6)
-    assert torch.allclose(resample(table, grid), resize_grid(table, grid), atol=1e-6)
+    assert torch.allclose(resample_grid(table, grid), resize_grid(table, grid), atol=1e-6)
     if grid == (4, 4):
-        assert torch.equal(resample(table, grid), table)
+        assert torch.equal(resample_grid(table, grid), table)
 
 
 def test_fixed_positions_are_those_of_the_grid() -> None:
     config = replace(VIT, position="sincos2d", image=(10, 21))
-    assert torch.allclose(sines(config.grid, 16, torch.float32).flatten(0, 1), SineTable(config)()[0, 1:], atol=1e-6)
+    assert torch.allclose(
+        sine_positions(config.grid, 16, torch.float32).flatten(0, 1), SineTable(config)()[0, 1:], atol=1e-6
+    )
 
 
 @torch.no_grad()
@@ -114,4 +116,4 @@ def test_the_network_stays_as_it_was() -> None:
     after = model.state_dict(keep_vars=True)
     assert all(torch.equal(after[name], value) for name, (value, _) in before.items())
     assert [after[name].requires_grad for name in before] == [wants for _, wants in before.values()]
-    assert network(carded(model)) is not model
+    assert build_network(carded(model)) is not model

@@ -12,13 +12,13 @@ from tests.models.tiny import VARIANTS
 from tests.models.tiny import VIT as TINY
 from vitrail.checkpoint import parity_check as peers
 from vitrail.checkpoint.bundle import Bundle
-from vitrail.checkpoint.weights import network
+from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused, UnknownName
 from vitrail.export import to_library
 from vitrail.export.other_libraries import timm_call
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import backbone, model_config
+from vitrail.models.zoo import hybrid_backbone, model_config
 
 SQUARE = replace(TINY, image=(12, 12), patch=(3, 3), gelu="erf")
 BIT = ResNetConfig(blocks=(1, 1), factor=1.0, image=(64, 64), classes=5)
@@ -31,7 +31,7 @@ R50_VIT = ViTConfig(
     image=(64, 64),
     patch=(1, 1),
     classes=5,
-    backbone=backbone((3, 4, 9), (64, 64)),
+    backbone=hybrid_backbone((3, 4, 9), (64, 64)),
 )
 
 
@@ -48,7 +48,7 @@ def loaded(use: str) -> Any:
 @torch.no_grad()
 def assert_same(theirs: Any, whole: Bundle) -> None:
     images = torch.randn(4, 3, *whole.config.image, generator=torch.Generator().manual_seed(3))
-    mine, out = network(whole)(images), theirs(images)
+    mine, out = build_network(whole)(images), theirs(images)
     out = out.last_hidden_state[:, 0] if hasattr(out, "last_hidden_state") else getattr(out, "logits", out)
     assert (mine - out).abs().max() < 1e-4 * mine.abs().max()
 

@@ -14,8 +14,8 @@ from tests.export.digits import HYBRID as MIXED
 from tests.models.tiny import BACKBONE, HYBRID, RESNET, VARIANTS, awake
 from tests.models.tiny import VIT as TINY
 from vitrail import __version__
-from vitrail.checkpoint.bundle import Bundle, Card, described
-from vitrail.checkpoint.weights import bundle_of
+from vitrail.checkpoint.bundle import Bundle, Card, parse_description
+from vitrail.checkpoint.weights import to_bundle
 from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.export import OnnxOptions, Written, onnx_file, to_onnx
@@ -25,7 +25,7 @@ from vitrail.export.exportable import reference
 from vitrail.export.onnx_file import Session
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 
 onnx = pytest.importorskip("onnx")
 LABELS = ("blue", "gold", "green", "red", "white")
@@ -36,7 +36,7 @@ def bundle(config: ModelConfig) -> Bundle:
     model = awake(config, torch.float32)
     preprocessing = Preprocessing(image=config.image, mean=IMAGENET_MEAN, std=IMAGENET_STD)
     model.card = Card(preprocessing=preprocessing, labels=LABELS[: config.classes] or None, provenance={"seed": 0})
-    return bundle_of(model)
+    return to_bundle(model)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_metadata_say_what_a_program_needs(vit: Written) -> None:
     found = Session(vit.target).metadata
     assert found["vitrail"] == __version__
     about = {name: json.loads(found[name]) for name in ("config", "preprocessing", "labels", "provenance")}
-    config, card = described(about)
+    config, card = parse_description(about)
     assert config == TINY
     assert card == bundle(TINY).card
 
@@ -182,7 +182,7 @@ def test_every_network(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["relative, every", "axial", "hybrid", "learned, stem", "bit, same padding"])
 def test_two_image_sizes_by_one_file_each(name: str, tmp_path: Path) -> None:
     config = VARIANTS[name]
-    other = adapted(config, image_size=(config.image[0] * 2, config.image[1]))
+    other = adapt_config(config, image_size=(config.image[0] * 2, config.image[1]))
     for at, size in enumerate((config, other)):
         done = to_onnx(bundle(size), tmp_path / str(at) / "m.onnx", OnnxOptions(fixed_size=True))
         assert_checked(done)

@@ -10,7 +10,7 @@ import torch
 
 from tests.models.tiny import VIT, awake
 from vitrail.checkpoint.bundle import Bundle, Card
-from vitrail.checkpoint.weights import bundle_of, save
+from vitrail.checkpoint.weights import save, to_bundle
 from vitrail.cli.app import main
 from vitrail.core.errors import ExportRefused
 from vitrail.data.preprocessing import Preprocessing
@@ -32,7 +32,7 @@ def network() -> Model:
 
 @pytest.fixture
 def bundle() -> Bundle:
-    return bundle_of(network())
+    return to_bundle(network())
 
 
 def test_answers_are_counted_along_the_classes() -> None:

@@ -11,7 +11,7 @@ import torch
 from tests.export.test_onnx_file import bundle
 from tests.models.tiny import BACKBONE, HYBRID, RESNET, VARIANTS
 from tests.models.tiny import VIT as TINY
-from vitrail.checkpoint.bundle import described
+from vitrail.checkpoint.bundle import parse_description
 from vitrail.core.errors import ConfigError
 from vitrail.export import to_torch_export
 from vitrail.export import torch_export as program
@@ -33,7 +33,7 @@ def test_a_program_is_loaded_again_and_computes_the_same(tmp_path: Path) -> None
     images = torch.randn(4, 3, 8, 9)
     assert torch.allclose(loaded(images), reference(bundle(TINY), (8, 9))(images), atol=1e-4)
     about = json.loads(extra["vitrail.json"])
-    assert described(about) == (TINY, bundle(TINY).card)
+    assert parse_description(about) == (TINY, bundle(TINY).card)
     with zipfile.ZipFile(done.target) as archive:
         held = {name: archive.read(name) for name in archive.namelist()}
     for word in (b"site-packages", str(Path(program.__file__).parents[2]).encode()):

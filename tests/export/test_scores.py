@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.tasks.number import NumberTask
-from vitrail.checkpoint.bundle import card_of
-from vitrail.checkpoint.weights import bundle_of, fresh
+from vitrail.checkpoint.bundle import get_card
+from vitrail.checkpoint.weights import build_fresh, to_bundle
 from vitrail.data.dataset import Arrays, Labels
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.export import Pictures
@@ -65,9 +65,9 @@ def test_pixels_agree_in_part() -> None:
 
 
 def test_only_tasks_with_classes_choose_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = fresh(ViTConfig(width=8, depth=1, mlp_width=8, heads=1, image=(4, 4), patch=(2, 2), classes=3))
-    assert count_choices(bundle_of(made)) == 3
-    made.card = replace(card_of(made), task="number")
-    assert count_choices(bundle_of(made)) == 0  # nobody knows what its outputs are
+    made = build_fresh(ViTConfig(width=8, depth=1, mlp_width=8, heads=1, image=(4, 4), patch=(2, 2), classes=3))
+    assert count_choices(to_bundle(made)) == 3
+    made.card = replace(get_card(made), task="number")
+    assert count_choices(to_bundle(made)) == 0  # nobody knows what its outputs are
     monkeypatch.setitem(TASKS, "number", NumberTask())
-    assert count_choices(bundle_of(made)) == 0
+    assert count_choices(to_bundle(made)) == 0

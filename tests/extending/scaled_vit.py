@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.models.backbone import Taps
 from vitrail.models.build import register_family
-from vitrail.models.family import ModelConfig, Step
+from vitrail.models.family import CostStep, ModelConfig
 from vitrail.models.vit import Block, ViT
 from vitrail.models.vit_config import ViTConfig
 
@@ -20,7 +20,7 @@ class ScaledConfig(ViTConfig):
 
     scale: float = 0.1  # where the vectors start
 
-    def walk(self) -> Iterator[Step]:
+    def walk(self) -> Iterator[CostStep]:
         for step in ViTConfig.walk(self):
             yield replace(step, params=step.params + self.width) if step.name.endswith("residual") else step
 

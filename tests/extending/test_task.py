@@ -12,7 +12,7 @@ from PIL import Image
 import vitrail
 from tests.extending import regression  # registers the task
 from tests.extending.test_objective import interrupt_at
-from vitrail.checkpoint.bundle import card_of
+from vitrail.checkpoint.bundle import get_card
 from vitrail.cli.app import main
 from vitrail.data.collection import open_collection
 from vitrail.inspection import rollout
@@ -45,7 +45,7 @@ def rows_of(folder: Path, kind: str) -> list[dict[str, float]]:
 def error_by_hand(folder: Path, split: str = "test") -> float:
     """The mean error over a split, image by image."""
     model, source = vitrail.load(folder), open_collection("digits").split(split)
-    prepare = card_of(model).preprocessing
+    prepare = get_card(model).preprocessing
     images = torch.stack([prepare(source.open_image(at).rgb()) for at in range(len(source))])
     with torch.no_grad():
         found = model(images)[:, 0]
@@ -65,11 +65,11 @@ def test_smaller_errors_choose_the_best_weights(run: Path) -> None:
     rows = rows_of(run, "watch")
     best = min(rows, key=lambda row: row["error"])
     assert len(rows) == 2
-    assert card_of(vitrail.load(run / "best.safetensors")).provenance["step"] == best["step"]
+    assert get_card(vitrail.load(run / "best.safetensors")).provenance["step"] == best["step"]
 
 
 def test_weights_say_what_they_are_for(run: Path) -> None:
-    card = card_of(vitrail.load(run))
+    card = get_card(vitrail.load(run))
     assert (card.task, card.labels) == ("regression", ("value",))
 
 
@@ -85,7 +85,7 @@ def test_it_predicts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8)).save(picture)
     model = vitrail.load(run)
     with torch.no_grad():
-        value = float(model(card_of(model).preprocessing(Image.open(picture))[None])[0, 0])
+        value = float(model(get_card(model).preprocessing(Image.open(picture))[None])[0, 0])
     assert vitrail.Predictor(run)(picture) == regression.Number(pytest.approx(value, rel=1e-5))
     assert main(["predict", "--weights", str(run), str(picture), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["value"] == pytest.approx(value, rel=1e-5)
@@ -95,7 +95,7 @@ def test_it_is_finetuned(run: Path, tmp_path: Path) -> None:
     """One output is enough for it, where classes have to be two, and its objective's own fields can be set."""
     settings = {"objective.weight": 2.0}
     tuned = vitrail.finetune(run, "digits", task="regression", steps=2, out=tmp_path / "tuned", settings=settings)
-    assert card_of(tuned.model).task == "regression"
+    assert get_card(tuned.model).task == "regression"
     assert tuned.score == pytest.approx(error_by_hand(tuned.folder), rel=1e-5)
 
 

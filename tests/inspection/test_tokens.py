@@ -14,7 +14,7 @@ from vitrail.inspection.layer_taps import (
     select_output,
     to_grid,
 )
-from vitrail.models.build import bare
+from vitrail.models.build import build_on_meta
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 
@@ -22,18 +22,20 @@ ATTENTIVE = {name: config for name, config in VARIANTS.items() if isinstance(con
 
 
 def test_tokens_of_the_networks_of_the_paper() -> None:
-    assert get_token_layout(bare(model_config("ViT-L/16"))) == TokenLayout(1, (14, 14), True, (16, 16))
-    assert get_token_layout(bare(model_config("ViT-L/16", image_size=512))) == TokenLayout(1, (32, 32), True, (16, 16))
-    assert get_token_layout(bare(model_config("ViT-B/32"))) == TokenLayout(1, (7, 7), True, (32, 32))
-    assert get_token_layout(bare(model_config("R50+ViT-L/16"))) == TokenLayout(1, (14, 14), True, (16, 16))
-    assert get_token_layout(bare(HYBRID)) == TokenLayout(
+    assert get_token_layout(build_on_meta(model_config("ViT-L/16"))) == TokenLayout(1, (14, 14), True, (16, 16))
+    assert get_token_layout(build_on_meta(model_config("ViT-L/16", image_size=512))) == TokenLayout(
+        1, (32, 32), True, (16, 16)
+    )
+    assert get_token_layout(build_on_meta(model_config("ViT-B/32"))) == TokenLayout(1, (7, 7), True, (32, 32))
+    assert get_token_layout(build_on_meta(model_config("R50+ViT-L/16"))) == TokenLayout(1, (14, 14), True, (16, 16))
+    assert get_token_layout(build_on_meta(HYBRID)) == TokenLayout(
         1, (3, 4), True, (8, 8)
     )  # 20x28 px, so the last ones hang over
-    assert get_token_layout(bare(ATTENTIVE["hybrid, 3x3 root"])).patch == (2, 2)
-    assert get_token_layout(bare(ATTENTIVE["hybrid, patch 2x1"])).patch == (16, 8)
-    assert get_token_layout(bare(VIT)) == TokenLayout(1, (3, 4), True, (2, 3))
-    assert get_token_layout(bare(ATTENTIVE["registers"])) == TokenLayout(4, (3, 4), True, (2, 3))
-    assert get_token_layout(bare(ATTENTIVE["mean, no class token"])) == TokenLayout(0, (3, 4), False, (2, 3))
+    assert get_token_layout(build_on_meta(ATTENTIVE["hybrid, 3x3 root"])).patch == (2, 2)
+    assert get_token_layout(build_on_meta(ATTENTIVE["hybrid, patch 2x1"])).patch == (16, 8)
+    assert get_token_layout(build_on_meta(VIT)) == TokenLayout(1, (3, 4), True, (2, 3))
+    assert get_token_layout(build_on_meta(ATTENTIVE["registers"])) == TokenLayout(4, (3, 4), True, (2, 3))
+    assert get_token_layout(build_on_meta(ATTENTIVE["mean, no class token"])) == TokenLayout(0, (3, 4), False, (2, 3))
 
 
 def test_patches_go_to_their_grid_along_any_axis() -> None:
@@ -45,17 +47,17 @@ def test_patches_go_to_their_grid_along_any_axis() -> None:
 
 def test_the_output_is_read_as_the_head_reads_it() -> None:
     rows = torch.arange(13.0)[:, None].expand(13, 2)
-    assert select_output(rows, bare(VIT)).tolist() == [0, 0]
-    assert select_output(rows, bare(ATTENTIVE["mean"])).tolist() == [
+    assert select_output(rows, build_on_meta(VIT)).tolist() == [0, 0]
+    assert select_output(rows, build_on_meta(ATTENTIVE["mean"])).tolist() == [
         6.5,
         6.5,
     ]  # there is a class token, but none reads it
-    assert select_output(rows, bare(ATTENTIVE["patches"])).tolist() == [6.5, 6.5]
+    assert select_output(rows, build_on_meta(ATTENTIVE["patches"])).tolist() == [6.5, 6.5]
 
 
 def test_what_has_no_tokens_is_refused() -> None:
     with pytest.raises(ConfigError):
-        get_token_layout(bare(RESNET))
+        get_token_layout(build_on_meta(RESNET))
     with pytest.raises(ConfigError):
         next(iterate_layers(torch.nn.Linear(2, 2), torch.zeros(1, 3, 6, 12)))
 

@@ -120,8 +120,8 @@ def test_attention_dropout_acts_on_weights_in_training_only(monkeypatch: pytest.
 
 GRID = (3, 5)
 FOLDS = {
-    "rows": (attention.rows, attention.from_rows),
-    "columns": (attention.columns, attention.from_columns),
+    "rows": (attention.split_rows, attention.merge_rows),
+    "columns": (attention.split_columns, attention.merge_columns),
 }
 
 
@@ -136,9 +136,9 @@ def test_folding_there_and_back(axis: str) -> None:
 
 def test_folded_sequences_are_the_rows_and_columns_of_the_grid() -> None:
     place = torch.arange(30.0).reshape(2, 15, 1)  # image 1 continues where image 0 ends
-    assert attention.rows(place, GRID)[4].flatten().tolist() == [20, 21, 22, 23, 24]
-    assert attention.columns(place, GRID)[1].flatten().tolist() == [1, 6, 11]
-    assert attention.columns(place, GRID)[5].flatten().tolist() == [15, 20, 25]
+    assert attention.split_rows(place, GRID)[4].flatten().tolist() == [20, 21, 22, 23, 24]
+    assert attention.split_columns(place, GRID)[1].flatten().tolist() == [1, 6, 11]
+    assert attention.split_columns(place, GRID)[5].flatten().tolist() == [15, 20, 25]
 
 
 @pytest.mark.parametrize("axis", FOLDS)

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from tests.models.tiny import VARIANTS, VIT, awake, images
-from vitrail.models.build import build, build_from, skeleton
+from vitrail.models.build import build, build_from, tensor_shapes
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_skeleton_is_the_state_dict_without_storage(name: str) -> None:
     config = VARIANTS[name]
-    assert skeleton(config) == {key: tuple(tensor.shape) for key, tensor in build(config).state_dict().items()}
+    assert tensor_shapes(config) == {key: tuple(tensor.shape) for key, tensor in build(config).state_dict().items()}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -40,7 +40,7 @@ def test_names_and_shapes_must_fit() -> None:
 
 
 def test_tensor_names_follow_the_paper() -> None:
-    names = {name.replace("blocks.1.", "blocks.0.") for name in skeleton(VIT)}
+    names = {name.replace("blocks.1.", "blocks.0.") for name in tensor_shapes(VIT)}
     assert names == {
         "class_token",
         "embedding.projection.weight",

@@ -36,8 +36,8 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def choose(monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
     for module in (attention, vit):
-        monkeypatch.setattr(module, "suits", lambda _z, _layer: fused)
-    monkeypatch.setattr(attention, "attends", lambda _z, _layer, _heads: fused)
+        monkeypatch.setattr(module, "can_fuse_linear", lambda _z, _layer: fused)
+    monkeypatch.setattr(attention, "can_fuse_attention", lambda _z, _layer, _heads: fused)
 
 
 def plain_and_fused(
@@ -75,15 +75,16 @@ def test_frozen_parts_stay_without_gradients(monkeypatch: pytest.MonkeyPatch, ba
 @pytest.mark.usefixtures("always")
 def test_fused_layers_are_there_to_be_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    for module, name in ((vit, "gelu_linear"), (attention, "split_linear"), (attention, "attend")):
+    names = ("fused_gelu_linear", "fused_qkv", "fused_attention")
+    for module, name in zip((vit, attention, attention), names, strict=True):
         whole = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args, name=name, whole=whole: (seen.append(name), whole(*args))[1])
     awake(VIT)(images(VIT))
-    assert (seen.count("gelu_linear"), seen.count("attend"), seen.count("split_linear")) == (VIT.depth, VIT.depth, 0)
+    assert [seen.count(name) for name in names] == [VIT.depth, 0, VIT.depth]
     seen.clear()
     relative = replace(VIT, position="relative")
     awake(relative)(images(relative))
-    assert (seen.count("gelu_linear"), seen.count("attend"), seen.count("split_linear")) == (VIT.depth, 0, VIT.depth)
+    assert [seen.count(name) for name in names] == [VIT.depth, VIT.depth, 0]
 
 
 class Elsewhere:
@@ -99,7 +100,7 @@ class Elsewhere:
 def test_suits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "TRITON", True)
     half, layer = Elsewhere(torch.bfloat16), nn.Linear(32, 96).bfloat16()
-    suits: object = fused.suits
+    suits: object = fused.can_fuse_linear
     assert callable(suits)
     assert suits(half, layer)
     assert not suits(Elsewhere(torch.float32), layer)
@@ -119,9 +120,9 @@ def test_suits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_attends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "TRITON", True)
-    monkeypatch.setattr(fused, "shared_memory", lambda _device: 227 * 1024)
+    monkeypatch.setattr(fused, "query_shared_memory", lambda _device: 227 * 1024)
     half, layer = Elsewhere(torch.bfloat16), nn.Linear(32, 96).bfloat16()
-    attends: object = fused.attends
+    attends: object = fused.can_fuse_attention
     assert callable(attends)
     assert attends(half, layer, 2)
     assert attends(Elsewhere(torch.bfloat16, tokens=256), layer, 2)
@@ -129,7 +130,7 @@ def test_attends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not attends(half, layer, 4)  # heads of width 8
     assert not attends(half, nn.Linear(160, 480).bfloat16(), 2)
     assert not attends(Elsewhere(torch.float32), layer, 2)
-    monkeypatch.setattr(fused, "shared_memory", lambda _device: 99 * 1024)
+    monkeypatch.setattr(fused, "query_shared_memory", lambda _device: 99 * 1024)
     assert not attends(half, layer, 2)
 
 
@@ -138,7 +139,7 @@ def test_attention_is_differentiated_as_it_should_be() -> None:
     z = torch.randn(2, 5, 8, dtype=torch.float64, generator=draw, requires_grad=True)
     with torch.no_grad():
         layer.weight.normal_(generator=draw)
-    assert torch.autograd.gradcheck(lambda z: fused.attend(z, layer, 2), (z,))
+    assert torch.autograd.gradcheck(lambda z: fused.fused_attention(z, layer, 2), (z,))
 
 
 def test_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +150,8 @@ def test_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, graphs = nn.Linear(32, 96).bfloat16(), list[str]()
 
     def choice(z: Tensor) -> Tensor:
-        z = z.sin() if fused.suits(z, layer) else z.cos()
-        return z.exp() if fused.attends(z, layer, 2) else z.cos()
+        z = z.sin() if fused.can_fuse_linear(z, layer) else z.cos()
+        return z.exp() if fused.can_fuse_attention(z, layer, 2) else z.cos()
 
     def keep(graph: torch.fx.GraphModule, _inputs: object) -> object:
         graphs.append(graph.code)
@@ -167,7 +168,7 @@ def test_suits_also_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check_kernels(device: str, dtype: torch.dtype, tolerance: float, shapes: Sequence[tuple[int, int]]) -> None:
     """Against float64, at sizes that fill no tile, and with values far out on both sides."""
-    from vitrail.models.kernels import triton_gelu as kernels
+    from vitrail.models.kernels import triton_kernels
 
     draw = torch.Generator().manual_seed(3)
     for rows, columns in shapes:
@@ -177,19 +178,19 @@ def check_kernels(device: str, dtype: torch.dtype, tolerance: float, shapes: Seq
             ref = x.double().requires_grad_()
             value = F.gelu(ref, approximate="tanh" if tanh else "none")
             value.backward(g.double())
-            grad, sums = kernels.gelu_backward(g, x, tanh, fused.rows_each(*x.shape))
+            grad, sums = triton_kernels.gelu_backward(g, x, tanh, fused.rows_per_program(*x.shape))
             assert ref.grad is not None
-            for mine, theirs in ((kernels.gelu(x, tanh), value), (grad, ref.grad)):
+            for mine, theirs in ((triton_kernels.gelu(x, tanh), value), (grad, ref.grad)):
                 torch.testing.assert_close(mine.double(), theirs.detach(), atol=tolerance, rtol=tolerance)
             torch.testing.assert_close(sums.sum(0).double(), ref.grad.sum(0), atol=5e-3, rtol=1e-3)
-        joined, sums = kernels.join(x, g, k, fused.rows_each(x.shape[0], 3 * x.shape[1]))
+        joined, sums = triton_kernels.concat_qkv_grad(x, g, k, fused.rows_per_program(x.shape[0], 3 * x.shape[1]))
         assert torch.equal(joined, torch.cat([x, g, k], dim=1))
         torch.testing.assert_close(sums.sum(0), joined.float().sum(0), atol=1e-3, rtol=1e-5)
 
 
 def check_attention(device: str, dtype: torch.dtype, tolerance: float, shapes: Sequence[tuple[int, int, int]]) -> None:
     """As near to float64 as torch's own attention, with few and many tokens, and logits far from 0."""
-    from vitrail.models.kernels import triton_attention as short_attention
+    from vitrail.models.kernels import triton_kernels
 
     draw = torch.Generator().manual_seed(3)
     for tokens, heads, head in shapes:
@@ -202,8 +203,8 @@ def check_attention(device: str, dtype: torch.dtype, tolerance: float, shapes: S
         wanted.backward(g.double())
         wanted = wanted.detach()
         assert ref.grad is not None
-        out, logs = short_attention.forward(qkv, heads)
-        grads, sums = short_attention.backward(qkv, out, g, logs, heads)
+        out, logs = triton_kernels.attention(qkv, heads)
+        grads, sums = triton_kernels.attention_backward(qkv, out, g, logs, heads)
         plain = plain_attention(qkv, g, heads)
         for mine, its, exact in zip((out, grads, sums), plain, (wanted, ref.grad, ref.grad.sum(1)), strict=True):
             error = (mine.double() - exact).norm() / exact.norm()

@@ -7,7 +7,7 @@ import torch
 
 from tests.models.tiny import RESNET, VARIANTS, VIT, awake, images
 from vitrail.models.family import ModelConfig
-from vitrail.models.heads import pooled
+from vitrail.models.layers import pool
 from vitrail.models.resnet import ResNet
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit import ViT
@@ -22,7 +22,7 @@ def vit(**changes: object) -> ViT:
 
 def test_token_pooling_reads_the_first_row() -> None:
     z = torch.randn(2, 16, 16)
-    assert torch.equal(pooled(z, replace(VIT, registers=3)), z[:, 0])
+    assert torch.equal(pool(z, replace(VIT, registers=3)), z[:, 0])
 
 
 @pytest.mark.parametrize(("class_token", "registers"), [(True, 0), (True, 3), (False, 0), (False, 2)])
@@ -31,7 +31,7 @@ def test_mean_pooling_leaves_out_class_token_and_registers(class_token: bool, re
     z = torch.randn(2, config.tokens, 16)
     expected = z[:, -12:].mean(dim=1)
     z[:, : config.tokens - 12] = 1e9
-    torch.testing.assert_close(pooled(z, config), expected)
+    torch.testing.assert_close(pool(z, config), expected)
 
 
 @pytest.mark.parametrize("after", [False, True])

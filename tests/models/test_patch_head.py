@@ -12,7 +12,7 @@ from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.models.build import build
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import adapted, model_config
+from vitrail.models.zoo import adapt_config, model_config
 from vitrail.train.metrics import image_bytes
 
 PATCHES = replace(VIT, head="patches")
@@ -21,7 +21,7 @@ KINDS = {
     "registers": replace(PATCHES, registers=2),
     "mean, norm last": replace(PATCHES, pool="mean", norm_after_pool=True),
     "axial": replace(PATCHES, attention="axial", class_token=False, pool="mean"),
-    "hybrid": adapted(replace(HYBRID, head="patches"), image_size=(32, 48)),
+    "hybrid": adapt_config(replace(HYBRID, head="patches"), image_size=(32, 48)),
 }
 
 
@@ -102,9 +102,9 @@ def test_the_names_are_those_of_a_linear_head() -> None:
 
 
 def test_who_can_have_such_a_head() -> None:
-    assert adapted(VIT, **VIT.patch_head(7)) == replace(VIT, head="patches", classes=7)
-    assert adapted(PATCHES, **PATCHES.patch_head(0)) == replace(VIT, head="none", classes=0)
-    assert adapted(PATCHES, **PATCHES.linear_head(5)) == VIT
+    assert adapt_config(VIT, **VIT.patch_head(7)) == replace(VIT, head="patches", classes=7)
+    assert adapt_config(PATCHES, **PATCHES.patch_head(0)) == replace(VIT, head="none", classes=0)
+    assert adapt_config(PATCHES, **PATCHES.linear_head(5)) == VIT
     assert not VIT.has_patch_head
     with pytest.raises(ConfigError, match="patch tokens"):
         RESNET.patch_head(7)

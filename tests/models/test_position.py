@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.models import slow
 from tests.models.tiny import POSITIONS, VIT, awake, images
 from vitrail.models.build import build, build_from
-from vitrail.models.positions import Positions
+from vitrail.models.positions import PositionEmbeddings
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 
@@ -32,7 +32,7 @@ def vit(**changes: Any) -> ViT:
     return model
 
 
-def added(position: Positions, config: ViTConfig, layer: int) -> Tensor:
+def added(position: PositionEmbeddings, config: ViTConfig, layer: int) -> Tensor:
     """What positions add at a layer: [T, D]."""
     zero = torch.zeros(1, config.tokens, config.width, dtype=torch.float64)
     return position(zero, layer)[0].detach()

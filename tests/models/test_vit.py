@@ -16,7 +16,7 @@ from vitrail.models.build import build, build_from
 from vitrail.models.positions import resize_positions
 from vitrail.models.vit import MLP, AxialBlock, Block, PatchEmbedding, ViT
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 
 VITS = {name: c for name, c in VARIANTS.items() if isinstance(c, ViTConfig) and c.backbone is None}
 
@@ -147,7 +147,7 @@ SIZED = {
     "2-D sum in every layer": replace(VIT, position="learned2d-sum", placement="every"),
     "sines": replace(VIT, position="sincos2d"),
     "none": replace(VIT, position="none"),
-    "hybrid": adapted(HYBRID, image_size=(32, 32)),
+    "hybrid": adapt_config(HYBRID, image_size=(32, 32)),
 }
 
 
@@ -156,7 +156,7 @@ def test_images_of_another_size_are_read_as_by_a_network_resized_for_them(name: 
     config = SIZED[name]
     model = vit(config)
     size = (config.image[0] + 2 * config.patch_pixels[0], config.image[1] - config.patch_pixels[1])
-    other = adapted(config, image_size=size)
+    other = adapt_config(config, image_size=size)
     resized = build_from(other, resize_positions(dict(model.state_dict()), config, other))
     x = torch.randn(2, config.channels, *size, dtype=torch.float64)
     torch.testing.assert_close(model(x), resized(x), rtol=1e-6, atol=1e-6)

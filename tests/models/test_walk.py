@@ -9,15 +9,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.models.tiny import VARIANTS, VIT
-from vitrail.models.build import Model, build, build_from, skeleton
-from vitrail.models.family import ModelConfig, Step, summed, walk
+from vitrail.models.build import Model, build, build_from, tensor_shapes
+from vitrail.models.family import CostStep, ModelConfig, list_steps, sum_steps
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import ZOO, model_config
 
 
 def shell(config: ModelConfig) -> Model:
     """The network without storage."""
-    tensors = {name: torch.empty(shape, device="meta") for name, shape in skeleton(config).items()}
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in tensor_shapes(config).items()}
     model = build_from(config, tensors)
     return model.to("meta").eval()  # fixed tables, too
 
@@ -41,7 +41,7 @@ TRACED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) 
 @pytest.mark.parametrize("name", ZOO)
 def test_parameters_of_every_network(name: str) -> None:
     config = ZOO[name]
-    assert config.parameters == sum(math.prod(shape) for shape in skeleton(config).values())
+    assert config.parameters == sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
 @pytest.mark.parametrize("name", TRACED)
@@ -66,7 +66,7 @@ def test_macs_of_every_network(name: str) -> None:
 )
 def test_both_at_other_sizes(name: str, size: int) -> None:
     config = model_config(name, image_size=size)
-    assert config.parameters == sum(math.prod(shape) for shape in skeleton(config).values())
+    assert config.parameters == sum(math.prod(shape) for shape in tensor_shapes(config).values())
     assert config.macs == traced_macs(config)
 
 
@@ -84,7 +84,7 @@ def test_shapes_on_the_way(name: str) -> None:
     config = VARIANTS[name]
     model = build(config)
     images = torch.zeros(1, config.channels, *config.image)
-    steps = {step.name: step.shape for step in walk(config)}
+    steps = {step.name: step.shape for step in list_steps(config)}
     assert steps["image"] == (*config.image, config.channels)
     if isinstance(config, ViTConfig):
         assert steps["embeddings E"] == tuple(model.embedding(images).shape[1:])
@@ -101,27 +101,27 @@ def test_shapes_on_the_way(name: str) -> None:
                 x = unit(x)
                 channels_last = (*x.shape[2:], x.shape[1])
                 assert steps[f"stage {stage + 1}, block {block + 1}"] == channels_last
-    assert walk(config)[-1].shape == tuple(model(images).shape[1:])
+    assert list_steps(config)[-1].shape == tuple(model(images).shape[1:])
 
 
 def test_walk_names_every_part_once() -> None:
-    names = [step.name for step in walk(VIT)]
+    names = [step.name for step in list_steps(VIT)]
     assert len(names) == len(set(names))
     assert names[:5] == ["image", "patches 2x3", "embeddings E", "class token", "positions (learned)"]
     assert names[-3:] == ["norm", "class token's row", "head: logits"]
 
 
 def test_summed_adds_up() -> None:
-    steps = [Step("a", (3,), 5, 7), Step("b", (2, 2), 11, 13)]
-    assert summed(steps) == Step("total", (2, 2), 16, 20)
-    assert summed(iter(walk(VIT))) == Step("total", (5,), VIT.parameters, VIT.macs)
+    steps = [CostStep("a", (3,), 5, 7), CostStep("b", (2, 2), 11, 13)]
+    assert sum_steps(steps) == CostStep("total", (2, 2), 16, 20)
+    assert sum_steps(iter(list_steps(VIT))) == CostStep("total", (5,), VIT.parameters, VIT.macs)
 
 
 def test_macs_of_one_image_are_quadratic_in_tokens_only_in_attention() -> None:
     small, large = (replace(VIT, image=size) for size in ((6, 12), (12, 12)))
 
     def of(config: ViTConfig, part: str) -> int:
-        return sum(step.macs for step in walk(config) if step.name.endswith(part))
+        return sum(step.macs for step in list_steps(config) if step.name.endswith(part))
 
     assert of(large, ": attention") / of(small, ": attention") == (25 / 13) ** 2
     assert of(large, "MLP, residual") / of(small, "MLP, residual") == 25 / 13

@@ -8,7 +8,7 @@ import pytest
 from vitrail.core.errors import ConfigError, ImageSizeError, UnknownName
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import SLUGS, ZOO, adapted, list_models, model_config, resolve, slug
+from vitrail.models.zoo import SLUGS, ZOO, adapt_config, list_models, model_config, resolve_name, slug
 
 
 def test_zoo_has_the_papers_networks() -> None:
@@ -32,9 +32,9 @@ def test_slugs_are_unique_and_plain() -> None:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_every_network_answers_to_both_names_in_any_case(name: str) -> None:
-    assert resolve(name) == name
+    assert resolve_name(name) == name
     for spelling in (slug(name), slug(name).upper(), slug(name).replace("_", "-")):
-        assert resolve(spelling) == name
+        assert resolve_name(spelling) == name
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,16 @@ def test_every_network_answers_to_both_names_in_any_case(name: str) -> None:
     ],
 )
 def test_notation_and_slug(given: str, meant: str) -> None:
-    assert resolve(given) == meant
+    assert resolve_name(given) == meant
 
 
 def test_case_tells_two_pairs_apart_only_in_the_papers_own_spelling() -> None:
     assert model_config("ViT-b/32") != model_config("ViT-B/32")
-    assert resolve("ViT-b/32") == resolve("vit_slim_b_32") == "ViT-b/32"
-    assert resolve("vit_b_32") == resolve("vit-b/32") == "ViT-B/32"
+    assert resolve_name("ViT-b/32") == resolve_name("vit_slim_b_32") == "ViT-b/32"
+    assert resolve_name("vit_b_32") == resolve_name("vit-b/32") == "ViT-B/32"
     assert model_config("ViT-g/14") != model_config("ViT-G/14")
-    assert resolve("ViT-G/14") == resolve("vit_gigantic_14") == "ViT-G/14"
-    assert resolve("vit_g_14") == resolve("vit-g/14") == "ViT-g/14"
+    assert resolve_name("ViT-G/14") == resolve_name("vit_gigantic_14") == "ViT-G/14"
+    assert resolve_name("vit_g_14") == resolve_name("vit-g/14") == "ViT-g/14"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_unknown_model_names_the_nearest(given: str, nearest: str) -> None:
 
 def test_a_name_like_nothing_gets_a_list() -> None:
     with pytest.raises(UnknownName, match=r"known: ViT-Ti/8, .*, \.\.\. `vitrail models` lists all"):
-        resolve("?????????????")
+        resolve_name("?????????????")
 
 
 @pytest.mark.parametrize(
@@ -124,13 +124,13 @@ def test_head_and_classes_move_together() -> None:
     assert (bare.head, bare.classes) == ("none", 0)
     also = model_config("ViT-B/16", head="none")
     assert also == bare
-    again = adapted(bare, classes=7)
+    again = adapt_config(bare, classes=7)
     assert isinstance(again, ViTConfig)
     assert (again.head, again.classes) == ("linear", 7)
     tanh = model_config("ViT-B/16", head="tanh", classes=0)
     assert isinstance(tanh, ViTConfig)
     assert (tanh.head, tanh.classes) == ("tanh", 0)
-    kept = adapted(model_config("ViT-B/16", head="tanh"), classes=7)
+    kept = adapt_config(model_config("ViT-B/16", head="tanh"), classes=7)
     assert isinstance(kept, ViTConfig)
     assert kept.head == "tanh"
     resnet = model_config("BiT-R50x1", classes=0)
@@ -148,7 +148,7 @@ def test_backbone_follows_image_and_channels() -> None:
 
 def test_token_pooling_brings_its_token() -> None:
     bare = model_config("ViT-B/16", pool="mean", class_token=False)
-    again = adapted(bare, pool="token")
+    again = adapt_config(bare, pool="token")
     assert isinstance(again, ViTConfig)
     assert again.class_token
 

@@ -11,12 +11,12 @@ from vitrail.models.build import Model, build
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import adapted, backbone
+from vitrail.models.zoo import adapt_config, hybrid_backbone
 
 # Neither the image, the grid nor a patch is square, and no two sizes are equal, so that a swapped axis shows.
 VIT = ViTConfig(width=16, depth=2, mlp_width=24, heads=2, image=(6, 12), patch=(2, 3), classes=5)
 RESNET = ResNetConfig(blocks=(1, 2), factor=0.125, groups=4, image=(20, 28), classes=5)
-BACKBONE = replace(backbone((1, 2), (20, 28)), factor=0.125, groups=4)
+BACKBONE = replace(hybrid_backbone((1, 2), (20, 28)), factor=0.125, groups=4)
 HYBRID = replace(VIT, image=(20, 28), patch=(1, 1), backbone=BACKBONE)
 
 POSITIONS: list[dict[str, Any]] = [
@@ -67,7 +67,7 @@ RESNETS: dict[str, ModelConfig] = {
     "axial resnet": replace(RESNET, mixing="axial", axial_heads=2),
     "axial resnet, odd grid": replace(RESNET, mixing="axial", axial_heads=4, image=(26, 18)),
     "hybrid": HYBRID,
-    "hybrid, 3x3 root": adapted(replace(HYBRID, backbone=replace(BACKBONE, root="3x3")), image_size=(8, 10)),
+    "hybrid, 3x3 root": adapt_config(replace(HYBRID, backbone=replace(BACKBONE, root="3x3")), image_size=(8, 10)),
     "hybrid, patch 2x1": replace(HYBRID, image=(32, 28), patch=(2, 1), backbone=replace(BACKBONE, image=(32, 28))),
     "hybrid, patches": replace(HYBRID, head="patches"),
     "hybrid, relative": replace(HYBRID, position="relative"),

@@ -52,9 +52,9 @@ def test_networks_without_patches_or_with_a_head_are_refused() -> None:
 
 def test_rest_ends() -> None:
     module = torch.nn.Dropout()
-    with patches.at_rest(module):
+    with patches.without_dropout(module):
         assert not module.training
     assert module.training
-    with patches.at_rest(module.eval()):
+    with patches.without_dropout(module.eval()):
         assert not module.training
     assert not module.training

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.objectives.taught import MODEL, contrast, distil, network
-from vitrail.models.build import bare
+from vitrail.models.build import build_on_meta
 from vitrail.models.vit import ViT
 from vitrail.objectives.projection_heads import PrototypeHead, Teacher, momentum_at
 
@@ -51,7 +51,7 @@ def test_an_objective_in_training_mode_leaves_its_teacher_alone() -> None:
 
 @pytest.mark.parametrize("position", ["learned", "sincos2d"])
 def test_starts_as_the_learner_also_where_that_had_no_storage_when_it_was_made(position: str) -> None:
-    hollow = bare(network(position=position).config)
+    hollow = build_on_meta(network(position=position).config)
     assert isinstance(hollow, ViT)
     top = head()
     teacher = Teacher(hollow, top)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.parity.networks import assert_same
 from vitrail.checkpoint.convert import convert
-from vitrail.checkpoint.import_weights import read_bundle
+from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.weights import load
 from vitrail.data.class_names import bundled_names
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -54,8 +54,8 @@ def test_it_goes_through_every_format_and_comes_back_as_it_was(tmp_path: Path) -
     wanted, source = read_bundle(WEIGHTS), WEIGHTS
     for name, form in steps:
         done = convert(source, tmp_path / name, form)
-        assert done.certificate.identical == done.certificate.tensors == len(wanted.tensors)
-        assert done.certificate.worst < 1e-5
+        assert done.parity.identical == done.parity.tensors == len(wanted.tensors)
+        assert done.parity.worst < 1e-5
         source = done.target
         back = read_bundle(source)
         assert (back.config, back.card.preprocessing) == (wanted.config, wanted.card.preprocessing)

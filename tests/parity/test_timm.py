@@ -79,9 +79,9 @@ def there_and_back(
     model = load(source, **facts)
     assert_parity(model, network, blocks_of(network), pictures(size))
     done = convert(source, folder / "out.safetensors", to="timm", **facts)
-    assert done.certificate.identical == done.certificate.tensors
-    assert done.certificate.worst < 1e-5
-    assert len(done.certificate.rows) == len(blocks_of(network)) + 2
+    assert done.parity.identical == done.parity.tensors
+    assert done.parity.worst < 1e-5
+    assert len(done.parity.rows) == len(blocks_of(network)) + 2
     assert_same(load_file(done.target), network.state_dict())
     network.load_state_dict(load_file(done.target), strict=True)
     return model
@@ -207,8 +207,8 @@ def test_variants_of_ti16(variant: str, tmp_path: Path) -> None:
     images = pictures(model.config.image, model.config.channels)
     assert_parity(model, network, blocks_of(network), images)
     done = convert(source, tmp_path / "out.safetensors", to="timm")
-    assert (done.sidecar, done.unheld) == (None, [])
-    assert done.certificate.worst < 1e-5
+    assert (done.sidecar, done.lost_fields) == (None, [])
+    assert done.parity.worst < 1e-5
     assert_same(load_file(done.target), network.state_dict())
     network.load_state_dict(load_file(done.target), strict=True)
 
@@ -264,7 +264,7 @@ def test_timm_takes_our_file_as_a_checkpoint(suffix: str, tmp_path: Path) -> Non
 def taken_as_folder(network: Any, folder: Path, images: Tensor, **facts: Any) -> None:
     """Write what was read as a folder that timm's hub code takes for a pretrained model."""
     done = convert(folder / "in.safetensors", folder / "folder", to="timm", **facts)
-    assert (done.sidecar, done.unheld, done.certificate.worst < 1e-5) == (None, [], True)
+    assert (done.sidecar, done.lost_fields, done.parity.worst < 1e-5) == (None, [], True)
     other = timm.create_model(f"local-dir:{done.target}", pretrained=True).eval()
     assert_same(other.state_dict(), network.state_dict())
     with torch.no_grad():

@@ -56,9 +56,9 @@ def there_and_back(network: VisionTransformer, folder: Path, side: int = 224, su
     model = load(source)
     assert_parity(model, network, blocks_of(network), pictures((side, side)))
     done = convert(source, folder / f"out{suffix}", to="torchvision")
-    assert (done.sidecar, done.unheld) == (None, [])
-    assert done.certificate.identical == done.certificate.tensors
-    assert done.certificate.worst < 1e-5
+    assert (done.sidecar, done.lost_fields) == (None, [])
+    assert done.parity.identical == done.parity.tensors
+    assert done.parity.worst < 1e-5
     state = torch.load(done.target) if suffix == ".pth" else load_file(done.target)
     assert_same(state, network.state_dict())
     network.load_state_dict(state, strict=True)

@@ -92,9 +92,9 @@ def there_and_back(network: Any, folder: Path, side: int = 224) -> Any:
     images = pictures((side, side))
     assert_parity(model, network, blocks_of(network), images)
     done = convert(source, folder / "out")
-    assert (done.format, done.sidecar, done.unheld) == ("huggingface", None, [])
-    assert done.certificate.identical == done.certificate.tensors
-    assert done.certificate.worst < 1e-5
+    assert (done.format, done.sidecar, done.lost_fields) == ("huggingface", None, [])
+    assert done.parity.identical == done.parity.tensors
+    assert done.parity.worst < 1e-5
     assert_same(load_file(done.target / "model.safetensors"), load_file(source / "model.safetensors"))
     other = taken(done.target)
     assert_same(other.state_dict(), network.state_dict())
@@ -184,7 +184,7 @@ def test_the_pooler_of_a_bare_vit(tmp_path: Path) -> None:
     assert (model.config.head, model.config.classes) == ("tanh", 0)
     assert_parity(model, network, blocks_of(network), pictures((64, 64)))
     done = convert(tmp_path / "in", tmp_path / "out")
-    assert done.certificate.worst < 1e-5
+    assert done.parity.worst < 1e-5
     assert_same(taken(done.target, "AutoModel").state_dict(), network.state_dict())
 
 
@@ -198,7 +198,7 @@ def test_a_bare_vit_without_pooler_is_held_against_the_class_token(tmp_path: Pat
     with torch.no_grad():
         wanted = network(pictures((64, 64))).last_hidden_state[:, 0]
         assert (model(pictures((64, 64))) - wanted).abs().max() < 1e-5 * wanted.abs().max()
-    assert convert(tmp_path / "in", tmp_path / "out").certificate.worst < 1e-5
+    assert convert(tmp_path / "in", tmp_path / "out").parity.worst < 1e-5
 
 
 def test_a_bare_bit(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_bare_bit(tmp_path: Path) -> None:
     model = load(tmp_path / "in")
     assert model.config.classes == 0
     assert_parity(model, network, blocks_of(network), pictures((64, 64)))
-    assert convert(tmp_path / "in", tmp_path / "out").certificate.worst < 1e-5
+    assert convert(tmp_path / "in", tmp_path / "out").parity.worst < 1e-5
 
 
 Write = Callable[[Tensors, Path], None]

@@ -14,10 +14,10 @@ import vitrail
 from tests.models.tiny import VIT
 from tests.predict.pictures import CLASSES, drawn, network
 from tests.serve.inside import inside, picture
-from vitrail.checkpoint.bundle import Card, describe, described
+from vitrail.checkpoint.bundle import Card, describe, parse_description
 from vitrail.checkpoint.convert import convert
-from vitrail.checkpoint.import_weights import read_bundle
-from vitrail.checkpoint.weights import bundle_of
+from vitrail.checkpoint.find_weights import read_bundle
+from vitrail.checkpoint.weights import to_bundle
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError
 from vitrail.models.build import Model
@@ -57,12 +57,12 @@ def test_other_formats_keep_it(weights: str, tmp_path: Path) -> None:
 
 
 def test_files_that_do_not_say_are_single_label() -> None:
-    bundle = bundle_of(network(VIT))
+    bundle = to_bundle(network(VIT))
     data = describe(bundle.config, bundle.card)
     assert "multi_label" not in data
-    assert not described(data)[1].multi_label
+    assert not parse_description(data)[1].multi_label
     with pytest.raises(ConfigError):
-        described({**data, "multi_label": "yes"})
+        parse_description({**data, "multi_label": "yes"})
 
 
 def test_each_class_is_answered_by_itself() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.data.datasets import writers
-from vitrail.checkpoint.weights import fresh, save
+from vitrail.checkpoint.weights import build_fresh, save
 from vitrail.data.datasets import vtab
 from vitrail.models.vit_config import ViTConfig
 
@@ -25,7 +25,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        save(fresh(TINY), path)
+        save(build_fresh(TINY), path)
     return str(path)
 
 

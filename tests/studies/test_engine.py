@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.studies.tiny_study import STEPS, TINY, board_of, cells, plan_of, play, quick
-from vitrail.checkpoint.store.layout import FOLDER, places
+from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
 from vitrail.core.errors import ConfigError
 from vitrail.studies.framework import results as kept
 from vitrail.studies.framework.definition import grid
@@ -225,7 +225,7 @@ def started(out: Path, steps: int) -> int:
 def wait_for_checkpoint(folder: Path) -> None:
     """The cell is in the midst of its training."""
     end = time.monotonic() + 60
-    while not places(folder / FOLDER):
+    while not list_checkpoints(folder / FOLDER):
         assert time.monotonic() < end, "no checkpoint ever came"
         time.sleep(0.005)
 

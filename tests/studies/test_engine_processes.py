@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.studies.tiny_study import Recorder, board_of, cells, plan_of, quick
-from vitrail.checkpoint.store.layout import FOLDER, places
+from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
 from vitrail.studies.framework import results as kept
 from vitrail.studies.framework.run_study import Plan, go
 from vitrail.train.grid.engine import run_in_pool
@@ -33,7 +33,7 @@ def then(folder: Path, act: Callable[[int], None]) -> threading.Thread:
 
     def wait() -> None:
         end = time.monotonic() + 120
-        while not places(folder / FOLDER):
+        while not list_checkpoints(folder / FOLDER):
             if time.monotonic() > end:
                 return
             time.sleep(0.02)
@@ -76,7 +76,7 @@ def test_a_signal_stops_all_processes_behind_their_steps(tmp_path: Path) -> None
     assert report.stopped
     assert report.states == {"one": "stopped", "two": "stopped", "first-0": "waiting"}
     for folder in folders:
-        assert places(folder / FOLDER)
+        assert list_checkpoints(folder / FOLDER)
         assert not is_held(folder)
         assert "interrupted" in (folder / "status.json").read_text()
 

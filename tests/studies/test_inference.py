@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from tests.studies.conftest import TINY
-from vitrail.checkpoint.weights import bundle_of, fresh
+from vitrail.checkpoint.weights import build_fresh, to_bundle
 from vitrail.core.errors import ImageSizeError
 from vitrail.evaluation.speed import Speed, SpeedPoint
 from vitrail.models.zoo import model_config
@@ -44,7 +44,7 @@ def test_a_network_is_measured_at_every_size() -> None:
 
 def test_a_size_that_leaves_pixels_over_is_refused_before_anything_runs() -> None:
     with pytest.raises(ImageSizeError):
-        measured("tiny", bundle_of(fresh(TINY)), (8, 9), device=CPU, precision="float32", seconds=1.0, room=0)
+        measured("tiny", to_bundle(build_fresh(TINY)), (8, 9), device=CPU, precision="float32", seconds=1.0, room=0)
 
 
 def known(name: str, pace: float) -> Measured:

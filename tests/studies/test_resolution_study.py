@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.studies.made import check_findings, check_grids, noisy, outcomes
-from vitrail.checkpoint.weights import fresh, load, save
+from vitrail.checkpoint.weights import build_fresh, load, save
 from vitrail.core.errors import UnknownName
 from vitrail.models.vit_config import ViTConfig
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 from vitrail.recipes.digits import finetune_digits
 from vitrail.studies.framework.definition import grid
 from vitrail.studies.paper.resolution import BEFORE, STUDY
@@ -94,7 +94,7 @@ def weights(tmp_path: Path) -> str:
     path = tmp_path / "before.safetensors"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = fresh(WIDE)
+        model = build_fresh(WIDE)
         model.position.tables[0].table.data.fill_(1.0)
         save(model, path)
     return str(path)
@@ -104,7 +104,7 @@ def started(weights: str, positions: str, size: int, seed: int = 0, config: ViTC
     labels = tuple("0123456789")
     run = replace(finetune_digits(), weights=weights, positions=positions, seed=seed)
     run = replace(run, augmentation=replace(run.augmentation, crop=replace(run.augmentation.crop, size=(size, size))))
-    model = adapted(config, image_size=size)
+    model = adapt_config(config, image_size=size)
     run = replace(run, model=model, preprocessing=load(weights, image_size=size).card.preprocessing)
     return build_starting_network(run, labels, {}).state_dict()["position.tables.0.table"][0]
 
@@ -127,13 +127,15 @@ def test_at_the_same_size_nothing_is_drawn(weights):
 
 def test_positions_of_two_tables_are_drawn_too(tmp_path):
     config = replace(WIDE, position="learned2d")
-    model = fresh(config)
+    model = build_fresh(config)
     for table in model.position.parameters():
         table.data.fill_(1.0)
     save(model, tmp_path / "two.safetensors")
     run = replace(finetune_digits(), weights=str(tmp_path / "two.safetensors"), positions="drawn")
     run = replace(
-        run, model=adapted(config, image_size=32), preprocessing=load(run.weights, image_size=32).card.preprocessing
+        run,
+        model=adapt_config(config, image_size=32),
+        preprocessing=load(run.weights, image_size=32).card.preprocessing,
     )
     tables = build_starting_network(run, tuple("0123456789"), {}).state_dict()
     assert torch.equal(tables["position.tables.0.prefix"], torch.ones(1, 1, 16))

@@ -12,9 +12,9 @@ from PIL import Image
 import vitrail
 from tests.distributed.pair import together
 from tests.tasks.number import BoundedTask, NumberTask
-from vitrail.checkpoint.bundle import card_of
+from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.checkpoint.weights import fresh
+from vitrail.checkpoint.weights import build_fresh
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.dataset import Subset
@@ -58,9 +58,9 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def network(**changes: Any) -> Any:
     torch.manual_seed(0)
-    made = fresh(SHAPE)
+    made = build_fresh(SHAPE)
     torch.nn.init.normal_(made.head.classifier.weight, std=0.5)  # type: ignore[union-attr]
-    made.card = replace(card_of(made), **{"task": "number", "labels": ("number",), **changes})
+    made.card = replace(get_card(made), **{"task": "number", "labels": ("number",), **changes})
     return made.eval()
 
 
@@ -156,8 +156,8 @@ def test_options_of_classification_are_refused(
 def test_outputs_of_another_name_are_refused(here: Path) -> None:
     with pytest.raises(DataError, match="weight"):
         vitrail.evaluate(network(labels=("weight",)), "photos", device="cpu")
-    two = fresh(replace(SHAPE, classes=2))
-    two.card = replace(card_of(two), task="number")
+    two = build_fresh(replace(SHAPE, classes=2))
+    two.card = replace(get_card(two), task="number")
     with pytest.raises(DataError):
         vitrail.evaluate(two, "photos", device="cpu")
 

@@ -337,9 +337,9 @@ def test_a_hidden_layer_goes_with_the_head(tmp_path: Path, weights: str) -> None
     model = load(weights)
     config = replace(model.config, head="tanh")
     torch.manual_seed(0)
-    from vitrail.checkpoint.weights import fresh, save
+    from vitrail.checkpoint.weights import build_fresh, save
 
-    save(fresh(config), tmp_path / "tanh.safetensors", preprocessing=Preprocessing(image=(8, 8)))
+    save(build_fresh(config), tmp_path / "tanh.safetensors", preprocessing=Preprocessing(image=(8, 8)))
     run = resolve(tuning(str(tmp_path / "tanh.safetensors")), open_splits(tuning(weights).data), ALONE)
     assert load_frozen_network(run).config.head == "none"  # type: ignore[union-attr]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.train.tiny import tiny_run
-from vitrail.checkpoint.store.layout import places
+from vitrail.checkpoint.store.layout import list_checkpoints
 from vitrail.cli import main
 from vitrail.core.errors import TrainingError
 from vitrail.distributed.process_group import World
@@ -57,7 +57,7 @@ def go(run: Run, out: Path, watching: Watching | None = None) -> None:
 
 def await_save(out: Path, step: int) -> None:
     """Checkpoints are written by a thread of their own: waits for the one of this step."""
-    while max(places(out / "checkpoints"), default=0) < step or any((out / "checkpoints").glob(".*")):
+    while max(list_checkpoints(out / "checkpoints"), default=0) < step or any((out / "checkpoints").glob(".*")):
         time.sleep(0.01)
 
 
@@ -122,7 +122,7 @@ def test_checkpoints_that_are_cleared_are_written_again(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "run/checkpoints")
 
     go(run, tmp_path / "run", Watching("train", 10, clear))
-    assert list(places(tmp_path / "run/checkpoints")) == [12]
+    assert list(list_checkpoints(tmp_path / "run/checkpoints")) == [12]
 
 
 @pytest.mark.parametrize("how", [["--set", "model.classes=7"], ["--sweep", "model.classes=7,10"]])

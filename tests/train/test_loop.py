@@ -21,7 +21,7 @@ from tests.train.selfsup import selfsup_run
 from tests.train.tiny import tiny_run
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.store import layout as points
-from vitrail.checkpoint.store.layout import FOLDER, places
+from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
 from vitrail.checkpoint.store.reader import latest
 from vitrail.core.errors import ConfigError, Diverged, OutOfMemory, TrainingError
 from vitrail.data.randomness import EpochOrder
@@ -362,7 +362,7 @@ def test_a_checkpoint_that_is_being_written_when_a_run_fails_is_finished_before_
     monkeypatch.setattr(TrainingStep, "gradients", short)
     with pytest.raises(RuntimeError, match="something else"):
         go(tiny_run(steps=12, keep=Keep(steps=4)), tmp_path / "run")
-    assert sorted(places(tmp_path / "run" / FOLDER)) == [4, 8]
+    assert sorted(list_checkpoints(tmp_path / "run" / FOLDER)) == [4, 8]
 
 
 def test_a_full_disk_is_said_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

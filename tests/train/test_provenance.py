@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.distributed.pair import together
 from tests.train.tiny import tiny_run
-from vitrail.checkpoint.import_weights import read_bundle
+from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
 from vitrail.data.dataset import ImageDataset

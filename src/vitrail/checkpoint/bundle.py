@@ -42,11 +42,11 @@ class Card:
         """The card of a network whose head was replaced; the task stays where the new head is of the same kind."""
         return replace(self, labels=None, multi_label=False, task=self.task if keep_task else CLASSIFICATION)
 
-    def abridged(self) -> "Card":
+    def abridge(self) -> "Card":
         """For files that no command here scores: without the hashes of the images that were trained on."""
         return replace(self, provenance=abridge(self.provenance))
 
-    def resized(self, image: Pair) -> "Card":
+    def resize(self, image: Pair) -> "Card":
         """The card for another image size; a shorter side before the crop grows in proportion."""
         old = self.preprocessing
         resize = None if old.resize is None else max(round(old.resize * min(image) / min(old.image)), min(image))
@@ -65,7 +65,7 @@ class Bundle:
         self.card.preprocessing.check_fit(self.config.image)
 
 
-def card_of(network: Backbone) -> Card:
+def get_card(network: Backbone) -> Card:
     """What travels with a network; one that was built by itself gets the card of a network for pixels in [-1, 1]."""
     card = network.card
     return card if isinstance(card, Card) else Card(preprocessing=Preprocessing(image=network.config.image))
@@ -83,7 +83,7 @@ def describe(config: ModelConfig, card: Card) -> dict[str, Any]:
     }
 
 
-def described(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
+def parse_description(data: dict[str, Any]) -> tuple[ModelConfig, Card]:
     """What `describe` wrote, checked."""
     try:
         config, labels, provenance = from_dict(data["config"]), data["labels"], data["provenance"]
@@ -115,21 +115,21 @@ def task_name(value: object) -> str:
     return value
 
 
-def sidecar_of(weights: Path) -> Path:
+def sidecar_path(weights: Path) -> Path:
     return weights.with_name(weights.name + ".vitrail.json")
 
 
-def write_sidecar(weights: Path, config: ModelConfig, card: Card, unheld: list[str]) -> Path:
+def write_sidecar(weights: Path, config: ModelConfig, card: Card, lost_fields: list[str]) -> Path:
     """Config and card in full, the fields that made it necessary, and the checksum of the file they belong to."""
-    path = sidecar_of(weights)
-    data = {"format": 1, "weights": file_digest(weights), "unheld": unheld, **describe(config, card)}
+    path = sidecar_path(weights)
+    data = {"format": 1, "weights": file_digest(weights), "unheld": lost_fields, **describe(config, card)}
     path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     return path
 
 
 def read_sidecar(weights: Path) -> tuple[ModelConfig, Card] | None:
     """The sidecar's word on a weight file, or None where there is none; one that belongs to another file is refused."""
-    path = sidecar_of(weights)
+    path = sidecar_path(weights)
     if not path.is_file():
         return None
     data = read_json(path)
@@ -138,7 +138,7 @@ def read_sidecar(weights: Path) -> tuple[ModelConfig, Card] | None:
     if data.get("format") != 1:
         raise WeightsError(f"{path}: written by a newer vitrail (format {data.get('format')!r}); upgrade vitrail")
     try:
-        return described(data)
+        return parse_description(data)
     except ConfigError as error:
         raise CorruptWeights(f"{path}: {error}") from None
 
@@ -175,22 +175,22 @@ def has_imagenet_names(card: Card) -> bool:
     return card.labels == bundled_names("imagenet")
 
 
-def with_names(bundle: Bundle, names: Sequence[str]) -> Bundle:
+def rename_classes(bundle: Bundle, names: Sequence[str]) -> Bundle:
     """The same network under new class names."""
     card, count = bundle.card, bundle.config.classes
     if len(names) != count:
         raise ConfigError(f"{len(names):,} names for {count:,} classes; give one for each")
-    told = {**card.provenance, **renaming(card.labels, names)}
+    told = {**card.provenance, **record_renaming(card.labels, names)}
     return replace(bundle, card=replace(card, labels=tuple(names), provenance=told))
 
 
-def renaming(old: Sequence[str] | None, new: Sequence[str]) -> dict[str, Any]:
+def record_renaming(old: Sequence[str] | None, new: Sequence[str]) -> dict[str, Any]:
     """What a card's provenance says of new names; nothing where none changed."""
     changed = {one: other for one, other in zip(new, old or new, strict=True) if one != other}
     return {RENAMED: changed} if changed else {}
 
 
-def other_names(card: Card) -> list[tuple[str, ...]]:
+def list_other_names(card: Card) -> list[tuple[str, ...]]:
     """What data sets may call the classes next to the card's own names: WordNet ids, or the names before a renaming."""
     if card.labels is None:
         return []

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from vitrail.checkpoint import parity_check as certificate
-from vitrail.checkpoint.bundle import Bundle, sidecar_of, with_names, write_sidecar
+from vitrail.checkpoint.bundle import Bundle, rename_classes, sidecar_path, write_sidecar
+from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.formats import huggingface, timm
 from vitrail.checkpoint.formats.key_table import Tensors, export_tensors
 from vitrail.checkpoint.formats.registry import Format, find_format
-from vitrail.checkpoint.import_weights import read_bundle
-from vitrail.checkpoint.parity_check import Certificate
+from vitrail.checkpoint.parity_check import ParityReport, check_parity
 from vitrail.checkpoint.weights import write_bundle
 from vitrail.core.errors import ConfigError, ExportRefused, WeightsError
 from vitrail.data.training_record import list_records
@@ -37,8 +36,8 @@ class Conversion:
     format: str
     config: ModelConfig
     sidecar: Path | None
-    unheld: list[str]
-    certificate: Certificate
+    lost_fields: list[str]
+    parity: ParityReport
     inferred: str | None = None  # what the source did not say, and how it was read
 
 
@@ -65,7 +64,7 @@ def convert(
         bundle = replace(bundle, tensors={name: tensor.to(dtype) for name, tensor in bundle.tensors.items()})
     names = None if name is None else name(bundle)
     if names is not None:
-        bundle = with_names(bundle, names)
+        bundle = rename_classes(bundle, names)
     return export(bundle, Path(target), to, source=Path(source), unofficial=unofficial)
 
 
@@ -76,7 +75,7 @@ def export(
     name = format_for(target, to)
     if not target.parent.is_dir():
         raise WeightsError(f"{target}: the folder {target.parent} does not exist; make it first")
-    sidecar, unheld = None, list[str]()
+    sidecar, lost_fields = None, list[str]()
     if name == OWN:
         write_bundle(bundle, target)
     else:
@@ -84,15 +83,15 @@ def export(
         name = known.name
         if not unofficial:
             known.refuse_unreadable(bundle.config)
-        sidecar, unheld = _write_foreign(bundle, target, known)
+        sidecar, lost_fields = _write_foreign(bundle, target, known)
     return Conversion(
         source=source,
         target=target,
         format=name,
         config=bundle.config,
         sidecar=sidecar,
-        unheld=unheld,
-        certificate=certificate.certify(bundle, read_bundle(target), name, target),
+        lost_fields=lost_fields,
+        parity=check_parity(bundle, read_bundle(target), name, target),
         inferred=bundle.card.provenance.get("inferred"),
     )
 
@@ -141,17 +140,17 @@ def _write_foreign(bundle: Bundle, target: Path, known: Format) -> tuple[Path | 
             weights = draft / "model.safetensors"
             _write_settings(bundle, draft, known)
         _write_tensors(tensors, weights)
-        unheld = _unheld(bundle, draft)
+        lost_fields = _find_lost_fields(bundle, draft)
         final = target / weights.name if folder else target
-        if unheld:
-            write_sidecar(weights, bundle.config, bundle.card, unheld)
-        sidecar_of(final).unlink(missing_ok=True)
+        if lost_fields:
+            write_sidecar(weights, bundle.config, bundle.card, lost_fields)
+        sidecar_path(final).unlink(missing_ok=True)
         if folder:
             target.mkdir(exist_ok=True)
-        for file in sorted(draft.iterdir()) if folder else (draft, sidecar_of(draft)):
+        for file in sorted(draft.iterdir()) if folder else (draft, sidecar_path(draft)):
             if file.exists():
                 shutil.move(file, (target if folder else target.parent) / file.name)
-    return (sidecar_of(final) if unheld else None), unheld
+    return (sidecar_path(final) if lost_fields else None), lost_fields
 
 
 def _write_tensors(tensors: Tensors, path: Path) -> None:
@@ -187,7 +186,7 @@ def _write_settings(bundle: Bundle, folder: Path, known: Format) -> None:
         (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
-def _unheld(bundle: Bundle, draft: Path) -> list[str]:
+def _find_lost_fields(bundle: Bundle, draft: Path) -> list[str]:
     """Fields that reading the bare format gets wrong, or must be told (a grid that is not square, heads)."""
     mine = bundle.config
     for told in ((), ("image",), ("heads",), ("image", "heads")):

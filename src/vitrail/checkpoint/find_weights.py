@@ -1,38 +1,119 @@
-"""Weights by every name that they have: a path, a run's folder, the name of bundled ones, or NAME:TAG."""
+"""Weights in, from anywhere: one of our files, a foreign file or folder, recognised by what is in it.
 
-from dataclasses import replace
+Weights by every name that they have: a path, a run's folder, the name of bundled ones, or NAME:TAG.
+"""
+
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail.checkpoint.bundle import Bundle, Card, name_imagenet
-from vitrail.checkpoint.bundled_weights import SHIPPED, is_shipped
-from vitrail.checkpoint.import_weights import read_bundle
-from vitrail.checkpoint.public import download_weights as hub
-from vitrail.checkpoint.public import registry
-from vitrail.checkpoint.public.download_weights import apply_pin
+from vitrail.checkpoint import download_weights as hub
+from vitrail.checkpoint import known_weights as registry
+from vitrail.checkpoint.bundle import Bundle, Card, name_imagenet, parse_description, read_json, read_sidecar
+from vitrail.checkpoint.download_weights import apply_pin
+from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
+from vitrail.checkpoint.formats import huggingface, timm
+from vitrail.checkpoint.formats.key_table import TensorShapes, identity_table, import_tensors
+from vitrail.checkpoint.formats.registry import Format, recognise
+from vitrail.checkpoint.known_weights import BUNDLED, bundled_file, is_bundled
 from vitrail.core.atomic_files import similar_paths
-from vitrail.core.errors import WeightsNotFound
+from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, WeightsNotFound, unknown
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.models.zoo import backbone, model_config, resolve, slug
+from vitrail.models.family import FAMILIES, ModelConfig
+from vitrail.models.zoo import adapt_config, hybrid_backbone, model_config, resolve_name, slug
+
+# The last two are a run's: its folder stands for the best weights, or the last.
+FOLDER_FILES = ("model.safetensors", "pytorch_model.bin", "model.npz", "best.safetensors", "last.safetensors")
+
+
+def read_bundle(path: str | Path, **facts: Any) -> Bundle:
+    """Config, tensors and card of any weights, by path or by the name of some that come with the package; `facts` are
+    config fields that the caller knows better than the file."""
+    path = bundled_file(str(path)) if is_bundled(path) else Path(path)
+    known = sorted({field.name for config in FAMILIES.values() for field in fields(config)})
+    for name in facts:
+        if name not in known:
+            raise unknown("config field", name, known)
+    settings: dict[str, Any] | None = None
+    folder = path if path.is_dir() else None
+    if folder is not None:
+        path, settings = _inside(folder)
+    raw = read_weights(path)
+    try:
+        if raw.description is not None:
+            return _own(raw, facts)
+        return _foreign(raw, settings, folder, facts)
+    except (ConfigError, ExportRefused) as error:
+        raise MismatchedWeights(f"{path}: {error}") from None
+
+
+def _inside(folder: Path) -> tuple[Path, dict[str, Any] | None]:
+    """The weight file of a folder, and its config.json."""
+    for name in FOLDER_FILES:
+        if (folder / name).is_file():
+            config = folder / "config.json"
+            return folder / name, read_json(config) if config.is_file() else None
+    raise MismatchedWeights(f"{folder}: no weight file in this folder; expected one of {', '.join(FOLDER_FILES)}")
+
+
+def _own(raw: RawWeights, facts: dict[str, Any]) -> Bundle:
+    config, card = parse_description(raw.description or {})
+    config = adapt_config(config, **facts)
+    table = identity_table(raw.path, config, raw.tensors)
+    return Bundle(config=config, tensors=import_tensors(raw.path, config, table, raw.tensors), card=card)
+
+
+def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | None, facts: dict[str, Any]) -> Bundle:
+    found = recognise(raw.tensors)
+    if found is None:
+        some = ", ".join(list(raw.tensors)[:3])
+        raise MismatchedWeights(f"{raw.path}: tensors like {some} are of no format that vitrail knows")
+    known, tensors = found
+    beside, inferred = read_sidecar(raw.path), None
+    if beside is not None:
+        config, card = beside
+    else:
+        config = known.infer(TensorShapes(raw.path, tensors, settings=settings, facts=facts))
+        card, inferred = _card(known, config, settings, folder), known.describe_inferred(config)
+        card = name_imagenet(card, config.classes)
+    config = adapt_config(config, **facts)
+    ours = import_tensors(raw.path, config, known.table(config), tensors)
+    provenance = {**card.provenance, "imported_from": known.name, "file": raw.path.name}
+    provenance |= {"inferred": inferred} if inferred else {}
+    return Bundle(config=config, tensors=ours, card=replace(card, provenance=provenance))
+
+
+def _card(known: Format, config: ModelConfig, settings: dict[str, Any] | None, folder: Path | None) -> Card:
+    """What a folder says of images and classes, or the format's own habit."""
+    card = Card(preprocessing=known.preprocessing(config.image))
+    if settings is None or folder is None:
+        return card
+    labels = huggingface.labels(settings, config.classes) or timm.labels(settings, config.classes)
+    prepared = timm.preprocessing(settings, config.image)
+    processor = folder / "preprocessor_config.json"
+    if known.name == huggingface.NAME and processor.is_file():
+        prepared = huggingface.read_preprocessor(read_json(processor), config.image)
+    several = settings.get("problem_type") == huggingface.MULTI_LABEL and bool(config.classes)
+    return Card(preprocessing=prepared or card.preprocessing, labels=labels, multi_label=several)
 
 
 def find_weights(text: str | Path, **facts: Any) -> Bundle:
     """Weights by path, those of a run by its folder, those that come with the package by name, or public ones as
     NAME:TAG; `facts` are config fields that the caller knows better than the file."""
-    if is_shipped(text) or Path(text).exists():
+    if is_bundled(text) or Path(text).exists():
         return read_bundle(text, **facts)
     name, _, tag = str(text).partition(":")
     if not tag:
         raise WeightsNotFound(
-            f"{text}: no such weight file or folder; {similar_paths(str(text), *SHIPPED)}public weights are written "
-            f"NAME:TAG, and {', '.join(SHIPPED)} comes with vitrail"
+            f"{text}: no such weight file or folder; {similar_paths(str(text), *BUNDLED)}public weights are written "
+            f"NAME:TAG, and {', '.join(BUNDLED)} comes with vitrail"
         )
-    return public(name, tag, **facts)
+    return load_public(name, tag, **facts)
 
 
-def public(name: str, tag: str, **facts: Any) -> Bundle:
+def load_public(name: str, tag: str, **facts: Any) -> Bundle:
     """Public weights as a bundle, with the numerics they were trained in and the preprocessing they expect."""
-    entry = registry.find(slug(resolve(name)), tag)
+    entry = registry.find_public_weights(slug(resolve_name(name)), tag)
     bundle = read_bundle(hub.fetch(apply_pin(entry)), **{**_trained_numerics(entry, name), **facts})
     card = Card(preprocessing=_preprocessing(entry), provenance={"weights": f"{entry.repo}", "tag": tag})
     return replace(bundle, card=name_imagenet(card, bundle.config.classes))
@@ -47,7 +128,7 @@ def _trained_numerics(entry: registry.PublicWeights, name: str) -> dict[str, Any
     config: Any = model_config(name)
     if config.backbone is None:
         return {"gelu": "tanh"}
-    return {"gelu": "tanh", "backbone": backbone(config.backbone.blocks)}
+    return {"gelu": "tanh", "backbone": hybrid_backbone(config.backbone.blocks)}
 
 
 def _preprocessing(entry: registry.PublicWeights) -> Preprocessing:

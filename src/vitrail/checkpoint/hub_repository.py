@@ -1,28 +1,142 @@
-"""Weights in a folder or a repository of the hub, with a card that says what they are.
+"""The page that goes with weights that are handed on: what they are, what images they take, where they come from.
+
+Everything that the file knows of itself is filled in. What only a person can say is asked for at the end, and a blank
+card (docs/model-card.md) has the same questions.
+
+Weights in a folder or a repository of the hub, with a card that says what they are.
 
 save_pretrained(model, "out")                      # out/model.safetensors, out/README.md
 push_to_hub(model, "owner/name")                   # the same two, on the hub
 model = from_pretrained("out")                     # or "owner/name", or any weights that vitrail reads
 """
 
+import json
 import re
 import tempfile
+from collections.abc import Iterable, Mapping
+from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import torch
 
+from vitrail.checkpoint import known_weights as registry
 from vitrail.checkpoint.bundle import Bundle
-from vitrail.checkpoint.find_weights import find_weights, public
-from vitrail.checkpoint.import_weights import FOLDER_FILES, read_bundle
-from vitrail.checkpoint.model_card import model_card
-from vitrail.checkpoint.public import registry
-from vitrail.checkpoint.public.download_weights import is_offline
-from vitrail.checkpoint.weights import bundle_of, head_changes, network, operate, write_bundle
+from vitrail.checkpoint.download_weights import is_offline
+from vitrail.checkpoint.find_weights import FOLDER_FILES, find_weights, load_public, read_bundle
+from vitrail.checkpoint.weights import build_network, head_changes, replace_head_and_resize, to_bundle, write_bundle
 from vitrail.core.atomic_files import write_file
 from vitrail.core.errors import ConfigError, WeightsError, WeightsNotFound
-from vitrail.core.text import Pair
+from vitrail.core.text import Pair, format_size
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.training_record import KEY
 from vitrail.models.build import Model
+from vitrail.models.family import ModelConfig
+from vitrail.models.zoo import network_name
+
+CardRow: TypeAlias = tuple[str, str]
+
+CARD_TEMPLATE: Final = "model-card.md.jinja"
+MOST_NAMED: Final = 100  # classes that are named on the page; the file has them all
+QUESTIONS: Final = (
+    "Licence of the weights, and of the images they were trained on:",
+    "What it is meant for, and what it must not be used for:",
+    "Where it was seen to fail, and on which groups of images it was scored by themselves:",
+    "Whom to write to:",
+)
+ASKED: Final = "*to be filled in*"
+
+
+def model_card(bundle: Bundle, *, name: str | None = None) -> str:
+    """The card of a network as Markdown, with the header that a hub reads. `name` is owner/name of its repository."""
+    config, card = bundle.config, bundle.card
+    title = network_name(config)
+    about = f"of {config.classes:,} classes" if config.classes else "without a head, for features"
+    about += " per pixel" if config.has_patch_head else ""
+    about += ", several of which may apply to an image (sigmoid)" if card.multi_label else ""
+    return render_card(
+        task=hub_task(config),
+        title=escape_markdown(name or title),
+        summary=f"{title} {about}, {config.parameters:,} parameters, for images of {format_size(config.image)} pixels.",
+        place=json.dumps(name or "."),
+        file=json.dumps("model.safetensors"),
+        network=network_rows(config),
+        images=image_rows(card.preprocessing),
+        classes=class_names(config.classes, card.labels),
+        origin=origin_rows(card.abridge().provenance) or [("origin", "not recorded in the file")],
+        questions=[f"{question} {ASKED}" for question in QUESTIONS],
+    )
+
+
+def hub_task(config: ModelConfig) -> str:
+    """What a hub files it under."""
+    if not config.classes:
+        return "image-feature-extraction"
+    return "image-segmentation" if config.has_patch_head else "image-classification"
+
+
+def render_card(**parts: object) -> str:
+    from jinja2 import Environment, StrictUndefined  # loaded when a card is made
+
+    text = resources.files("vitrail").joinpath("assets", CARD_TEMPLATE).read_text("utf-8")
+    made = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False)
+    return made.from_string(text).render(**parts)
+
+
+def network_rows(config: ModelConfig) -> list[CardRow]:
+    return [
+        ("network", network_name(config)),
+        ("parameters", f"{config.parameters:,}"),
+        ("multiply-accumulates an image", f"{config.macs / 1e9:.3g} G"),
+        *config.table,
+    ]
+
+
+def image_rows(preprocessing: Preprocessing) -> list[CardRow]:
+    resize = preprocessing.resize
+    return [
+        ("size", f"{format_size(preprocessing.image)} pixels, RGB"),
+        ("resized to", "that size, whatever the aspect" if resize is None else f"{resize} on the shorter side, centre"),
+        ("interpolation", preprocessing.interpolation + ("" if preprocessing.antialias else ", not antialiased")),
+        ("mean", ", ".join(f"{value:g}" for value in preprocessing.mean)),
+        ("standard deviation", ", ".join(f"{value:g}" for value in preprocessing.std)),
+    ]
+
+
+def class_names(classes: int, labels: Iterable[str] | None) -> str:
+    if not classes:
+        return "None: it gives features."
+    if labels is None:
+        return f"{classes:,}, whose names the file does not know."
+    names = [escape_markdown(label) for label in labels]
+    more = f", and {len(names) - MOST_NAMED:,} more in the file" if len(names) > MOST_NAMED else ""
+    return f"{classes:,}: {', '.join(names[:MOST_NAMED])}{more}."
+
+
+def origin_rows(provenance: Mapping[str, Any], prefix: str = "") -> list[CardRow]:
+    """What the file says of its making, one fact a row; weights that it started from stand behind it."""
+    words = {"run": "recipe", "from": "started from", "imported_from": "format it came in", "file": "file it came in"}
+    rows: list[CardRow] = []
+    for key, value in provenance.items():
+        name = f"{prefix}{words.get(key, key.replace('_', ' '))}"
+        if isinstance(value, Mapping):
+            rows += origin_rows(value, f"{name}: ")
+        elif isinstance(value, float):
+            rows.append((escape_markdown(name), f"{value:.4g}"))
+        elif key == KEY:
+            rows += [row for record in value for row in origin_rows(record, f"{name}: ")]
+        elif isinstance(value, list | tuple):
+            rows.append((escape_markdown(name), escape_markdown(", ".join(map(str, value)))))
+        else:
+            rows.append((escape_markdown(name), escape_markdown(str(value))))
+    return rows
+
+
+def escape_markdown(text: str) -> str:
+    """Text from a file in one line of Markdown, with nothing in it that Markdown or HTML would act on."""
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    return "".join(f"\\{sign}" if sign in "\\`*_[]|#" else {"<": "&lt;", "&": "&amp;"}.get(sign, sign) for sign in line)
+
 
 WEIGHTS: Final = "model.safetensors"
 CARD: Final = "README.md"
@@ -48,13 +162,13 @@ def from_pretrained(
         raise ConfigError(f"revision={revision!r} is of a repository, and {text} is none")
     bundle = repository(text, revision) if is_remote else find_weights(name)
     changes = head_changes(bundle.config, classes, head)
-    return network(operate(bundle, None, image_size, head=changes), dtype).train(bool(classes))
+    return build_network(replace_head_and_resize(bundle, None, image_size, head=changes), dtype).train(bool(classes))
 
 
 def save_pretrained(model: torch.nn.Module, folder: str | Path, *, name: str | None = None) -> Path:
     """Writes model.safetensors and its card, README.md, into a folder; the folder. A README.md that is there already
     stays as it is: somebody may have filled it in."""
-    folder, bundle = Path(folder), bundle_of(model)
+    folder, bundle = Path(folder), to_bundle(model)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder")
     card = model_card(bundle, name=name)
@@ -101,7 +215,7 @@ def repository(repo: str, revision: str | None) -> Bundle:
     of any other the weights and what lies next to them are fetched by huggingface_hub."""
     known = next((entry for entry in registry.PUBLIC if entry.repo == repo), None)
     if known is not None and revision is None:
-        return public(known.model, known.tag)
+        return load_public(known.model, known.tag)
     hub = client()
     try:
         folder = hub.snapshot_download(

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.checkpoint.bundle import Bundle
+from vitrail.checkpoint.files.checks import shorten
 from vitrail.checkpoint.files.read_weights import read_weights
-from vitrail.checkpoint.files.weight_errors import told
 from vitrail.checkpoint.formats.timm import architecture
-from vitrail.checkpoint.weights import network
+from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ConfigError, ExportRefused
 from vitrail.models.build import Model
 from vitrail.models.family import ModelConfig
@@ -31,7 +31,7 @@ from vitrail.models.vit_config import vit_config
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Peer:
+class ReferenceModel:
     """A foreign network and where to look at it."""
 
     library: str
@@ -41,12 +41,12 @@ class Peer:
     logits: Callable[[Any], Tensor] | None = None
 
 
-def peer(format_name: str, config: ModelConfig, target: Path) -> Peer | str:
+def build_reference(format_name: str, config: ModelConfig, target: Path) -> ReferenceModel | str:
     """The other library's network with the written weights, or the reason why there is none."""
-    builders: dict[str, Callable[[ModelConfig, Path], Peer]] = {
-        "timm": timm_peer,
-        "huggingface": huggingface_peer,
-        "torchvision": torchvision_peer,
+    builders: dict[str, Callable[[ModelConfig, Path], ReferenceModel]] = {
+        "timm": build_timm,
+        "huggingface": build_huggingface,
+        "torchvision": build_torchvision,
     }
     library = {"huggingface": "transformers"}.get(format_name, format_name)
     if format_name not in builders:
@@ -56,32 +56,32 @@ def peer(format_name: str, config: ModelConfig, target: Path) -> Peer | str:
     try:
         return builders[format_name](config, target)
     except (ConfigError, ExportRefused, RuntimeError, ValueError, AssertionError) as error:
-        return f"{library} cannot build this network ({told(error)})"
+        return f"{library} cannot build this network ({shorten(error)})"
 
 
-def timm_peer(config: ModelConfig, target: Path) -> Peer:
+def build_timm(config: ModelConfig, target: Path) -> ReferenceModel:
     import timm
 
     file = target / "model.safetensors" if target.is_dir() else target
     network: Any
     with torch.device("meta"):  # its own weights would be drawn only to be overwritten
-        network = timm_network(config)
+        network = build_timm_network(config)
     network.load_state_dict(_floats(file), strict=True, assign=True)
     version = f"timm {timm.__version__}"
     staged = hasattr(network, "stages")
     units = [block for stage in network.stages for block in stage.blocks] if staged else list(network.blocks)
-    return Peer(library=version, network=network.eval(), first=units[0], blocks=units)
+    return ReferenceModel(library=version, network=network.eval(), first=units[0], blocks=units)
 
 
 @singledispatch
-def timm_network(config: ModelConfig) -> Any:
+def build_timm_network(config: ModelConfig) -> Any:
     import timm
 
     name, args = architecture(config)
     return timm.create_model(name, pretrained=False, **_tuples(args))
 
 
-def timm_created(name: str, args: dict[str, Any], target: Path) -> nn.Module:
+def load_with_timm(name: str, args: dict[str, Any], target: Path) -> nn.Module:
     """What timm's own loading makes of a file or of a folder: the call that people are told of."""
     import timm
 
@@ -90,8 +90,8 @@ def timm_created(name: str, args: dict[str, Any], target: Path) -> nn.Module:
     return timm.create_model(name, checkpoint_path=str(target), **args).eval()
 
 
-@timm_network.register
-def timm_bit(config: ResNetConfig) -> Any:
+@build_timm_network.register
+def build_timm_bit(config: ResNetConfig) -> Any:
     """timm's BiT of any depth and width, also those it has no name for."""
     from timm.layers.std_conv import StdConv2d
     from timm.models.resnetv2 import ResNetV2
@@ -108,7 +108,7 @@ def timm_bit(config: ResNetConfig) -> Any:
     )
 
 
-def huggingface_peer(config: ModelConfig, target: Path) -> Peer:
+def build_huggingface(config: ModelConfig, target: Path) -> ReferenceModel:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -129,7 +129,7 @@ def huggingface_peer(config: ModelConfig, target: Path) -> Peer:
             return out.logits
         return out.last_hidden_state[:, 0] if without else out.pooler_output.flatten(1)
 
-    return Peer(
+    return ReferenceModel(
         library=f"transformers {transformers.__version__}",
         network=network,
         first=units[0],
@@ -138,7 +138,7 @@ def huggingface_peer(config: ModelConfig, target: Path) -> Peer:
     )
 
 
-def torchvision_peer(config: ModelConfig, target: Path) -> Peer:
+def build_torchvision(config: ModelConfig, target: Path) -> ReferenceModel:
     import torchvision
     from torchvision.models.vision_transformer import VisionTransformer
 
@@ -158,7 +158,7 @@ def torchvision_peer(config: ModelConfig, target: Path) -> Peer:
         del network.heads.head
     network.load_state_dict(_floats(target), strict=True, assign=True)
     layers = list(network.encoder.layers.children())
-    return Peer(
+    return ReferenceModel(
         library=f"torchvision {torchvision.__version__}", network=network.eval(), first=layers[0], blocks=layers
     )
 
@@ -172,7 +172,7 @@ def _tuples(args: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Difference:
     """One place in the network: largest absolute difference, and the same over the largest value."""
 
     place: str
@@ -181,31 +181,31 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Certificate:
+class ParityReport:
     """Tensors that came back bit for bit, of how many; and the rows against `peer`, or why there are none."""
 
     identical: int
     tensors: int
-    peer: str | None
+    reference: str | None
     why_not: str | None
-    rows: list[Row]
+    rows: list[Difference]
 
     @property
     def worst(self) -> float:
         return max((row.relative for row in self.rows), default=0.0)
 
 
-def certify(bundle: Bundle, back: Bundle, format_name: str, target: Path) -> Certificate:
+def check_parity(bundle: Bundle, back: Bundle, format_name: str, target: Path) -> ParityReport:
     """Hold what was read back against what was written, and both against the library that the format belongs to."""
     same = sum(_equal(tensor, back.tensors.get(name)) for name, tensor in bundle.tensors.items())
-    built = peer(format_name, bundle.config, target)
-    rows: list[Row] = []
-    if isinstance(built, Peer):
-        rows = compare(network(bundle), built)
-    return Certificate(
+    built = build_reference(format_name, bundle.config, target)
+    rows: list[Difference] = []
+    if isinstance(built, ReferenceModel):
+        rows = compare(build_network(bundle), built)
+    return ParityReport(
         identical=same,
         tensors=len(bundle.tensors),
-        peer=built.library if isinstance(built, Peer) else None,
+        reference=built.library if isinstance(built, ReferenceModel) else None,
         why_not=built if isinstance(built, str) else None,
         rows=rows,
     )
@@ -215,19 +215,19 @@ def _equal(mine: Tensor, theirs: Tensor | None) -> bool:
     return theirs is not None and mine.shape == theirs.shape and torch.equal(mine.float(), theirs.float())
 
 
-def compare(model: Model, other: "Peer", seed: int = 0) -> list[Row]:
+def compare(model: Model, other: ReferenceModel, seed: int = 0) -> list[Difference]:
     """The two networks side by side on one seeded batch of two."""
     config = model.config
     images = torch.randn(2, config.channels, *config.image, generator=torch.Generator().manual_seed(seed))
-    mine = walk(model, *places(model), images)
-    theirs = walk(other.network, other.first, other.blocks, images, other.logits)
+    mine = collect_activations(model, *places(model), images)
+    theirs = collect_activations(other.network, other.first, other.blocks, images, other.logits)
     return [_row(place, mine[place], theirs[place]) for place in mine]
 
 
-def _row(place: str, mine: Tensor, theirs: Tensor) -> Row:
+def _row(place: str, mine: Tensor, theirs: Tensor) -> Difference:
     difference = (mine.double() - theirs.double()).abs().max().item()
     scale = theirs.double().abs().max().item()
-    return Row(place, difference, difference / scale if scale else difference)
+    return Difference(place, difference, difference / scale if scale else difference)
 
 
 def places(model: Model) -> tuple[nn.Module, list[nn.Module]]:
@@ -237,7 +237,7 @@ def places(model: Model) -> tuple[nn.Module, list[nn.Module]]:
 
 
 @torch.no_grad()
-def walk(
+def collect_activations(
     model: nn.Module,
     first: nn.Module,
     blocks: list[nn.Module],

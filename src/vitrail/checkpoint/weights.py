@@ -9,19 +9,19 @@ from typing import Any, cast
 
 import torch
 
-from vitrail.checkpoint.bundle import Bundle, Card, card_of, describe
-from vitrail.checkpoint.files.sealed_file import write_sealed
-from vitrail.checkpoint.find_weights import find_weights, public
+from vitrail.checkpoint import known_weights as registry
+from vitrail.checkpoint.bundle import Bundle, Card, describe, get_card
+from vitrail.checkpoint.files.safetensors import write_sealed
+from vitrail.checkpoint.find_weights import find_weights, load_public
 from vitrail.checkpoint.formats.key_table import Tensors
-from vitrail.checkpoint.public import registry
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.models.backbone import backbone
+from vitrail.models.backbone import unwrap_backbone
 from vitrail.models.build import Model, build, build_from, network_class
 from vitrail.models.family import ModelConfig
 from vitrail.models.positions import Numerics
-from vitrail.models.zoo import adapted, create_config, find_timm_name, resolve, slug, translate_sizes
+from vitrail.models.zoo import adapt_config, create_config, find_timm_name, resolve_name, slug, translate_sizes
 
 
 def load(
@@ -46,20 +46,22 @@ def load(
     `head="linear"` says otherwise. Any other keyword replaces a config field: what a bare state dict does not say
     (`heads=12`), or what training wants otherwise (`dropout=0.1`).
     """
-    kind = take_head(classes, facts)
+    kind = pop_head_kind(classes, facts)
     bundle = find_weights(weights, **facts)
     head = head_changes(bundle.config, classes, kind)
-    return network(operate(bundle, None, image_size, numerics, head=head), dtype).train(bool(classes))
+    return build_network(replace_head_and_resize(bundle, None, image_size, numerics, head=head), dtype).train(
+        bool(classes)
+    )
 
 
-def network(bundle: Bundle, dtype: torch.dtype = torch.float32) -> Model:
+def build_network(bundle: Bundle, dtype: torch.dtype = torch.float32) -> Model:
     """The module around a bundle's tensors, in evaluation mode; those already of the right type are not copied."""
     model = build_from(bundle.config, {name: tensor.to(dtype) for name, tensor in bundle.tensors.items()})
     model.card = bundle.card
     return model.eval()
 
 
-def operate(
+def replace_head_and_resize(
     bundle: Bundle,
     classes: int | None = None,
     image_size: int | Pair | None = None,
@@ -72,15 +74,15 @@ def operate(
     by the changes of its config: those of `linear_head` or `patch_head`."""
     if image_size is not None:
         bundle = replace(bundle, tensors={name: _exact(tensor) for name, tensor in bundle.tensors.items()})
-        config = adapted(bundle.config, image_size=image_size)
+        config = adapt_config(bundle.config, image_size=image_size)
         bundle = replace(
-            bundle, config=config, tensors=_resized(bundle, config, numerics), card=bundle.card.resized(config.image)
+            bundle, config=config, tensors=_resized(bundle, config, numerics), card=bundle.card.resize(config.image)
         )
     changes = head_changes(bundle.config, classes) if head is None else head
     return bundle if changes is None else _new_head(bundle, changes)
 
 
-def take_head(classes: int | None, facts: dict[str, Any]) -> str | None:
+def pop_head_kind(classes: int | None, facts: dict[str, Any]) -> str | None:
     """Takes the kind of a new head out of config fields: the others say what the weights are, and this what they
     become."""
     return facts.pop("head") if classes is not None and facts.get("head") in ("linear", "patches") else None
@@ -105,7 +107,7 @@ def _resized(bundle: Bundle, config: ModelConfig, numerics: Numerics) -> Tensors
 
 def _new_head(bundle: Bundle, changes: dict[str, Any]) -> Bundle:
     old = bundle.config
-    config = adapted(old, **changes)
+    config = adapt_config(old, **changes)
     weight, bias = f"{old.head_layer}.weight", f"{old.head_layer}.bias"
     tensors = {name: tensor for name, tensor in bundle.tensors.items() if not name.startswith("head.")}
     if config.classes:
@@ -124,14 +126,14 @@ def save(
     provenance: dict[str, Any] | None = None,
 ) -> None:
     """Write a network to one self-describing file. What is not given is taken from the card it was loaded with."""
-    write_bundle(bundle_of(model, preprocessing=preprocessing, labels=labels, provenance=provenance), path)
+    write_bundle(to_bundle(model, preprocessing=preprocessing, labels=labels, provenance=provenance), path)
 
 
 def write_bundle(bundle: Bundle, path: str | Path) -> None:
     write_sealed(Path(path), bundle.tensors, describe(bundle.config, bundle.card))
 
 
-def bundle_of(
+def to_bundle(
     model: torch.nn.Module,
     *,
     preprocessing: Preprocessing | None = None,
@@ -139,9 +141,9 @@ def bundle_of(
     provenance: dict[str, Any] | None = None,
 ) -> Bundle:
     """A network and its card as data; compiled and parallel wrappers are looked through."""
-    inner = backbone(model)
+    inner = unwrap_backbone(model)
     config = inner.config
-    old = card_of(inner)
+    old = get_card(inner)
     names = old.labels if labels is None else tuple(labels)
     if labels is None and names is not None and len(names) != config.classes:
         names = None  # the head was replaced since
@@ -158,7 +160,7 @@ def bundle_of(
     return Bundle(config=config, tensors=tensors, card=card)
 
 
-def fresh(config: ModelConfig) -> Model:
+def build_fresh(config: ModelConfig) -> Model:
     """A network with new weights, and the card of one that is trained on pixels in [-1, 1]."""
     model = build(config)
     model.card = Card(preprocessing=Preprocessing(image=config.image))
@@ -187,21 +189,21 @@ def create_model(
     if not isinstance(name, str):
         if pretrained or weights:
             raise ConfigError("public weights are found by the name of their network; give that, not a config")
-        return fresh(adapted(name, **changes))
+        return build_fresh(adapt_config(name, **changes))
     theirs = find_timm_name(name)
     if theirs is not None and pretrained:
         weights = weights or theirs.tag
     if pretrained and not weights:
         ours = name if theirs is None else theirs.name
-        known = ", ".join(registry.tags(slug(resolve(ours)))) or "none is public"
+        known = ", ".join(registry.list_tags(slug(resolve_name(ours)))) or "none is public"
         raise ConfigError(f"pretrained=True does not say which weights of {ours}; give weights=TAG, one of: {known}")
     if weights is None:
-        return fresh(create_config(name, **changes))
+        return build_fresh(create_config(name, **changes))
     if theirs is not None:
         name = theirs.name
         changes.setdefault("image_size", theirs.image)
     classes, image_size = changes.pop("classes", None), changes.pop("image_size", None)
-    kind = take_head(classes, changes)
-    bundle = public(name, weights, **changes)
+    kind = pop_head_kind(classes, changes)
+    bundle = load_public(name, weights, **changes)
     head = head_changes(bundle.config, classes, kind)
-    return network(operate(bundle, None, image_size, numerics, head=head)).train(bool(classes))
+    return build_network(replace_head_and_resize(bundle, None, image_size, numerics, head=head)).train(bool(classes))

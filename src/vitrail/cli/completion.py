@@ -89,8 +89,8 @@ def value_of(command: str, action: argparse.Action, words: dict[str, tuple[str, 
 
 def known_names() -> dict[str, tuple[str, ...]]:
     """The names of things, by kind."""
-    from vitrail.checkpoint.bundled_weights import SHIPPED
     from vitrail.checkpoint.formats.registry import FORMATS
+    from vitrail.checkpoint.known_weights import BUNDLED
     from vitrail.cli.data import known_sets
     from vitrail.data.datasets.catalogue import VTAB_TASKS
     from vitrail.models.zoo import SLUGS, ZOO
@@ -100,7 +100,7 @@ def known_names() -> dict[str, tuple[str, ...]]:
     return {
         "recipe": tuple(recipes()),
         "model": check_words([*ZOO, *SLUGS]),
-        "weights": tuple(SHIPPED),
+        "weights": tuple(BUNDLED),
         "set": check_words(row[0] for row in known_sets()),
         "format": ("vitrail", "hf", *(name for name in FORMATS if name != "huggingface")),
         "task": check_words(VTAB_TASKS),

@@ -353,13 +353,13 @@ def make_embedder(weights: str) -> "Embed":
     """From images to what a network makes of them before its classifier, on an accelerator where there is one."""
     import torch
 
-    from vitrail.checkpoint.import_weights import read_bundle
-    from vitrail.checkpoint.weights import network
+    from vitrail.checkpoint.find_weights import read_bundle
+    from vitrail.checkpoint.weights import build_network
     from vitrail.distributed.process_group import find_device
 
     bundle = read_bundle(weights)
     device = find_device("auto")
-    model, preprocessing = network(bundle).to(device), bundle.card.preprocessing
+    model, preprocessing = build_network(bundle).to(device), bundle.card.preprocessing
 
     def embed(pictures: "list[Image]") -> "NDArray[np.float32]":
         pixels = torch.stack([preprocessing.pixels(picture) for picture in pictures]).to(device)

@@ -411,12 +411,12 @@ def check_torchvision() -> Facts:
 
 def check_weights() -> Facts:
     """Reads those that come with the package; the checksum of every tensor is compared."""
-    from vitrail.checkpoint.bundled_weights import SHIPPED, shipped_file
     from vitrail.checkpoint.files.read_weights import read_weights
+    from vitrail.checkpoint.known_weights import BUNDLED, bundled_file
 
     found: Facts = {}
-    for name in SHIPPED:
-        path = shipped_file(name)
+    for name in BUNDLED:
+        path = bundled_file(name)
         found[name] = {"bytes": path.stat().st_size, "tensors": len(read_weights(path).tensors)}
     return {"found": found}
 

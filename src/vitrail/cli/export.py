@@ -32,7 +32,7 @@ NAMED = 3  # unreadable images that are named
 
 
 def run_export(options: ExportOptions) -> int:
-    from vitrail.checkpoint.bundle import with_names
+    from vitrail.checkpoint.bundle import rename_classes
     from vitrail.checkpoint.find_weights import find_weights
     from vitrail.core.console import millions
     from vitrail.models.zoo import network_name
@@ -45,11 +45,11 @@ def run_export(options: ExportOptions) -> int:
         bundle = find_weights(options.weights)
     names = resolve_class_names(options.labels, options.rename, bundle.card.labels, bundle.config.classes)
     if names is not None:
-        bundle = with_names(bundle, names)
+        bundle = rename_classes(bundle, names)
     if options.image_size is not None:
-        from vitrail.checkpoint.weights import operate
+        from vitrail.checkpoint.weights import replace_head_and_resize
 
-        bundle = operate(bundle, image_size=options.image_size)
+        bundle = replace_head_and_resize(bundle, image_size=options.image_size)
     image = "x".join(map(str, bundle.config.image))
     count = f"{millions(bundle.config.parameters)} parameters"
     print(f"{options.weights}: {network_name(bundle.config)}, {count}, {image} px")
@@ -187,20 +187,19 @@ def run_convert(options: ConvertOptions) -> int:
     done: Conversion = convert(
         options.source, options.target, options.to, dtype=dtype, unofficial=options.unofficial, name=name, **facts
     )
-    seal = done.certificate
+    seal = done.parity
     print(f"{done.source} -> {done.target} ({done.format}), {done.config.parameters:,} parameters")
     if done.inferred is not None:
         print(done.inferred)
     if done.sidecar is not None:
-        print(
-            f"{done.format} cannot hold {', '.join(done.unheld)}: written to {done.sidecar}, keep it with the weights"
-        )
+        lost = ", ".join(done.lost_fields)
+        print(f"{done.format} cannot hold {lost}: written to {done.sidecar}, keep it with the weights")
     print(f"read back: {seal.identical} of {seal.tensors} tensors identical")
-    if seal.peer is None:
+    if seal.reference is None:
         print(f"parity: {seal.why_not}")
     else:
         rows = [[row.place, f"{row.absolute:.2e}", f"{row.relative:.2e}"] for row in seal.rows]
         print_table(
-            ["place", "largest difference", "relative"], rows, title=f"against {seal.peer}, one seeded batch of 2"
+            ["place", "largest difference", "relative"], rows, title=f"against {seal.reference}, one seeded batch of 2"
         )
     return 0 if seal.identical == seal.tensors else 1

@@ -92,9 +92,9 @@ def resolve_class_names(
 
 def rename_predictor(asker: "Predictor[Any]", labels: str | None, renames: Sequence[str]) -> "Predictor[Any]":
     """The predictor with the names that --labels and --rename ask for."""
-    from vitrail.checkpoint.bundle import card_of
+    from vitrail.checkpoint.bundle import get_card
 
-    names = resolve_class_names(labels, renames, card_of(asker.network).labels, len(asker.labels))
+    names = resolve_class_names(labels, renames, get_card(asker.network).labels, len(asker.labels))
     return asker if names is None else asker.called(names)
 
 

@@ -23,8 +23,8 @@ from vitrail.core.paper_tables import JFT_CLASSES, JFT_IMAGES, jft_epochs, print
 from vitrail.core.text import Pair, format_size
 from vitrail.evaluation.result import Measure, Result, describe_weights
 from vitrail.evaluation.speed import count_paper_macs, tpuv3_core_days, training_flops
-from vitrail.models.family import ModelConfig, Step, summed, to_dict, walk
-from vitrail.models.zoo import SLUGS, ZOO, adapted, list_models, model_config, resolve, slug
+from vitrail.models.family import CostStep, ModelConfig, list_steps, sum_steps, to_dict
+from vitrail.models.zoo import SLUGS, ZOO, adapt_config, list_models, model_config, resolve_name, slug
 from vitrail.optim.config import Optim
 from vitrail.recipes.launch import RUNS
 from vitrail.studies.paper.inference_speed import Measured, measured, random_weights, sizes_for
@@ -56,14 +56,14 @@ def run_models(options: ModelsOptions) -> int:
 
 
 def pin_weights(texts: Sequence[str]) -> int:
-    from vitrail.checkpoint.public import download_weights as pins
-    from vitrail.checkpoint.public import registry
+    from vitrail.checkpoint import download_weights as pins
+    from vitrail.checkpoint import known_weights as registry
 
     for text in texts:
         name, _, tag = text.partition(":")
         if not tag:
             raise ConfigError(f"--pin {text}: public weights are written NAME:TAG, as in vit_b_16:augreg_in21k")
-        entry = registry.find(slug(resolve(name)), tag)
+        entry = registry.find_public_weights(slug(resolve_name(name)), tag)
         print(f"{text}  sha256 {pins.pin(entry)}")
     print(f"pinned in {pins.pins_file()}")
     return 0
@@ -71,7 +71,7 @@ def pin_weights(texts: Sequence[str]) -> int:
 
 def verify_weights(*, as_json: bool) -> int:
     """1 where a file is not what it was pinned or recorded as."""
-    from vitrail.checkpoint.public import download_weights as pins
+    from vitrail.checkpoint import download_weights as pins
 
     found = pins.verify()
     if as_json:
@@ -131,22 +131,25 @@ def model_record(name: str, classes: int) -> dict[str, object]:
 
 def run_trace(options: TraceOptions) -> int:
     config = model_config(options.model, image_size=options.image_size, classes=options.classes)
-    steps = walk(config)
+    steps = list_steps(config)
     shown = steps if options.all else fold_blocks(steps)
-    rows = [step_row(step) for step in [*shown, summed(steps)]]
+    rows = [step_row(step) for step in [*shown, sum_steps(steps)]]
     height, width = config.image
     print_table(
-        ["step", "shape", "parameters", "MACs"], rows, title=f"{resolve(options.model)} at {height}x{width}", left=2
+        ["step", "shape", "parameters", "MACs"],
+        rows,
+        title=f"{resolve_name(options.model)} at {height}x{width}",
+        left=2,
     )
     return 0
 
 
-def step_row(step: Step) -> list[str]:
+def step_row(step: CostStep) -> list[str]:
     shape = "x".join(str(n) for n in step.shape)
     return [step.name, shape, f"{step.params:,}" if step.params else "", f"{step.macs:,}" if step.macs else ""]
 
 
-def fold_blocks(steps: list[Step]) -> list[Step]:
+def fold_blocks(steps: list[CostStep]) -> list[CostStep]:
     """The walk with blocks 2 to L-1 of an encoder in one line, where they are alike."""
     first = [step for step in steps if step.name.startswith("block 1:")]
     middle = [step for step in steps if step.name.startswith("block ") and not step.name.startswith("block 1:")]
@@ -154,10 +157,10 @@ def fold_blocks(steps: list[Step]) -> list[Step]:
         return steps
     start, end = steps.index(middle[0]), steps.index(middle[-1])
     last = middle[-1].name.split(":")[0].removeprefix("block ")
-    total = summed(middle)
+    total = sum_steps(middle)
     return [
         *steps[:start],
-        Step(f"blocks 2-{last}: the same", total.shape, total.params, total.macs),
+        CostStep(f"blocks 2-{last}: the same", total.shape, total.params, total.macs),
         *steps[end + 1 :],
     ]
 
@@ -228,7 +231,7 @@ def find_network(text: str) -> CostedNetwork:
     """A name of the zoo, else weights by path or NAME:TAG."""
     if not Path(text).exists() and ":" not in text:
         try:
-            name = resolve(text)
+            name = resolve_name(text)
         except UnknownName as error:
             raise UnknownName(f"{error}; and there is no weight file {text}") from None
         return CostedNetwork(text, name, ZOO[name], None)
@@ -292,7 +295,7 @@ def show_size(networks: list[CostedNetwork], options: CostOptions) -> None:
     rows: list[list[str]] = []
     for one in networks:
         for size in sizes_to_cost(one, options):
-            config = adapted(one.config, image_size=size, classes=options.classes)
+            config = adapt_config(one.config, image_size=size, classes=options.classes)
             tokens = f"{config.tokens:,}" if config.tokens else "-"
             cells = [
                 format_size(config.image),
@@ -330,7 +333,7 @@ def format_amount(value: float) -> str:
 
 
 def training_size(one: CostedNetwork, options: CostOptions) -> Pair:
-    return adapted(one.config, image_size=options.image_size[0] if options.image_size else None).image
+    return adapt_config(one.config, image_size=options.image_size[0] if options.image_size else None).image
 
 
 def training_classes(one: CostedNetwork, training: TrainingLength, options: CostOptions) -> int:
@@ -338,7 +341,7 @@ def training_classes(one: CostedNetwork, training: TrainingLength, options: Cost
 
 
 def exaflops(one: CostedNetwork, training: TrainingLength, options: CostOptions) -> float:
-    config = adapted(
+    config = adapt_config(
         one.config, image_size=training_size(one, options), classes=training_classes(one, training, options)
     )
     return training_flops(count_paper_macs(config), training.images * training.epochs) / 1e18
@@ -356,7 +359,7 @@ def show_memory(networks: list[CostedNetwork], options: CostOptions) -> None:
     """What training takes, by the closed forms that choose a run's micro-batch."""
     rows: list[list[str]] = []
     for one in networks:
-        config = adapted(one.config, image_size=training_size(one, options), classes=options.classes)
+        config = adapt_config(one.config, image_size=training_size(one, options), classes=options.classes)
         state = memory.state_bytes(config, Optim(), low=True, average=False)
         for recompute in (False, True) if config.can_recompute else (False,):
             each = memory.image_bytes(config, low=True, recompute=recompute)
@@ -383,7 +386,7 @@ def measure_speed(networks: list[CostedNetwork], options: CostOptions) -> tuple[
         precision: Any = {"cuda": "bfloat16"}.get(kind, "float32") if options.precision == "auto" else options.precision
         device = name_device(place) if kind != "cpu" else f"CPU ({threads} thread{'s' * (threads > 1)})"
         for at, one in enumerate(networks):
-            config = adapted(one.config, classes=options.classes)
+            config = adapt_config(one.config, classes=options.classes)
             room = memory.free_bytes(place)
             bundle = one.bundle if one.bundle is not None else random_weights(config)
             sizes = options.image_size or sizes_for(config, place)
@@ -401,7 +404,7 @@ def show_speed(found: list[Measured], networks: list[CostedNetwork], title: str)
     for one, asked_for in zip(found, networks, strict=True):
         for size, speed in one.speeds.items():
             best, first = speed.best, speed.points[0]
-            work = 2 * adapted(asked_for.config, image_size=size).macs * best.images_per_s / 1e12
+            work = 2 * adapt_config(asked_for.config, image_size=size).macs * best.images_per_s / 1e12
             held = "?" if best.memory is None else f"{best.memory / 1e6:,.0f} MB"
             largest = "?" if speed.largest is None else f"{'' if speed.tried else 'about '}{speed.largest:,}"
             cells = [
@@ -445,13 +448,13 @@ def cost_result(
     how: dict[str, Any],
 ) -> Result:
     """All of it as data; `how` is how it was measured. A network by name has no weights, so no hash."""
-    from vitrail.checkpoint.weights import network
+    from vitrail.checkpoint.weights import build_network
 
-    config = adapted(one.config, classes=options.classes)
+    config = adapt_config(one.config, classes=options.classes)
     facts = {"name": one.text, "hash": None, "image": list(config.image), "parameters": config.parameters}
     measures = [Measure(name="parameters", value=config.parameters, unit="count")]
     for size in sizes_to_cost(one, options):
-        sized = adapted(config, image_size=size)
+        sized = adapt_config(config, image_size=size)
         measures.append(Measure(name=f"MACs {format_size(sized.image)}", value=sized.macs, unit="count"))
     for training in trainings:
         name = f"exaFLOPs {training.name}, {training.epochs:g} epochs"
@@ -474,7 +477,7 @@ def cost_result(
         details[format_size(size)] = {"points": points, "tried": speed.tried, "ended by": speed.stopped}
     return Result(
         kind="cost",
-        weights=facts if one.bundle is None else describe_weights(one.text, network(one.bundle)),
+        weights=facts if one.bundle is None else describe_weights(one.text, build_network(one.bundle)),
         data={"trainings": [training._asdict() for training in trainings]},
         measures=tuple(measures),
         config={"network": to_dict(config), **how},

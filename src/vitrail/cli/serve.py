@@ -58,13 +58,13 @@ def load_served(options: ServeOptions, local: bool, token: str | None) -> "Serve
     """The network on its device, and the settings that were asked for."""
     import torch
 
-    from vitrail.checkpoint.bundled_weights import DEFAULT
+    from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
     from vitrail.cli.progress import reading
     from vitrail.predict.predictor import predictor
     from vitrail.serve.served_model import Served
     from vitrail.serve.settings import hosts_for
 
-    weights = options.weights or DEFAULT
+    weights = options.weights or DEFAULT_WEIGHTS
     torch.set_num_threads(choose_threads(options.threads, torch.get_num_threads()))
     origins = tuple(origin.rstrip("/") for origin in options.origin)
     known = make_settings(

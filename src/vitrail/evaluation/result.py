@@ -119,7 +119,7 @@ def surroundings() -> dict[str, Any]:
 
 def describe_weights(name: str, network: "Backbone") -> dict[str, Any]:
     """Of the network: what it was called, its hash, its kind and size, and what its card says of its making."""
-    from vitrail.checkpoint.bundle import card_of
+    from vitrail.checkpoint.bundle import get_card
     from vitrail.data.training_record import abridge
     from vitrail.evaluation.frozen.features import hash_network
 
@@ -130,7 +130,7 @@ def describe_weights(name: str, network: "Backbone") -> dict[str, Any]:
         "network": type(config).__name__.removesuffix("Config"),
         "image": list(config.image),
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "provenance": abridge(card_of(network).provenance),
+        "provenance": abridge(get_card(network).provenance),
     }
 
 

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitrail.checkpoint.bundle import Bundle, card_of
-from vitrail.checkpoint.weights import network as network_of
-from vitrail.checkpoint.weights import operate
+from vitrail.checkpoint.bundle import Bundle, get_card
+from vitrail.checkpoint.weights import build_network as network_of
+from vitrail.checkpoint.weights import replace_head_and_resize
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, Subset, total_bytes
@@ -66,27 +66,27 @@ class Subject:
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        return card_of(self.network).labels
+        return get_card(self.network).labels
 
     @property
     def multi_label(self) -> bool:
-        return card_of(self.network).multi_label
+        return get_card(self.network).multi_label
 
     @property
     def provenance(self) -> dict[str, Any]:
-        return card_of(self.network).provenance
+        return get_card(self.network).provenance
 
 
 def make_subject(name: str, bundle: Bundle, device: torch.device, *, image_size: int | None) -> Subject:
     """The network of a bundle on its device, at another size where one is given."""
-    network = network_of(operate(bundle, image_size=image_size))
+    network = network_of(replace_head_and_resize(bundle, image_size=image_size))
     # Now, not when the result is written: a run that is training may have replaced the file by then.
     facts = describe_weights(name, network if image_size is None else network_of(bundle))
     network = network.to(device)
     return Subject(
         name=name,
         network=network,
-        preprocessing=card_of(network).preprocessing,
+        preprocessing=get_card(network).preprocessing,
         device=device,
         facts=facts,
     )

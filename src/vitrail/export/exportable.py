@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.checkpoint.weights import bundle_of, network, operate
+from vitrail.checkpoint.weights import build_network, replace_head_and_resize, to_bundle
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.export.verify import Forward
@@ -148,10 +148,10 @@ def taken(weights: Weights, image_size: int | Pair | None = None, *, exact: bool
         case Bundle():
             bundle = weights
         case _:
-            bundle = bundle_of(weights)
+            bundle = to_bundle(weights)
     kind = torch.float32 if exact else None
     bundle = replace(bundle, tensors={name: tensor.to("cpu", kind) for name, tensor in bundle.tensors.items()})
-    return bundle if image_size is None else operate(bundle, image_size=image_size)
+    return bundle if image_size is None else replace_head_and_resize(bundle, image_size=image_size)
 
 
 def path_of(weights: Weights) -> Path | None:
@@ -179,7 +179,7 @@ def references(bundle: Bundle, open_sizes: ImageSizes, *, pixels: bool = False) 
 
 def reference(bundle: Bundle, image: Pair, *, pixels: bool = False) -> Forward:
     """The network itself at one size, in float32 on the CPU; with `pixels` it takes bytes."""
-    model = network(operate(bundle, image_size=image)).requires_grad_(False)
+    model = build_network(replace_head_and_resize(bundle, image_size=image)).requires_grad_(False)
     preprocessing = bundle.card.preprocessing
 
     @torch.inference_mode()

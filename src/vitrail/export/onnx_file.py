@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 
 from vitrail import __version__
 from vitrail.checkpoint.bundle import Bundle, describe
-from vitrail.checkpoint.weights import network
+from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ConfigError, ExportFailed, ExportRefused
 from vitrail.core.text import Pair
 from vitrail.export import int8
@@ -146,7 +146,7 @@ def write(bundle: Bundle, path: Path, options: OnnxOptions, open_sizes: ImageSiz
 
     config = bundle.config
     form = shipped(
-        network(bundle),
+        build_network(bundle),
         dynamic=open_sizes.step is not None,
         preprocessing=bundle.card.preprocessing if options.preprocessing else None,
     )
@@ -218,7 +218,7 @@ def strip(model: Any) -> None:
 
 def metadata(bundle: Bundle) -> dict[str, str]:
     """For a program in whatever language: JSON under plain names, and the version in words."""
-    about = describe(bundle.config, bundle.card.abridged())
+    about = describe(bundle.config, bundle.card.abridge())
     return {"vitrail": __version__, **{name: json.dumps(value) for name, value in about.items()}}
 
 

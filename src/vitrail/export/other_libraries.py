@@ -18,10 +18,10 @@ from vitrail.checkpoint import convert
 from vitrail.checkpoint import parity_check as peers
 from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.convert import Conversion
+from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.formats.registry import find_format
 from vitrail.checkpoint.formats.timm import architecture
-from vitrail.checkpoint.import_weights import read_bundle
-from vitrail.checkpoint.weights import network
+from vitrail.checkpoint.weights import build_network
 from vitrail.core.errors import ExportFailed, ExportRefused, unknown
 from vitrail.core.text import Pair
 from vitrail.export.exportable import Weights, count_choices, path_of, reference, taken
@@ -79,14 +79,16 @@ def to_library(weights: Weights, target: str | Path, to: Library, *, image_size:
     replaced = target.exists()
     with drafted(target) as draft:
         done = convert.export(bundle, draft, to)
-        if done.certificate.identical != done.certificate.tensors:
-            same, count = done.certificate.identical, done.certificate.tensors
+        if done.parity.identical != done.parity.tensors:
+            same, count = done.parity.identical, done.parity.tensors
             raise ExportFailed(f"{target.name}: {same} of {count} tensors came back as they were; nothing was written")
         report = run(bundle, draft, done, call, target.name)
     notes = ()
     if done.sidecar is not None:
         beside = (target if folder else target.parent) / done.sidecar.name
-        notes = (f"{done.format} cannot hold {', '.join(done.unheld)}: they are in {beside}, keep it with the weights",)
+        notes = (
+            f"{done.format} cannot hold {', '.join(done.lost_fields)}: they are in {beside}, keep it with the weights",
+        )
     return Written(
         target=target,
         to=to,
@@ -111,25 +113,25 @@ def run(bundle: Bundle, draft: Path, done: Conversion, call: tuple[str, dict[str
             classes=count_choices(bundle),
         )
     except ExportFailed as error:
-        if not done.unheld:
+        if not done.lost_fields:
             raise
         raise ExportFailed(
-            f"{error}. {done.format} cannot hold {', '.join(done.unheld)}; --to onnx can, and `vitrail convert` writes "
-            "the tensors all the same"
+            f"{error}. {done.format} cannot hold {', '.join(done.lost_fields)}; --to onnx can, and `vitrail convert` "
+            "writes the tensors all the same"
         ) from None
 
 
 def loaded(
     config: ModelConfig, draft: Path, done: Conversion, call: tuple[str, dict[str, Any]] | None
 ) -> tuple[str, Forward]:
-    built = peers.peer(done.format, config, draft)
+    built = peers.build_reference(done.format, config, draft)
     if isinstance(built, str):
         if "cannot build" in built:
             raise ExportRefused(f"{built}; `vitrail convert` writes the tensors all the same")
-        return f"vitrail itself, which read it back ({built})", network(read_bundle(draft))
+        return f"vitrail itself, which read it back ({built})", build_network(read_bundle(draft))
     if call is not None:
         with torch.random.fork_rng(devices=[]):  # its own weights are drawn before ours are read
-            created = peers.timm_created(*call, draft)
+            created = peers.load_with_timm(*call, draft)
         return built.library, flat(created)
     return built.library, flat(built.network, built.logits)
 

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.checkpoint.bundle import sidecar_of
+from vitrail.checkpoint.bundle import sidecar_path
 from vitrail.core.atomic_files import sync_folder
 from vitrail.core.errors import ConfigError, ExportRefused
 from vitrail.export.verify import Pace, Report, Scores
@@ -41,7 +41,7 @@ def put_in_place(scratch: Path, target: Path) -> None:
     for file in files:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
-    stale = sidecar_of(target / "model.safetensors" if target.is_dir() else target)
+    stale = sidecar_path(target / "model.safetensors" if target.is_dir() else target)
     stale.unlink(missing_ok=True)  # of what stood here before
     for file in files:
         final = target.parent / file.relative_to(scratch)

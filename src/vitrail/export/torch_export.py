@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram
 
 from vitrail import __version__
 from vitrail.checkpoint.bundle import describe
-from vitrail.checkpoint.weights import network
+from vitrail.checkpoint.weights import build_network
 from vitrail.core.text import Pair
 from vitrail.export.exportable import Weights, count_choices, path_of, references, shipped, taken
 from vitrail.export.output import Written, check_target, drafted, files_of
@@ -84,9 +84,9 @@ def to_torch_export(
         open_sizes = ImageSizes(step=None, why=f"{config.image} is not a multiple of the stride {open_sizes.step[0]}")
     replaced = target.exists()
     with drafted(target) as draft:
-        form = shipped(network(bundle), dynamic=open_sizes.step is not None)
+        form = shipped(build_network(bundle), dynamic=open_sizes.step is not None)
         program = traced(form, config.image, config.channels, open_sizes)
-        about = json.dumps({"vitrail": __version__, **describe(config, bundle.card.abridged())})
+        about = json.dumps({"vitrail": __version__, **describe(config, bundle.card.abridge())})
         with hushed():
             torch.export.save(program, draft, extra_files={DESCRIPTION: about})
             loaded: Any = torch.export.load(draft).module()

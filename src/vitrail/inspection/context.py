@@ -20,7 +20,7 @@ from vitrail.inspection.layer_taps import (
     require_transformer,
 )
 from vitrail.inspection.rollout import rollout
-from vitrail.models.backbone import resting
+from vitrail.models.backbone import eval_mode
 
 Pixels = NDArray[np.uint8]
 
@@ -70,7 +70,7 @@ class InspectionContext:
         """[B, K] on the host; [B, 0] without a head, or with one that has no classes."""
         if not self.classes or not self.has_classes or not len(self.images):
             return torch.zeros(len(self.images), 0)
-        with resting(self.model), torch.no_grad():
+        with eval_mode(self.model), torch.no_grad():
             return mean_logits(self.model(self.images)).float().softmax(-1).cpu()
 
     @cached_property

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.text import Pair, format_size
-from vitrail.models.backbone import LayerTap, Taps, resting
+from vitrail.models.backbone import LayerTap, Taps, eval_mode
 from vitrail.models.vit import ViT
 
 
@@ -147,12 +147,12 @@ def iterate_states(model: nn.Module, images: Tensor) -> Iterator[Tensor]:
 def _run_layers(model: nn.Module, images: Tensor, *, attention: bool) -> Iterator[LayerTap]:
     network = require_transformer(model)
     # A generator must not change its caller's mode, so the mode holds during the work only, not between layers.
-    with resting(network), torch.no_grad():
+    with eval_mode(network), torch.no_grad():
         z = network.embed(check_images(images, network))
     done = 0
     for block in range(len(network.blocks)):
         taps = Taps(attention=attention, first=done)
-        with resting(network), torch.no_grad():
+        with eval_mode(network), torch.no_grad():
             z = network.forward_blocks(z, first=block, last=block + 1, taps=taps)
         layers, taps = taps.layers, None
         done += len(layers)

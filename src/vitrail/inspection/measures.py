@@ -37,7 +37,7 @@ from vitrail.inspection.layer_taps import (
     require_transformer,
     to_float32,
 )
-from vitrail.models.backbone import resting
+from vitrail.models.backbone import eval_mode
 
 MIN_IMAGES = 4  # that the estimator of CKA needs
 Fill: TypeAlias = Literal["mean", "blur"]
@@ -181,7 +181,7 @@ def faithfulness_curves(
     if not 1 <= steps <= cells:
         raise ConfigError(f"steps={steps} must be between 1 and the {cells} cells of a map")
     rank = rank_cells(maps.to(images.device))
-    with resting(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         cover = _make_cover(images, fill)
         logits = mean_logits(model(images))
         if logits.shape[1] < 2:

@@ -33,7 +33,7 @@ from vitrail.inspection.layer_taps import (
     to_float32,
     to_grid,
 )
-from vitrail.models.backbone import Taps, backbone, resting
+from vitrail.models.backbone import Taps, eval_mode, unwrap_backbone
 from vitrail.models.vit import ViT
 
 DIM: Final = 0.3  # mean brightness below which an image is brightened before a map is laid over it
@@ -104,7 +104,7 @@ def gradient_rollout(model: nn.Module, images: Tensor, classes: Tensor | None = 
     network = require_transformer(model)
     if network.head.classifier is None:
         raise ConfigError("this network has no classes to explain; use rollout, which needs none")
-    with torch.inference_mode(False), resting(network):
+    with torch.inference_mode(False), eval_mode(network):
         inputs, last = _record_inputs(network, images)
         gradient = _class_gradient(network, last, classes)
         row = first = select_output(to_float32(torch.eye(last.shape[1]).to(last)), network).expand(last.shape[0], -1)
@@ -162,10 +162,10 @@ def grad_cam(model: nn.Module, images: Tensor, classes: Tensor | None = None) ->
     max(Σ_c α_c F_c, 0) over the channels F_c of the map after the last norm, α_c the mean over places of ∂y/∂F_c."""
     if has_attention(model):
         raise ConfigError(f"grad_cam is for ResNets, not for a {type(model).__name__}; use gradient_rollout")
-    model = backbone(model)
+    model = unwrap_backbone(model)
     if not model.config.classes:
         raise ConfigError("this network has no head, so there are no classes to explain")
-    with torch.inference_mode(False), resting(model):
+    with torch.inference_mode(False), eval_mode(model):
         with torch.no_grad():
             features = model.forward_features(move_to_model(images, model))
         with torch.enable_grad():

@@ -38,7 +38,7 @@ from vitrail.inspection.rollout import (
     rollout,
     rollout_by_layer,
 )
-from vitrail.models.backbone import resting
+from vitrail.models.backbone import eval_mode
 from vitrail.report.figure_style import coloured
 
 SCORED: Final = 32  # images that the faithfulness of maps is measured on
@@ -211,7 +211,7 @@ def collect_images(given: InspectionContext) -> Tensor:
 
 def make_faithfulness(given: InspectionContext) -> InspectionSection:
     model, images = given.model, collect_images(given)
-    with resting(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         classes = mean_logits(model(images)).argmax(-1)
     if given.asked is not None:
         classes = torch.full_like(classes, given.asked)

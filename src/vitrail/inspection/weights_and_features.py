@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError
 from vitrail.inspection.layer_taps import get_token_layout, iterate_states, require_transformer, to_float32, to_grid
-from vitrail.models.backbone import backbone
+from vitrail.models.backbone import unwrap_backbone
 
 
 def filter_components(model: nn.Module, count: int = 28) -> Tensor:
@@ -20,7 +20,7 @@ def filter_components(model: nn.Module, count: int = 28) -> Tensor:
     entry farthest from 0 is made positive. n is below `count` if there are fewer components."""
     if count < 1:
         raise ConfigError(f"count={count} must be at least 1")
-    kernel = backbone(model).kernel.detach()
+    kernel = unwrap_backbone(model).kernel.detach()
     if kernel.shape[1] not in (1, 3):
         raise ConfigError(f"filters over {kernel.shape[1]} channels have no colours; only 1 or 3 channels can be shown")
     flat = kernel.permute(0, 2, 3, 1).flatten(1).cpu().double()  # [D, P·P·C]

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from vitrail.core.text import Pair
 from vitrail.models.backbone import Taps
-from vitrail.models.kernels.fused_ops import attend, attends, split_linear, suits
+from vitrail.models.kernels.fused_ops import can_fuse_attention, can_fuse_linear, fused_attention, fused_qkv
 
 
 def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -48,7 +48,7 @@ class Attention(nn.Module):
 
     def project(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Eq. 5: [B, T, D] -> q, k, v of [B, k, T, D_h] each, all views of one product."""
-        q, k, v = split_linear(z, self.qkv) if suits(z, self.qkv) else self.qkv(z).chunk(3, dim=-1)
+        q, k, v = fused_qkv(z, self.qkv) if can_fuse_linear(z, self.qkv) else self.qkv(z).chunk(3, dim=-1)
         return self._by_head(q), self._by_head(k), self._by_head(v)
 
     def project_first(self, z: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,8 +73,14 @@ class Attention(nn.Module):
         """[B, T, D] -> [B, T, D], or [B, queries, D] for the first tokens alone, which still see all others."""
         dropout = self.dropout if self.training else 0.0
         tapped = taps is not None and taps.attention
-        if queries is None and offsets is None and not dropout and not tapped and attends(z, self.qkv, self.heads):
-            return self.out(attend(z, self.qkv, self.heads))  # Eqs. 5-8
+        if (
+            queries is None
+            and offsets is None
+            and not dropout
+            and not tapped
+            and can_fuse_attention(z, self.qkv, self.heads)
+        ):
+            return self.out(fused_attention(z, self.qkv, self.heads))  # Eqs. 5-8
         q, k, v = self.project(z) if queries is None else self.project_first(z, queries)
         bias = None if offsets is None else relative_logits(q, offsets)
         if taps is not None and tapped:
@@ -86,25 +92,25 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))  # Eq. 8
 
 
-def rows(z: Tensor, grid: Pair) -> Tensor:
+def split_rows(z: Tensor, grid: Pair) -> Tensor:
     """Every row of the grid as a sequence of its own: [B, N, D] -> [B·rows, columns, D]."""
     return z.unflatten(1, grid).flatten(0, 1)
 
 
-def from_rows(z: Tensor, grid: Pair) -> Tensor:
+def merge_rows(z: Tensor, grid: Pair) -> Tensor:
     return z.unflatten(0, (-1, grid[0])).flatten(1, 2)
 
 
-def columns(z: Tensor, grid: Pair) -> Tensor:
+def split_columns(z: Tensor, grid: Pair) -> Tensor:
     """Every column of the grid as a sequence of its own: [B, N, D] -> [B·columns, rows, D]."""
     return z.unflatten(1, grid).transpose(1, 2).flatten(0, 1)
 
 
-def from_columns(z: Tensor, grid: Pair) -> Tensor:
+def merge_columns(z: Tensor, grid: Pair) -> Tensor:
     return z.unflatten(0, (-1, grid[1])).transpose(1, 2).flatten(1, 2)
 
 
-def spread_rows(weights: Tensor, grid: Pair) -> Tensor:
+def expand_row_weights(weights: Tensor, grid: Pair) -> Tensor:
     """Weights within rows as weights over all tokens, zero between rows: [B·rows, X, columns, columns] -> [B, X, N, N]
     for X heads."""
     count, own = grid[0], weights.unflatten(0, (-1, grid[0])).movedim(1, 2)  # [B, X, rows, columns, columns]
@@ -114,7 +120,7 @@ def spread_rows(weights: Tensor, grid: Pair) -> Tensor:
     return whole.flatten(4, 5).flatten(2, 3)
 
 
-def spread_columns(weights: Tensor, grid: Pair) -> Tensor:
+def expand_column_weights(weights: Tensor, grid: Pair) -> Tensor:
     """The same of columns: [B·columns, X, rows, rows] -> [B, X, N, N]."""
     count, own = grid[1], weights.unflatten(0, (-1, grid[1])).movedim(1, 2)  # [B, X, columns, rows, rows]
     whole = weights.new_zeros(*own.shape[:2], *grid, *grid)

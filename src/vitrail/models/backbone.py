@@ -87,7 +87,7 @@ class Intermediates:
     qkv: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()  # [B, k, T, D_h] thrice where they were asked for
 
 
-def layer_numbers(layers: int | list[int] | tuple[int, ...] | None, depth: int) -> tuple[int, ...]:
+def resolve_layers(layers: int | list[int] | tuple[int, ...] | None, depth: int) -> tuple[int, ...]:
     """The layers that are meant, counted from 0: all, the last so many, or those in a list, whose negative numbers
     count from the end."""
     if layers is None:
@@ -298,7 +298,7 @@ class Backbone(nn.Module, ABC):
         return tuple(zip(out, beside, strict=True))
 
 
-def backbone(module: nn.Module) -> Backbone:
+def unwrap_backbone(module: nn.Module) -> Backbone:
     """The network inside a module; compiled and parallel wrappers are looked through."""
     inner = module
     while not isinstance(inner, Backbone):
@@ -310,7 +310,7 @@ def backbone(module: nn.Module) -> Backbone:
 
 
 @contextlib.contextmanager
-def resting(model: nn.Module) -> Generator[None]:
+def eval_mode(model: nn.Module) -> Generator[None]:
     """In evaluation mode; every part goes back to the mode it was in. Part by part: a run may hold frozen layers in
     evaluation mode while the rest trains."""
     modes = [(part, part.training) for part in model.modules()]

@@ -39,7 +39,7 @@ def build(config: ModelConfig) -> Model:
     return model
 
 
-def bare(config: ModelConfig) -> Model:
+def build_on_meta(config: ModelConfig) -> Model:
     """The network without storage: names, shapes and rules, and nothing else."""
     with torch.device("meta"):
         return network_class(config).from_config(config)
@@ -47,7 +47,7 @@ def bare(config: ModelConfig) -> Model:
 
 def build_from(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
     """The network around given tensors: nothing is drawn, copied or held twice. Names and shapes must fit."""
-    model = bare(config)
+    model = build_on_meta(config)
     model.load_state_dict(tensors, strict=True, assign=True)
     for module in model.modules():
         if isinstance(module, SineTable):
@@ -55,6 +55,6 @@ def build_from(config: ModelConfig, tensors: dict[str, Tensor]) -> Model:
     return model
 
 
-def skeleton(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of every tensor that the network holds, without holding any."""
-    return {name: tuple(tensor.shape) for name, tensor in bare(config).state_dict().items()}
+    return {name: tuple(tensor.shape) for name, tensor in build_on_meta(config).state_dict().items()}

@@ -22,7 +22,7 @@ from vitrail.core.text import LARGEST_SIDE, Pair, format_size, pair
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CostStep:
     """One line of a tensor's walk through a network: what happened, the shape that came out, what it cost."""
 
     name: str
@@ -137,7 +137,7 @@ class ModelConfig(Choice, ABC):
     # What is made of it.
 
     @abstractmethod
-    def walk(self) -> Iterator[Step]:
+    def walk(self) -> Iterator[CostStep]:
         """The steps of one image from pixels to logits."""
 
     @property
@@ -215,7 +215,7 @@ def register_config(config: C) -> C:
     return config
 
 
-def multiples(config: ModelConfig) -> ImageSizes:
+def multiples_of_patch(config: ModelConfig) -> ImageSizes:
     """Multiples of the patch, or of a backbone's stride."""
     step = config.patch_pixels
     if config.image[0] % step[0] or config.image[1] % step[1]:
@@ -358,12 +358,12 @@ def check_positive_pairs(config: ModelConfig, *names: str) -> None:
             raise ConfigError(f"{name}={value} must be (height, width), both at least 1")
 
 
-def walk(config: ModelConfig) -> list[Step]:
+def list_steps(config: ModelConfig) -> list[CostStep]:
     """The steps of one image through the network, from pixels to logits."""
     return list(config.walk())
 
 
-def summed(steps: Iterable[Step]) -> Step:
+def sum_steps(steps: Iterable[CostStep]) -> CostStep:
     """All steps as one line; the shape is the last one's."""
     rows = list(steps)
-    return Step("total", rows[-1].shape, sum(s.params for s in rows), sum(s.macs for s in rows))
+    return CostStep("total", rows[-1].shape, sum(s.params for s in rows), sum(s.macs for s in rows))

@@ -51,18 +51,18 @@ def _bicubic(lines: Tensor, size: int) -> Tensor:
     return out[0, :, 0].unflatten(0, lines.shape[:2])
 
 
-def resample(table: Tensor, grid: Pair) -> Tensor:
+def resample_grid(table: Tensor, grid: Pair) -> Tensor:
     """A grid of vectors on another grid, in operations that a graph with an open image size can hold: [rows, columns,
     D] -> [new rows, new columns, D]. Corner to corner and bilinear, the `reference` numerics in float32: along each
     axis a product with a matrix of hats. On the table's own grid that matrix is the identity, so nothing changes
     there, not by a bit."""
     rows, columns, width = table.shape
     exact = table.to(torch.promote_types(table.dtype, torch.float32))
-    tall = hats(rows, grid[0], exact) @ exact.flatten(1)
-    return (hats(columns, grid[1], exact) @ tall.view(-1, columns, width)).to(table.dtype)
+    tall = interpolation_matrix(rows, grid[0], exact) @ exact.flatten(1)
+    return (interpolation_matrix(columns, grid[1], exact) @ tall.view(-1, columns, width)).to(table.dtype)
 
 
-def hats(old: int, new: int, like: Tensor) -> Tensor:
+def interpolation_matrix(old: int, new: int, like: Tensor) -> Tensor:
     """Weights [new, old] of linear interpolation between `old` places, from the first to the last."""
     steps = torch.arange(new, device=like.device, dtype=like.dtype)
     place = steps * (old - 1) / steps[-1:].clamp_min(1)
@@ -106,7 +106,7 @@ def resize_positions(
     return out
 
 
-def redraw_grid(tensors: dict[str, Tensor], drawn: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+def redraw_positions(tensors: dict[str, Tensor], drawn: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
     """Tensors with the grid's positions as another network has them; a class token keeps its own."""
     out = dict(tensors)
     for name, tensor in tensors.items():
@@ -130,11 +130,11 @@ class LearnedTable(nn.Module):
     def forward(self, grid: Pair | None = None) -> Tensor:
         split = _prefix_rows(self.config)
         if grid is not None:
-            own = resample(self.table[0, split:].unflatten(0, self.config.grid), grid)
-            return _whole(self.config, self.table[:, :split] if split else None, own.flatten(0, 1)[None])
+            own = resample_grid(self.table[0, split:].unflatten(0, self.config.grid), grid)
+            return _with_prefix(self.config, self.table[:, :split] if split else None, own.flatten(0, 1)[None])
         if self.table.shape[1] == self.config.tokens:
             return self.table
-        return _whole(self.config, self.table[:, :split] if split else None, self.table[:, split:])
+        return _with_prefix(self.config, self.table[:, :split] if split else None, self.table[:, split:])
 
 
 class AxesTable(nn.Module):
@@ -156,11 +156,11 @@ class AxesTable(nn.Module):
     def forward(self, grid: Pair | None = None) -> Tensor:
         columns, rows = self.columns[None], self.rows[:, None]
         if grid is not None:
-            columns, rows = resample(columns, (1, grid[1])), resample(rows, (grid[0], 1))
+            columns, rows = resample_grid(columns, (1, grid[1])), resample_grid(rows, (grid[0], 1))
         shape = (*(grid or self.config.grid), self.columns.shape[1])
         x, y = columns.expand(shape), rows.expand(shape)
         both = torch.cat([x, y], dim=-1) if self.config.position == "learned2d" else x + y
-        return _whole(self.config, self.prefix, both.flatten(0, 1)[None])
+        return _with_prefix(self.config, self.prefix, both.flatten(0, 1)[None])
 
 
 class SineTable(nn.Module):
@@ -175,7 +175,7 @@ class SineTable(nn.Module):
         self.register_buffer("table", self._table(), persistent=False)
 
     def _table(self) -> Tensor:
-        return sines(self.config.grid, self.config.width, torch.float64).flatten(0, 1)[None].float()
+        return sine_positions(self.config.grid, self.config.width, torch.float64).flatten(0, 1)[None].float()
 
     def initialise(self) -> None:
         self.table.copy_(self._table())
@@ -186,12 +186,12 @@ class SineTable(nn.Module):
 
     def forward(self, grid: Pair | None = None) -> Tensor:
         if grid is None:
-            return _whole(self.config, None, self.table)
-        made = sines(grid, self.config.width, torch.float32, self.table.device).to(self.table.dtype)
-        return _whole(self.config, None, made.flatten(0, 1)[None])
+            return _with_prefix(self.config, None, self.table)
+        made = sine_positions(grid, self.config.width, torch.float32, self.table.device).to(self.table.dtype)
+        return _with_prefix(self.config, None, made.flatten(0, 1)[None])
 
 
-def sines(grid: Pair, width: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+def sine_positions(grid: Pair, width: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """Fixed positions of a grid: [rows, columns, D]. A graph with an open grid holds them in float32."""
     quarter = width // 4
     rate = 10_000.0 ** -(torch.arange(quarter, dtype=torch.float64) / max(quarter - 1, 1))
@@ -225,7 +225,7 @@ KINDS: dict[str, type[LearnedTable | AxesTable | SineTable | RelativeOffsets]] =
 }
 
 
-class Positions(nn.Module):
+class PositionEmbeddings(nn.Module):
     """All position tables of a network and the rule for where each enters."""
 
     def __init__(self, config: ViTConfig):
@@ -256,7 +256,7 @@ def _prefix_rows(config: ViTConfig) -> int:
     return int(config.class_token and config.position_prefix)
 
 
-def _whole(config: ViTConfig, prefix: Tensor | None, grid: Tensor) -> Tensor:
+def _with_prefix(config: ViTConfig, prefix: Tensor | None, grid: Tensor) -> Tensor:
     """The table for all tokens, with zeros where a class token or register has no position: [1, T, D]."""
     have = 0 if prefix is None else prefix.shape[1]
     empty = grid.new_zeros(1, config.prefix - have, config.width)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import ConfigError, ImageSizeError
 from vitrail.core.text import Pair
-from vitrail.models.attention import Attention, columns, from_columns, from_rows, rows
-from vitrail.models.backbone import Backbone, Intermediates, layer_numbers
+from vitrail.models.attention import Attention, merge_columns, merge_rows, split_columns, split_rows
+from vitrail.models.backbone import Backbone, Intermediates, resolve_layers
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import RootPool, StandardisedConv
 from vitrail.models.resnet_config import ResNetConfig
@@ -37,8 +37,8 @@ class AxialMixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         z = x.flatten(2).transpose(1, 2)  # [B, C, H, W] -> [B, N, C]
-        z = from_rows(self.row(rows(z, self.grid), self.row_offsets), self.grid)
-        z = from_columns(self.column(columns(z, self.grid), self.column_offsets), self.grid)
+        z = merge_rows(self.row(split_rows(z, self.grid), self.row_offsets), self.grid)
+        z = merge_columns(self.column(split_columns(z, self.grid), self.column_offsets), self.grid)
         x = z.transpose(1, 2).unflatten(2, self.grid)
         return x if self.stride == 1 else F.avg_pool2d(x, self.stride, self.stride, ceil_mode=True)
 
@@ -237,7 +237,7 @@ class ResNet(Backbone):
             raise ConfigError("a ResNet has no attention; take a ViT or a hybrid")
         stages: list[Tensor] = []  # torch.compile cannot trace list[Tensor]()
         out = self._forward_map(images, stages)
-        wanted = layer_numbers(layers, len(stages))
+        wanted = resolve_layers(layers, len(stages))
         last = out if norm else stages[-1]
         maps = tuple(last if stage == len(stages) - 1 else stages[stage] for stage in wanted)
         return out, Intermediates(layers=wanted, tokens=tuple(x.flatten(2).transpose(1, 2) for x in maps), maps=maps)

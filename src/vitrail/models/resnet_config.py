@@ -13,6 +13,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
 from vitrail.models.family import (
     MOST_BLOCKS,
+    CostStep,
     ImageSizes,
     Mixing,
     ModelConfig,
@@ -20,14 +21,13 @@ from vitrail.models.family import (
     PoolPadding,
     Root,
     Standardisation,
-    Step,
     Unit,
     check_choices,
     check_most,
     check_positive,
     check_positive_pairs,
     check_types,
-    multiples,
+    multiples_of_patch,
     register_config,
 )
 
@@ -143,7 +143,7 @@ class ResNetConfig(ModelConfig):
             return ImageSizes(step=None, why=self.tied_to_size)
         if self.padding == "symmetric":
             return ImageSizes(step=self.patch_pixels, any=True)
-        return multiples(self)
+        return multiples_of_patch(self)
 
     @property
     def has_convolutions(self) -> bool:
@@ -157,7 +157,7 @@ class ResNetConfig(ModelConfig):
     def shape(self) -> tuple[object, ...]:
         return self.blocks, self.factor, self.root, self.mixing
 
-    def walk(self) -> Iterator[Step]:
+    def walk(self) -> Iterator[CostStep]:
         return resnet_steps(self)
 
     def activation_bytes(self, width: int, *, recompute: bool) -> int:
@@ -174,26 +174,26 @@ def shrink(size: Pair, stride: int) -> Pair:
     return (-(-size[0] // stride), -(-size[1] // stride))
 
 
-def resnet_steps(c: ResNetConfig) -> Iterator[Step]:
-    yield Step("image", (*c.image, c.channels))
+def resnet_steps(c: ResNetConfig) -> Iterator[CostStep]:
+    yield CostStep("image", (*c.image, c.channels))
     yield from trunk_steps(c)
     f = c.features
     if c.unit == "preactivation":
-        yield Step("norm, ReLU", (*c.grid, f), 2 * f)
-    yield Step("mean over positions", (f,))
+        yield CostStep("norm, ReLU", (*c.grid, f), 2 * f)
+    yield CostStep("mean over positions", (f,))
     if c.classes:
-        yield Step("head: logits", (c.classes,), f * c.classes + c.classes, f * c.classes)
+        yield CostStep("head: logits", (c.classes,), f * c.classes + c.classes, f * c.classes)
 
 
-def trunk_steps(c: ResNetConfig) -> Iterator[Step]:
+def trunk_steps(c: ResNetConfig) -> Iterator[CostStep]:
     side = 7 if c.root == "7x7" else 3
     stride = 2 if c.root == "7x7" else 1
     grid = (-(-c.image[0] // stride), -(-c.image[1] // stride))
     kernel = side * side * c.channels * c.root_width
     norm = 2 * c.root_width if c.unit == "postactivation" else 0
-    yield Step(f"root {c.root} convolution", (*grid, c.root_width), kernel + norm, math.prod(grid) * kernel)
+    yield CostStep(f"root {c.root} convolution", (*grid, c.root_width), kernel + norm, math.prod(grid) * kernel)
     if c.root == "7x7":
-        yield Step("max-pool 3x3", (*c.pooled, c.root_width))
+        yield CostStep("max-pool 3x3", (*c.pooled, c.root_width))
     grid, width = c.pooled, c.root_width
     for stage, count in enumerate(c.blocks):
         for block in range(count):
@@ -210,7 +210,7 @@ def trunk_steps(c: ResNetConfig) -> Iterator[Step]:
             grid, width = out, 4 * c.bottleneck(stage)
 
 
-def _unit(c: ResNetConfig, name: str, grid: Pair, out: Pair, width: int, inner: int, strided: bool) -> Step:
+def _unit(c: ResNetConfig, name: str, grid: Pair, out: Pair, width: int, inner: int, strided: bool) -> CostStep:
     """One bottleneck: 1x1, 3x3 (or axial attention), 1x1, and a projected shortcut where the shape changes."""
     wide = 4 * inner
     before, after = math.prod(grid), math.prod(out)
@@ -223,7 +223,7 @@ def _unit(c: ResNetConfig, name: str, grid: Pair, out: Pair, width: int, inner: 
     middle_params, middle_macs = _middle(c, grid, out, inner)
     kernels = width * inner + middle_params + inner * wide + projected
     work = before * width * inner + middle_macs + after * (inner * wide + projected)
-    return Step(name, (*out, wide), kernels + norms, work)
+    return CostStep(name, (*out, wide), kernels + norms, work)
 
 
 def _middle(c: ResNetConfig, grid: Pair, out: Pair, inner: int) -> tuple[int, int]:

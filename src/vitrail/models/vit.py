@@ -24,13 +24,12 @@ from vitrail.core.errors import ImageSizeError
 from vitrail.core.text import Pair, format_size
 from vitrail.models import attention
 from vitrail.models.attention import Attention
-from vitrail.models.backbone import Backbone, Intermediates, Taps, layer_numbers
+from vitrail.models.backbone import Backbone, Intermediates, Taps, resolve_layers
 from vitrail.models.family import ModelConfig
-from vitrail.models.heads import LinearPatchHead, make_head, pool_named, pooled
-from vitrail.models.kernels.fused_ops import gelu_linear, suits
-from vitrail.models.layers import StochasticDepth
+from vitrail.models.kernels.fused_ops import can_fuse_linear, fused_gelu_linear
+from vitrail.models.layers import LinearPatchHead, StochasticDepth, build_head, pool, pool_from_timm
 from vitrail.models.patch_embedding import HybridEmbedding, PatchEmbedding
-from vitrail.models.positions import Numerics, Positions, redraw_grid, resize_positions
+from vitrail.models.positions import Numerics, PositionEmbeddings, redraw_positions, resize_positions
 from vitrail.models.vit_config import ViTConfig, vit_config
 
 
@@ -51,7 +50,11 @@ class MLP(nn.Module):
             nn.init.normal_(layer.bias, std=1e-6)
 
     def forward(self, z: Tensor) -> Tensor:
-        hidden = gelu_linear(z, self.expand, self.tanh) if suits(z, self.expand) else self.gelu(self.expand(z))
+        hidden = (
+            fused_gelu_linear(z, self.expand, self.tanh)
+            if can_fuse_linear(z, self.expand)
+            else self.gelu(self.expand(z))
+        )
         return self.dropout(self.contract(self.dropout(hidden)))
 
 
@@ -103,22 +106,22 @@ class RowBlock(Block):
         self.grid = config.grid
 
     def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
-        mixed = self.attention(attention.rows(z, self.grid), offsets, None, taps)
-        return attention.from_rows(mixed, self.grid)[:, :queries]
+        mixed = self.attention(attention.split_rows(z, self.grid), offsets, None, taps)
+        return attention.merge_rows(mixed, self.grid)[:, :queries]
 
     def spread(self, weights: Tensor) -> Tensor:
-        return attention.spread_rows(weights, self.grid)
+        return attention.expand_row_weights(weights, self.grid)
 
 
 class ColumnBlock(RowBlock):
     """A layer whose tokens see their own column of the grid alone (D.6)."""
 
     def attend(self, z: Tensor, offsets: Tensor | None, queries: int | None, taps: Taps | None) -> Tensor:
-        mixed = self.attention(attention.columns(z, self.grid), offsets, None, taps)
-        return attention.from_columns(mixed, self.grid)[:, :queries]
+        mixed = self.attention(attention.split_columns(z, self.grid), offsets, None, taps)
+        return attention.merge_columns(mixed, self.grid)[:, :queries]
 
     def spread(self, weights: Tensor) -> Tensor:
-        return attention.spread_columns(weights, self.grid)
+        return attention.expand_column_weights(weights, self.grid)
 
 
 class AxialBlock(nn.Module):
@@ -155,11 +158,11 @@ class ViT(Backbone):
         self.embedding = embedding
         self.class_token = nn.Parameter(torch.zeros(1, 1, config.width)) if config.class_token else None
         self.registers = nn.Parameter(torch.empty(1, config.registers, config.width)) if config.registers else None
-        self.position = Positions(config)
+        self.position = PositionEmbeddings(config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(self.make_block(config, layer) for layer in range(config.depth))
         self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.head = make_head(config)
+        self.head = build_head(config)
 
     def make_block(self, config: ViTConfig, layer: int) -> nn.Module:
         """A layer of the encoder. A family whose blocks differ overrides this, and `ViTConfig.walk` for their cost."""
@@ -280,8 +283,8 @@ class ViT(Backbone):
         """What the head reads of z_L (Eq. 4): [B, T, D] -> [B, D]. LN works on each token by itself, so where one token
         is read the others can stay out."""
         if self.config.pool == "mean" and not self.config.norm_after_pool:
-            return pooled(self.norm(z), self.config)
-        return self.norm(pooled(z, self.config))
+            return pool(self.norm(z), self.config)
+        return self.norm(pool(z, self.config))
 
     def forward(self, images: Tensor) -> Tensor:
         if isinstance(self.head, LinearPatchHead):
@@ -319,7 +322,7 @@ class ViT(Backbone):
         attention: bool = False,
         qkv: bool = False,
     ) -> tuple[Tensor, Intermediates]:
-        wanted = layer_numbers(layers, self.depth)
+        wanted = resolve_layers(layers, self.depth)
         taps = Taps(attention=attention or qkv)
         z = self.encode(images, taps=taps)
         found = [taps.layers[layer] for layer in wanted]
@@ -343,7 +346,7 @@ class ViT(Backbone):
     def redraw_positions(
         cls, tensors: dict[str, Tensor], drawn: Mapping[str, Tensor], config: ModelConfig
     ) -> dict[str, Tensor]:
-        return redraw_grid(tensors, drawn, vit_config(config))
+        return redraw_positions(tensors, drawn, vit_config(config))
 
     @property
     def num_features(self) -> int:
@@ -380,7 +383,7 @@ class ViT(Backbone):
         the images, which tokens do not tell: `image_size`, or the network's own where it is not given."""
         if isinstance(self.head, LinearPatchHead) and not pre_logits:
             return self._forward_patches(self.head, features, image_size or self.config.image)
-        y = pooled(features, self.config)
+        y = pool(features, self.config)
         if self.config.norm_after_pool:
             y = self.norm(y)
         return self.head.features(y) if pre_logits else self.head(y)
@@ -401,7 +404,7 @@ class ViT(Backbone):
         """A new zero-initialised linear head in place of the whole old one (3.2); 0 leaves none. `global_pool` is what
         it reads, in timm's words ("token", "avg"); as before where it is not given, so that a head of patches remains
         one."""
-        pool = self.config.pool if global_pool is None else pool_named(global_pool)
+        pool = self.config.pool if global_pool is None else pool_from_timm(global_pool)
         kind = "patches" if self.config.has_patch_head and global_pool is None else "linear"
         self.config = replace(  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, as built
             self.config,
@@ -411,6 +414,6 @@ class ViT(Backbone):
             norm_after_pool=self.config.norm_after_pool and pool == "mean",  # of one token the order is the same
         )
         like = self.norm.weight
-        self.head = make_head(self.config).to(like.device, like.dtype)
+        self.head = build_head(self.config).to(like.device, like.dtype)
         self.head.initialise()
         self.forget_labels(keep_task=self.config.has_patch_head)

@@ -14,6 +14,7 @@ from vitrail.core.text import Pair, format_size
 from vitrail.models.family import (
     MOST_PATCHES,
     Attention,
+    CostStep,
     Gelu,
     Head,
     ImageSizes,
@@ -21,13 +22,12 @@ from vitrail.models.family import (
     Placement,
     Pool,
     Position,
-    Step,
     check_choices,
     check_most,
     check_positive,
     check_positive_pairs,
     check_types,
-    multiples,
+    multiples_of_patch,
     register_config,
 )
 from vitrail.models.resnet_config import ResNetConfig, trunk_steps
@@ -201,7 +201,7 @@ class ViTConfig(ModelConfig):
             return ImageSizes(step=None, why="relative positions are tied to one size")
         if self.attention == "axial":
             return ImageSizes(step=None, why="axial attention is tied to one grid")
-        return multiples(self)
+        return multiples_of_patch(self)
 
     @property
     def has_patch_head(self) -> bool:
@@ -233,7 +233,7 @@ class ViTConfig(ModelConfig):
             ("width", str(self.width)),
         ]
 
-    def walk(self) -> Iterator[Step]:
+    def walk(self) -> Iterator[CostStep]:
         return vit_steps(self)
 
     def activation_bytes(self, width: int, *, recompute: bool) -> int:
@@ -310,22 +310,22 @@ def vit_config(config: ModelConfig | None, what: str = "this") -> ViTConfig:
     return config
 
 
-def vit_steps(c: ViTConfig) -> Iterator[Step]:
+def vit_steps(c: ViTConfig) -> Iterator[CostStep]:
     n, t, d = c.patches, c.tokens, c.width
-    yield Step("image", (*c.image, c.channels))
+    yield CostStep("image", (*c.image, c.channels))
     channels = c.channels
     if c.backbone is not None:
         yield from trunk_steps(c.backbone)
         channels = c.backbone.features
     inside = math.prod(c.patch) * channels
-    yield Step(f"patches {format_size(c.patch)}", (n, inside))
-    yield Step("embeddings E", (n, d), inside * d + d, n * inside * d)
+    yield CostStep(f"patches {format_size(c.patch)}", (n, inside))
+    yield CostStep("embeddings E", (n, d), inside * d + d, n * inside * d)
     if c.class_token:
-        yield Step("class token", (n + 1, d), d)
+        yield CostStep("class token", (n + 1, d), d)
     if c.registers:
-        yield Step(f"{c.registers} registers", (t, d), c.registers * d)
+        yield CostStep(f"{c.registers} registers", (t, d), c.registers * d)
     if c.position != "none" and c.placed in ("stem", "shared"):
-        yield Step(
+        yield CostStep(
             f"positions ({c.position}{', shared by all layers' if c.placed == 'shared' else ''})", (t, d), _table(c)
         )
     for layer in range(1, c.depth + 1):
@@ -333,40 +333,40 @@ def vit_steps(c: ViTConfig) -> Iterator[Step]:
     yield from _patch_head(c) if c.has_patch_head else _head(c)
 
 
-def _head(c: ViTConfig) -> Iterator[Step]:
+def _head(c: ViTConfig) -> Iterator[CostStep]:
     t, d = c.tokens, c.width
     if not c.norm_after_pool:
-        yield Step("norm", (t, d), 2 * d)
-    yield Step("class token's row" if c.pool == "token" else "mean of patches", (d,))
+        yield CostStep("norm", (t, d), 2 * d)
+    yield CostStep("class token's row" if c.pool == "token" else "mean of patches", (d,))
     if c.norm_after_pool:
-        yield Step("norm", (d,), 2 * d)
+        yield CostStep("norm", (d,), 2 * d)
     if c.head == "tanh":
-        yield Step("head: hidden tanh layer", (d,), d * d + d, d * d)
+        yield CostStep("head: hidden tanh layer", (d,), d * d + d, d * d)
     if c.classes:
-        yield Step("head: logits", (c.classes,), d * c.classes + c.classes, d * c.classes)
+        yield CostStep("head: logits", (c.classes,), d * c.classes + c.classes, d * c.classes)
 
 
-def _patch_head(c: ViTConfig) -> Iterator[Step]:
+def _patch_head(c: ViTConfig) -> Iterator[CostStep]:
     n, d, k = c.patches, c.width, c.classes
-    yield Step("norm of patches", (n, d), 2 * d)
-    yield Step("head: logits of patches", (n, k), d * k + k, n * d * k)
-    yield Step("head: logits of pixels", (k, *c.image))
+    yield CostStep("norm of patches", (n, d), 2 * d)
+    yield CostStep("head: logits of patches", (n, k), d * k + k, n * d * k)
+    yield CostStep("head: logits of pixels", (k, *c.image))
 
 
-def _block(c: ViTConfig, layer: int) -> Iterator[Step]:
+def _block(c: ViTConfig, layer: int) -> Iterator[CostStep]:
     t, d, m = c.tokens, c.width, c.mlp_width
     if c.position not in ("none", "relative") and c.placed == "every":
-        yield Step(f"block {layer}: positions ({c.position})", (t, d), _table(c))
+        yield CostStep(f"block {layer}: positions ({c.position})", (t, d), _table(c))
     bias = 3 * d * c.qkv_bias
     relative = c.position == "relative" and (layer == 1 or c.placed != "stem")
     offsets = _table(c) if relative and c.placed == "every" else 0
     for axis, length in _axes(c):
         name = f"block {layer}: {axis}"
         work = 2 * t * length * d + relative * t * (2 * length - 1) * d
-        yield Step(f"{name}norm, q k v", (3, c.heads, t, d // c.heads), 2 * d + 3 * d * d + bias, 3 * t * d * d)
-        yield Step(f"{name}attention", (c.heads, t, d // c.heads), offsets, work)
-        yield Step(f"{name}out, residual", (t, d), d * d + d, t * d * d)
-        yield Step(f"{name}norm, MLP, residual", (t, d), 2 * d + 2 * d * m + d + m, 2 * t * d * m)
+        yield CostStep(f"{name}norm, q k v", (3, c.heads, t, d // c.heads), 2 * d + 3 * d * d + bias, 3 * t * d * d)
+        yield CostStep(f"{name}attention", (c.heads, t, d // c.heads), offsets, work)
+        yield CostStep(f"{name}out, residual", (t, d), d * d + d, t * d * d)
+        yield CostStep(f"{name}norm, MLP, residual", (t, d), 2 * d + 2 * d * m + d + m, 2 * t * d * m)
 
 
 def _axes(c: ViTConfig) -> list[tuple[str, int]]:

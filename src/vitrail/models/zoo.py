@@ -55,7 +55,7 @@ BIT: dict[str, tuple[tuple[int, ...], float]] = {
 MINI_BIT: dict[str, tuple[int, ...]] = {"mini-R14": (1, 1, 1, 1), "mini-R26": (2, 2, 2, 2)}
 
 
-def vit(shape: str, patch: int) -> ViTConfig:
+def vit_config_of(shape: str, patch: int) -> ViTConfig:
     width, depth, mlp_width, heads = (SHAPES | SMALL_SHAPES)[shape]
     image = 32 if shape in SMALL_SHAPES else 224
     return ViTConfig(width=width, depth=depth, mlp_width=mlp_width, heads=heads, patch=pair(patch), image=pair(image))
@@ -63,15 +63,15 @@ def vit(shape: str, patch: int) -> ViTConfig:
 
 def slim_b32() -> ViTConfig:
     """ViT-b/32 of Figure 4: Base with every hidden dimension halved; the heads keep their 64 dimensions, so six."""
-    return replace(vit("B", 32), width=384, mlp_width=1536, heads=6)
+    return replace(vit_config_of("B", 32), width=384, mlp_width=1536, heads=6)
 
 
 def axial(shape: str, patch: int) -> ViTConfig:
     """Axial-ViT (D.6): row attention and MLP, then column attention and MLP, tokens kept on their grid."""
-    return replace(vit(shape, patch), attention="axial", class_token=False, pool="mean")
+    return replace(vit_config_of(shape, patch), attention="axial", class_token=False, pool="mean")
 
 
-def backbone(blocks: tuple[int, ...], image: Pair = (224, 224)) -> ResNetConfig:
+def hybrid_backbone(blocks: tuple[int, ...], image: Pair = (224, 224)) -> ResNetConfig:
     """The hybrid's ResNet, with the numerics of the released hybrids."""
     return ResNetConfig(
         blocks=blocks,
@@ -89,13 +89,13 @@ def backbone(blocks: tuple[int, ...], image: Pair = (224, 224)) -> ResNetConfig:
 def hybrid(shape: str, stride: int) -> ViTConfig:
     """R50+ViT: /32 reads stage 4 (option i), /16 drops stage 4 and puts its blocks into stage 3 (option ii)."""
     blocks = {32: R50, 16: (3, 4, 9)}[stride]
-    return replace(vit(shape, 16), patch=(1, 1), backbone=backbone(blocks))
+    return replace(vit_config_of(shape, 16), patch=(1, 1), backbone=hybrid_backbone(blocks))
 
 
 def mini_hybrid(shape: str, blocks: tuple[int, ...]) -> ViTConfig:
     """A hybrid for 28 to 64 px: a 3x3 root, half width, total stride 4."""
-    small = replace(backbone(blocks, (32, 32)), root="3x3", factor=0.5, groups=8)
-    return replace(vit(shape, 4), patch=(1, 1), backbone=small)
+    small = replace(hybrid_backbone(blocks, (32, 32)), root="3x3", factor=0.5, groups=8)
+    return replace(vit_config_of(shape, 4), patch=(1, 1), backbone=small)
 
 
 def bit(name: str) -> ResNetConfig:
@@ -116,11 +116,11 @@ def axial_resnet50() -> ResNetConfig:
 def _zoo() -> Iterator[tuple[str, ModelConfig]]:
     for shape in SHAPES:
         for patch in PATCHES:
-            yield f"ViT-{shape}/{patch}", vit(shape, patch)
+            yield f"ViT-{shape}/{patch}", vit_config_of(shape, patch)
     yield "ViT-b/32", slim_b32()
     for shape in SMALL_SHAPES:
         for patch in SMALL_PATCHES:
-            yield f"ViT-{shape}/{patch}", vit(shape, patch)
+            yield f"ViT-{shape}/{patch}", vit_config_of(shape, patch)
     for patch in (16, 32):
         yield f"Axial-ViT-B/{patch}", axial("B", patch)
     for shape in ("B", "L"):
@@ -147,7 +147,7 @@ def slug(name: str) -> str:
 SLUGS: dict[str, str] = {slug(name): name for name in ZOO}
 
 
-def resolve(name: str) -> str:
+def resolve_name(name: str) -> str:
     """The paper's notation for a name given either way."""
     if name in ZOO:
         return name
@@ -169,11 +169,11 @@ def model_config(
     name: str, *, classes: int | None = None, image_size: int | Pair | None = None, **replacements: Any
 ) -> ModelConfig:
     """The named config with fields replaced; `image_size` and `classes` fit every family."""
-    config = ZOO[resolve(name)]
-    return adapted(config, classes=classes, image_size=image_size, **replacements)
+    config = ZOO[resolve_name(name)]
+    return adapt_config(config, classes=classes, image_size=image_size, **replacements)
 
 
-def adapted(
+def adapt_config(
     config: ModelConfig, *, classes: int | None = None, image_size: int | Pair | None = None, **replacements: Any
 ) -> ModelConfig:
     """A config with another head size, image size or any other field; rules that hang together move together."""
@@ -246,7 +246,7 @@ HINTS: Final = {
 }
 
 
-class Named(NamedTuple):
+class TimmName(NamedTuple):
     """What a name of timm's stands for: our name, its image size where it says one, and the tag of its weights."""
 
     name: str
@@ -254,7 +254,7 @@ class Named(NamedTuple):
     tag: str
 
 
-def find_timm_name(name: str) -> Named | None:
+def find_timm_name(name: str) -> TimmName | None:
     """Our name for one of timm's; none where it is not a name of timm's that we have a network for."""
     bare, _, tag = name.removeprefix("timm/").partition(".")
     if found := VIT.fullmatch(bare):
@@ -269,7 +269,7 @@ def find_timm_name(name: str) -> Named | None:
         return None
     # Public weights for another size than 224 carry it at the end of their tag.
     larger = f"_{image}" if tag and image not in (None, 224) else ""
-    return Named(ours, image, f"{tag}{larger}" if tag else "")
+    return TimmName(ours, image, f"{tag}{larger}" if tag else "")
 
 
 def translate_keywords(given: dict[str, Any]) -> dict[str, Any]:

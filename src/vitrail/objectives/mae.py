@@ -24,7 +24,6 @@ from vitrail.objectives import patch_ops as masks
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
 from vitrail.objectives.patch_ops import (
     GREY,
-    at_rest,
     cast_to_weights,
     check_network,
     check_patch_model,
@@ -34,6 +33,7 @@ from vitrail.objectives.patch_ops import (
     join_patches,
     scatter_patches,
     to_bytes,
+    without_dropout,
 )
 
 EPS = 1e-6  # on the variance of a patch, as published
@@ -216,7 +216,7 @@ class MAEObjective(Objective):
         sample = torch.arange(len(pixels), device=pixels.device)
         visible, masked, restore = self.drawn(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
         images = self.normalised(pixels)
-        with at_rest(self):
+        with without_dropout(self):
             predicted = self.decoder(self.encoded(images, visible), masked, restore).float()
         patch, grid = self.model.patch, self.model.grid
         mean, std = self.taken(gather_tokens(cut_patches(images, patch), masked))

@@ -27,7 +27,6 @@ from vitrail.objectives import patch_ops as masks
 from vitrail.objectives.objective import Objective, ObjectiveConfig, ObjectiveContext, ObjectiveOutput
 from vitrail.objectives.patch_ops import (
     GREY,
-    at_rest,
     cast_to_weights,
     check_network,
     check_patch_model,
@@ -37,6 +36,7 @@ from vitrail.objectives.patch_ops import (
     join_patches,
     scatter_patches,
     to_bytes,
+    without_dropout,
 )
 
 LEVELS = 8  # of a channel: 3 bits
@@ -232,7 +232,7 @@ class MaskedPatchesObjective(Objective):
         them with what it tells in place of all that it does not see."""
         sample = torch.arange(len(pixels), device=pixels.device)
         source, corrupted = self.drawn(seed=seed, step=0, epoch=torch.zeros_like(sample), sample=sample)
-        with at_rest(self):
+        with without_dropout(self):
             told = self.predicted(pixels, source, corrupted)
         patch, grid = self.model.patch, self.model.grid
         truth = cut_patches(pixels, patch)

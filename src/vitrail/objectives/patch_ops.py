@@ -93,7 +93,7 @@ def to_bytes(values: Tensor) -> Tensor:
 
 
 @contextmanager
-def at_rest(module: nn.Module) -> Generator[None]:
+def without_dropout(module: nn.Module) -> Generator[None]:
     """In evaluation mode for a while: nothing is dropped."""
     training = module.training
     module.eval()

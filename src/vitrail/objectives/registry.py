@@ -7,7 +7,7 @@ from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.models.backbone import Backbone
-from vitrail.models.build import bare
+from vitrail.models.build import build_on_meta
 from vitrail.models.family import ModelConfig
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
@@ -43,7 +43,7 @@ def count_weights(config: ObjectiveConfig, model: ModelConfig, world: World) -> 
     with torch.device("meta"):
         made = build_objective(
             config,
-            bare(model),
+            build_on_meta(model),
             classes=model.classes,
             preprocessing=Preprocessing(image=model.image),
             mix=Mix(),

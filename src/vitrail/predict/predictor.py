@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.bundle import card_of
-from vitrail.checkpoint.bundled_weights import DEFAULT
+from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.checkpoint.weights import bundle_of, network, operate
+from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
+from vitrail.checkpoint.weights import build_network, replace_head_and_resize, to_bundle
 from vitrail.core.errors import BadImage, ConfigError, UnknownName, unknown
 from vitrail.core.text import Pair, format_size
 from vitrail.data.decode.image import upright_rgb
@@ -58,7 +58,7 @@ class View(NamedTuple):
 
 
 def predictor(
-    weights: str | Path | Model = DEFAULT,
+    weights: str | Path | Model = DEFAULT_WEIGHTS,
     *,
     device: str | torch.device = "auto",
     image_size: int | Pair | None = None,
@@ -98,7 +98,7 @@ class Predictor(Generic[PredictionT]):
 
     def __init__(
         self,
-        weights: str | Path | Model = DEFAULT,
+        weights: str | Path | Model = DEFAULT_WEIGHTS,
         *,
         preprocessing: Preprocessing | None = None,
         labels: Iterable[str] | None = None,
@@ -111,7 +111,7 @@ class Predictor(Generic[PredictionT]):
     ) -> None:
         self.device = find_device(str(device))
         network = network_of(weights, image_size, precision)
-        config, known = network.config, card_of(network)
+        config, known = network.config, get_card(network)
         self.task: Task = registered_task(known.task, weights)
         if config.channels != 3:
             raise ConfigError(f"this network takes {config.channels} channels; images are prepared in 3")
@@ -289,9 +289,11 @@ def network_of(weights: str | Path | Model, image_size: int | Pair | None, preci
         raise unknown("precision", str(precision), get_args(Precision))
     kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
     if isinstance(weights, str | Path):
-        return network(operate(find_weights(weights), image_size=image_size), kind)
+        return build_network(replace_head_and_resize(find_weights(weights), image_size=image_size), kind)
     if image_size is not None:
-        weights = network(operate(bundle_of(weights), image_size=image_size), next(weights.parameters()).dtype)
+        weights = build_network(
+            replace_head_and_resize(to_bundle(weights), image_size=image_size), next(weights.parameters()).dtype
+        )
     return weights if precision is None else weights.to(kind)
 
 

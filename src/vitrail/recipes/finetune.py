@@ -12,7 +12,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.models.family import ModelConfig
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes.defaults import BATCH, EPOCHS, LEAST_STEPS, RATE
 from vitrail.recipes.run_overrides import started_from
@@ -70,7 +70,7 @@ def for_data(
     if samples < 2 or classes < least:
         raise ConfigError(f"{samples} images of {classes} classes: there must be two of each at least to train on")
     image = config.image if image_size is None else pair(image_size)
-    adapted(config, classes=classes, image_size=image)  # a size that leaves pixels over is refused here
+    adapt_config(config, classes=classes, image_size=image)  # a size that leaves pixels over is refused here
     dev = 0.0 if has_val or samples < FEW else DEV
     count = samples - round(samples * dev)
     batch = batch_for(count)
@@ -90,7 +90,7 @@ def for_data(
         steps=steps,
     )
     run = started_from(request, weights, config, preprocessing)
-    run = replace(run, model=adapted(run.model, classes=classes))
+    run = replace(run, model=adapt_config(run.model, classes=classes))
     return Chosen(run, reasons(run, config, count, picture, given=image_size is not None, has_val=has_val))
 
 

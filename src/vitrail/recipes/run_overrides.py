@@ -21,7 +21,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation, Mix
 from vitrail.data.transforms.crop import Crop, ResizeCrop, Squash
 from vitrail.models.family import FAMILIES, ModelConfig
-from vitrail.models.zoo import ZOO, adapted, resolve
+from vitrail.models.zoo import ZOO, adapt_config, resolve_name
 from vitrail.objectives.registry import ObjectiveConfig
 from vitrail.recipes.registry import find
 from vitrail.tasks.registry import find_task
@@ -70,7 +70,7 @@ def named_model(old: ModelConfig | None, text: str) -> Any:
     same head, pooling, positions and regularisers. NotImplemented for a text that names no network."""
     if text.strip().lower() in ("none", *(kind.__name__.lower() for kind in FAMILIES.values())):
         return NotImplemented
-    config = ZOO[resolve(text.strip())]
+    config = ZOO[resolve_name(text.strip())]
     if old is None:
         return config
     return config.configured_like(old)
@@ -94,7 +94,7 @@ def resized(run: AnyRun, size: int | Pair) -> AnyRun:
     image = pair(size)
     return replace(
         run,
-        model=None if run.model is None else adapted(run.model, image_size=image),
+        model=None if run.model is None else adapt_config(run.model, image_size=image),
         augmentation=replace(run.augmentation, crop=resized_crop(run.augmentation.crop, image)),
         preprocessing=None if run.preprocessing is None else resized_preprocessing(run.preprocessing, image),
     )
@@ -111,7 +111,7 @@ def resized_crop(crop: Crop, image: Pair) -> Crop:
 
 
 def resized_preprocessing(preprocessing: Preprocessing, image: Pair) -> Preprocessing:
-    return Card(preprocessing=preprocessing).resized(image).preprocessing
+    return Card(preprocessing=preprocessing).resize(image).preprocessing
 
 
 def started_from(run: RunRequest, weights: str, config: ModelConfig, preprocessing: Preprocessing) -> Run:
@@ -121,7 +121,7 @@ def started_from(run: RunRequest, weights: str, config: ModelConfig, preprocessi
         Run,
         run,
         weights=weights,
-        model=adapted(config, image_size=image),
+        model=adapt_config(config, image_size=image),
         preprocessing=run.preprocessing or as_trained(resized_preprocessing(preprocessing, image)),
     )
 

@@ -18,7 +18,7 @@ from vitrail.data.transforms.augmentation import Augmentation, cifar, reference_
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.data.transforms.policy import Distort
 from vitrail.models.family import ModelConfig
-from vitrail.models.zoo import adapted, model_config
+from vitrail.models.zoo import adapt_config, model_config
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
 from vitrail.objectives.masked_patches import MaskedPatches
@@ -34,7 +34,7 @@ def _mini(*, image: int = 32) -> ModelConfig:
 
 def _with_class_token(model: ModelConfig) -> ModelConfig:
     """DINO's features are those of the class token, whose attention shows what it looks at."""
-    return adapted(model, class_token=True, pool="token")
+    return adapt_config(model, class_token=True, pool="token")
 
 
 def masked_b16_jft() -> Run:
@@ -216,7 +216,7 @@ def _on_fashion_mnist(base: Run, name: str) -> Run:
     return replace(
         base,
         name=name,
-        model=adapted(base.model, image_size=28),
+        model=adapt_config(base.model, image_size=28),
         augmentation=replace(base.augmentation, crop=small),
         data=replace(base.data, source="fashion-mnist"),
         epochs=100,

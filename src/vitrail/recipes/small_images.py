@@ -13,7 +13,7 @@ from vitrail.core.text import pair
 from vitrail.data.transforms.augmentation import Augmentation, Mix, RandomErasing, cifar
 from vitrail.data.transforms.policy import RandAugment
 from vitrail.models.family import ModelConfig
-from vitrail.models.zoo import SHAPES, SMALL_SHAPES, model_config, vit
+from vitrail.models.zoo import SHAPES, SMALL_SHAPES, model_config, vit_config_of
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Run
@@ -22,7 +22,7 @@ from vitrail.train.config import Data, Run
 def _network(shape: str, *, image: int, patch: int, classes: int, depth: int | None = None) -> ModelConfig:
     """A shape of the zoo on small images, with fixed positions and mean pooling."""
     assert shape in SHAPES | SMALL_SHAPES
-    config = replace(vit("Mini", 4), image=pair(image), patch=pair(patch), classes=classes)
+    config = replace(vit_config_of("Mini", 4), image=pair(image), patch=pair(patch), classes=classes)
     width, whole, mlp_width, heads = (SHAPES | SMALL_SHAPES)[shape]
     return replace(
         config,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from vitrail.checkpoint.bundle import card_of
+from vitrail.checkpoint.bundle import get_card
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.distributed.process_group import World
@@ -50,7 +50,7 @@ def score_network(
 ) -> ScoredNetwork:
     """Everything of one network at one size; the numbers are the same in all processes. `called` is what the split is
     called in messages."""
-    task = find_task(card_of(about.network).task)
+    task = find_task(get_card(about.network).task)
     task.check_scoring(how, about)
     data = describe_scored_data(about, collection, split, how.deduplicated_by)
     source, scope = choose_unseen(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.bundle import Bundle, Card, card_of
+from vitrail.checkpoint.bundle import Bundle, Card, get_card
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
@@ -28,7 +28,7 @@ from vitrail.evaluation.metrics import Criterion, Metric
 from vitrail.evaluation.result import Measure, make_measure
 from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions, Subject
 from vitrail.models.family import ModelConfig
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 from vitrail.objectives.objective import ObjectiveConfig, register_objective
 from vitrail.report.page import Section, Table
 
@@ -153,7 +153,7 @@ class Task(ABC):
 
     def fit_model(self, model: ModelConfig, outputs: int, *, new_head: bool) -> ModelConfig:
         """The network with a head for so many outputs; `new_head` throws the whole old one away (3.2)."""
-        return adapted(model, **(model.linear_head(outputs) if new_head else {"classes": outputs}))
+        return adapt_config(model, **(model.linear_head(outputs) if new_head else {"classes": outputs}))
 
     def card_facts(self, objective: ObjectiveConfig, source: ImageDataset) -> Mapping[str, Any]:
         """More fields of the card that travels with the weights."""
@@ -201,7 +201,7 @@ class Task(ABC):
         """Scores a network by the task's metric, for `vitrail evaluate`: every number of the score's row."""
         names = self.output_names(setting.collection)
         network, where = setting.about.network, setting.collection.name
-        check_outputs(card_of(network), network.config.classes, names, self.describe_outputs(names), where)
+        check_outputs(get_card(network), network.config.classes, names, self.describe_outputs(names), where)
         self.targets.check(setting.source)
         metric = self.metric(len(names), setting.world.device, extremes=EXTREMES)
         score: TaskScore = setting.run(metric, self.targets)

@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 from vitrail.checkpoint.bundle import Bundle, Card
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.checkpoint.store.reader import Saved
-from vitrail.checkpoint.weights import head_changes, network, operate
+from vitrail.checkpoint.store.reader import SavedCheckpoint
+from vitrail.checkpoint.weights import build_network, head_changes, replace_head_and_resize
 from vitrail.core.errors import ConfigError
 from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.meta_init import draw
 from vitrail.distributed.parallel import Parallel, parallelise
 from vitrail.distributed.process_group import World
-from vitrail.models.build import Model, bare, build, network_class
+from vitrail.models.build import Model, build, build_on_meta, network_class
 from vitrail.models.family import ModelConfig
 from vitrail.models.layers import initialise
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 from vitrail.objectives.objective import Objective
 from vitrail.objectives.registry import build_objective
 from vitrail.optim.averaging import Average
@@ -59,10 +59,10 @@ def build_starting_network(
         other = wanted_otherwise(bundle.config, run)
         moved = bundle.config.image != run.model.image
         head = head_changes(bundle.config, len(labels), "patches" if run.model.has_patch_head else "linear")
-        bundle = operate(with_config(bundle, other), image_size=run.model.image, head=head)
+        bundle = replace_head_and_resize(with_config(bundle, other), image_size=run.model.image, head=head)
         if moved and run.positions == "drawn":
             bundle = redraw_positions(bundle, run.seed)
-        model = network(bundle)
+        model = build_network(bundle)
         provenance = {"from": {"weights": run.weights, **bundle.card.provenance}}
     else:
         model = build_fresh_network(run.model, run.seed)
@@ -81,7 +81,7 @@ def attach_card(
 def build_bare_network(run: ResolvedRun, labels: tuple[str, ...], facts: Mapping[str, Any]) -> Model:
     """Without storage: where a network is sharded no process need ever hold it whole."""
     provenance = {"from": {"weights": run.weights}} if run.weights else {}
-    return attach_card(bare(run.model), run, labels, provenance, facts)
+    return attach_card(build_on_meta(run.model), run, labels, provenance, facts)
 
 
 def initialise_sharded(module: nn.Module, run: ResolvedRun) -> None:
@@ -101,7 +101,7 @@ def fill_fixed_tables(module: nn.Module) -> None:
 
 
 def with_config(bundle: Bundle, changes: dict[str, Any]) -> Bundle:
-    return replace(bundle, config=adapted(bundle.config, **changes))
+    return replace(bundle, config=adapt_config(bundle.config, **changes))
 
 
 def redraw_positions(bundle: Bundle, seed: int) -> Bundle:
@@ -141,7 +141,7 @@ def assemble(
     world: World,
     ledger: UnreadableLog,
     *,
-    saved: Saved | None,
+    saved: SavedCheckpoint | None,
     head: tuple[Tensor, Tensor] | None = None,
 ) -> Parts:
     """Everything in its place, with the values of a checkpoint where there is one; `head` is what the last layer
@@ -187,7 +187,11 @@ def assemble(
 
 
 def make_network(
-    run: ResolvedRun, splits: DataSplits, world: World, saved: Saved | None, head: tuple[Tensor, Tensor] | None
+    run: ResolvedRun,
+    splits: DataSplits,
+    world: World,
+    saved: SavedCheckpoint | None,
+    head: tuple[Tensor, Tensor] | None,
 ) -> tuple[Model, Values | None]:
     """The network of the start; or one without storage where it will be sharded, and what gives it values then."""
     task = task_of(run.objective)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from vitrail import __version__
 from vitrail.checkpoint.files.read_weights import read_weights
-from vitrail.checkpoint.files.sealed_file import write_sealed
+from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.checkpoint.weights import network, operate
+from vitrail.checkpoint.weights import build_network, replace_head_and_resize
 from vitrail.core.atomic_files import cache_folder
 from vitrail.core.errors import ConfigError, DataError, TrainingError, VitrailError, WeightsError
 from vitrail.data.dataset import ImageDataset, Subset
@@ -196,10 +196,10 @@ def row_of(split: str, head: RidgeHead, learnt: int, features: Tensor, labels: T
 def load_frozen_network(run: ResolvedRun) -> Model:
     """The weights at the run's image size. A hidden layer of the head goes with the head (3.2); a linear one stays, so
     that features which other commands have kept are found."""
-    bundle = operate(find_weights(run.weights), None, run.model.image)
+    bundle = replace_head_and_resize(find_weights(run.weights), None, run.model.image)
     if getattr(bundle.config, "head", "") == "tanh":
-        bundle = operate(bundle, 0)
-    return network(bundle)
+        bundle = replace_head_and_resize(bundle, 0)
+    return build_network(bundle)
 
 
 def describe_inputs(run: ResolvedRun, splits: DataSplits, model: Model) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import torch
 
-from vitrail.checkpoint.bundle import renaming
-from vitrail.checkpoint.store.reader import Saved
+from vitrail.checkpoint.bundle import record_renaming
+from vitrail.checkpoint.store.reader import SavedCheckpoint
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data import loader
 from vitrail.data.collection import Collection, open_collection
@@ -123,7 +123,7 @@ def split_collection(collection: Collection, data: Data, task: Task | None = CLA
     return DataSplits(
         title=collection.title,
         class_names=names,
-        renamed=renaming(known, names),
+        renamed=record_renaming(known, names),
         train=train,
         watch=parts[watched] if watched else None,
         test=parts[tested] if tested else None,
@@ -203,7 +203,7 @@ READING: Final = "reading the images"
 
 
 def record_training_images(
-    data: Data, splits: DataSplits, world: World, saved: Saved | None, advance: Advance = ignore_advance
+    data: Data, splits: DataSplits, world: World, saved: SavedCheckpoint | None, advance: Advance = ignore_advance
 ) -> list[dict[str, Any]]:
     """One record, or several where a resumed run was made to train on other images than before: all of them count. The
     processes share the work, and a run that resumes with the same images keeps what it had."""

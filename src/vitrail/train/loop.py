@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from vitrail.checkpoint.store.reader import Saved
-from vitrail.checkpoint.store.writer import Store
+from vitrail.checkpoint.store.reader import SavedCheckpoint
+from vitrail.checkpoint.store.writer import CheckpointWriter
 from vitrail.core.errors import DataError, Diverged, OutOfMemory, TrainingError, VitrailError
 from vitrail.data.loader import Batch, blamed
 from vitrail.data.randomness import EpochOrder
@@ -116,7 +116,7 @@ class Training:
         self.ledger = UnreadableLog(
             folder.path if world.rank == 0 else None, strict=run.data.strict, tell=self.unreadable
         )
-        self.store = Store(
+        self.store = CheckpointWriter(
             folder.path / "checkpoints",
             rank=world.rank,
             world=world.size,
@@ -148,7 +148,7 @@ class Training:
         self.saved_at, self.reported_at = time.monotonic(), time.monotonic()
         self.skipped_before, self.empty_steps, self.report_failed = 0, 0, False
 
-    def take_up(self, saved: Saved, micro: int) -> None:
+    def take_up(self, saved: SavedCheckpoint, micro: int) -> None:
         """Goes on from a checkpoint: its tensors are in place already, here is the rest."""
         facts = saved.facts
         set_provenance(self.parts.objective.eval_network, facts["provenance"])

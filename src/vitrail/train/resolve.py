@@ -13,7 +13,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World, name_device
 from vitrail.evaluation.speed import training_flops
 from vitrail.models.family import ModelConfig
-from vitrail.models.zoo import adapted, network_name
+from vitrail.models.zoo import adapt_config, network_name
 from vitrail.objectives.registry import count_weights
 from vitrail.optim.schedules import learning_rate
 from vitrail.tasks.classification.task import CLASSIFICATION
@@ -90,7 +90,7 @@ def fit_network(run: Run, classes: int) -> ModelConfig:
         asked = "start=closed-form" if run.start == "closed-form" else "baseline=on"
         raise ConfigError(f"{asked} is of a classifier, which objective={kind} does not train; leave it out")
     if task is None:
-        return adapted(model, **model.without_head())
+        return adapt_config(model, **model.without_head())
     return task.fit_model(model, classes, new_head=bool(run.weights))
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.checkpoint.files.sealed_file import first_unsound
-from vitrail.checkpoint.store.manifest import Piece
-from vitrail.checkpoint.store.reader import Saved, latest
+from vitrail.checkpoint.files.safetensors import first_unsound
+from vitrail.checkpoint.store.layout import TensorPiece
+from vitrail.checkpoint.store.reader import SavedCheckpoint, latest
 from vitrail.core.config_overrides import plain, restored
 from vitrail.core.errors import ConfigError, MismatchedWeights
 from vitrail.distributed.meta_init import local, owned, put
@@ -112,7 +112,7 @@ def check_same_run(out: Path, run: Run, world: World) -> None:
     )
 
 
-def find_checkpoint(folder: RunFolder, world: World) -> Saved | None:
+def find_checkpoint(folder: RunFolder, world: World) -> SavedCheckpoint | None:
     """The newest checkpoint that is whole, the same for all processes, each of which checks a part of it."""
 
     def agree(said: str | None) -> str | None:
@@ -129,13 +129,13 @@ def collect_state(objective: Objective, optimiser: Optimiser, average: Average |
     return {**model, **optim, **averages}
 
 
-def own_pieces(state: Mapping[str, Tensor], world: World) -> dict[str, Piece]:
+def own_pieces(state: Mapping[str, Tensor], world: World) -> dict[str, TensorPiece]:
     """What this process writes of it."""
-    found: dict[str, Piece] = {}
+    found: dict[str, TensorPiece] = {}
     for name, tensor in state.items():
         if owned(tensor, world):
             part, shape, start = local(tensor.detach())
-            found[name] = Piece(tensor=part, shape=shape, start=start)
+            found[name] = TensorPiece(tensor=part, shape=shape, start=start)
     return found
 
 
@@ -145,7 +145,7 @@ def find_non_finite(state: Mapping[str, Tensor]) -> str:
     return "" if unsound is None else f"{unsound[0]} holds {unsound[1]}"
 
 
-def restore_state(state: Mapping[str, Tensor], saved: Saved) -> None:
+def restore_state(state: Mapping[str, Tensor], saved: SavedCheckpoint) -> None:
     """Puts a checkpoint's values in their places. Names and shapes must be the same, all of them."""
     names = set(saved.names)
     for what, left in (("lacks", sorted(set(state) - names)), ("also holds", sorted(names - set(state)))):

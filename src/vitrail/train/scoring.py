@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.checkpoint.bundle import Bundle
-from vitrail.checkpoint.import_weights import read_bundle
+from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.core.errors import DataError, VitrailError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.store.manifest import Piece
-from vitrail.checkpoint.store.reader import Saved
-from vitrail.checkpoint.store.writer import Store
+from vitrail.checkpoint.store.layout import TensorPiece
+from vitrail.checkpoint.store.reader import SavedCheckpoint
+from vitrail.checkpoint.store.writer import CheckpointWriter
 
 
 def state(seed: int) -> dict[str, Tensor]:
@@ -25,26 +25,26 @@ def state(seed: int) -> dict[str, Tensor]:
     }
 
 
-def whole(tensors: Mapping[str, Tensor]) -> dict[str, Piece]:
-    return {name: Piece.whole(tensor) for name, tensor in tensors.items()}
+def whole(tensors: Mapping[str, Tensor]) -> dict[str, TensorPiece]:
+    return {name: TensorPiece.of_whole(tensor) for name, tensor in tensors.items()}
 
 
-def shared(tensors: Mapping[str, Tensor], rank: int, world: int) -> dict[str, Piece]:
+def shared(tensors: Mapping[str, Tensor], rank: int, world: int) -> dict[str, TensorPiece]:
     """Rows as FSDP deals them: as many to each as the ceiling, so that the last may get fewer or none; what has no
     rows belongs to the first."""
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, TensorPiece] = {}
     for name, tensor in tensors.items():
         if tensor.dim() == 0:
             if rank == 0:
-                pieces[name] = Piece.whole(tensor)
+                pieces[name] = TensorPiece.of_whole(tensor)
             continue
         each = -(-len(tensor) // world)
         start = min(rank * each, len(tensor))
-        pieces[name] = Piece(tensor[start : start + each], tuple(tensor.shape), start)
+        pieces[name] = TensorPiece(tensor[start : start + each], tuple(tensor.shape), start)
     return pieces
 
 
-def same(saved: Saved, tensors: Mapping[str, Tensor]) -> bool:
+def same(saved: SavedCheckpoint, tensors: Mapping[str, Tensor]) -> bool:
     return saved.names.keys() == tensors.keys() and all(
         torch.equal(saved.read(name), tensor) and saved.read(name).dtype == tensor.dtype
         for name, tensor in tensors.items()
@@ -55,7 +55,7 @@ def saved_once(folder: Path, step: int, *, world: int = 1, keep: int = 9, facts:
     """A checkpoint of state(step), written by so many stores at once."""
     said: list[str] = []
     stores = [
-        Store(folder, rank=rank, world=world, token="a1", keep=keep, tell=said.append, patience=20)
+        CheckpointWriter(folder, rank=rank, world=world, token="a1", keep=keep, tell=said.append, patience=20)
         for rank in range(world)
     ]
     for store in stores:
@@ -64,7 +64,7 @@ def saved_once(folder: Path, step: int, *, world: int = 1, keep: int = 9, facts:
     assert closed(stores), said
 
 
-def closed(stores: Iterable[Store]) -> bool:
+def closed(stores: Iterable[CheckpointWriter]) -> bool:
     """Close all of them; whether all succeeded."""
     return sum(not store.close() for store in stores) == 0
 

@@ -17,9 +17,9 @@ import torch
 from tests.checkpoint.store.states import closed, collected, no_message, same, saved_once, shared, state, whole
 from tests.forked import reports
 from vitrail.checkpoint.store import layout as points
-from vitrail.checkpoint.store.layout import CRASH_POINTS, places
-from vitrail.checkpoint.store.reader import Saved, latest
-from vitrail.checkpoint.store.writer import Store
+from vitrail.checkpoint.store.layout import CRASH_POINTS, list_checkpoints
+from vitrail.checkpoint.store.reader import SavedCheckpoint, latest
+from vitrail.checkpoint.store.writer import CheckpointWriter
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def die_at(number: int) -> Callable[[str], None]:
 
 
 def save_one(folder: Path, step: int, *, keep: int = 1) -> None:
-    store = Store(folder, token="b2", keep=keep, tell=lambda text: None)
+    store = CheckpointWriter(folder, token="b2", keep=keep, tell=lambda text: None)
     store.save(step, whole(state(step)), {"step": step})
     store.close()
 
@@ -70,7 +70,7 @@ def same_step(folder: Path) -> None:
     saved_once(folder, 2, facts={"settings": "old"})
 
 
-def the_newest(folder: Path) -> Saved:
+def the_newest(folder: Path) -> SavedCheckpoint:
     saved = latest(folder, no_message)
     assert saved is not None
     assert same(saved, state(saved.step))
@@ -112,7 +112,7 @@ def two_processes(folder: Path, kill_rank: int, number: int) -> list[int]:
                 os.close(into)
                 if rank == kill_rank:
                     points.reached = die_at(number)
-                store = Store(folder, rank=rank, world=2, token="b2", keep=1, tell=lambda text: None)
+                store = CheckpointWriter(folder, rank=rank, world=2, token="b2", keep=1, tell=lambda text: None)
                 store.save(2, shared(state(2), rank, 2), {"step": 2})
                 if rank == 0:
                     os.read(out, 1)
@@ -201,7 +201,7 @@ def test_on_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         events.append("inner name")
         real_replace(source, target)
 
-    store = Store(tmp_path, token="b2", keep=1, tell=no_message)
+    store = CheckpointWriter(tmp_path, token="b2", keep=1, tell=no_message)
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("what a descriptor stands for cannot be asked here")
     monkeypatch.setattr(os, "fsync", sync)
@@ -232,7 +232,7 @@ class TestFullDisk:
 
             said, tell = collected()
             points.reached = full
-            store = Store(folder, token="b2", keep=1, tell=tell)
+            store = CheckpointWriter(folder, token="b2", keep=1, tell=tell)
             store.save(2, whole(state(2)), {"step": 2})
             store.wait()
             points.reached = points.unobserved
@@ -260,7 +260,7 @@ class TestFullDisk:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             said, tell = collected()
             resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
-            store = Store(tmp_path, token="b2", keep=2, tell=tell)
+            store = CheckpointWriter(tmp_path, token="b2", keep=2, tell=tell)
             store.save(2, whole(state(2)), {"step": 2})
             first = store.wait()
             left = sorted(entry.name for entry in tmp_path.iterdir())
@@ -276,7 +276,7 @@ class TestFullDisk:
         assert second
         assert "shard-00000-of-00001.safetensors: cannot be written (File too large)" in said[0]
         assert said[1] == "checkpoint of step 3 is saved; saving works again"
-        assert list(places(tmp_path)) == [3, 1]
+        assert list(list_checkpoints(tmp_path)) == [3, 1]
 
     def test_a_disk_that_is_really_full(self, tmp_path: Path) -> None:
         """A file system of its own with room for two checkpoints, of which rubbish takes one."""
@@ -288,7 +288,7 @@ class TestFullDisk:
             tensors = {"a": torch.arange(40_000.0)}
             said, tell = collected()
             now = 0.0
-            store = Store(folder, token="b2", keep=1, tell=tell, clock=lambda: now)
+            store = CheckpointWriter(folder, token="b2", keep=1, tell=tell, clock=lambda: now)
             store.save(1, whole(tensors), {})
             assert store.wait()
             (tmp_path / "rubbish").write_bytes(bytes(250_000))
@@ -307,7 +307,7 @@ class TestFullDisk:
     def test_when_to_try_again(self, tmp_path: Path) -> None:
         """After 30 s, then twice as long each time up to ten minutes; a success starts over."""
         now, said = 0.0, list[str]()
-        store = Store(tmp_path, token="b2", keep=1, tell=said.append, clock=lambda: now)
+        store = CheckpointWriter(tmp_path, token="b2", keep=1, tell=said.append, clock=lambda: now)
         assert not store.retry_due()
         bad = {"a": torch.tensor([float("inf")])}
         for pause in (30, 60, 120, 240, 480, 600, 600):
@@ -331,7 +331,8 @@ class TestFullDisk:
     def test_among_several_the_first_decides(self, tmp_path: Path) -> None:
         said, tell = collected()
         stores = [
-            Store(tmp_path, rank=rank, world=2, token="b2", keep=1, tell=tell, clock=lambda: 99.0) for rank in (0, 1)
+            CheckpointWriter(tmp_path, rank=rank, world=2, token="b2", keep=1, tell=tell, clock=lambda: 99.0)
+            for rank in (0, 1)
         ]
         for store in stores:
             store.save(1, whole({f"a{store.rank}": torch.tensor([float("nan")])}), {})

@@ -9,10 +9,9 @@ import pytest
 from torch import Tensor
 
 from tests.checkpoint.store.states import collected, no_message, same, saved_once, state
-from vitrail.checkpoint.files.sealed_file import write_sealed
-from vitrail.checkpoint.store.layout import MANIFEST
-from vitrail.checkpoint.store.manifest import read_manifest, write_manifest
-from vitrail.checkpoint.store.reader import latest, note_of, open_saved, verify
+from vitrail.checkpoint.files.safetensors import write_sealed
+from vitrail.checkpoint.store.layout import MANIFEST, read_manifest, write_manifest
+from vitrail.checkpoint.store.reader import describe_shard, latest, open_saved, verify
 from vitrail.core.errors import CorruptWeights, WeightsError
 
 
@@ -156,7 +155,7 @@ def open_saved_fault(run: Path, part: int) -> str | None:
 def test_a_format_of_the_future_is_no_damage(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Going back to an older one would throw the newer away."""
     with monkeypatch.context() as patch:
-        patch.setattr("vitrail.checkpoint.store.manifest.FORMAT", 2)
+        patch.setattr("vitrail.checkpoint.store.layout.FORMAT", 2)
         manifest = read_raw(newest(run))
         write_manifest(newest(run) / MANIFEST, step=300, world=2, shards=manifest, facts="{}")
     with pytest.raises(WeightsError, match="has format 2, and this vitrail reads 1; upgrade vitrail"):
@@ -164,7 +163,7 @@ def test_a_format_of_the_future_is_no_damage(run: Path, monkeypatch: pytest.Monk
 
 
 def read_raw(folder: Path) -> list[object]:
-    return [note_of(path) for path in sorted(folder.glob("*.safetensors"))]
+    return [describe_shard(path) for path in sorted(folder.glob("*.safetensors"))]
 
 
 def rewritten(run: Path, tensors: dict[str, Tensor], pieces: dict[str, object]) -> None:

@@ -14,15 +14,14 @@ import torch
 
 from tests.checkpoint.store.states import closed, collected, no_message, same, saved_once, shared, state, whole
 from vitrail.checkpoint.store import layout as points
-from vitrail.checkpoint.store.layout import MANIFEST, places
-from vitrail.checkpoint.store.manifest import Piece
+from vitrail.checkpoint.store.layout import MANIFEST, TensorPiece, list_checkpoints
 from vitrail.checkpoint.store.reader import latest, open_saved, verify
-from vitrail.checkpoint.store.writer import Store
+from vitrail.checkpoint.store.writer import CheckpointWriter
 from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights
 
 
-def one(folder: Path, **changed: Any) -> Store:
-    return Store(folder, **{"token": "a1", "keep": 2, "tell": no_message} | changed)
+def one(folder: Path, **changed: Any) -> CheckpointWriter:
+    return CheckpointWriter(folder, **{"token": "a1", "keep": 2, "tell": no_message} | changed)
 
 
 def found(folder: Path) -> Any:
@@ -68,7 +67,7 @@ class TestOneProcess:
             store.save(1, whole(tensors), {})
             for tensor in tensors.values():
                 tensor.zero_()
-            assert not places(tmp_path)
+            assert not list_checkpoints(tmp_path)
             assert not store.retry_due()
         finally:
             gate.set()
@@ -93,7 +92,7 @@ class TestOneProcess:
         finally:
             points.reached = points.unobserved
         assert seen == ["saving", "checkpoint"] * 4
-        assert list(places(tmp_path)) == [3, 2]
+        assert list(list_checkpoints(tmp_path)) == [3, 2]
 
     def test_the_run_goes_on_meanwhile(self, tmp_path: Path) -> None:
         """`save` returns while the bytes are still to be written."""
@@ -121,21 +120,21 @@ class TestOneProcess:
         for step in (99_999_999, 100_000_000, 1_234_567_890):
             store.save(step, whole(state(1)), {})
         assert store.close()
-        assert list(places(tmp_path)) == [1_234_567_890, 100_000_000]
+        assert list(list_checkpoints(tmp_path)) == [1_234_567_890, 100_000_000]
         assert found(tmp_path).step == 1_234_567_890
 
     @pytest.mark.parametrize(
         "piece",
         [
-            Piece(torch.zeros(3, 4), (6, 5), 0),
-            Piece(torch.zeros(3, 4), (6, 4), 4),
-            Piece(torch.zeros(3, 4), (6, 4), -1),
-            Piece(torch.zeros(()), (1,), 0),
-            Piece(torch.zeros(()), (), 1),
-            Piece(torch.zeros(2), (), 0),
+            TensorPiece(torch.zeros(3, 4), (6, 5), 0),
+            TensorPiece(torch.zeros(3, 4), (6, 4), 4),
+            TensorPiece(torch.zeros(3, 4), (6, 4), -1),
+            TensorPiece(torch.zeros(()), (1,), 0),
+            TensorPiece(torch.zeros(()), (), 1),
+            TensorPiece(torch.zeros(2), (), 0),
         ],
     )
-    def test_a_piece_that_does_not_fit(self, piece: Piece, tmp_path: Path) -> None:
+    def test_a_piece_that_does_not_fit(self, piece: TensorPiece, tmp_path: Path) -> None:
         with pytest.raises(MismatchedWeights, match="does not lie in"):
             one(tmp_path).save(1, {"a": piece}, {})
 
@@ -161,7 +160,7 @@ class TestKeeping:
         store = one(tmp_path, keep=1, tell=tell)
         store.save(5, whole(state(5)), {})
         assert store.close()
-        assert list(places(tmp_path)) == [5]
+        assert list(list_checkpoints(tmp_path)) == [5]
         assert said == ["checkpoint of step 10 is of a course that this run has left; it is removed"]
 
     def test_the_same_step_again(self, tmp_path: Path) -> None:
@@ -229,7 +228,7 @@ class TestSeveralProcesses:
         folder = tmp_path_factory.mktemp("rows")
         stores = [one(folder, rank=rank, world=4) for rank in range(4)]
         for store, start, stop in zip(stores, edges, edges[1:], strict=False):
-            store.save(0, {"a": Piece(tensor[start:stop], (rows, 2), start)}, {})
+            store.save(0, {"a": TensorPiece(tensor[start:stop], (rows, 2), start)}, {})
         assert closed(stores)
         saved = found(folder)
         for start in range(rows + 1):
@@ -248,7 +247,7 @@ class TestSeveralProcesses:
         first, second = (one(tmp_path, rank=rank, world=2) for rank in range(2))
         first.save(1, shared(state(1), 0, 2), {})
         time.sleep(0.3)
-        assert not places(tmp_path)
+        assert not list_checkpoints(tmp_path)
         second.save(1, shared(state(1), 1, 2), {})
         assert first.close()
         assert second.close()
@@ -275,8 +274,8 @@ class TestSeveralProcesses:
     def test_a_failure_elsewhere_is_heard_of_at_once(self, tmp_path: Path) -> None:
         said, tell = collected()
         first, second = (one(tmp_path, rank=rank, world=2, tell=tell, patience=30) for rank in range(2))
-        broken = {"a": Piece(torch.tensor([math.nan]), (2,), 1)}
-        first.save(1, {"a": Piece(torch.ones(1), (2,), 0)}, {})
+        broken = {"a": TensorPiece(torch.tensor([math.nan]), (2,), 1)}
+        first.save(1, {"a": TensorPiece(torch.ones(1), (2,), 0)}, {})
         second.save(1, broken, {})
         before = time.monotonic()
         assert not first.wait()
@@ -284,7 +283,7 @@ class TestSeveralProcesses:
         assert time.monotonic() - before < 10
         assert any("process 1:" in line and "holds NaN" in line and "the next try is in 30 s" in line for line in said)
         for store in (first, second):  # the same step again, now sound
-            store.save(1, {"a": Piece(torch.ones(1), (2,), store.rank)}, {})
+            store.save(1, {"a": TensorPiece(torch.ones(1), (2,), store.rank)}, {})
         assert first.close()
         assert second.close()
         assert same(found(tmp_path), {"a": torch.ones(2)})
@@ -304,7 +303,7 @@ class TestSeveralProcesses:
         """Not even its own mistake makes the store give a name to what could not be read back."""
         said, tell = collected()
         store = one(tmp_path, tell=tell)
-        store.save(1, {"a": Piece(torch.ones(2), (5,), 0)}, {})
+        store.save(1, {"a": TensorPiece(torch.ones(2), (5,), 0)}, {})
         assert not store.wait()
         assert "row 2 of tensor 'a' is in none of its shards" in said[0]
         assert not list(tmp_path.iterdir())

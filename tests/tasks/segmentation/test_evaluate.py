@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.checkpoint.bundle import card_of
-from vitrail.checkpoint.weights import fresh
+from vitrail.checkpoint.bundle import get_card
+from vitrail.checkpoint.weights import build_fresh
 from vitrail.cli.app import main
 from vitrail.core.errors import DataError
 from vitrail.data.dataset import Subset
@@ -27,9 +27,9 @@ COUNT, BAD = 12, 2
 
 def network(labels: Sequence[str], **facts: Any) -> Any:
     torch.manual_seed(0)
-    made = fresh(SHAPE)
+    made = build_fresh(SHAPE)
     torch.nn.init.normal_(made.head.classifier.weight, std=0.5)  # type: ignore[union-attr]
-    made.card = replace(card_of(made), task="segmentation", labels=tuple(labels), **facts)
+    made.card = replace(get_card(made), task="segmentation", labels=tuple(labels), **facts)
     return made.eval()
 
 

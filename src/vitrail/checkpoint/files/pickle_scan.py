@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Final
 
-from vitrail.checkpoint.files.weight_errors import DOWNLOAD_AGAIN, RESAVE, refusal, shown, told
+from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, RESAVE, quote, refuse, shorten
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError
 
 MOST_STEPS: Final = 2_000_000  # instructions; a ViT-L with its optimiser takes under a hundred thousand
@@ -89,12 +89,12 @@ def scan_pickle(path: Path, stream: BytesIO) -> Scan:
     try:
         for steps, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
             if steps > MOST_STEPS:
-                raise refusal(UnsafeWeights, path, f"its pickle takes over {MOST_STEPS} instructions", RESAVE)
+                raise refuse(UnsafeWeights, path, f"its pickle takes over {MOST_STEPS} instructions", RESAVE)
             machine.step(opcode.name, argument)
     except (WeightsError, MemoryError):
         raise
     except Exception as error:  # a damaged pickle provokes ValueError, IndexError, KeyError, UnicodeDecodeError, ...
-        raise refusal(CorruptWeights, path, f"its pickle is damaged ({told(error)})", DOWNLOAD_AGAIN) from None
+        raise refuse(CorruptWeights, path, f"its pickle is damaged ({shorten(error)})", DOWNLOAD_AGAIN) from None
     return machine.scan
 
 
@@ -157,22 +157,22 @@ class _Machine:
             items = [self.stack.pop() for _ in range(count)][::-1]
         depth = 1 + max((item.depth for item in items if isinstance(item, _Tuple)), default=0)
         if depth > MOST_NESTING:
-            raise refusal(UnsafeWeights, self.path, f"nests tuples over {MOST_NESTING} deep", RESAVE)
+            raise refuse(UnsafeWeights, self.path, f"nests tuples over {MOST_NESTING} deep", RESAVE)
         self.stack.append(_Tuple(tuple(items), depth))
 
     def _global(self, name: str) -> _Global:
         if name in UNREADABLE:
             what, remedy = UNREADABLE[name]
-            raise refusal(MismatchedWeights, self.path, f"tensor {self._owner()} {what}", remedy)
+            raise refuse(MismatchedWeights, self.path, f"tensor {self._owner()} {what}", remedy)
         if name not in ALLOWED:
-            cause = f"asks for {shown(name.replace(' ', '.'))} near {self._owner()}, which could run code"
-            raise refusal(UnsafeWeights, self.path, cause, "nothing of it was run; " + RESAVE)
+            cause = f"asks for {quote(name.replace(' ', '.'))} near {self._owner()}, which could run code"
+            raise refuse(UnsafeWeights, self.path, cause, "nothing of it was run; " + RESAVE)
         return _Global(name)
 
     def _unknown(self, name: str) -> None:
         """Newer protocols reach other ways for code; torch does not write them, so none is followed."""
         cause = f"its pickle holds the instruction {name}, which torch.save does not write"
-        raise refusal(UnsafeWeights, self.path, cause, "nothing of it was run; " + RESAVE)
+        raise refuse(UnsafeWeights, self.path, cause, "nothing of it was run; " + RESAVE)
 
     def _storage(self, identity: object) -> None:
         """A storage is asked for by ('storage', type, key, device, count); the old format adds None."""
@@ -180,18 +180,18 @@ class _Machine:
         if len(items) == 6 and items[5] is None:
             items = items[:5]
         if len(items) != 5 or items[0] != "storage":
-            raise refusal(CorruptWeights, self.path, f"storage of {self._owner()} is not named as torch does", RESAVE)
+            raise refuse(CorruptWeights, self.path, f"storage of {self._owner()} is not named as torch does", RESAVE)
         _, kind, key, _, count = items
         item = STORAGE_ITEM.get(kind.name) if isinstance(kind, _Global) else None
         if item is None or not isinstance(key, str) or not isinstance(count, int) or count < 0:
-            raise refusal(CorruptWeights, self.path, f"storage of {self._owner()} has no type or size", RESAVE)
+            raise refuse(CorruptWeights, self.path, f"storage of {self._owner()} has no type or size", RESAVE)
         if self.scan.storages.setdefault(key, count * item) != count * item:
-            raise refusal(CorruptWeights, self.path, f"storage {shown(key)} is declared with two sizes", RESAVE)
+            raise refuse(CorruptWeights, self.path, f"storage {quote(key)} is declared with two sizes", RESAVE)
 
     def _owner(self) -> str:
         """The name that the value now being built will have: the nearest text on the stack."""
         for stack in (self.stack, *reversed(self.outer)):
             for value in reversed(stack):
                 if isinstance(value, str) and value != "storage":
-                    return shown(value)
+                    return quote(value)
         return "the start"

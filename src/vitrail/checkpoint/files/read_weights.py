@@ -1,24 +1,149 @@
-"""Read a weight file of any kind into plain tensors, or refuse it in one line.
+"""Read a .npz archive of NumPy arrays into tensors, without NumPy's own reader.
+
+That reader unpickles when asked and allocates what a header asks for. Here a header is held to a strict form, its
+size is compared with the member's before anything is allocated, and no object ever comes out of it.
+
+Read a weight file of any kind into plain tensors, or refuse it in one line.
 
 The kind is told by the first bytes, never by the name. Nothing in a file is run, no size in it is believed before it
 is compared with the bytes that are there, and only errors of vitrail's own leave this module.
 """
 
 import errno
+import math
+import re
 import stat
+import struct
+import zipfile
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
+import torch
 from torch import Tensor
 
-from vitrail.checkpoint.files.npz import SUFFIX, read_npz
-from vitrail.checkpoint.files.safetensors import read_safetensors
-from vitrail.checkpoint.files.sealed_file import first_unsound
-from vitrail.checkpoint.files.torch_file import PICKLE, open_archive, read_torch_stream, read_torch_zip
-from vitrail.checkpoint.files.weight_errors import DOWNLOAD_AGAIN, refusal, shown, told
+from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, RESAVE, quote, refuse, shorten
+from vitrail.checkpoint.files.safetensors import MOST_AXES, first_unsound, is_count, read_safetensors
+from vitrail.checkpoint.files.torch_file import (
+    PICKLE,
+    open_archive,
+    open_member,
+    read_pieces,
+    read_torch_stream,
+    read_torch_zip,
+)
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError, WeightsNotFound
+
+NPY_SUFFIX = ".npy"
+NPY_MAGIC = b"\x93NUMPY"
+HEADER_LIMIT = 1 << 16  # bytes
+FIELD = re.compile(r"'(descr|fortran_order|shape)' ?: ?('[^']{1,16}'|True|False|\((?:\d{1,20}, ?)*(?:\d{1,20})?\))")
+FRAME = re.compile(r"\{ ?, ?, ?,? ?\}\s*")  # what is left of an honest header once its three fields are taken out
+
+KINDS: dict[str, torch.dtype] = {
+    "f2": torch.float16,
+    "f4": torch.float32,
+    "f8": torch.float64,
+    "c8": torch.complex64,
+    "c16": torch.complex128,
+    "i1": torch.int8,
+    "i2": torch.int16,
+    "i4": torch.int32,
+    "i8": torch.int64,
+    "u1": torch.uint8,
+    "u2": torch.uint16,
+    "u4": torch.uint32,
+    "u8": torch.uint64,
+    "b1": torch.bool,
+    "V2": torch.bfloat16,  # NumPy has no name for it; JAX saves it as two opaque bytes
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ArrayLayout:
+    """How one array lies in its member."""
+
+    dtype: torch.dtype
+    swapped: bool  # big-endian
+    columns_first: bool  # Fortran order
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def read_npz(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
+    """The arrays of an archive that ``open_archive`` found sound, under their names in it."""
+    tensors: dict[str, Tensor] = {}
+    for member in archive.infolist():
+        if not member.filename.endswith(NPY_SUFFIX):
+            cause = f"member {quote(member.filename)} is not a {NPY_SUFFIX} array"
+            raise refuse(CorruptWeights, path, cause, "re-save with numpy.savez, arrays only")
+        with open_member(path, archive, member) as stream:
+            tensors[member.filename.removesuffix(NPY_SUFFIX)] = _read_array(path, stream, member)
+    return tensors
+
+
+def _read_array(path: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> Tensor:
+    layout, header_size = _read_layout(path, stream, member)
+    if header_size + layout.size != member.file_size:
+        cause = f"array {quote(member.filename)} of shape {layout.shape} needs {layout.size} bytes"
+        raise refuse(
+            CorruptWeights, path, f"{cause} but its member holds {member.file_size - header_size}", DOWNLOAD_AGAIN
+        )
+    content = torch.empty(layout.size, dtype=torch.uint8)
+    view, filled = content.numpy().data, 0
+    for piece in read_pieces(path, stream, member, layout.size):
+        view[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    stream.read(1)  # an empty array has not reached its CRC yet
+    if layout.swapped:
+        # Real and imaginary part are swapped each for itself.
+        item = layout.dtype.itemsize // 2 if layout.dtype.is_complex else layout.dtype.itemsize
+        content = content.reshape(-1, item).flip(1).reshape(-1)
+    tensor = content.view(layout.dtype)
+    if layout.columns_first:
+        return tensor.reshape(layout.shape[::-1]).permute(*reversed(range(len(layout.shape)))).contiguous()
+    return tensor.reshape(layout.shape)
+
+
+def _read_layout(path: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> tuple[_ArrayLayout, int]:
+    """The array's layout and the bytes that its header takes."""
+    name = quote(member.filename)
+    start = stream.read(len(NPY_MAGIC) + 2)
+    if len(start) != len(NPY_MAGIC) + 2 or not start.startswith(NPY_MAGIC) or start[-2] not in (1, 2, 3):
+        raise refuse(CorruptWeights, path, f"member {name} is not a NumPy array", DOWNLOAD_AGAIN)
+    form = "<H" if start[-2] == 1 else "<I"
+    length = int(struct.unpack(form, b"".join(read_pieces(path, stream, member, struct.calcsize(form))))[0])
+    if length > HEADER_LIMIT:
+        cause = f"array {name} declares a header of {length} bytes, over the limit of {HEADER_LIMIT}"
+        raise refuse(UnsafeWeights, path, cause, RESAVE)
+    text = b"".join(read_pieces(path, stream, member, length)).decode("latin-1")
+    return _parse_layout(path, name, text), len(start) + struct.calcsize(form) + length
+
+
+def _parse_layout(path: Path, name: str, text: str) -> _ArrayLayout:
+    """The three fields of an array's header, taken by their form and never evaluated."""
+    fields = dict(FIELD.findall(text))
+    if "'descr': '|O'" in text or "'descr': [" in text:
+        cause = f"array {name} holds Python objects or records, which only unpickling could restore"
+        raise refuse(UnsafeWeights, path, cause, "re-save plain numeric arrays")
+    if len(fields) != 3 or not FRAME.fullmatch(FIELD.sub("", text)):
+        raise refuse(CorruptWeights, path, f"array {name} has the header {quote(text.strip())}", DOWNLOAD_AGAIN)
+    kind, order, dimensions = fields["descr"].strip("'"), fields["fortran_order"], fields["shape"]
+    dtype = KINDS.get(kind[1:])
+    shape = tuple(int(digits) for digits in re.findall(r"\d+", dimensions))
+    if dtype is None or kind[0] not in "<>=|":
+        cause = f"array {name} has type {kind!r}, which vitrail does not read"
+        raise refuse(MismatchedWeights, path, cause, f"convert it to one of {', '.join(KINDS)}")
+    if order not in ("True", "False") or not dimensions.startswith("("):
+        raise refuse(CorruptWeights, path, f"array {name} has the header {quote(text.strip())}", DOWNLOAD_AGAIN)
+    if len(shape) > MOST_AXES or not all(is_count(axis) for axis in shape):
+        raise refuse(UnsafeWeights, path, f"array {name} has the shape {quote(dimensions)}", RESAVE)
+    return _ArrayLayout(dtype=dtype, swapped=kind[0] == ">", columns_first=order == "True", shape=shape)
+
 
 ZIP_START = b"PK\x03\x04"
 PICKLE_START = b"\x80"
@@ -52,23 +177,23 @@ def read_weights(path: str | Path) -> RawWeights:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             kind = "folder" if path.is_dir() else "device or pipe"
-            raise refusal(WeightsError, path, f"is a {kind}, not a weight file", "name a file")
+            raise refuse(WeightsError, path, f"is a {kind}, not a weight file", "name a file")
         with path.open("rb") as file:
             found = _read(path, file)
     except WeightsError:
         raise
     except FileNotFoundError:
-        raise refusal(WeightsNotFound, path, "does not exist", "check the name and the folder") from None
+        raise refuse(WeightsNotFound, path, "does not exist", "check the name and the folder") from None
     except OSError as error:
         if error.errno == errno.EINVAL:  # a seek to where a damaged file points
-            raise refusal(CorruptWeights, path, f"is damaged ({told(error)})", DOWNLOAD_AGAIN) from error
+            raise refuse(CorruptWeights, path, f"is damaged ({shorten(error)})", DOWNLOAD_AGAIN) from error
         remedy = "check its permissions and the disk"
-        raise refusal(WeightsError, path, f"cannot be read ({error.strerror or told(error)})", remedy) from error
+        raise refuse(WeightsError, path, f"cannot be read ({error.strerror or shorten(error)})", remedy) from error
     except MemoryError as error:
         remedy = "use a machine with more memory, or a smaller file"
-        raise refusal(UnsafeWeights, path, "asks for more memory than there is", remedy) from error
+        raise refuse(UnsafeWeights, path, "asks for more memory than there is", remedy) from error
     except Exception as error:
-        raise refusal(CorruptWeights, path, f"is damaged ({told(error)})", DOWNLOAD_AGAIN) from error
+        raise refuse(CorruptWeights, path, f"is damaged ({shorten(error)})", DOWNLOAD_AGAIN) from error
     return _sound(found)
 
 
@@ -90,12 +215,12 @@ def _read(path: Path, file: BufferedReader) -> RawWeights:
         return RawWeights(path=path, container="torch", tensors=tensors, description=None, metadata={})
     if not start.strip(b"\0"):
         what = "is empty" if not size else "starts with zeros where its header should be"
-        raise refusal(CorruptWeights, path, what, DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, path, what, DOWNLOAD_AGAIN)
     for magic, what, remedy in MISTAKEN:
         if start.lstrip().startswith(magic):
-            raise refusal(CorruptWeights, path, f"{what}, not a weight file", remedy)
+            raise refuse(CorruptWeights, path, f"{what}, not a weight file", remedy)
     cause = f"is not a weight file: it starts with {start[:8]!r}"
-    raise refusal(CorruptWeights, path, cause, "vitrail reads .safetensors, .npz and files of torch.save")
+    raise refuse(CorruptWeights, path, cause, "vitrail reads .safetensors, .npz and files of torch.save")
 
 
 def _read_zip(path: Path, file: BufferedReader, size: int) -> RawWeights:
@@ -104,25 +229,25 @@ def _read_zip(path: Path, file: BufferedReader, size: int) -> RawWeights:
         if any(name.endswith(PICKLE) for name in names):
             tensors = read_torch_zip(path, file, size, archive)
             return RawWeights(path=path, container="torch", tensors=tensors, description=None, metadata={})
-        if any(name.endswith(SUFFIX) for name in names):
+        if any(name.endswith(NPY_SUFFIX) for name in names):
             tensors = read_npz(path, archive)
             return RawWeights(path=path, container="npz", tensors=tensors, description=None, metadata={})
     remedy = "vitrail reads .safetensors, .npz and files of torch.save"
-    raise refusal(CorruptWeights, path, f"is a zip without tensors ({shown(', '.join(names[:5]))})", remedy)
+    raise refuse(CorruptWeights, path, f"is a zip without tensors ({quote(', '.join(names[:5]))})", remedy)
 
 
 def _sound(found: RawWeights) -> RawWeights:
     """Names without their wrapper, and the assurance that there are tensors and that they hold numbers."""
     if not found.tensors:
-        raise refusal(CorruptWeights, found.path, "holds no tensors", DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, found.path, "holds no tensors", DOWNLOAD_AGAIN)
     tensors = found.tensors if found.description is not None else _unwrapped(found.tensors)
     unsound = first_unsound(tensors)
     if unsound is not None:
         name, what = unsound
         remedy = "take an earlier checkpoint or fetch the file again"
-        raise refusal(CorruptWeights, found.path, f"tensor {shown(name)} holds {what}", remedy)
+        raise refuse(CorruptWeights, found.path, f"tensor {quote(name)} holds {what}", remedy)
     if "" in tensors:
-        raise refusal(MismatchedWeights, found.path, "holds a tensor without a name", "name it and save again")
+        raise refuse(MismatchedWeights, found.path, "holds a tensor without a name", "name it and save again")
     return RawWeights(
         path=found.path,
         container=found.container,

@@ -1,22 +1,376 @@
-"""Read a .safetensors file into tensors of its own, and hold it to its seal when it has one.
+"""The header of a .safetensors file: which tensors lie where, checked until nothing is left to interpretation.
+
+The library's own parser refuses over-long headers, overlaps, holes and trailing bytes. It lets a name appear twice
+(the last one wins), ignores fields that it does not know and does not always say which tensor is at fault; this one
+refuses the first two and names the tensor.
+
+Read a .safetensors file into tensors of its own, and hold it to its seal when it has one.
 
 The bytes are read, not mapped: a mapped file that somebody shortens kills the process, and one that somebody
 rewrites changes tensors that were already checked.
+
+vitrail's own weight file: one .safetensors file that describes and checks itself.
+
+Any reader of safetensors opens it. The one metadata entry ``vitrail`` holds a JSON text:
+
+    {"format": 1, ...description..., "checksums": {tensor: sha256 of its bytes}, "seal": sha256}
+
+The checksums cover the data. The seal covers everything else: it is taken over the eight length bytes and the whole
+header, with its own 64 digits as zeros. So any flipped bit is noticed, and a tensor at fault is named. The file is
+written next to its target and renamed onto it, so that there is at every moment one whole file under the name.
+
+Whether tensors hold numbers: a NaN in a weight file spreads to every answer, so it is found before the first one.
 """
 
 import hashlib
+import json
+import math
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitrail.checkpoint.files.safetensors_header import LENGTH_BYTES, Entry, Header, header_length, parse_header
-from vitrail.checkpoint.files.sealed_file import Seal, open_seal
-from vitrail.checkpoint.files.weight_errors import DOWNLOAD_AGAIN, refusal, shown, told
-from vitrail.core.errors import CorruptWeights
+from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, RESAVE, quote, refuse, shorten
+from vitrail.core.atomic_files import NotOnDisk, replacing, unobserved
+from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError, reason_of
+
+LENGTH_BYTES = 8
+HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
+MOST_AXES = 64  # torch's own bound
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorEntry:
+    """One tensor: its type, its shape and its bytes, counted from the end of the header."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SafetensorsHeader:
+    """What the header says, and the bytes that say it (with the eight of the length), for the seal to cover."""
+
+    raw: bytes
+    entries: list[TensorEntry]
+    metadata: dict[str, str]
+
+
+def header_length(path: Path, first_bytes: bytes, file_size: int) -> int:
+    """The length that the file declares for its header, once it is known to be possible."""
+    length = int(struct.unpack("<Q", first_bytes)[0])
+    if length > HEADER_LIMIT:
+        raise refuse(
+            UnsafeWeights, path, f"declares a header of {length} bytes, over the limit of {HEADER_LIMIT}", RESAVE
+        )
+    if LENGTH_BYTES + length > file_size:
+        raise refuse(
+            CorruptWeights, path, f"ends inside its header ({file_size} bytes, header of {length})", DOWNLOAD_AGAIN
+        )
+    return length
+
+
+def parse_header(path: Path, raw: bytes, data_size: int) -> SafetensorsHeader:
+    """Read the header in ``raw`` (length bytes first) of a file with ``data_size`` bytes of data behind it."""
+    try:
+        content = json.loads(raw[LENGTH_BYTES:].decode("utf-8"), object_pairs_hook=unique_pairs)
+    except (ValueError, RecursionError) as error:
+        raise refuse(
+            CorruptWeights, path, f"header is not JSON as it should be ({reason_of(error)})", DOWNLOAD_AGAIN
+        ) from None
+    if not isinstance(content, dict):
+        raise refuse(CorruptWeights, path, "header is not a JSON object", DOWNLOAD_AGAIN)
+    fields = cast(dict[str, Any], content)
+    metadata = fields.pop("__metadata__", None)
+    if metadata is not None and not _texts(metadata):
+        raise refuse(CorruptWeights, path, "header metadata is not a table of texts", DOWNLOAD_AGAIN)
+    entries = [_parse_entry(path, name, value) for name, value in fields.items()]
+    _check_cover(path, entries, data_size)
+    return SafetensorsHeader(raw=raw, entries=entries, metadata=cast(dict[str, str], metadata or {}))
+
+
+def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object in which no name appears twice; which of two values counts is otherwise up to the reader."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"name {quote(twice)} appears twice")
+    return found
+
+
+def is_count(value: object) -> bool:
+    """Whether a value from JSON is a whole number from 0 to what 63 bits hold (true and false are not)."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _texts(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(isinstance(text, str) for text in cast(dict[str, Any], value).values())
+
+
+def _counts(value: object) -> list[int] | None:
+    if not isinstance(value, list) or not all(is_count(item) for item in cast(list[object], value)):
+        return None
+    return cast(list[int], value)
+
+
+def _parse_entry(path: Path, name: str, value: object) -> TensorEntry:
+    """One tensor's line of the header, with its size recomputed from type and shape."""
+    fields = cast(dict[str, Any], value) if isinstance(value, dict) else {}
+    shape, offsets = _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
+    well_formed = set(fields) == {"dtype", "shape", "data_offsets"} and isinstance(fields["dtype"], str)
+    if not well_formed or shape is None or offsets is None or len(offsets) != 2 or len(shape) > MOST_AXES:
+        raise refuse(
+            CorruptWeights, path, f"tensor {quote(name)} is not described by dtype, shape and offsets", DOWNLOAD_AGAIN
+        )
+    dtype = DTYPES.get(cast(str, fields["dtype"]))
+    if dtype is None:
+        cause = f"tensor {quote(name)} has type {quote(fields['dtype'])}, which vitrail does not read"
+        raise refuse(MismatchedWeights, path, cause, f"convert it to one of {', '.join(DTYPES)}")
+    start, stop = offsets
+    if math.prod(shape) * dtype.itemsize != stop - start:
+        cause = f"tensor {quote(name)} of shape {shape} needs {math.prod(shape) * dtype.itemsize} bytes"
+        raise refuse(CorruptWeights, path, f"{cause} but has the range {start} to {stop}", DOWNLOAD_AGAIN)
+    return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), start=start, stop=stop)
+
+
+def _check_cover(path: Path, entries: Iterable[TensorEntry], data_size: int) -> None:
+    """The ranges must follow each other without hole or overlap and end with the file."""
+    reached = 0
+    for entry in sorted(entries, key=lambda e: (e.start, e.stop)):
+        if entry.start != reached:
+            kind = "overlaps the one before it" if entry.start < reached else "leaves a hole before it"
+            cause = f"tensor {quote(entry.name)} starts at byte {entry.start}, which {kind} (expected {reached})"
+            raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+        reached = entry.stop
+    if reached != data_size:
+        kind = "too few" if reached > data_size else "trailing"
+        cause = f"{abs(data_size - reached)} bytes {kind}: its tensors take {reached}, the file holds {data_size}"
+        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+
+
+# The eight-bit floats are left out: torch has no such test for them, and some have no infinity to find.
+CHECKED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
+
+
+def first_unsound(tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
+    """The first tensor that holds what no honest weight does, and what that is; None when all are sound."""
+    for name, tensor in tensors.items():
+        if tensor.numel() and tensor.dtype in CHECKED and not _finite(tensor.detach()):
+            return name, "NaN or infinity"
+        if tensor.numel() and tensor.dtype == torch.bool and int(tensor.view(torch.uint8).max()) > 1:
+            return name, "bytes other than 0 and 1 in a boolean tensor"
+    return None
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Through the extremes, which a NaN anywhere turns into NaN: no temporaries, and many times as quick."""
+    numbers = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    least, most = torch.aminmax(numbers)
+    return bool(torch.isfinite(least) and torch.isfinite(most))
+
+
+KEY = "vitrail"
+FORMAT = 1
+RESERVED = ("format", "checksums", "seal")
+UNSEALED = "0" * 64
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+# As the seal stands in the raw header, where the JSON text is itself quoted: the last field of that text.
+SEAL_TEXT = re.compile(rb'\\"seal\\":\\"([0-9a-f]{64})\\"\}"')
+# Together they betray a sealed file whose key was damaged, which would otherwise pass for a foreign one.
+MARKS = (b'\\"seal\\":', b'\\"checksums\\":')
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seal:
+    """What a sealed file says of itself, its header already found intact."""
+
+    description: dict[str, Any]
+    checksums: dict[str, str]
+
+
+def open_seal(path: Path, header: SafetensorsHeader) -> Seal | None:
+    """Check the seal of a header; None when the file is not one of vitrail's."""
+    text = header.metadata.get(KEY)
+    if text is None:
+        if all(mark in header.raw for mark in MARKS):
+            raise _altered(path, f"carries a seal but no {KEY!r} entry")
+        return None
+    try:
+        content = cast(object, json.loads(text, object_pairs_hook=unique_pairs))
+    except (ValueError, RecursionError) as error:
+        raise _altered(path, f"its description is not JSON ({shorten(error)})") from None
+    if not isinstance(content, dict):
+        raise _altered(path, "its description is not a JSON object")
+    fields = cast(dict[str, Any], content)
+    _check_format(path, fields.get("format"))
+    found = list(SEAL_TEXT.finditer(header.raw))
+    if len(found) != 1 or fields.get("seal") != found[0][1].decode():
+        raise _altered(path, "its seal is missing or not in its place")
+    if _seal_of(header.raw, found[0].start(1)) != fields["seal"]:
+        raise _altered(path, "its header does not match its seal")
+    checksums = fields.get("checksums")
+    if not isinstance(checksums, dict) or set(cast(dict[str, Any], checksums)) != {e.name for e in header.entries}:
+        raise _altered(path, "its checksums and its tensors do not have the same names")
+    description = {name: value for name, value in fields.items() if name not in RESERVED}
+    return Seal(description=description, checksums=cast(dict[str, str], checksums))
+
+
+def write_sealed(
+    path: str | Path,
+    tensors: Mapping[str, Tensor],
+    description: Mapping[str, Any],
+    reached: Callable[[str], None] = unobserved,
+) -> None:
+    """Write tensors and their description as one sealed file; equal input gives equal bytes.
+
+    Tensors pass one at a time, so a model on another device needs no second copy in host memory. Whatever fails
+    before the rename, a file that stood under the name still stands there. `reached` hears of each write.
+    """
+    path = Path(path)
+    _check_writable(path, tensors)
+    # Wide types first, as the library does it, so that every tensor lies at a multiple of its item's size.
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])))
+    checksums = dict.fromkeys(ordered, UNSEALED)
+    header = _build_header(path, ordered, description, checksums)
+    _apply_seal(path, header)
+    try:
+        with replacing(path, reached) as file:
+            reached("before write")
+            file.write(header)
+            for name, tensor in ordered.items():
+                content = _bytes_of(tensor)
+                checksums[name] = hashlib.sha256(content).hexdigest()
+                reached("before write")
+                file.write(content)
+            file.seek(0)
+            reached("before write")
+            file.write(_apply_seal(path, _build_header(path, ordered, description, checksums)))
+            reached("after write")
+    except NotOnDisk as error:
+        cause = f"is written, but its folder could not be put on disk ({error.strerror or shorten(error)})"
+        raise refuse(WeightsError, path, cause, "check the disk before relying on it") from error
+    except OSError as error:
+        cause = f"cannot be written ({error.strerror or shorten(error)})"
+        raise refuse(WeightsError, path, cause, "free space or choose another folder; nothing was replaced") from error
+
+
+def _altered(path: Path, cause: str) -> CorruptWeights:
+    return refuse(CorruptWeights, path, f"altered since vitrail wrote it: {cause}", DOWNLOAD_AGAIN)
+
+
+def _check_format(path: Path, found: object) -> None:
+    if type(found) is not int or found < 1:
+        raise _altered(path, f"its format is {quote(found)}")
+    if found > FORMAT:
+        cause = f"written by a newer vitrail (format {found}, this one reads up to {FORMAT})"
+        raise refuse(WeightsError, path, cause, "upgrade vitrail")
+
+
+def _seal_of(header: bytes, at: int) -> str:
+    """The digest over length and header, the seal's own digits counted as zeros."""
+    digest = hashlib.sha256(memoryview(header)[:at])
+    digest.update(UNSEALED.encode())
+    digest.update(memoryview(header)[at + len(UNSEALED) :])
+    return digest.hexdigest()
+
+
+def _apply_seal(path: Path, header: bytes) -> bytes:
+    """The header with its seal in place."""
+    found = list(SEAL_TEXT.finditer(header))
+    if len(found) != 1:
+        raise refuse(MismatchedWeights, path, "a tensor's name reads like a seal", "rename it")
+    at = found[0].start(1)
+    return header[:at] + _seal_of(header, at).encode() + header[at + len(UNSEALED) :]
+
+
+def _build_header(
+    path: Path, tensors: Mapping[str, Tensor], description: Mapping[str, Any], checksums: Mapping[str, str]
+) -> bytes:
+    """Length and header; its length does not depend on the digests, so it can be written before they are known."""
+    reserved = sorted(set(RESERVED) & set(description))
+    if reserved:
+        raise ConfigError(f"description field {reserved[0]!r} is vitrail's own; rename it")
+    try:
+        own = json.dumps(dict(description), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"the description of {path} cannot be written as JSON ({shorten(error)}); use plain values"
+        ) from None
+    rest = json.dumps({"checksums": checksums, "seal": UNSEALED}, separators=(",", ":"))
+    text = f'{{"format":{FORMAT},{own[1:-1]}{"," if description else ""}{rest[1:]}'
+    content: dict[str, Any] = {"__metadata__": {KEY: text}}
+    stop = 0
+    for name, tensor in tensors.items():
+        start, stop = stop, stop + tensor.numel() * tensor.dtype.itemsize
+        content[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
+    header = json.dumps(content, separators=(",", ":")).encode("ascii")
+    header += b" " * (-len(header) % LENGTH_BYTES)
+    if len(header) > HEADER_LIMIT:
+        raise refuse(WeightsError, path, f"its header would take {len(header)} bytes", "shorten the description")
+    return struct.pack("<Q", len(header)) + header
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's bytes in row-major order, without a copy where it already lies so in host memory."""
+    dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    return dense.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _check_writable(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse what could not be read back, before the first byte is written."""
+    if path.is_dir():
+        raise refuse(WeightsError, path, "is a folder", "name a file inside it")
+    if not path.parent.is_dir():
+        raise refuse(WeightsError, path, f"its folder {path.parent} does not exist", "create it first")
+    if not tensors:
+        raise refuse(MismatchedWeights, path, "there are no tensors to write", "pass a state dict")
+    for name, tensor in tensors.items():
+        if name in ("", "__metadata__") or name.encode("utf-8", "replace").decode() != name:  # half of a surrogate pair
+            raise refuse(MismatchedWeights, path, f"a tensor cannot be called {quote(name)}", "rename it")
+        if tensor.dtype not in DTYPE_NAMES or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+            cause = f"tensor {quote(name)} ({tensor.dtype}, {tensor.layout}, on {tensor.device}) cannot be stored"
+            raise refuse(MismatchedWeights, path, cause, "make it a dense tensor of a plain type")
+    unsound = first_unsound(tensors)
+    if unsound is not None:
+        cause = f"tensor {quote(unsound[0])} holds {unsound[1]}"
+        raise refuse(CorruptWeights, path, cause, "nothing was written; go back to an earlier state")
+
 
 DIAGNOSED = 8 << 20  # bytes; a longer header that the library refuses is not parsed again for a better message
 
@@ -33,20 +387,20 @@ def read_safetensors(
     return tensors, seal.description, {}
 
 
-def read_header(path: Path, file: BufferedReader, size: int) -> Header:
+def read_header(path: Path, file: BufferedReader, size: int) -> SafetensorsHeader:
     """The header, as two parsers agree on it."""
     file.seek(0)
     first_bytes = file.read(LENGTH_BYTES)
     length = header_length(path, first_bytes, size)
     verdict = _library_verdict(path)
     if verdict is not None and length > DIAGNOSED:
-        raise refusal(CorruptWeights, path, verdict, DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, path, verdict, DOWNLOAD_AGAIN)
     text = file.read(length)
     if len(text) != length:
-        raise refusal(CorruptWeights, path, "ends inside its header", DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, path, "ends inside its header", DOWNLOAD_AGAIN)
     header = parse_header(path, first_bytes + text, size - LENGTH_BYTES - length)
     if verdict is not None:
-        raise refusal(CorruptWeights, path, verdict, DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, path, verdict, DOWNLOAD_AGAIN)
     return header
 
 
@@ -56,10 +410,10 @@ def _library_verdict(path: Path) -> str | None:
         with safe_open(path, framework="pt", device="cpu"):
             return None
     except SafetensorError as error:
-        return told(error)
+        return shorten(error)
 
 
-def read_tensor(path: Path, file: BufferedReader, data_start: int, entry: Entry, seal: Seal | None) -> Tensor:
+def read_tensor(path: Path, file: BufferedReader, data_start: int, entry: TensorEntry, seal: Seal | None) -> Tensor:
     """One tensor's bytes, read into memory of its own and compared with its checksum before anyone sees them."""
     content = torch.empty(entry.stop - entry.start, dtype=torch.uint8)
     view = content.numpy().data
@@ -68,9 +422,9 @@ def read_tensor(path: Path, file: BufferedReader, data_start: int, entry: Entry,
     while filled < len(view):
         count = file.readinto(view[filled:])
         if not count:
-            raise refusal(CorruptWeights, path, f"ends inside tensor {shown(entry.name)}", DOWNLOAD_AGAIN)
+            raise refuse(CorruptWeights, path, f"ends inside tensor {quote(entry.name)}", DOWNLOAD_AGAIN)
         filled += count
     if seal is not None and hashlib.sha256(view).hexdigest() != seal.checksums[entry.name]:
-        cause = f"tensor {shown(entry.name)} does not match its checksum"
-        raise refusal(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+        cause = f"tensor {quote(entry.name)} does not match its checksum"
+        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
     return content.view(entry.dtype).reshape(entry.shape)

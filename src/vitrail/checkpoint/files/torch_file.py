@@ -22,8 +22,8 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
+from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, RESAVE, check_budget, quote, refuse, shorten
 from vitrail.checkpoint.files.pickle_scan import scan_pickle
-from vitrail.checkpoint.files.weight_errors import DOWNLOAD_AGAIN, RESAVE, check_budget, refusal, shown, told
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError
 
 END_MARK = b"PK\x05\x06"
@@ -41,46 +41,46 @@ def open_archive(path: Path, file: BinaryIO, size: int) -> zipfile.ZipFile:
     file.seek(max(0, size - END_SIZE))
     end = file.read(END_SIZE)
     if len(end) != END_SIZE or not end.startswith(END_MARK):
-        raise refusal(CorruptWeights, path, "zip archive is cut short or has bytes after its end", DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, path, "zip archive is cut short or has bytes after its end", DOWNLOAD_AGAIN)
     try:
         archive = zipfile.ZipFile(file)
     except Exception as error:  # BadZipFile and whatever else a damaged directory provokes in the library
-        raise refusal(CorruptWeights, path, f"zip directory is damaged ({told(error)})", DOWNLOAD_AGAIN) from None
+        raise refuse(CorruptWeights, path, f"zip directory is damaged ({shorten(error)})", DOWNLOAD_AGAIN) from None
     members = archive.infolist()
     # One entry's wrong length can swallow those after it, which the library does not miss.
     (count,) = struct.unpack_from("<H", end, END_COUNT)
     if count != min(len(members), MOST_COUNTED):
         cause = f"zip directory lists {len(members)} members but counts {count}"
-        raise refusal(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
     if min((member.header_offset for member in members), default=0) != 0:
-        raise refusal(CorruptWeights, path, "zip archive does not start with its first member", DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, path, "zip archive does not start with its first member", DOWNLOAD_AGAIN)
     seen: set[str] = set()
     for member in members:
         _check_member(path, member)
         if member.filename in seen:
-            raise refusal(CorruptWeights, path, f"member {shown(member.filename)} appears twice", RESAVE)
+            raise refuse(CorruptWeights, path, f"member {quote(member.filename)} appears twice", RESAVE)
         seen.add(member.filename)
     check_budget(path, size, sum(member.file_size for member in members), what="its unpacked members")
     return archive
 
 
 def _check_member(path: Path, member: zipfile.ZipInfo) -> None:
-    name = shown(member.filename)
+    name = quote(member.filename)
     if member.flag_bits & ENCRYPTED:
-        raise refusal(CorruptWeights, path, f"member {name} is encrypted", "re-save without a password")
+        raise refuse(CorruptWeights, path, f"member {name} is encrypted", "re-save without a password")
     if member.external_attr & FOLDER or member.is_dir():
-        raise refusal(CorruptWeights, path, f"member {name} is marked as a folder", DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, path, f"member {name} is marked as a folder", DOWNLOAD_AGAIN)
     if member.compress_type not in METHODS:
-        raise refusal(
+        raise refuse(
             UnsafeWeights, path, f"member {name} is packed by method {member.compress_type}", "re-save uncompressed"
         )
     if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
         cause = f"member {name} is stored in {member.compress_size} bytes but declares {member.file_size}"
-        raise refusal(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
 
 
 @contextlib.contextmanager
-def opened_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Generator[IO[bytes]]:
+def open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Generator[IO[bytes]]:
     """A member's bytes as a stream; whatever the library finds wrong on the way names the member.
 
     The library stops at the declared size and compares the CRC there, so a member can neither run over nor differ.
@@ -91,16 +91,16 @@ def opened_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo)
     except (WeightsError, MemoryError):
         raise
     except Exception as error:  # zlib.error, BadZipFile, EOFError, NotImplementedError, ValueError, ...
-        cause = f"member {shown(member.filename)} is damaged ({told(error)})"
-        raise refusal(CorruptWeights, path, cause, DOWNLOAD_AGAIN) from None
+        cause = f"member {quote(member.filename)} is damaged ({shorten(error)})"
+        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN) from None
 
 
-def pieces(path: Path, stream: IO[bytes], member: zipfile.ZipInfo, wanted: int) -> Iterator[bytes]:
+def read_pieces(path: Path, stream: IO[bytes], member: zipfile.ZipInfo, wanted: int) -> Iterator[bytes]:
     """The next ``wanted`` bytes of a member, a bounded piece at a time."""
     while wanted:
         piece = stream.read(min(wanted, PIECE))
         if not piece:
-            raise refusal(CorruptWeights, path, f"member {shown(member.filename)} ends too early", DOWNLOAD_AGAIN)
+            raise refuse(CorruptWeights, path, f"member {quote(member.filename)} ends too early", DOWNLOAD_AGAIN)
         wanted -= len(piece)
         yield piece
 
@@ -118,35 +118,35 @@ def read_torch_zip(path: Path, file: BinaryIO, size: int, archive: zipfile.ZipFi
     members = {member.filename: member for member in archive.infolist()}
     pickled = [name for name in members if name.endswith(PICKLE)]
     if len(pickled) != 1:
-        raise refusal(CorruptWeights, path, f"holds {len(pickled)} pickles where torch writes one", RESAVE)
+        raise refuse(CorruptWeights, path, f"holds {len(pickled)} pickles where torch writes one", RESAVE)
     root = pickled[0].removesuffix(PICKLE)
     if f"{root}/constants.pkl" in members:
-        raise refusal(MismatchedWeights, path, "is a TorchScript program", "save its state_dict() instead")
+        raise refuse(MismatchedWeights, path, "is a TorchScript program", "save its state_dict() instead")
     for name, member in members.items():
         if not name.startswith(f"{root}/"):
-            raise refusal(CorruptWeights, path, f"member {shown(name)} lies outside {shown(root)}", RESAVE)
+            raise refuse(CorruptWeights, path, f"member {quote(name)} lies outside {quote(root)}", RESAVE)
         if member.compress_type != zipfile.ZIP_STORED:
-            cause = f"member {shown(name)} is compressed, as torch never writes it"
-            raise refusal(UnsafeWeights, path, cause, "re-save uncompressed with torch.save")
+            cause = f"member {quote(name)} is compressed, as torch never writes it"
+            raise refuse(UnsafeWeights, path, cause, "re-save uncompressed with torch.save")
     if sum(member.file_size for member in members.values()) > size:
-        raise refusal(UnsafeWeights, path, "its members overlap", RESAVE)
+        raise refuse(UnsafeWeights, path, "its members overlap", RESAVE)
     content = b""
     for name, member in members.items():
-        with opened_member(path, archive, member) as stream:
+        with open_member(path, archive, member) as stream:
             if name == pickled[0]:
                 if member.file_size > PICKLE_LIMIT:
-                    raise refusal(UnsafeWeights, path, f"its pickle takes {member.file_size} bytes", RESAVE)
-                content = b"".join(pieces(path, stream, member, member.file_size))
+                    raise refuse(UnsafeWeights, path, f"its pickle takes {member.file_size} bytes", RESAVE)
+                content = b"".join(read_pieces(path, stream, member, member.file_size))
             else:
-                for _ in pieces(path, stream, member, member.file_size):
+                for _ in read_pieces(path, stream, member, member.file_size):
                     pass  # the CRC is compared on the way
             stream.read(1)
     for key, wanted in scan_pickle(path, io.BytesIO(content)).storages.items():
         member = members.get(f"{root}/data/{key}")
         if member is None or member.file_size != wanted:
             held = "is not there" if member is None else f"holds {member.file_size}"
-            cause = f"storage {shown(key)} should hold {wanted} bytes but {held}"
-            raise refusal(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+            cause = f"storage {quote(key)} should hold {wanted} bytes but {held}"
+            raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
     return _load(path, file, size)
 
 
@@ -160,16 +160,16 @@ def read_torch_stream(path: Path, file: BinaryIO, size: int) -> dict[str, Tensor
     # Scanned from memory: asked for more bytes than there are, a file allocates them all, a buffer does not.
     stream = io.BytesIO(file.read(min(size, PICKLE_LIMIT)))
     if scan_pickle(path, stream).value != OLD_MAGIC or scan_pickle(path, stream).value != OLD_PROTOCOL:
-        raise refusal(CorruptWeights, path, "is a pickle, but not one of torch.save", RESAVE)
+        raise refuse(CorruptWeights, path, "is a pickle, but not one of torch.save", RESAVE)
     scan_pickle(path, stream)
     storages = scan_pickle(path, stream).storages
     listed = scan_pickle(path, stream).texts
     if sorted(listed) != sorted(storages):
-        raise refusal(CorruptWeights, path, "its list of storages does not match its tensors", DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, path, "its list of storages does not match its tensors", DOWNLOAD_AGAIN)
     wanted, held = sum(storages.values()) + OLD_COUNT * len(storages), size - stream.tell()
     if wanted != held:
         cause = f"its storages should take {wanted} bytes but {held} are there"
-        raise refusal(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
     return _load(path, file, size)
 
 
@@ -182,8 +182,8 @@ def _load(path: Path, file: BinaryIO, size: int) -> dict[str, Tensor]:
     except MemoryError:
         raise
     except Exception as error:  # eleven types have been seen to come out of it
-        cause = f"torch.load refuses it ({type(error).__name__}: {told(error, 120)})"
-        raise refusal(CorruptWeights, path, cause, DOWNLOAD_AGAIN) from None
+        cause = f"torch.load refuses it ({type(error).__name__}: {shorten(error, 120)})"
+        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN) from None
     state = _state(path, content)
     _check_views(path, size, state)
     return {name: tensor.detach().contiguous() for name, tensor in state.items()}
@@ -193,7 +193,7 @@ def _state(path: Path, content: object) -> dict[str, Tensor]:
     """The table of tensors in what was loaded, at the top or under one of the usual names."""
     if not isinstance(content, dict):
         cause = f"holds a {type(content).__name__} where a state dict is expected"
-        raise refusal(MismatchedWeights, path, cause, "save model.state_dict()")
+        raise refuse(MismatchedWeights, path, cause, "save model.state_dict()")
     table = cast(dict[Any, object], content)
     for holder in HOLDERS:
         held = table.get(holder)
@@ -202,24 +202,22 @@ def _state(path: Path, content: object) -> dict[str, Tensor]:
             return _tensors(path, inner, holder)
     bare: dict[Any, object] = {name: value for name, value in table.items() if isinstance(value, Tensor)}
     if not bare:
-        seen = ", ".join(shown(name, 40) for name in list(table)[:12]) or "nothing"
+        seen = ", ".join(quote(name, 40) for name in list(table)[:12]) or "nothing"
         cause = f"holds no state dict: its keys are {seen}"
-        raise refusal(
-            MismatchedWeights, path, cause, f"put the tensors at the top or under one of {', '.join(HOLDERS)}"
-        )
+        raise refuse(MismatchedWeights, path, cause, f"put the tensors at the top or under one of {', '.join(HOLDERS)}")
     return _tensors(path, bare, "the top")
 
 
 def _tensors(path: Path, table: Mapping[Any, object], holder: str) -> dict[str, Tensor]:
     for name, value in table.items():
         if not isinstance(name, str):
-            raise refusal(MismatchedWeights, path, f"tensor name {shown(name)} in {holder} is not a text", RESAVE)
+            raise refuse(MismatchedWeights, path, f"tensor name {quote(name)} in {holder} is not a text", RESAVE)
         if not isinstance(value, Tensor):
-            cause = f"{shown(name)} in {holder} is a {type(value).__name__}, not a tensor"
-            raise refusal(MismatchedWeights, path, cause, "save model.state_dict() alone")
+            cause = f"{quote(name)} in {holder} is a {type(value).__name__}, not a tensor"
+            raise refuse(MismatchedWeights, path, cause, "save model.state_dict() alone")
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
-            cause = f"tensor {shown(name)} is {value.layout} {value.dtype} on {value.device}"
-            raise refusal(MismatchedWeights, path, cause, "save it dense, dequantised and with its data")
+            cause = f"tensor {quote(name)} is {value.layout} {value.dtype} on {value.device}"
+            raise refuse(MismatchedWeights, path, cause, "save it dense, dequantised and with its data")
     return cast(dict[str, Tensor], table)
 
 
@@ -230,7 +228,7 @@ def _check_views(path: Path, size: int, state: dict[str, Tensor]) -> None:
         wanted = math.prod(tensor.shape) * tensor.dtype.itemsize
         held = tensor.untyped_storage().nbytes()
         if wanted > held:
-            cause = f"tensor {shown(name)} of shape {tuple(tensor.shape)} repeats a storage of {held} bytes"
-            raise refusal(UnsafeWeights, path, cause, "re-save it after .contiguous()")
+            cause = f"tensor {quote(name)} of shape {tuple(tensor.shape)} repeats a storage of {held} bytes"
+            raise refuse(UnsafeWeights, path, cause, "re-save it after .contiguous()")
         total += wanted
     check_budget(path, size, total)

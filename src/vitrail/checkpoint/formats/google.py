@@ -22,20 +22,20 @@ from torch import Tensor
 
 from vitrail.checkpoint.formats.key_table import (
     HEADS,
-    Entry,
-    Shapes,
+    KeyEntry,
     Tensors,
-    grid_of,
+    TensorShapes,
+    copy,
+    infer_image,
     position_entry,
     require_plain,
-    same,
 )
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair, format_size
 from vitrail.models.family import ModelConfig, Position
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
-from vitrail.models.zoo import backbone
+from vitrail.models.zoo import hybrid_backbone
 
 PREFIXES = ("opt/target/", "params/", "img/")  # the last is the image tower of a two-tower model (LiT)
 RELEASED_IMAGE: Pair = (224, 224)  # of big_vision's released networks with sine-cosine positions (configs/vit_s16_i1k)
@@ -43,7 +43,7 @@ BLOCK = "Transformer/encoderblock_{}/"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class NpzLayout:
     """How one generation of the code numbers the parts of a block and where it keeps positions."""
 
     name: str
@@ -55,9 +55,9 @@ class Layout:
 
 
 STEM = "Transformer/posembed_input/pos_embedding"
-ORIGINAL = Layout("npz", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3", STEM, (1, 1, 1))
-LINEN = Layout("npz-linen", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0", STEM, ())
-BIG_VISION = Layout(
+ORIGINAL = NpzLayout("npz", "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3", STEM, (1, 1, 1))
+LINEN = NpzLayout("npz-linen", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0", STEM, ())
+BIG_VISION = NpzLayout(
     "npz-big-vision", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0", "pos_embedding", ()
 )
 LAYOUTS = (ORIGINAL, LINEN, BIG_VISION)
@@ -76,7 +76,7 @@ def modern(tensors: Tensors) -> Tensors:
     out = _unstacked(out)
     if "Transformer/pos_embedding" in out:
         out["pos_embedding"] = out.pop("Transformer/pos_embedding")
-    dims = layout_of(set(out)).norms
+    dims = find_layout(set(out)).norms
     return {name: _norm_shaped(name, tensor, dims) for name, tensor in out.items()}
 
 
@@ -98,7 +98,7 @@ def _norm_shaped(name: str, tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
     return tensor.reshape(*dims, -1) if norm and tensor.numel() else tensor
 
 
-def layout_of(names: set[str]) -> Layout:
+def find_layout(names: set[str]) -> NpzLayout:
     if "pos_embedding" in names:
         return BIG_VISION
     if any("MultiHeadDotProductAttention_1/" in name for name in names):
@@ -106,26 +106,26 @@ def layout_of(names: set[str]) -> Layout:
     return LINEN if STEM in names else BIG_VISION
 
 
-def infer(shapes: Shapes) -> ModelConfig:
-    layout = layout_of(set(shapes.tensors))
+def infer(shapes: TensorShapes) -> ModelConfig:
+    layout = find_layout(set(shapes.tensors))
     attention = f"{BLOCK.format(0)}{layout.attention}/"
-    width, heads, _ = shapes.of(f"{attention}query/kernel", 3)
-    *patch, channels, _ = shapes.of("embedding/kernel", 4)
+    width, heads, _ = shapes.get(f"{attention}query/kernel", 3)
+    *patch, channels, _ = shapes.get("embedding/kernel", 4)
     token = "cls" in shapes
     trunk = _infer_backbone(shapes) if "conv_root/kernel" in shapes else None
     ground = (patch[0], patch[1])
     if trunk is not None:
-        channels = shapes.of("conv_root/kernel", 4)[2]
+        channels = shapes.get("conv_root/kernel", 4)[2]
         ground = (patch[0] * trunk.stride, patch[1] * trunk.stride)
-    mlp_width = shapes.of(f"{BLOCK.format(0)}{layout.mlp}/Dense_0/kernel", 2)[1]
+    mlp_width = shapes.get(f"{BLOCK.format(0)}{layout.mlp}/Dense_0/kernel", 2)[1]
     position: Position = "learned" if layout.position in shapes else _unstored_position(shapes, layout)
     prefix = 1
     if layout.position in shapes:
-        rows = shapes.of(layout.position, 3)[1]
-        size, prefix = grid_of(shapes, rows, ground, token)
+        rows = shapes.get(layout.position, 3)[1]
+        size, prefix = infer_image(shapes, rows, ground, token)
     else:
         size = shapes.image or _released_image(shapes, position, (width, mlp_width), ground)
-    classes = shapes.of("head/kernel", 2)[1] if "head/kernel" in shapes else 0
+    classes = shapes.get("head/kernel", 2)[1] if "head/kernel" in shapes else 0
     tanh = "pre_logits/kernel" in shapes
     return ViTConfig(
         width=width,
@@ -145,7 +145,7 @@ def infer(shapes: Shapes) -> ModelConfig:
     )
 
 
-def _unstored_position(shapes: Shapes, layout: Layout) -> Position:
+def _unstored_position(shapes: TensorShapes, layout: NpzLayout) -> Position:
     """The kind of positions of a file that stores none: as given, or big_vision's."""
     if "position" in shapes.facts:
         return shapes.facts["position"]
@@ -157,7 +157,7 @@ def _unstored_position(shapes: Shapes, layout: Layout) -> Position:
     )
 
 
-def _released_image(shapes: Shapes, position: Position, size: tuple[int, int], patch: Pair) -> Pair:
+def _released_image(shapes: TensorShapes, position: Position, size: tuple[int, int], patch: Pair) -> Pair:
     """The image size of a published network with sine-cosine positions, which no tensor tells; others must say it."""
     if position == "sincos2d" and size in HEADS and not any(RELEASED_IMAGE[i] % patch[i] for i in (0, 1)):
         return RELEASED_IMAGE
@@ -175,13 +175,15 @@ def describe_inferred(config: ModelConfig) -> str | None:
     return f"no positions in the file: read as position={position!r} at {format_size(config.image)} px"
 
 
-def _infer_backbone(shapes: Shapes) -> ResNetConfig:
+def _infer_backbone(shapes: TensorShapes) -> ResNetConfig:
     """The root, and as many stages as there are: R+ViT-Ti/16 has none."""
     stages = shapes.count("block{}/unit1/conv1/kernel", 1) if "block1/unit1/conv1/kernel" in shapes else 0
-    return backbone(tuple(shapes.count(f"block{stage}/unit{{}}/conv1/kernel", 1) for stage in range(1, stages + 1)))
+    return hybrid_backbone(
+        tuple(shapes.count(f"block{stage}/unit{{}}/conv1/kernel", 1) for stage in range(1, stages + 1))
+    )
 
 
-def refuse_unreadable(config: ModelConfig, layout: Layout) -> None:
+def refuse_unreadable(config: ModelConfig, layout: NpzLayout) -> None:
     """Refuse to write what Google's own code would read as another network, naming the field."""
     table(config, layout)  # what has no place at all is refused first
     config = vit_config(config, layout.name)
@@ -203,25 +205,25 @@ def refuse_unreadable(config: ModelConfig, layout: Layout) -> None:
             )
 
 
-def _positions_of(layout: Layout) -> tuple[Position, ...]:
+def _positions_of(layout: NpzLayout) -> tuple[Position, ...]:
     """The kinds that the code of that time computes with."""
     return ("sincos2d", "learned") if layout is BIG_VISION else ("learned",)
 
 
-def table(config: ModelConfig, layout: Layout = ORIGINAL) -> list[Entry]:
+def table(config: ModelConfig, layout: NpzLayout = ORIGINAL) -> list[KeyEntry]:
     free = ("backbone", "class_token", "pool")
     c = require_plain(layout.name, config, heads=("none", "linear", "tanh"), free=(*free, "position"))
     if c.position not in ("learned", "none", "sincos2d"):
         raise ExportRefused(
             f"{layout.name} has no place for field position={c.position!r}; it holds 'learned', 'sincos2d' and 'none'"
         )
-    rows = [same("class_token", "cls")] if c.class_token else []
+    rows = [copy("class_token", "cls")] if c.class_token else []
     if c.position == "learned":
         rows += [_positions(c, layout)]
     rows += _trunk_table(c.backbone, layout) if c.backbone is not None else []
     rows += [
         conv("embedding.projection.weight", "embedding/kernel"),
-        same("embedding.projection.bias", "embedding/bias"),
+        copy("embedding.projection.bias", "embedding/bias"),
     ]
     for i in range(c.depth):
         rows += _block_table(f"blocks.{i}.", BLOCK.format(i), layout, c.heads)
@@ -230,13 +232,13 @@ def table(config: ModelConfig, layout: Layout = ORIGINAL) -> list[Entry]:
     return rows + (dense("head.classifier", "head") if c.classes else [])
 
 
-def _positions(c: ViTConfig, layout: Layout) -> Entry:
+def _positions(c: ViTConfig, layout: NpzLayout) -> KeyEntry:
     if layout is not BIG_VISION:
         return position_entry(c, layout.position)
-    return same("position.tables.0.table", layout.position)
+    return copy("position.tables.0.table", layout.position)
 
 
-def _block_table(ours: str, theirs: str, layout: Layout, heads: int) -> list[Entry]:
+def _block_table(ours: str, theirs: str, layout: NpzLayout, heads: int) -> list[KeyEntry]:
     attention = f"{theirs}{layout.attention}/"
     parts = ("query", "key", "value")
     return [
@@ -244,14 +246,14 @@ def _block_table(ours: str, theirs: str, layout: Layout, heads: int) -> list[Ent
         qkv_kernel(f"{ours}attention.qkv.weight", tuple(f"{attention}{part}/kernel" for part in parts), heads),
         qkv_bias(f"{ours}attention.qkv.bias", tuple(f"{attention}{part}/bias" for part in parts), heads),
         out_kernel(f"{ours}attention.out.weight", f"{attention}out/kernel", heads),
-        same(f"{ours}attention.out.bias", f"{attention}out/bias"),
+        copy(f"{ours}attention.out.bias", f"{attention}out/bias"),
         *norm(f"{ours}norm_mlp", f"{theirs}{layout.norm_mlp}"),
         *dense(f"{ours}mlp.expand", f"{theirs}{layout.mlp}/Dense_0"),
         *dense(f"{ours}mlp.contract", f"{theirs}{layout.mlp}/Dense_1"),
     ]
 
 
-def _trunk_table(c: ResNetConfig, layout: Layout) -> list[Entry]:
+def _trunk_table(c: ResNetConfig, layout: NpzLayout) -> list[KeyEntry]:
     if (c.unit, c.root, c.mixing, c.factor) != ("postactivation", "7x7", "convolution", 1):
         raise ExportRefused(
             f"{layout.name} holds hybrids of R50: field root={c.root!r} or factor={c.factor} cannot be held"
@@ -270,47 +272,47 @@ def _trunk_table(c: ResNetConfig, layout: Layout) -> list[Entry]:
     return rows
 
 
-def conv(ours: str, theirs: str) -> Entry:
+def conv(ours: str, theirs: str) -> KeyEntry:
     """OIHW here, HWIO there."""
-    return Entry(ours, (theirs,), lambda t: (t.permute(2, 3, 1, 0),), lambda ts: ts[0].permute(3, 2, 0, 1))
+    return KeyEntry(ours, (theirs,), lambda t: (t.permute(2, 3, 1, 0),), lambda ts: ts[0].permute(3, 2, 0, 1))
 
 
-def dense(ours: str, theirs: str) -> list[Entry]:
+def dense(ours: str, theirs: str) -> list[KeyEntry]:
     """[out, in] here, [in, out] there."""
-    kernel = Entry(f"{ours}.weight", (f"{theirs}/kernel",), lambda t: (t.T,), lambda ts: ts[0].T)
-    return [kernel, same(f"{ours}.bias", f"{theirs}/bias")]
+    kernel = KeyEntry(f"{ours}.weight", (f"{theirs}/kernel",), lambda t: (t.T,), lambda ts: ts[0].T)
+    return [kernel, copy(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def norm(ours: str, theirs: str) -> list[Entry]:
-    return [same(f"{ours}.weight", f"{theirs}/scale"), same(f"{ours}.bias", f"{theirs}/bias")]
+def norm(ours: str, theirs: str) -> list[KeyEntry]:
+    return [copy(f"{ours}.weight", f"{theirs}/scale"), copy(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def group_norm(ours: str, theirs: str, layout: Layout) -> list[Entry]:
-    def entry(mine: str, yours: str) -> Entry:
-        return Entry(mine, (yours,), lambda t: (t.reshape(*layout.norms, -1),), lambda ts: ts[0].flatten())
+def group_norm(ours: str, theirs: str, layout: NpzLayout) -> list[KeyEntry]:
+    def entry(mine: str, yours: str) -> KeyEntry:
+        return KeyEntry(mine, (yours,), lambda t: (t.reshape(*layout.norms, -1),), lambda ts: ts[0].flatten())
 
     return [entry(f"{ours}.weight", f"{theirs}/scale"), entry(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def qkv_kernel(ours: str, names: tuple[str, ...], heads: int) -> Entry:
+def qkv_kernel(ours: str, names: tuple[str, ...], heads: int) -> KeyEntry:
     """[3D, D] here; three times [D, heads, D_h] there."""
 
     def out(t: Tensor) -> tuple[Tensor, ...]:
         return tuple(part.T.unflatten(1, (heads, -1)) for part in t.chunk(3))
 
-    return Entry(ours, names, out, lambda ts: torch.cat([t.flatten(1).T for t in ts]))
+    return KeyEntry(ours, names, out, lambda ts: torch.cat([t.flatten(1).T for t in ts]))
 
 
-def qkv_bias(ours: str, names: tuple[str, ...], heads: int) -> Entry:
+def qkv_bias(ours: str, names: tuple[str, ...], heads: int) -> KeyEntry:
     def out(t: Tensor) -> tuple[Tensor, ...]:
         return tuple(part.unflatten(0, (heads, -1)) for part in t.chunk(3))
 
-    return Entry(ours, names, out, lambda ts: torch.cat([t.flatten() for t in ts]))
+    return KeyEntry(ours, names, out, lambda ts: torch.cat([t.flatten() for t in ts]))
 
 
-def out_kernel(ours: str, theirs: str, heads: int) -> Entry:
+def out_kernel(ours: str, theirs: str, heads: int) -> KeyEntry:
     """[D, D] here, [heads, D_h, D] there."""
-    return Entry(ours, (theirs,), lambda t: (t.T.unflatten(0, (heads, -1)),), lambda ts: ts[0].flatten(0, 1).T)
+    return KeyEntry(ours, (theirs,), lambda t: (t.T.unflatten(0, (heads, -1)),), lambda ts: ts[0].flatten(0, 1).T)
 
 
 NAME = "npz-bit"
@@ -327,7 +329,7 @@ def modern_bit(tensors: Tensors) -> Tensors:
     return {name: t.flatten() if name.endswith(("/gamma", "/beta")) else t for name, t in out.items()}
 
 
-def infer_bit(shapes: Shapes) -> ModelConfig:
+def infer_bit(shapes: TensorShapes) -> ModelConfig:
     unit = "resnet/block{}/unit{:02d}/a/standardized_conv2d/kernel"
     blocks: list[int] = []
     while unit.format(len(blocks) + 1, 1) in shapes:
@@ -335,20 +337,20 @@ def infer_bit(shapes: Shapes) -> ModelConfig:
         while unit.format(len(blocks) + 1, count + 1) in shapes:
             count += 1
         blocks.append(count)
-    channels, width = shapes.of(ROOT, 4)[2:]
-    classes = shapes.of("resnet/head/conv2d/kernel", 4)[3] if "resnet/head/conv2d/kernel" in shapes else 0
+    channels, width = shapes.get(ROOT, 4)[2:]
+    classes = shapes.get("resnet/head/conv2d/kernel", 4)[3] if "resnet/head/conv2d/kernel" in shapes else 0
     return ResNetConfig(
         blocks=tuple(blocks), factor=width / 64, channels=channels, classes=classes, image=shapes.image or (224, 224)
     )
 
 
 @singledispatch
-def bit_table(config: ModelConfig) -> list[Entry]:
+def bit_table(config: ModelConfig) -> list[KeyEntry]:
     raise ExportRefused(f"{NAME} holds BiT ResNets; this network is a {config.title}")
 
 
 @bit_table.register
-def _(c: ResNetConfig) -> list[Entry]:
+def _(c: ResNetConfig) -> list[KeyEntry]:
     if (c.unit, c.root, c.mixing) != ("preactivation", "7x7", "convolution"):
         raise ExportRefused(f"{NAME} has no place for field unit={c.unit!r}, root={c.root!r} or mixing={c.mixing!r}")
     rows = [conv("trunk.root.weight", ROOT)]
@@ -364,13 +366,13 @@ def _(c: ResNetConfig) -> list[Entry]:
     return rows + (_head() if c.classes else [])
 
 
-def bit_norm(ours: str, theirs: str) -> list[Entry]:
-    return [same(f"{ours}.weight", f"{theirs}/gamma"), same(f"{ours}.bias", f"{theirs}/beta")]
+def bit_norm(ours: str, theirs: str) -> list[KeyEntry]:
+    return [copy(f"{ours}.weight", f"{theirs}/gamma"), copy(f"{ours}.bias", f"{theirs}/beta")]
 
 
-def _head() -> list[Entry]:
+def _head() -> list[KeyEntry]:
     """A matrix [K, F] here, a 1x1 convolution [1, 1, F, K] there."""
-    kernel = Entry(
+    kernel = KeyEntry(
         "head.weight", ("resnet/head/conv2d/kernel",), lambda t: (t.T[None, None],), lambda ts: ts[0].flatten(0, 2).T
     )
-    return [kernel, same("head.bias", "resnet/head/conv2d/bias")]
+    return [kernel, copy("head.bias", "resnet/head/conv2d/bias")]

@@ -9,14 +9,14 @@ from functools import singledispatch
 from typing import Any, cast
 
 from vitrail.checkpoint.formats.key_table import (
-    Entry,
-    Shapes,
+    KeyEntry,
     Tensors,
-    both,
-    parted,
+    TensorShapes,
+    copy,
     position_entry,
     require_plain,
-    same,
+    split_qkv,
+    weight_and_bias,
 )
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair, pair
@@ -59,18 +59,18 @@ def _four(name: str) -> str:
     return name
 
 
-def infer(shapes: Shapes) -> ModelConfig:
+def infer(shapes: TensorShapes) -> ModelConfig:
     """The config that the folder's `config.json` states; tensors are held against it afterwards."""
     if shapes.settings is None:
         raise MismatchedWeights(f"{shapes.path}: Hugging Face tensors without their config.json; give the folder")
-    get = Settings(shapes, shapes.settings)
+    get = ConfigReader(shapes, shapes.settings)
     return _infer_bit(get) if get.values.get("model_type") == "bit" else _infer_vit(get)
 
 
-class Settings:
+class ConfigReader:
     """A config.json, read with the types it must have."""
 
-    def __init__(self, shapes: Shapes, values: dict[str, Any]):
+    def __init__(self, shapes: TensorShapes, values: dict[str, Any]):
         self.shapes, self.values = shapes, values
 
     def whole(self, name: str, default: int | None = None) -> int:
@@ -97,7 +97,7 @@ class Settings:
         return float(value)
 
 
-def _infer_vit(get: Settings) -> ViTConfig:
+def _infer_vit(get: ConfigReader) -> ViTConfig:
     shapes, settings = get.shapes, get.values
     if settings.get("model_type", "vit") not in ("vit", "deit"):
         raise MismatchedWeights(
@@ -109,7 +109,7 @@ def _infer_vit(get: Settings) -> ViTConfig:
     depth, found = get.whole("num_hidden_layers", 12), shapes.count("vit.encoder.layer.{}.layernorm_before.weight")
     if depth != found:
         raise MismatchedWeights(f"{shapes.path}: config.json says num_hidden_layers={depth}, the tensors make {found}")
-    classes = shapes.of("classifier.weight", 2)[0] if "classifier.weight" in shapes else 0
+    classes = shapes.get("classifier.weight", 2)[0] if "classifier.weight" in shapes else 0
     pooler = "vit.pooler.dense.weight" in shapes
     if pooler and settings.get("pooler_act", "tanh") != "tanh":
         raise MismatchedWeights(f"{shapes.path}: pooler_act {settings['pooler_act']!r} is not the paper's tanh")
@@ -131,7 +131,7 @@ def _infer_vit(get: Settings) -> ViTConfig:
     )
 
 
-def _infer_bit(get: Settings) -> ResNetConfig:
+def _infer_bit(get: ConfigReader) -> ResNetConfig:
     shapes, settings = get.shapes, get.values
     layers = "bit.encoder.stages.{}.layers.{}.conv1.weight"
     stages = shapes.count("bit.encoder.stages.{}.layers.0.conv1.weight")
@@ -146,8 +146,8 @@ def _infer_bit(get: Settings) -> ResNetConfig:
         raise MismatchedWeights(
             f"{shapes.path}: config.json says depths={settings.get('depths')}, the tensors make {blocks}"
         )
-    width, channels, *_ = shapes.of("bit.embedder.convolution.weight", 4)
-    classes = shapes.of("classifier.1.weight", 2)[0] if "classifier.1.weight" in shapes else 0
+    width, channels, *_ = shapes.get("bit.embedder.convolution.weight", 4)
+    classes = shapes.get("classifier.1.weight", 2)[0] if "classifier.1.weight" in shapes else 0
     groups = get.whole("num_groups", 32)
     return ResNetConfig(
         blocks=blocks, factor=width / 64, channels=channels, classes=classes, groups=groups, standardisation_eps=1e-8
@@ -155,46 +155,48 @@ def _infer_bit(get: Settings) -> ResNetConfig:
 
 
 @singledispatch
-def table(config: ModelConfig) -> list[Entry]:
+def table(config: ModelConfig) -> list[KeyEntry]:
     c = require_plain(NAME, config, heads=("none", "linear", "tanh"), free=("qkv_bias",))
     if c.head == "tanh" and c.classes:
         raise ExportRefused(
             "huggingface has no classifier behind a hidden tanh layer: field head='tanh' goes with classes=0"
         )
-    rows = [same("class_token", "vit.embeddings.cls_token"), position_entry(c, "vit.embeddings.position_embeddings")]
-    rows += both("embedding.projection", "vit.embeddings.patch_embeddings.projection")
+    rows = [copy("class_token", "vit.embeddings.cls_token"), position_entry(c, "vit.embeddings.position_embeddings")]
+    rows += weight_and_bias("embedding.projection", "vit.embeddings.patch_embeddings.projection")
     for i in range(c.depth):
         ours, theirs = f"blocks.{i}.", f"vit.encoder.layer.{i}."
         inner = f"{theirs}attention.attention."
-        rows += both(f"{ours}norm_attention", f"{theirs}layernorm_before")
+        rows += weight_and_bias(f"{ours}norm_attention", f"{theirs}layernorm_before")
         for p in ("weight", "bias")[: 2 if c.qkv_bias else 1]:
-            rows += [parted(f"{ours}attention.qkv.{p}", (f"{inner}query.{p}", f"{inner}key.{p}", f"{inner}value.{p}"))]
-        rows += both(f"{ours}attention.out", f"{theirs}attention.output.dense")
-        rows += both(f"{ours}norm_mlp", f"{theirs}layernorm_after")
-        rows += both(f"{ours}mlp.expand", f"{theirs}intermediate.dense")
-        rows += both(f"{ours}mlp.contract", f"{theirs}output.dense")
-    rows += both("norm", "vit.layernorm")
-    rows += both("head.hidden", "vit.pooler.dense") if c.head == "tanh" else []
-    return rows + (both("head.classifier", "classifier") if c.classes else [])
+            rows += [
+                split_qkv(f"{ours}attention.qkv.{p}", (f"{inner}query.{p}", f"{inner}key.{p}", f"{inner}value.{p}"))
+            ]
+        rows += weight_and_bias(f"{ours}attention.out", f"{theirs}attention.output.dense")
+        rows += weight_and_bias(f"{ours}norm_mlp", f"{theirs}layernorm_after")
+        rows += weight_and_bias(f"{ours}mlp.expand", f"{theirs}intermediate.dense")
+        rows += weight_and_bias(f"{ours}mlp.contract", f"{theirs}output.dense")
+    rows += weight_and_bias("norm", "vit.layernorm")
+    rows += weight_and_bias("head.hidden", "vit.pooler.dense") if c.head == "tanh" else []
+    return rows + (weight_and_bias("head.classifier", "classifier") if c.classes else [])
 
 
 @table.register
-def _bit_table(c: ResNetConfig) -> list[Entry]:
+def _bit_table(c: ResNetConfig) -> list[KeyEntry]:
     if (c.unit, c.root, c.mixing) != ("preactivation", "7x7", "convolution"):
         raise ExportRefused(
             f"huggingface's BiT has no place for field unit={c.unit!r}, root={c.root!r} or mixing={c.mixing!r}"
         )
-    rows = [same("trunk.root.weight", "bit.embedder.convolution.weight")]
+    rows = [copy("trunk.root.weight", "bit.embedder.convolution.weight")]
     for stage, count in enumerate(c.blocks):
         for block in range(count):
             here, there = f"trunk.stages.{stage}.{block}.", f"bit.encoder.stages.{stage}.layers.{block}."
             for part in (1, 2, 3):
-                rows += [same(f"{here}conv{part}.weight", f"{there}conv{part}.weight")]
-                rows += both(f"{here}norm{part}", f"{there}norm{part}")
+                rows += [copy(f"{here}conv{part}.weight", f"{there}conv{part}.weight")]
+                rows += weight_and_bias(f"{here}norm{part}", f"{there}norm{part}")
             if block == 0:
-                rows += [same(f"{here}project.weight", f"{there}downsample.conv.weight")]
-    rows += both("norm", "bit.norm")
-    return rows + (both("head", "classifier.1") if c.classes else [])
+                rows += [copy(f"{here}project.weight", f"{there}downsample.conv.weight")]
+    rows += weight_and_bias("norm", "bit.norm")
+    return rows + (weight_and_bias("head", "classifier.1") if c.classes else [])
 
 
 def settings(

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.files.weight_errors import check_budget, told
+from vitrail.checkpoint.files.checks import check_budget, shorten
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair, format_size, pair
-from vitrail.models.build import skeleton
+from vitrail.models.build import tensor_shapes
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import SHAPES, SMALL_SHAPES
@@ -29,68 +29,68 @@ Tensors: TypeAlias = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """`ours` is `names` of theirs; `out` splits ours into theirs, `back` joins theirs into ours."""
+class KeyEntry:
+    """`ours` is `names` of theirs; `to_theirs` splits ours into theirs, `to_ours` joins theirs into ours."""
 
     ours: str
     names: tuple[str, ...]
-    out: Callable[[Tensor], tuple[Tensor, ...]]
-    back: Callable[[tuple[Tensor, ...]], Tensor]
+    to_theirs: Callable[[Tensor], tuple[Tensor, ...]]
+    to_ours: Callable[[tuple[Tensor, ...]], Tensor]
 
 
-def same(ours: str, theirs: str) -> Entry:
-    return Entry(ours, (theirs,), lambda t: (t,), lambda ts: ts[0])
+def copy(ours: str, theirs: str) -> KeyEntry:
+    return KeyEntry(ours, (theirs,), lambda t: (t,), lambda ts: ts[0])
 
 
-def both(ours: str, theirs: str) -> list[Entry]:
+def weight_and_bias(ours: str, theirs: str) -> list[KeyEntry]:
     """Weight and bias under one stem each."""
-    return [same(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
+    return [copy(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
 
 
-def parted(ours: str, names: tuple[str, str, str]) -> Entry:
+def split_qkv(ours: str, names: tuple[str, str, str]) -> KeyEntry:
     """q, k and v stacked in one matrix here, three of their own there."""
-    return Entry(ours, names, lambda t: t.chunk(3), torch.cat)
+    return KeyEntry(ours, names, lambda t: t.chunk(3), torch.cat)
 
 
-def pointwise(ours: str, theirs: str) -> Entry:
+def as_pointwise(ours: str, theirs: str) -> KeyEntry:
     """A matrix here, a 1x1 convolution there."""
-    return Entry(ours, (theirs,), lambda t: (t[:, :, None, None],), lambda ts: ts[0].flatten(1))
+    return KeyEntry(ours, (theirs,), lambda t: (t[:, :, None, None],), lambda ts: ts[0].flatten(1))
 
 
-def class_row_added(ours: str, theirs: str) -> Entry:
+def add_class_row(ours: str, theirs: str) -> KeyEntry:
     """Positions of patches alone here; there the class token has a row too, which stays zero and adds nothing."""
 
     def out(t: Tensor) -> tuple[Tensor, ...]:
         return (torch.cat([t.new_zeros(1, 1, t.shape[2]), t], dim=1),)
 
-    return Entry(ours, (theirs,), out, lambda ts: ts[0][:, 1:])
+    return KeyEntry(ours, (theirs,), out, lambda ts: ts[0][:, 1:])
 
 
-def export_tensors(table: Iterable[Entry], tensors: Tensors) -> Tensors:
+def export_tensors(table: Iterable[KeyEntry], tensors: Tensors) -> Tensors:
     """Ours to theirs. A network with tensors that the table does not know is refused: it would be read as another."""
     out: Tensors = {}
     entries = list(table)
     if left := set(tensors) - {entry.ours for entry in entries}:
         raise ExportRefused(f"this format has no place for tensor {min(left)!r}; write a vitrail file instead")
     for entry in entries:
-        parts = entry.out(tensors[entry.ours])
+        parts = entry.to_theirs(tensors[entry.ours])
         out |= {name: part.contiguous() for name, part in zip(entry.names, parts, strict=True)}
     return out
 
 
-def import_tensors(path: Path, config: ModelConfig, table: Iterable[Entry], theirs: Tensors) -> Tensors:
+def import_tensors(path: Path, config: ModelConfig, table: Iterable[KeyEntry], theirs: Tensors) -> Tensors:
     """Theirs to ours; the first tensor that is missing, left over or of the wrong shape or type is named."""
-    shapes = shapes_of(path, config, theirs)
+    shapes = expected_shapes(path, config, theirs)
     left = dict(theirs)
     out: Tensors = {}
     for entry in table:
         with torch.device("meta"):
-            wanted = entry.out(torch.empty(shapes[entry.ours]))
+            wanted = entry.to_theirs(torch.empty(shapes[entry.ours]))
         parts = tuple(
             _checked(path, name, left.pop(name, None), tuple(want.shape))
             for name, want in zip(entry.names, wanted, strict=True)
         )
-        out[entry.ours] = entry.back(parts).contiguous()
+        out[entry.ours] = entry.to_ours(parts).contiguous()
     if left:
         name = next(iter(left))
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
@@ -100,12 +100,12 @@ def import_tensors(path: Path, config: ModelConfig, table: Iterable[Entry], thei
     return {name: out[name] for name in shapes}
 
 
-def identity(path: Path, config: ModelConfig, theirs: Tensors) -> list[Entry]:
+def identity_table(path: Path, config: ModelConfig, theirs: Tensors) -> list[KeyEntry]:
     """The table of our own files."""
-    return [same(name, name) for name in shapes_of(path, config, theirs)]
+    return [copy(name, name) for name in expected_shapes(path, config, theirs)]
 
 
-def shapes_of(path: Path, config: ModelConfig, theirs: Tensors) -> dict[str, tuple[int, ...]]:
+def expected_shapes(path: Path, config: ModelConfig, theirs: Tensors) -> dict[str, tuple[int, ...]]:
     """What the network holds; a file that speaks of more layers than it has tensors is not taken at its word."""
     layers = config.units
     if layers > len(theirs):
@@ -116,9 +116,9 @@ def shapes_of(path: Path, config: ModelConfig, theirs: Tensors) -> dict[str, tup
         held = sum(tensor.nbytes for tensor in theirs.values())
         check_budget(path, held, config.fixed_bytes, what="its fixed positions")
     try:
-        return skeleton(config)
+        return tensor_shapes(config)
     except RuntimeError as error:  # torch counts bytes in 64 bits
-        raise MismatchedWeights(f"{path}: speaks of tensors beyond any memory ({told(error)})") from None
+        raise MismatchedWeights(f"{path}: speaks of tensors beyond any memory ({shorten(error)})") from None
 
 
 def _checked(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> Tensor:
@@ -131,7 +131,7 @@ def _checked(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...
     return tensor
 
 
-class Shapes:
+class TensorShapes:
     """Questions to a file's tensors that answer with a clear error when a tensor is not there.
 
     `settings` is the config.json next to them; `facts` is what the caller knows and the file may not say.
@@ -157,7 +157,7 @@ class Shapes:
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
-    def of(self, name: str, rank: int) -> tuple[int, ...]:
+    def get(self, name: str, rank: int) -> tuple[int, ...]:
         if name not in self.tensors:
             raise MismatchedWeights(f"{self.path}: tensor {name!r} is missing; the file is not whole")
         shape = tuple(self.tensors[name].shape)
@@ -178,7 +178,7 @@ class Shapes:
 HEADS = {(width, mlp): heads for width, _, mlp, heads in (SHAPES | SMALL_SHAPES).values()}
 
 
-def heads_of(shapes: Shapes, width: int, mlp_width: int) -> int:
+def infer_heads(shapes: TensorShapes, width: int, mlp_width: int) -> int:
     """Heads as given, by the published shape, else 64 dimensions a head; a fused matrix does not tell."""
     if "heads" in shapes.facts:
         return int(shapes.facts["heads"])
@@ -191,7 +191,7 @@ def heads_of(shapes: Shapes, width: int, mlp_width: int) -> int:
     return width // 64
 
 
-def grid_of(shapes: Shapes, rows: int, patch: Pair, class_token: bool) -> tuple[Pair, int]:
+def infer_image(shapes: TensorShapes, rows: int, patch: Pair, class_token: bool) -> tuple[Pair, int]:
     """The image that a position table is for, and how many of its rows belong to the class token."""
     path, image = shapes.path, shapes.image
     for prefix in (1, 0) if class_token else (0,):
@@ -239,7 +239,7 @@ def require_plain(
     return config
 
 
-def position_entry(config: ViTConfig, theirs: str) -> Entry:
+def position_entry(config: ViTConfig, theirs: str) -> KeyEntry:
     """Learned positions where the format always has a row for the class token."""
     own = config.position_prefix or not config.class_token
-    return (same if own else class_row_added)("position.tables.0.table", theirs)
+    return (copy if own else add_class_row)("position.tables.0.table", theirs)

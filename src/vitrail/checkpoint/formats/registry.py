@@ -6,7 +6,7 @@ from functools import partial
 
 from vitrail.checkpoint.formats import google, huggingface, timm, torchvision
 from vitrail.checkpoint.formats import google as google_bit
-from vitrail.checkpoint.formats.key_table import Entry, Shapes, Tensors
+from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes
 from vitrail.core.errors import unknown
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -42,18 +42,18 @@ class Format:
 
     name: str
     recognises: Callable[[set[str]], bool]
-    table: Callable[[ModelConfig], list[Entry]]
-    infer: Callable[[Shapes], ModelConfig]
+    table: Callable[[ModelConfig], list[KeyEntry]]
+    infer: Callable[[TensorShapes], ModelConfig]
     modern: Callable[[Tensors], Tensors] = dict
     refuse_unreadable: Callable[[ModelConfig], None] = lambda config: None  # by the format's own code, at export
     describe_inferred: Callable[[ModelConfig], str | None] = lambda config: None
     preprocessing: Callable[[Pair], Preprocessing] = half_squash  # what its own weights expect, unless a card says
 
 
-def _google(layout: google.Layout) -> Format:
+def _google(layout: google.NpzLayout) -> Format:
     return Format(
         name=layout.name,
-        recognises=lambda names: google.recognises(names) and google.layout_of(names) is layout,
+        recognises=lambda names: google.recognises(names) and google.find_layout(names) is layout,
         table=partial(google.table, layout=layout),
         infer=google.infer,
         modern=google.modern,

@@ -7,7 +7,15 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import Any, get_args
 
-from vitrail.checkpoint.formats.key_table import Entry, Shapes, both, grid_of, heads_of, pointwise, same
+from vitrail.checkpoint.formats.key_table import (
+    KeyEntry,
+    TensorShapes,
+    as_pointwise,
+    copy,
+    infer_heads,
+    infer_image,
+    weight_and_bias,
+)
 from vitrail.core.errors import ExportRefused, MismatchedWeights
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import Interpolation, Preprocessing
@@ -23,25 +31,25 @@ def recognises(names: set[str]) -> bool:
 
 
 @singledispatch
-def table(config: ModelConfig) -> list[Entry]:
+def table(config: ModelConfig) -> list[KeyEntry]:
     raise ExportRefused(f"timm has no such network: {config.title}")
 
 
-def infer(shapes: Shapes) -> ModelConfig:
+def infer(shapes: TensorShapes) -> ModelConfig:
     """The config behind a timm state dict, with timm's numerics."""
     if "patch_embed.proj.weight" not in shapes:
         return _infer_resnet(shapes)
     backbone = (
         _infer_backbone(shapes, "patch_embed.backbone.") if "patch_embed.backbone.stem.conv.weight" in shapes else None
     )
-    width, channels, *patch = shapes.of("patch_embed.proj.weight", 4)
-    mlp_width = shapes.of("blocks.0.mlp.fc1.weight", 2)[0]
-    token, rows = "cls_token" in shapes, shapes.of("pos_embed", 3)[1]
+    width, channels, *patch = shapes.get("patch_embed.proj.weight", 4)
+    mlp_width = shapes.get("blocks.0.mlp.fc1.weight", 2)[0]
+    token, rows = "cls_token" in shapes, shapes.get("pos_embed", 3)[1]
     ground, stride = (patch[0], patch[1]), 1
     if backbone is not None:
-        channels, stride = shapes.of("patch_embed.backbone.stem.conv.weight", 4)[1], backbone.stride
+        channels, stride = shapes.get("patch_embed.backbone.stem.conv.weight", 4)[1], backbone.stride
         ground = (patch[0] * stride, patch[1] * stride)
-    size, prefix = grid_of(shapes, rows, ground, token)
+    size, prefix = infer_image(shapes, rows, ground, token)
     after = "fc_norm.weight" in shapes
     args: dict[str, Any] = dict((shapes.settings or {}).get("model_args") or {})
     heads = args.get("num_heads")
@@ -52,15 +60,15 @@ def infer(shapes: Shapes) -> ModelConfig:
         width=width,
         depth=shapes.count("blocks.{}.norm1.weight"),
         mlp_width=mlp_width,
-        heads=heads if type(heads) is int else heads_of(shapes, width, mlp_width),
+        heads=heads if type(heads) is int else infer_heads(shapes, width, mlp_width),
         image=size,
         patch=(patch[0], patch[1]),
         channels=channels,
-        classes=shapes.of("head.weight", 2)[0] if "head.weight" in shapes else 0,
+        classes=shapes.get("head.weight", 2)[0] if "head.weight" in shapes else 0,
         head="linear" if "head.weight" in shapes else "none",
         pool="mean" if after or not token or args.get("global_pool") == "avg" else "token",
         class_token=token,
-        registers=shapes.of("reg_token", 3)[1] if "reg_token" in shapes else 0,
+        registers=shapes.get("reg_token", 3)[1] if "reg_token" in shapes else 0,
         position_prefix=bool(prefix) or not token,
         qkv_bias="blocks.0.attn.qkv.bias" in shapes,
         backbone=None if backbone is None else replace(backbone, image=size, channels=channels),
@@ -70,7 +78,7 @@ def infer(shapes: Shapes) -> ModelConfig:
 
 
 @table.register
-def _vit_table(c: ViTConfig) -> list[Entry]:
+def _vit_table(c: ViTConfig) -> list[KeyEntry]:
     if c.head == "tanh":
         raise ExportRefused(
             "timm has no hidden tanh layer: field head='tanh' cannot be held; use head='linear', npz or torchvision"
@@ -88,64 +96,68 @@ def _vit_table(c: ViTConfig) -> list[Entry]:
         raise ExportRefused(
             "timm gives positions to class token and registers alike: field position_prefix=True cannot be held"
         )
-    rows = [same("class_token", "cls_token")] if c.class_token else []
-    rows += [same("registers", "reg_token")] if c.registers else []
-    rows += [same("position.tables.0.table", "pos_embed")]
+    rows = [copy("class_token", "cls_token")] if c.class_token else []
+    rows += [copy("registers", "reg_token")] if c.registers else []
+    rows += [copy("position.tables.0.table", "pos_embed")]
     if c.backbone is not None:
         rows += _trunk_table(c.backbone, "embedding.backbone.", "patch_embed.backbone.")
-    rows += both("embedding.projection", "patch_embed.proj")
+    rows += weight_and_bias("embedding.projection", "patch_embed.proj")
     for i in range(c.depth):
         ours, theirs = f"blocks.{i}.", f"blocks.{i}."
-        rows += both(f"{ours}norm_attention", f"{theirs}norm1")
-        rows += both(f"{ours}attention.qkv", f"{theirs}attn.qkv")[: 2 if c.qkv_bias else 1]
-        rows += both(f"{ours}attention.out", f"{theirs}attn.proj")
-        rows += both(f"{ours}norm_mlp", f"{theirs}norm2")
-        rows += both(f"{ours}mlp.expand", f"{theirs}mlp.fc1")
-        rows += both(f"{ours}mlp.contract", f"{theirs}mlp.fc2")
-    rows += both("norm", "fc_norm" if c.norm_after_pool else "norm")
-    return rows + (both("head.classifier", "head") if c.classes else [])
+        rows += weight_and_bias(f"{ours}norm_attention", f"{theirs}norm1")
+        rows += weight_and_bias(f"{ours}attention.qkv", f"{theirs}attn.qkv")[: 2 if c.qkv_bias else 1]
+        rows += weight_and_bias(f"{ours}attention.out", f"{theirs}attn.proj")
+        rows += weight_and_bias(f"{ours}norm_mlp", f"{theirs}norm2")
+        rows += weight_and_bias(f"{ours}mlp.expand", f"{theirs}mlp.fc1")
+        rows += weight_and_bias(f"{ours}mlp.contract", f"{theirs}mlp.fc2")
+    rows += weight_and_bias("norm", "fc_norm" if c.norm_after_pool else "norm")
+    return rows + (weight_and_bias("head.classifier", "head") if c.classes else [])
 
 
 @table.register
-def _resnet_table(c: ResNetConfig) -> list[Entry]:
+def _resnet_table(c: ResNetConfig) -> list[KeyEntry]:
     rows = _trunk_table(c, "trunk.", "")
     if c.unit == "preactivation":
-        rows += both("norm", "norm")
+        rows += weight_and_bias("norm", "norm")
     if c.classes:
-        rows += [pointwise("head.weight", "head.fc.weight"), same("head.bias", "head.fc.bias")]
+        rows += [as_pointwise("head.weight", "head.fc.weight"), copy("head.bias", "head.fc.bias")]
     return rows
 
 
-def _trunk_table(c: ResNetConfig, ours: str, theirs: str) -> list[Entry]:
+def _trunk_table(c: ResNetConfig, ours: str, theirs: str) -> list[KeyEntry]:
     if c.mixing != "convolution":
         raise ExportRefused(f"timm has no axial ResNet: field mixing={c.mixing!r} cannot be held")
     if c.root != "7x7":
         raise ExportRefused(f"timm's BiT has a 7x7 root: field root={c.root!r} cannot be held")
     if not c.blocks:
         raise ExportRefused("timm keeps a root without stages under other names: field blocks=() cannot be held")
-    rows = [same(f"{ours}root.weight", f"{theirs}stem.conv.weight")]
+    rows = [copy(f"{ours}root.weight", f"{theirs}stem.conv.weight")]
     if c.unit == "postactivation":
-        rows += both(f"{ours}norm_root", f"{theirs}stem.norm")
+        rows += weight_and_bias(f"{ours}norm_root", f"{theirs}stem.norm")
     for stage, count in enumerate(c.blocks):
         for block in range(count):
             here, there = f"{ours}stages.{stage}.{block}.", f"{theirs}stages.{stage}.blocks.{block}."
             for part in (1, 2, 3):
-                rows += [same(f"{here}conv{part}.weight", f"{there}conv{part}.weight")]
-                rows += both(f"{here}norm{part}", f"{there}norm{part}")
+                rows += [copy(f"{here}conv{part}.weight", f"{there}conv{part}.weight")]
+                rows += weight_and_bias(f"{here}norm{part}", f"{there}norm{part}")
             if block == 0:
-                rows += [same(f"{here}project.weight", f"{there}downsample.conv.weight")]
-                rows += both(f"{here}norm_project", f"{there}downsample.norm") if c.unit == "postactivation" else []
+                rows += [copy(f"{here}project.weight", f"{there}downsample.conv.weight")]
+                rows += (
+                    weight_and_bias(f"{here}norm_project", f"{there}downsample.norm")
+                    if c.unit == "postactivation"
+                    else []
+                )
     return rows
 
 
-def _infer_backbone(shapes: Shapes, prefix: str) -> ResNetConfig:
+def _infer_backbone(shapes: TensorShapes, prefix: str) -> ResNetConfig:
     """A trunk in timm's names: blocks a stage, width factor, and which of the two units it is built from."""
     stages = shapes.count(prefix + "stages.{}.blocks.0.conv1.weight")
     post = f"{prefix}stem.norm.weight" in shapes
     return ResNetConfig(
         blocks=tuple(shapes.count(f"{prefix}stages.{s}.blocks.{{}}.conv1.weight") for s in range(stages)),
-        factor=shapes.of(f"{prefix}stem.conv.weight", 4)[0] / 64,
-        channels=shapes.of(f"{prefix}stem.conv.weight", 4)[1],
+        factor=shapes.get(f"{prefix}stem.conv.weight", 4)[0] / 64,
+        channels=shapes.get(f"{prefix}stem.conv.weight", 4)[1],
         classes=0,
         unit="postactivation" if post else "preactivation",
         standardisation_eps=1e-8,
@@ -154,9 +166,9 @@ def _infer_backbone(shapes: Shapes, prefix: str) -> ResNetConfig:
     )
 
 
-def _infer_resnet(shapes: Shapes) -> ResNetConfig:
+def _infer_resnet(shapes: TensorShapes) -> ResNetConfig:
     trunk = _infer_backbone(shapes, "")
-    return replace(trunk, classes=shapes.of("head.fc.weight", 4)[0] if "head.fc.weight" in shapes else 0)
+    return replace(trunk, classes=shapes.get("head.fc.weight", 4)[0] if "head.fc.weight" in shapes else 0)
 
 
 BIT_NAMES: dict[tuple[tuple[int, ...], float], str] = {

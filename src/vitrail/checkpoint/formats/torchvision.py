@@ -1,15 +1,15 @@
 """torchvision's `vit_*` state dicts, with today's names; the `mlp.linear_1` of older files is read too."""
 
 from vitrail.checkpoint.formats.key_table import (
-    Entry,
-    Shapes,
+    KeyEntry,
     Tensors,
-    both,
-    grid_of,
-    heads_of,
+    TensorShapes,
+    copy,
+    infer_heads,
+    infer_image,
     position_entry,
     require_plain,
-    same,
+    weight_and_bias,
 )
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
@@ -27,18 +27,18 @@ def modern(tensors: Tensors) -> Tensors:
     return {n.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3."): t for n, t in tensors.items()}
 
 
-def infer(shapes: Shapes) -> ModelConfig:
-    width, channels, *patch = shapes.of("conv_proj.weight", 4)
-    mlp_width = shapes.of(LAYER.format(0) + "mlp.0.weight", 2)[0]
-    rows = shapes.of("encoder.pos_embedding", 3)[1]
-    size, _ = grid_of(shapes, rows, (patch[0], patch[1]), True)
-    classes = shapes.of("heads.head.weight", 2)[0] if "heads.head.weight" in shapes else 0
+def infer(shapes: TensorShapes) -> ModelConfig:
+    width, channels, *patch = shapes.get("conv_proj.weight", 4)
+    mlp_width = shapes.get(LAYER.format(0) + "mlp.0.weight", 2)[0]
+    rows = shapes.get("encoder.pos_embedding", 3)[1]
+    size, _ = infer_image(shapes, rows, (patch[0], patch[1]), True)
+    classes = shapes.get("heads.head.weight", 2)[0] if "heads.head.weight" in shapes else 0
     tanh = "heads.pre_logits.weight" in shapes
     return ViTConfig(
         width=width,
         depth=shapes.count(LAYER + "ln_1.weight"),
         mlp_width=mlp_width,
-        heads=heads_of(shapes, width, mlp_width),
+        heads=infer_heads(shapes, width, mlp_width),
         image=size,
         patch=(patch[0], patch[1]),
         channels=channels,
@@ -48,18 +48,18 @@ def infer(shapes: Shapes) -> ModelConfig:
     )
 
 
-def table(config: ModelConfig) -> list[Entry]:
+def table(config: ModelConfig) -> list[KeyEntry]:
     c = require_plain(NAME, config, heads=("none", "linear", "tanh"))
-    rows = [same("class_token", "class_token"), position_entry(c, "encoder.pos_embedding")]
-    rows += both("embedding.projection", "conv_proj")
+    rows = [copy("class_token", "class_token"), position_entry(c, "encoder.pos_embedding")]
+    rows += weight_and_bias("embedding.projection", "conv_proj")
     for i in range(c.depth):
         ours, theirs = f"blocks.{i}.", LAYER.format(i)
-        rows += both(f"{ours}norm_attention", f"{theirs}ln_1")
-        rows += [same(f"{ours}attention.qkv.{p}", f"{theirs}self_attention.in_proj_{p}") for p in ("weight", "bias")]
-        rows += both(f"{ours}attention.out", f"{theirs}self_attention.out_proj")
-        rows += both(f"{ours}norm_mlp", f"{theirs}ln_2")
-        rows += both(f"{ours}mlp.expand", f"{theirs}mlp.0")
-        rows += both(f"{ours}mlp.contract", f"{theirs}mlp.3")
-    rows += both("norm", "encoder.ln")
-    rows += both("head.hidden", "heads.pre_logits") if c.head == "tanh" else []
-    return rows + (both("head.classifier", "heads.head") if c.classes else [])
+        rows += weight_and_bias(f"{ours}norm_attention", f"{theirs}ln_1")
+        rows += [copy(f"{ours}attention.qkv.{p}", f"{theirs}self_attention.in_proj_{p}") for p in ("weight", "bias")]
+        rows += weight_and_bias(f"{ours}attention.out", f"{theirs}self_attention.out_proj")
+        rows += weight_and_bias(f"{ours}norm_mlp", f"{theirs}ln_2")
+        rows += weight_and_bias(f"{ours}mlp.expand", f"{theirs}mlp.0")
+        rows += weight_and_bias(f"{ours}mlp.contract", f"{theirs}mlp.3")
+    rows += weight_and_bias("norm", "encoder.ln")
+    rows += weight_and_bias("head.hidden", "heads.pre_logits") if c.head == "tanh" else []
+    return rows + (weight_and_bias("head.classifier", "heads.head") if c.classes else [])

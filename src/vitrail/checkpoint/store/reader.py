@@ -10,12 +10,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.files.safetensors import read_header, read_tensor
-from vitrail.checkpoint.files.safetensors_header import Entry
-from vitrail.checkpoint.files.sealed_file import Seal, open_seal
-from vitrail.checkpoint.files.weight_errors import DOWNLOAD_AGAIN, refusal, shown, told
-from vitrail.checkpoint.store.layout import MANIFEST, places, step_name
-from vitrail.checkpoint.store.manifest import REMEDY, ShardNote, read_manifest
+from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, quote, refuse, shorten
+from vitrail.checkpoint.files.safetensors import Seal, TensorEntry, open_seal, read_header, read_tensor
+from vitrail.checkpoint.store.layout import MANIFEST, REMEDY, ShardNote, list_checkpoints, read_manifest, step_name
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, WeightsError
 
 
@@ -27,20 +24,20 @@ class Spec(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class CheckpointShard:
     """A shard's header, already found intact."""
 
     path: Path
     data: int  # where the tensors begin
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     seal: Seal
 
-    def read(self, entry: Entry) -> Tensor:
+    def read(self, entry: TensorEntry) -> Tensor:
         """A whole entry, compared with its checksum."""
         with self.path.open("rb") as file:
             return read_tensor(self.path, file, self.data, entry, self.seal)
 
-    def read_rows(self, entry: Entry, first: int, count: int) -> Tensor:
+    def read_rows(self, entry: TensorEntry, first: int, count: int) -> Tensor:
         """Some rows of an entry; all of them together are compared with the checksum, a few cannot be."""
         if not entry.shape or count == entry.shape[0]:
             return self.read(entry)
@@ -56,12 +53,12 @@ class Rows(NamedTuple):
 
     start: int
     stop: int
-    shard: Shard
-    entry: Entry
+    shard: CheckpointShard
+    entry: TensorEntry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint whose headers are intact and whose shards together hold every tensor whole. `names` tells the shape
     and type of each."""
 
@@ -71,7 +68,7 @@ class Saved:
     facts: dict[str, Any]
     names: dict[str, Spec]
     notes: tuple[ShardNote, ...]
-    shards: tuple[Shard, ...]
+    shards: tuple[CheckpointShard, ...]
     rows: dict[str, list[Rows]]
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> Tensor:
@@ -79,13 +76,13 @@ class Saved:
         from the shards that hold them."""
         spec = self.names.get(name)
         if spec is None:
-            raise refusal(MismatchedWeights, self.path, f"holds no tensor {shown(name)}", "see its names")
+            raise refuse(MismatchedWeights, self.path, f"holds no tensor {quote(name)}", "see its names")
         if not spec.shape:
             return self.rows[name][0].shard.read(self.rows[name][0].entry)
         stop = spec.shape[0] if length is None else start + length
         if not 0 <= start <= stop <= spec.shape[0]:
-            cause = f"tensor {shown(name)} has {spec.shape[0]} rows, and {start} to {stop} were asked for"
-            raise refusal(MismatchedWeights, self.path, cause, "ask for rows that it has")
+            cause = f"tensor {quote(name)} has {spec.shape[0]} rows, and {start} to {stop} were asked for"
+            raise refuse(MismatchedWeights, self.path, cause, "ask for rows that it has")
         found: list[Tensor] = []
         at = start
         while at < stop:
@@ -103,7 +100,7 @@ class Saved:
         return whole
 
 
-def open_saved(path: Path) -> Saved:
+def open_saved(path: Path) -> SavedCheckpoint:
     """Open the checkpoint in a folder and check all of it but the tensors' bytes, which `verify` reads."""
     manifest = read_manifest(path / MANIFEST)
     shards = tuple(_open_shard(path, note, manifest.step) for note in manifest.shards)
@@ -114,15 +111,15 @@ def open_saved(path: Path) -> Saved:
         for entry in shard.entries:
             spec, start = Spec(tuple(pieces[entry.name]["shape"]), entry.dtype), int(pieces[entry.name]["start"])
             if names.setdefault(entry.name, spec) != spec:
-                cause = f"tensor {shown(entry.name)} is {spec} here and {names[entry.name]} in another shard"
-                raise refusal(CorruptWeights, shard.path, cause, REMEDY)
+                cause = f"tensor {quote(entry.name)} is {spec} here and {names[entry.name]} in another shard"
+                raise refuse(CorruptWeights, shard.path, cause, REMEDY)
             stop = start + entry.shape[0] if entry.shape else 1
             rows.setdefault(entry.name, []).append(Rows(start, stop, shard, entry))
     for name, spec in names.items():
         at, end = 0, spec.shape[0] if spec.shape else 1
         while at < end:
             at = _holding(path, name, rows[name], at).stop
-    return Saved(
+    return SavedCheckpoint(
         path=path,
         step=manifest.step,
         world=manifest.world,
@@ -134,7 +131,7 @@ def open_saved(path: Path) -> Saved:
     )
 
 
-def note_of(path: Path) -> ShardNote:
+def describe_shard(path: Path) -> ShardNote:
     """A shard that was just written, as the manifest is to name it."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
@@ -142,7 +139,7 @@ def note_of(path: Path) -> ShardNote:
     return ShardNote(file=path.name, size=size, header=hashlib.sha256(header.raw).hexdigest())
 
 
-def verify(saved: Saved, part: int = 0, parts: int = 1) -> None:
+def verify(saved: SavedCheckpoint, part: int = 0, parts: int = 1) -> None:
     """Compare tensors with their checksums and raise CorruptWeights at the first that differs. Of `parts` processes
     each may check one part; they take about as many bytes each."""
     entries = [(shard, entry) for shard in saved.shards for entry in shard.entries]
@@ -156,8 +153,8 @@ def verify(saved: Saved, part: int = 0, parts: int = 1) -> None:
         try:
             shard.read(entry)
         except OSError as error:
-            cause = f"cannot be read ({error.strerror or told(error)})"
-            raise refusal(CorruptWeights, shard.path, cause, REMEDY) from error
+            cause = f"cannot be read ({error.strerror or shorten(error)})"
+            raise refuse(CorruptWeights, shard.path, cause, REMEDY) from error
 
 
 def alone(said: str | None) -> str | None:
@@ -173,7 +170,7 @@ def latest(
     part: int = 0,
     parts: int = 1,
     agree: Callable[[str | None], str | None] = alone,
-) -> Saved | None:
+) -> SavedCheckpoint | None:
     """The newest checkpoint that is whole, every byte of it checked; None where there is none at all.
 
     One that is damaged is told of, with the file and the cause, and the one before it is tried; with none left,
@@ -183,15 +180,15 @@ def latest(
     what each says, all get what the first of them said that said anything (None where nobody did).
     """
     bad: list[tuple[int, str]] = []
-    found: Saved | None = None
+    found: SavedCheckpoint | None = None
     while found is None:
         bound = bad[-1][0] if bad else before
-        newest = next((step for step in places(folder) if bound is None or step < bound), None)
+        newest = next((step for step in list_checkpoints(folder) if bound is None or step < bound), None)
         chosen = agree(None if newest is None else str(newest))
         if chosen is None:
             break
         step = int(chosen)
-        place = places(folder).get(step, folder / step_name(step))  # again: the first process may have tidied
+        place = list_checkpoints(folder).get(step, folder / step_name(step))  # again: the first process may have tidied
         found, fault = _opened(place, step, part, parts)
         fault = agree(fault)
         if fault is not None:
@@ -206,7 +203,7 @@ def latest(
     return found
 
 
-def cause_of(error: BaseException) -> str:
+def describe_fault(error: BaseException) -> str:
     """The file and what is wrong with it, without a remedy that is meant for weights from elsewhere."""
     if isinstance(error, WeightsError):
         text = str(error)
@@ -214,31 +211,31 @@ def cause_of(error: BaseException) -> str:
             text = text.removesuffix(f"; {remedy}")
         return text
     if isinstance(error, OSError):
-        what = error.strerror or told(error)
+        what = error.strerror or shorten(error)
         return f"{error.filename}: {what}" if error.filename else what
-    return f"{type(error).__name__}: {told(error)}"
+    return f"{type(error).__name__}: {shorten(error)}"
 
 
-def _opened(path: Path, step: int, part: int, parts: int) -> tuple[Saved | None, str | None]:
+def _opened(path: Path, step: int, part: int, parts: int) -> tuple[SavedCheckpoint | None, str | None]:
     """A checkpoint and no fault, or none and its fault. What is not damage, such as a newer format, is raised:
     going back to an older checkpoint would throw a sound one away."""
     try:
         saved = open_saved(path)
         if saved.step != step:
-            raise refusal(CorruptWeights, path, f"holds step {saved.step}", REMEDY)
+            raise refuse(CorruptWeights, path, f"holds step {saved.step}", REMEDY)
         verify(saved, part, parts)
     except (CorruptWeights, OSError) as error:
-        return None, cause_of(error)
+        return None, describe_fault(error)
     return saved, None
 
 
-def _open_shard(folder: Path, note: ShardNote, step: int) -> Shard:
+def _open_shard(folder: Path, note: ShardNote, step: int) -> CheckpointShard:
     path = folder / note.file
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             if size != note.size:
-                raise refusal(CorruptWeights, path, f"has {size} bytes instead of {note.size}", REMEDY)
+                raise refuse(CorruptWeights, path, f"has {size} bytes instead of {note.size}", REMEDY)
             header = read_header(path, file, size)
     except CorruptWeights:
         raise
@@ -246,18 +243,18 @@ def _open_shard(folder: Path, note: ShardNote, step: int) -> Shard:
         raise CorruptWeights(str(error)) from error
     except OSError as error:
         cause = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise refusal(CorruptWeights, path, cause, REMEDY) from error
+        raise refuse(CorruptWeights, path, cause, REMEDY) from error
     if hashlib.sha256(header.raw).hexdigest() != note.header:
-        raise refusal(CorruptWeights, path, "its header does not match the checkpoint's list", REMEDY)
+        raise refuse(CorruptWeights, path, "its header does not match the checkpoint's list", REMEDY)
     seal = open_seal(path, header)
     if seal is None or seal.description.get("step") != step:
-        raise refusal(CorruptWeights, path, f"is not a shard of step {step}", REMEDY)
-    return Shard(path, len(header.raw), tuple(header.entries), seal)
+        raise refuse(CorruptWeights, path, f"is not a shard of step {step}", REMEDY)
+    return CheckpointShard(path, len(header.raw), tuple(header.entries), seal)
 
 
 def _holding(path: Path, name: str, rows: list[Rows], at: int) -> Rows:
     """The rows among which number `at` is, those that reach furthest where several are."""
     holding = [piece for piece in rows if piece.start <= at < piece.stop]
     if not holding:
-        raise refusal(CorruptWeights, path, f"row {at} of tensor {shown(name)} is in none of its shards", REMEDY)
+        raise refuse(CorruptWeights, path, f"row {at} of tensor {quote(name)} is in none of its shards", REMEDY)
     return max(holding, key=lambda piece: piece.stop)

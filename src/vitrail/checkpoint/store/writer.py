@@ -16,22 +16,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from vitrail.checkpoint.files.sealed_file import write_sealed
+from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.checkpoint.store.layout import (
     MANIFEST,
-    at,
+    ShardNote,
+    Snapshot,
+    TensorPiece,
     commit,
+    crash_point,
     discard,
+    encode_facts,
+    list_checkpoints,
     part_name,
-    places,
     remove,
-    saving,
+    saving_folder,
     shard_name,
     step_name,
+    take_snapshot,
     tidy,
+    write_manifest,
 )
-from vitrail.checkpoint.store.manifest import Piece, ShardNote, Snapshot, frozen_facts, take, write_manifest
-from vitrail.checkpoint.store.reader import cause_of, note_of, open_saved, verify
+from vitrail.checkpoint.store.reader import describe_fault, describe_shard, open_saved, verify
 from vitrail.core.atomic_files import replacing, sync_folder
 from vitrail.core.errors import ConfigError, WeightsError
 
@@ -40,7 +45,7 @@ LAST_RETRY: Final = 600.0
 GRACE: Final = 5.0  # seconds for the other processes once this one's run is over
 
 
-class Store:
+class CheckpointWriter:
     """The checkpoints of a run, in `folder`, of which the `keep` newest stay.
 
     `token` is the same for all processes of one start and another at the next. `tell` hears, also from the writing
@@ -74,12 +79,14 @@ class Store:
             try:
                 tidy(folder, token)
             except OSError as error:
-                tell(f"what an earlier crash left in {folder} could not be cleared ({cause_of(error)})")
-            self.last = next(iter(places(folder)), None)
+                tell(f"what an earlier crash left in {folder} could not be cleared ({describe_fault(error)})")
+            self.last = next(iter(list_checkpoints(folder)), None)
 
     def newest(self) -> int | None:
         """The newest step that is safe, and whose checkpoint has not been removed since."""
-        return self.last if self.last in places(self.folder) else next(iter(places(self.folder)), None)
+        return (
+            self.last if self.last in list_checkpoints(self.folder) else next(iter(list_checkpoints(self.folder)), None)
+        )
 
     @property
     def failing(self) -> bool:
@@ -91,7 +98,7 @@ class Store:
         its answer is the one to follow; the others always say no."""
         return self.rank == 0 and self.failing and not self._writing() and self.clock() >= self._retry
 
-    def save(self, step: int, pieces: Mapping[str, Piece], facts: Mapping[str, Any]) -> None:
+    def save(self, step: int, pieces: Mapping[str, TensorPiece], facts: Mapping[str, Any]) -> None:
         """Copy the state as it is now and have it written. A save that is still being written is waited for first.
 
         All processes call this at the same step, each with what it holds (a replicated tensor is given by one of them,
@@ -99,7 +106,7 @@ class Store:
         """
         self.wait()
         self._attempt += 1
-        snapshot, kept = take(pieces), frozen_facts(facts)
+        snapshot, kept = take_snapshot(pieces), encode_facts(facts)
         # Not a daemon: a run that ends without `close` still finishes its last checkpoint.
         self._thread = threading.Thread(
             target=self._save, args=(step, snapshot, kept), name=f"checkpoint {step}", daemon=False
@@ -125,7 +132,7 @@ class Store:
 
     def _save(self, step: int, snapshot: Snapshot, facts: str) -> None:
         """The thread's whole work; whatever happens is told, and nothing is raised."""
-        place = saving(self.folder, step, self.token)
+        place = saving_folder(self.folder, step, self.token)
         try:
             self._write(place, step, snapshot, facts)
         except Exception as error:
@@ -138,10 +145,10 @@ class Store:
                 self._prune(step)
 
     def _write(self, place: Path, step: int, snapshot: Snapshot, facts: str) -> None:
-        at("saving")("before make")
+        crash_point("saving")("before make")
         self.folder.mkdir(exist_ok=True)  # someone may have cleared it to make room
         place.mkdir(exist_ok=True)
-        at("saving")("after make")
+        crash_point("saving")("after make")
         note = self._write_shard(place, step, snapshot)
         if self.rank:
             self._report(place, {"shard": None if note is None else asdict(note)})
@@ -150,9 +157,9 @@ class Store:
         shards = [shard for shard in notes if shard is not None]
         write_manifest(place / MANIFEST, step=step, world=self.world, shards=shards, facts=facts)
         for rank in range(1, self.world):
-            at("part")("before unlink")
+            crash_point("part")("before unlink")
             (place / part_name(rank)).unlink()
-            at("part")("after unlink")
+            crash_point("part")("after unlink")
         open_saved(place)  # nothing gets a name that could not be opened again
         sync_folder(place)
         target = self.folder / step_name(step)
@@ -169,13 +176,13 @@ class Store:
         snapshot.settle()
         path = place / shard_name(self.rank, self.world)
         description = {"step": step, "rank": self.rank, "world": self.world, "pieces": snapshot.description()}
-        write_sealed(path, snapshot.tensors, description, at("shard"))
+        write_sealed(path, snapshot.tensors, description, crash_point("shard"))
         snapshot.tensors.clear()  # the memory is free while the others are waited for
-        return note_of(path)
+        return describe_shard(path)
 
     def _report(self, place: Path, what: dict[str, Any]) -> None:
         """Leave a note for the first process, which may commit the folder under its new name as soon as it sees it."""
-        tell = at("part")
+        tell = crash_point("part")
         with replacing(place / part_name(self.rank), tell, folder_too=False) as file:
             tell("before write")
             file.write(json.dumps({"attempt": self._attempt, **what}).encode())
@@ -209,7 +216,11 @@ class Store:
             pause = min(2 * pause, 0.25)
 
     def _failed(self, place: Path, step: int, error: Exception) -> None:
-        cause = cause_of(error) if not isinstance(error, OSError) or error.filename else f"{place}: {cause_of(error)}"
+        cause = (
+            describe_fault(error)
+            if not isinstance(error, OSError) or error.filename
+            else f"{place}: {describe_fault(error)}"
+        )
         if self.rank == 0:
             with contextlib.suppress(OSError):
                 remove(place)
@@ -231,14 +242,16 @@ class Store:
         because the run was sent back: going on from it would mix the two."""
         try:
             tidy(self.folder, self.token)
-            standing = places(self.folder)
+            standing = list_checkpoints(self.folder)
             for later in [found for found in standing if found > step]:
                 self.tell(f"checkpoint of step {later} is of a course that this run has left; it is removed")
                 discard(standing[later])
             for old in [found for found in standing if found <= step][self.keep :]:
                 discard(standing[old])
         except OSError as error:
-            self.tell(f"an old checkpoint could not be removed ({cause_of(error)}); it is tried again at the next save")
+            self.tell(
+                f"an old checkpoint could not be removed ({describe_fault(error)}); it is tried again at the next save"
+            )
 
 
 def _same(standing: Path, fresh: Path) -> bool:

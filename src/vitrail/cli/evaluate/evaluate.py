@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitrail.checkpoint.bundle import card_of
+from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.checkpoint.weights import network
+from vitrail.checkpoint.weights import build_network
 from vitrail.cli.inputs import check_batch, load_subject, open_data, read_labels, weights_line
 from vitrail.cli.options.evaluate import EvaluateOptions
 from vitrail.cli.options.vtab import VtabOptions
@@ -105,7 +105,7 @@ def score_size(
         threshold=options.threshold,
         answers=options.answers is not None,
     )
-    find_task(card_of(about.network).task).check_scoring(how, about)
+    find_task(get_card(about.network).task).check_scoring(how, about)
     if options.labels is not None:
         how = replace(how, labels=read_labels(options.labels, about.network.config.classes))
     with bars() as bar:
@@ -204,7 +204,7 @@ def show_single(one: ScoredNetwork) -> None:
 def run_vtab(options: VtabOptions) -> int:
     tasks = select_tasks(options.tasks)
     bundle = find_weights(options.weights)
-    facts = describe_weights(options.weights, network(bundle))
+    facts = describe_weights(options.weights, build_network(bundle))
     study = Study(
         base=base_run(options.weights, image_size=options.image_size, seed=options.seed, settings=options.settings),
         out=options.out or RUNS / f"vtab-{Path(options.weights).stem.replace(':', '-')}",

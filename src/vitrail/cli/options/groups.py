@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from vitrail.checkpoint.bundled_weights import DEFAULT
+from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
 from vitrail.cli.options.grammar import add_data_word
 from vitrail.data.class_names import BUNDLED
 from vitrail.evaluation.defaults import Precision
@@ -78,9 +78,9 @@ def add_weights(parser: argparse.ArgumentParser, *, sizes: bool = False, optiona
         "weights",
         metavar="WEIGHTS",
         nargs="?" if optional else None,
-        default=DEFAULT,
+        default=DEFAULT_WEIGHTS,
         help="a file, a folder, a run or NAME:TAG, in any format that vitrail reads"
-        + (f" (default: {DEFAULT}, which comes with it)" if optional else ""),
+        + (f" (default: {DEFAULT_WEIGHTS}, which comes with it)" if optional else ""),
     )
     parser.add_argument(
         "--image-size",

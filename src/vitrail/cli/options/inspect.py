@@ -7,7 +7,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.checkpoint.bundled_weights import DEFAULT
+from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
 from vitrail.cli.options.groups import WeightsOptions, add_labels, add_loading, add_weights
 
 
@@ -15,7 +15,7 @@ from vitrail.cli.options.groups import WeightsOptions, add_labels, add_loading, 
 class InspectOptions(WeightsOptions):
     """The options of `vitrail inspect`."""
 
-    weights: str = DEFAULT
+    weights: str = DEFAULT_WEIGHTS
     image_size: int | None = None
     words: tuple[str, ...] = ()
     images: tuple[str, ...] = ()

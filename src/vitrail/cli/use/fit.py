@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitrail.checkpoint.bundle import with_names
-from vitrail.checkpoint.weights import bundle_of, write_bundle
+from vitrail.checkpoint.bundle import rename_classes
+from vitrail.checkpoint.weights import to_bundle, write_bundle
 from vitrail.cli.evaluate.frozen import count_progress
 from vitrail.cli.inputs import (
     load_batches,
@@ -70,8 +70,8 @@ def run_fit(options: FitOptions) -> int:
             )
         out = options.out
         out.parent.mkdir(parents=True, exist_ok=True)
-        bundle = bundle_of(made.model)
-        write_bundle(bundle if names is None else with_names(bundle, names), out)
+        bundle = to_bundle(made.model)
+        write_bundle(bundle if names is None else rename_classes(bundle, names), out)
     how = "kept from before" if made.found else "extracted and kept" if made.kept else "extracted again"
     width = made.head.weight.shape[1]
     print(f"learnt from {made.pictures:,} images of {made.split}, {width:,} features each, {how}")

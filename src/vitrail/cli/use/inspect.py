@@ -77,12 +77,12 @@ def report_stopped(options: InspectOptions, looked: "InspectionInput", done: "In
 
 def sort_words(options: InspectOptions) -> InspectOptions:
     """Which words are images, and which one is a data set; a first word that is an image leaves out WEIGHTS."""
-    from vitrail.checkpoint.bundled_weights import DEFAULT
+    from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
     from vitrail.data.readers.folder import is_picture
 
     weights, words = options.weights, options.words
     if is_picture(weights):  # vitrail inspect cat.jpg
-        weights, words = DEFAULT, (weights, *words)
+        weights, words = DEFAULT_WEIGHTS, (weights, *words)
     images = (*(word for word in words if is_picture(word)), *options.images)
     sources = [*(word for word in words if not is_picture(word)), *([options.data] if options.data else [])]
     if len(sources) > 1:
@@ -240,10 +240,10 @@ def find_class_names(
 
 def has_classes(about: "Subject") -> bool:
     """Whether outputs stand for classes; of a task that is not registered here they are taken for plain numbers."""
-    from vitrail.checkpoint.bundle import card_of
+    from vitrail.checkpoint.bundle import get_card
     from vitrail.tasks.registry import TASKS
 
-    task = TASKS.get(card_of(about.network).task)
+    task = TASKS.get(get_card(about.network).task)
     return task is not None and task.has_classes
 
 

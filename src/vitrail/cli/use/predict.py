@@ -101,11 +101,11 @@ def check_task(options: PredictOptions, asker: "Predictor[Any]", weights: str) -
 
 def describe_predictor(weights: str, asker: "Predictor[Any]") -> str:
     """Which weights answer: "w.npz: ViT, 5.72M parameters, 224x224 px, 1,000 classes"."""
-    from vitrail.checkpoint.bundled_weights import is_shipped
+    from vitrail.checkpoint.known_weights import is_bundled
 
     network, image = asker.network, asker.preprocessing.image
     count = millions(sum(parameter.numel() for parameter in network.parameters()))
-    named = f"{weights} (comes with vitrail)" if is_shipped(weights) else printable(weights)
+    named = f"{weights} (comes with vitrail)" if is_bundled(weights) else printable(weights)
     classes = asker.task.describe_outputs(asker.labels) + (
         f", each by itself; chosen from {100 * asker.threshold:g} %" if asker.multi_label else ""
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from vitrail.checkpoint.bundled_weights import DEFAULT, is_shipped
-from vitrail.checkpoint.import_weights import FOLDER_FILES
+from vitrail.checkpoint.find_weights import FOLDER_FILES
+from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS, is_bundled
 from vitrail.core.atomic_files import similar_paths
 from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.data.dataset import Strings
@@ -39,7 +39,7 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     if late is not None:
         raise ConfigError(f"{late} looks like weights, and those come first: vitrail predict {late} IMAGE...")
     if not is_weights(first):
-        return DEFAULT, list(words)
+        return DEFAULT_WEIGHTS, list(words)
     if not rest:
         raise ConfigError(f"{first} is weights, and there are no images behind it; name files or folders, or -")
     return first, rest
@@ -49,7 +49,7 @@ def is_weights(word: str) -> bool:
     """Whether a first word stands for weights. ConfigError where it stands for nothing."""
     if word == STDIN or is_picture(word) or is_unsupported(word) or word.lower().endswith(UNREAD):
         return False
-    if is_shipped(word) or word.lower().endswith(WEIGHTS):
+    if is_bundled(word) or word.lower().endswith(WEIGHTS):
         return True
     if os.path.isdir(word):
         return any(os.path.isfile(os.path.join(word, name)) for name in FOLDER_FILES)
@@ -60,8 +60,8 @@ def is_weights(word: str) -> bool:
     if ":" in word:  # NAME:TAG
         return True
     raise ConfigError(
-        f"{word}: there is no such file or folder; {similar_paths(word, DEFAULT)}the first word is weights (a file, a "
-        f"folder, NAME:TAG or {DEFAULT}), an image, a folder of images, or - for names from stdin"
+        f"{word}: there is no such file or folder; {similar_paths(word, DEFAULT_WEIGHTS)}the first word is weights "
+        f"(a file, a folder, NAME:TAG or {DEFAULT_WEIGHTS}), an image, a folder of images, or - for names from stdin"
     )
 
 

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.checkpoint.bundle import Bundle, Card, card_of
-from vitrail.checkpoint.weights import bundle_of
-from vitrail.checkpoint.weights import network as built
+from vitrail.checkpoint.bundle import Bundle, Card, get_card
+from vitrail.checkpoint.weights import build_network as built
+from vitrail.checkpoint.weights import to_bundle
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.collection import Collection, agree, open_collection
 from vitrail.data.dataset import ImageDataset, Labels, Subset
@@ -33,7 +33,7 @@ from vitrail.evaluation.metrics import has_label, is_right, keep_single_labels, 
 from vitrail.evaluation.multi_label import THRESHOLD, MultiLabelScore
 from vitrail.evaluation.result import Measure, measure_share
 from vitrail.models.build import Model
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 
 BATCH: Final = 64
 UNEVEN: Final = 20  # times as many images as the smallest class has, from which a word is said
@@ -101,7 +101,7 @@ def fit(
     if shots is not None:
         source = Subset(source, at_most(source.labels, len(collection.classes), shots))
     where = to_score(collection, split, source, test)
-    prepared = card_of(network).preprocessing
+    prepared = get_card(network).preprocessing
     pictures = batches or (lambda bare: eval_batches(bare, prepared, batch=min(BATCH, max(len(bare), 1))))
     parts = [
         (one, part, load_or_extract(network, part, prepared, device, batches=pictures, folder=folder))
@@ -292,7 +292,7 @@ def record_fit(
         selection={"source": collection.name, "split": split},
         others={one: part for one, part in collection.splits.items() if one != split},
     )
-    return {KEY: [record], "from": {"weights": name, "hash": hash_network(network), **card_of(network).provenance}}
+    return {KEY: [record], "from": {"weights": name, "hash": hash_network(network), **get_card(network).provenance}}
 
 
 def leave_seen(split: str, source: ImageDataset, took: Kept, records: dict[str, Any], notes: list[str]) -> Kept | None:
@@ -323,8 +323,8 @@ def with_head(
     network: Model, head: RidgeHead, classes: tuple[str, ...], provenance: dict[str, Any], *, multi_label: bool = False
 ) -> Model:
     """The network with another last layer; a hidden layer before it (the paper's pre-logits) stays."""
-    bundle = bundle_of(network)
-    config = adapted(bundle.config, **bundle.config.new_last_layer(len(classes)))
+    bundle = to_bundle(network)
+    config = adapt_config(bundle.config, **bundle.config.new_last_layer(len(classes)))
     place = config.head_layer
     like = next(iter(bundle.tensors.values()))
     layer = {f"{place}.weight": head.weight.to(like), f"{place}.bias": head.bias.to(like)}

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.checkpoint.bundle import card_of
+from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.files.read_weights import read_weights
-from vitrail.checkpoint.files.sealed_file import write_sealed
+from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.config_overrides import differences
 from vitrail.core.errors import ConfigError, DataError, VitrailError, WeightsError, unknown
@@ -97,7 +97,7 @@ def embed(
     work = EmbeddingJob(
         network=network,
         source=source,
-        preprocessing=preprocessing or card_of(network).preprocessing,
+        preprocessing=preprocessing or get_card(network).preprocessing,
         out=out,
         rows=batch * max(min(ROWS // batch, -(-len(source) // (PARTS * batch))), 1),
         batch=batch,

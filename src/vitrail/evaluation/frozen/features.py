@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from vitrail import __version__
 from vitrail.checkpoint.files.read_weights import read_weights
-from vitrail.checkpoint.files.sealed_file import write_sealed
-from vitrail.checkpoint.weights import bundle_of
+from vitrail.checkpoint.files.safetensors import write_sealed
+from vitrail.checkpoint.weights import to_bundle
 from vitrail.core.errors import BadImage, DataError, WeightsError, WeightsNotFound, unknown
 from vitrail.core.text import Pair
 from vitrail.data import preprocessing as tensorflow
@@ -42,7 +42,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng
 from vitrail.data.targets import Geometry
 from vitrail.evaluation.defaults import Precision
-from vitrail.models.backbone import backbone, resting
+from vitrail.models.backbone import eval_mode, unwrap_backbone
 from vitrail.models.family import to_dict
 
 
@@ -51,7 +51,7 @@ def inference_context(network: object, device: torch.device, precision: Precisio
     """Puts a module into evaluation mode and every part of it back as it was. A plain callable is taken as it is."""
     if precision not in get_args(Precision):
         raise unknown("precision", str(precision), get_args(Precision))
-    mode = resting(network) if isinstance(network, nn.Module) else contextlib.nullcontext()
+    mode = eval_mode(network) if isinstance(network, nn.Module) else contextlib.nullcontext()
     # Not inference_mode: a sharded network gathers weights here that training goes on with.
     with mode, torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "autocast"):
         yield
@@ -157,7 +157,7 @@ def extract_features(
 def compute_features(network: nn.Module, images: Tensor) -> Tensor:
     """[B, C, H, W] -> [B, D]: of a ViT the representation y, through the hidden layer where there is one (the paper's
     pre-logits); of a ResNet the pooled map."""
-    return backbone(network).features(images)
+    return unwrap_backbone(network).features(images)
 
 
 def move_to_host(held: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
@@ -173,7 +173,7 @@ def pad_labels(label: Tensor, widest: int) -> Tensor:
 
 def hash_network(network: torch.nn.Module) -> str:
     """Equal for equal networks: a file converted there and back, on whatever device, has the same."""
-    bundle = bundle_of(network)
+    bundle = to_bundle(network)
     found = sha256(json.dumps(to_dict(bundle.config), sort_keys=True).encode())
     for name, tensor in sorted(bundle.tensors.items()):
         plain = tensor.detach().cpu().contiguous()

@@ -20,7 +20,7 @@ TOKENS, HEADS = 256, (16, 32, 64)  # that attention in one tile takes: at most s
 TILE_BYTES = 180 * 1024  # of shared memory, for 256 tokens of width 64
 
 
-def suits(z: Tensor, layer: nn.Linear) -> bool:
+def can_fuse_linear(z: Tensor, layer: nn.Linear) -> bool:
     """Whether the kernels can do it: training, half precision on a CUDA device, and rows that vector loads fit."""
     return (
         TRITON
@@ -36,39 +36,39 @@ def suits(z: Tensor, layer: nn.Linear) -> bool:
     )
 
 
-def rows_each(rows: int, columns: int) -> int:
+def rows_per_program(rows: int, columns: int) -> int:
     """How many rows each program of a kernel sums: 32 where 256 would leave part of a GPU idle, else 256, because the
     partial sums are read once more."""
     return 256 if rows >= MANY_ROWS or rows // 256 * columns >= MANY_SUMS else 32
 
 
-def attends(z: Tensor, layer: nn.Linear, heads: int) -> bool:
+def can_fuse_attention(z: Tensor, layer: nn.Linear, heads: int) -> bool:
     """Whether attention in one tile can do it, on a card that has room for the tile."""
     return (
-        suits(z, layer)
+        can_fuse_linear(z, layer)
         and z.shape[1] <= TOKENS
         and layer.in_features % heads == 0
         and layer.in_features // heads in HEADS
-        and shared_memory(z.device.index) >= TILE_BYTES
+        and query_shared_memory(z.device.index) >= TILE_BYTES
     )
 
 
-def shared_memory(device: int | None) -> int:
+def query_shared_memory(device: int | None) -> int:
     """Bytes that a program can have to itself on a GPU."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
-def gelu_linear(z: Tensor, layer: nn.Linear, tanh: bool) -> Tensor:
+def fused_gelu_linear(z: Tensor, layer: nn.Linear, tanh: bool) -> Tensor:
     """GELU(z Wᵀ + b): [..., D] -> [..., N]."""
     return _GeluLinear.apply(z, layer.weight, layer.bias, tanh)  # pyright: ignore[reportReturnType]
 
 
-def split_linear(z: Tensor, layer: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
+def fused_qkv(z: Tensor, layer: nn.Linear) -> tuple[Tensor, Tensor, Tensor]:
     """z Wᵀ + b in three equal parts, as q, k and v are: [..., D] -> [..., N/3] thrice."""
     return _SplitLinear.apply(z, layer.weight, layer.bias)  # pyright: ignore[reportReturnType]
 
 
-def attend(z: Tensor, layer: nn.Linear, heads: int) -> Tensor:
+def fused_attention(z: Tensor, layer: nn.Linear, heads: int) -> Tensor:
     """softmax(q kᵀ/√D_h) v with [q, k, v] = z Wᵀ + b, the heads side by side: [B, T, D] -> [B, T, D]."""
     return _Attend.apply(z, layer.weight, layer.bias, heads)  # pyright: ignore[reportReturnType]
 
@@ -98,7 +98,7 @@ class _SplitLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         z, weight = ctx.saved_tensors
         q, k, v = grads
-        out, sums = join(_flat(q), _flat(k), _flat(v))
+        out, sums = concat_qkv_grad(_flat(q), _flat(k), _flat(v))
         return _linear_backward(ctx, out, sums, z, weight)
 
 
@@ -140,9 +140,9 @@ def _flat(z: Tensor) -> Tensor:
 
 @torch.library.custom_op("vitrail::gelu", mutates_args=())
 def gelu(pre: Tensor, tanh: bool) -> Tensor:
-    from vitrail.models.kernels import triton_gelu
+    from vitrail.models.kernels import triton_kernels
 
-    return triton_gelu.gelu(pre, tanh)
+    return triton_kernels.gelu(pre, tanh)
 
 
 @gelu.register_kernel("cpu")
@@ -157,9 +157,9 @@ def _(pre: Tensor, tanh: bool) -> Tensor:
 
 @torch.library.custom_op("vitrail::gelu_backward", mutates_args=())
 def gelu_backward(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    from vitrail.models.kernels import triton_gelu
+    from vitrail.models.kernels import triton_kernels
 
-    return triton_gelu.gelu_backward(grad, pre, tanh, rows_each(*pre.shape))
+    return triton_kernels.gelu_backward(grad, pre, tanh, rows_per_program(*pre.shape))
 
 
 @gelu_backward.register_kernel("cpu")
@@ -174,40 +174,40 @@ def _(grad: Tensor, pre: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("vitrail::join", mutates_args=())
-def join(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    from vitrail.models.kernels import triton_gelu
+def concat_qkv_grad(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    from vitrail.models.kernels import triton_kernels
 
-    return triton_gelu.join(q, k, v, rows_each(q.shape[0], 3 * q.shape[1]))
+    return triton_kernels.concat_qkv_grad(q, k, v, rows_per_program(q.shape[0], 3 * q.shape[1]))
 
 
-@join.register_kernel("cpu")
+@concat_qkv_grad.register_kernel("cpu")
 def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     out = torch.cat([q, k, v], dim=1)
     return out, out.sum(0, keepdim=True)
 
 
-@join.register_fake
+@concat_qkv_grad.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape[0], 3 * q.shape[1]), _sums(q, 3 * q.shape[1])
 
 
 def _sums(like: Tensor, columns: int) -> Tensor:
-    rows = 1 if like.device.type == "cpu" else -(-like.shape[0] // rows_each(like.shape[0], columns))
+    rows = 1 if like.device.type == "cpu" else -(-like.shape[0] // rows_per_program(like.shape[0], columns))
     return like.new_empty(rows, columns, dtype=_exact(like))
 
 
 @torch.library.custom_op("vitrail::attention", mutates_args=())
 def attention(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    from vitrail.models.kernels import triton_attention
+    from vitrail.models.kernels import triton_kernels
 
-    return triton_attention.forward(qkv, heads)
+    return triton_kernels.attention(qkv, heads)
 
 
 @attention.register_kernel("cpu")
 def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     q, k, v = _by_head(qkv, heads)
     logits = q @ k.mT * q.shape[-1] ** -0.5
-    return _side_by_side(logits.softmax(-1) @ v), logits.logsumexp(-1) / math.log(2)
+    return _merge_heads(logits.softmax(-1) @ v), logits.logsumexp(-1) / math.log(2)
 
 
 @attention.register_fake
@@ -219,9 +219,9 @@ def _(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("vitrail::attention_backward", mutates_args=())
 def attention_backward(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    from vitrail.models.kernels import triton_attention
+    from vitrail.models.kernels import triton_kernels
 
-    return triton_attention.backward(qkv, out, grad, logs, heads)
+    return triton_kernels.attention_backward(qkv, out, grad, logs, heads)
 
 
 @attention_backward.register_kernel("cpu")
@@ -231,7 +231,7 @@ def _(qkv: Tensor, out: Tensor, grad: Tensor, logs: Tensor, heads: int) -> tuple
     scale = q.shape[-1] ** -0.5
     p = (q @ k.mT * scale - logs[..., None] * math.log(2)).exp()
     slope = p * (g @ v.mT - (out * grad).unflatten(-1, (heads, -1)).sum(-1).mT[..., None]) * scale
-    grads = torch.cat([_side_by_side(part) for part in (slope @ k, slope.mT @ q, p.mT @ g)], dim=-1)
+    grads = torch.cat([_merge_heads(part) for part in (slope @ k, slope.mT @ q, p.mT @ g)], dim=-1)
     return grads, grads.sum(1)
 
 
@@ -245,7 +245,7 @@ def _by_head(z: Tensor, heads: int, parts: int = 3) -> list[Tensor]:
     return [part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in z.chunk(parts, dim=-1)]
 
 
-def _side_by_side(z: Tensor) -> Tensor:
+def _merge_heads(z: Tensor) -> Tensor:
     """[B, k, T, D_h] -> [B, T, D]."""
     return z.transpose(1, 2).flatten(2)
 

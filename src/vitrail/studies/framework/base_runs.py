@@ -13,7 +13,7 @@ from typing import Final
 from vitrail.data.transforms.augmentation import Mix, cifar
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig, vit_config
-from vitrail.models.zoo import backbone, mini_bit
+from vitrail.models.zoo import hybrid_backbone, mini_bit
 from vitrail.optim.config import Schedule
 from vitrail.recipes import small_images as small
 from vitrail.recipes.digits import digits
@@ -100,7 +100,7 @@ def resnet_of(model: ViTConfig, blocks: tuple[int, ...], factor: float) -> ResNe
 
 def hybrid_of(model: ViTConfig, blocks: tuple[int, ...], factor: float, width: int, depth: int) -> ViTConfig:
     """A ViT on the feature map of a small ResNet, a patch a position."""
-    small = replace(backbone(blocks, model.image), root="3x3", factor=factor, groups=groups_at(factor))
+    small = replace(hybrid_backbone(blocks, model.image), root="3x3", factor=factor, groups=groups_at(factor))
     return replace(vit_of(model, width, depth), patch=(1, 1), backbone=small)
 
 

@@ -18,7 +18,7 @@ from vitrail.data.collection import open_collection
 from vitrail.data.datasets.catalogue import SETS
 from vitrail.evaluation.speed import training_flops
 from vitrail.models.family import ModelConfig
-from vitrail.models.zoo import adapted, network_name
+from vitrail.models.zoo import adapt_config, network_name
 from vitrail.train.config import Data
 from vitrail.train.data import find_split
 from vitrail.train.grid.plan import Cell
@@ -80,7 +80,7 @@ def price(cell: Cell, cells: Mapping[str, Cell], sizes: dict[str, tuple[int, int
     pictures = None if size is None else max(round(size[0] * run.data.part * (1 - run.data.dev)), 1)
     steps = run.steps or (None if pictures is None else max(round(run.epochs * pictures / run.batch), 1))
     if model is not None and size is not None and run.objective.labelled and size[1]:
-        model = adapted(model, classes=size[1])
+        model = adapt_config(model, classes=size[1])
     flops = (
         None
         if model is None or steps is None
@@ -100,7 +100,7 @@ def model_of(cell: Cell, cells: Mapping[str, Cell]) -> ModelConfig | None:
     if cell.run.model is not None or cell.after not in cells:
         return cell.run.model
     before = model_of(cells[cell.after], cells)
-    return None if before is None else adapted(before, image_size=cell.run.augmentation.size)
+    return None if before is None else adapt_config(before, image_size=cell.run.augmentation.size)
 
 
 def size_of(data: Data) -> tuple[int, int] | None:

@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
-from vitrail.checkpoint.store.layout import places
+from vitrail.checkpoint.store.layout import list_checkpoints
 from vitrail.core.config_overrides import differences, plain, restored, without_fields
 from vitrail.core.errors import ConfigError
 from vitrail.train.config import RunRequest
@@ -83,7 +83,7 @@ def finished(out: Path, cells: Sequence[Cell]) -> dict[str, CellOutcome]:
 def changed(out: Path, cell: Cell) -> list[str]:
     """Where the run of a cell is another than the one that was trained in its folder: "optim.lr: 0.001 -> 0.003"."""
     folder = folder_of(out, cell.name)
-    trained = (folder / OUTCOME).exists() or is_done(folder) or places(folder / CHECKPOINTS)
+    trained = (folder / OUTCOME).exists() or is_done(folder) or list_checkpoints(folder / CHECKPOINTS)
     if not trained or not (folder / COMMAND).exists():
         return []
     command = read_json(folder / COMMAND)

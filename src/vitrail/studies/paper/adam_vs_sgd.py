@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitrail.models.resnet_config import ResNetConfig
-from vitrail.models.zoo import adapted, mini_bit
+from vitrail.models.zoo import adapt_config, mini_bit
 from vitrail.optim.config import Optim, Schedule
 from vitrail.recipes import table4
 from vitrail.recipes.run_overrides import grid, resized
@@ -81,7 +81,7 @@ def scratch_cells(
                         run=replace(
                             run,
                             name=f"optimizer {name} {kind} {rate:g}",
-                            model=adapted(model, image_size=run.augmentation.size),
+                            model=adapt_config(model, image_size=run.augmentation.size),
                             optim=replace(optim_of(kind, run.optim), lr=rate),
                             seed=seed,
                         ),
@@ -105,7 +105,7 @@ def paper_cells(source: str) -> Iterator[Cell]:
             )
             for tune in TUNED:
                 run = tune()
-                run = replace(run, model=adapted(start.model, image_size=run.augmentation.size))
+                run = replace(run, model=adapt_config(start.model, image_size=run.augmentation.size))
                 for rate in grid(run.name)["optim.lr"]:
                     at = {"network": network, "optimizer": kind, "on": run.data.source, "lr": rate, "seed": 0}
                     yield Cell(

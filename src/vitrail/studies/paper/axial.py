@@ -14,7 +14,7 @@ from vitrail.core.text import pair
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import vit_config
-from vitrail.models.zoo import adapted, axial, axial_resnet50, mini_bit
+from vitrail.models.zoo import adapt_config, axial, axial_resnet50, mini_bit
 from vitrail.recipes.run_overrides import resized
 from vitrail.recipes.table3 import bit_r50x1_jft, vit_b16_jft, vit_b32_jft
 from vitrail.studies.framework.base_runs import for_card, for_cores, given
@@ -70,7 +70,7 @@ def networks(scale: Scale, source: str) -> tuple[tuple[Network, ...], int]:
     for patch in patches:
         plain = replace(model, patch=pair(patch), pool="mean", class_token=False)
         found += both(run, names[patch], plain, f"Axial-{names[patch]}", replace(plain, attention="axial"))
-    resnet = adapted(resnet, image_size=run.augmentation.size, classes=model.classes)
+    resnet = adapt_config(resnet, image_size=run.augmentation.size, classes=model.classes)
     crosswise = replace(resnet, mixing="axial")
     return (*found, *both(run, resnet_name, resnet, f"Axial-{resnet_name}", crosswise)), seeds
 

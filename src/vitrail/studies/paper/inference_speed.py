@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from vitrail.checkpoint.bundle import Bundle
-from vitrail.checkpoint.weights import bundle_of, fresh, network, operate
+from vitrail.checkpoint.weights import build_fresh, build_network, replace_head_and_resize, to_bundle
 from vitrail.core.text import Pair, pair
 from vitrail.evaluation.frozen.features import Precision
 from vitrail.evaluation.speed import Speed, SpeedLimits, TimedNetwork, measure_speed
 from vitrail.inspection.figures import style_axes
 from vitrail.models.family import ModelConfig
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 from vitrail.report.figure_style import LIGHT, Theme, blank, legible, styled
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def random_weights(config: ModelConfig) -> Bundle:
     """Of a network by name: speed does not depend on the numbers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        return bundle_of(fresh(config))
+        return to_bundle(build_fresh(config))
 
 
 def measured(
@@ -72,11 +72,11 @@ def measured(
 ) -> Measured:
     """Each size has an equal part of the seconds. `room` is what the device has free before the network is there."""
     for size in sizes:
-        adapted(bundle.config, image_size=size)  # one that does not fit is said before minutes have gone by
+        adapt_config(bundle.config, image_size=size)  # one that does not fit is said before minutes have gone by
     limits = SpeedLimits(batches=batches, seconds=seconds / len(sizes), room=room)
     speeds: dict[Pair, Speed] = {}
     for size in map(pair, sizes):
-        model = network(operate(bundle, image_size=None if size == bundle.config.image else size))
+        model = build_network(replace_head_and_resize(bundle, image_size=None if size == bundle.config.image else size))
         passes = TimedNetwork(network=model, device=device, precision=precision)
         heading = f"{name} at {size[0]} px"
         speeds[size] = measure_speed(

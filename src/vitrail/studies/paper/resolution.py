@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from vitrail.data.transforms.augmentation import cifar
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 from vitrail.optim.config import Optim
 from vitrail.recipes.digits import finetune_digits
 from vitrail.recipes.run_overrides import resized
@@ -71,7 +71,7 @@ def at_size(run: AnyRun, size: int) -> AnyRun:
 def tuned(plan: Plan, scale: Scale, size: int) -> RunRequest:
     """The fine-tuning at a size, with the network that it will have."""
     run = at_size(plan.tuning, size) if scale == "small" else resized(plan.tuning, size)
-    return replace(run, model=adapted(plan.before.model, image_size=size))
+    return replace(run, model=adapt_config(plan.before.model, image_size=size))
 
 
 def cells(scale: Scale, source: str) -> Sequence[Cell]:

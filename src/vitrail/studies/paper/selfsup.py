@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.models.vit_config import vit_config
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 from vitrail.objectives.masked_patches import MaskedPatches, Target
 from vitrail.recipes import selfsup
 from vitrail.recipes.run_overrides import resized
@@ -154,7 +154,7 @@ def tuned(made: Plan, method: str, budget: float, steps: int, seed: int) -> Cell
     run = shortened(made.tuning, steps, looks=1)
     before = made.before.get(method)
     if before is not None:
-        run = replace(run, model=adapted(before.model, classes=run.model.classes, head="linear"))
+        run = replace(run, model=adapt_config(before.model, classes=run.model.classes, head="linear"))
     return Cell(
         name=f"{method}-{100 * budget:g}pc-seed{seed}",
         at={"stage": AFTER, "method": method, "budget": budget, "seed": seed},
@@ -186,7 +186,7 @@ def paper_cells(source: str) -> Iterator[Cell]:
             run=replace(run, name=f"selfsup {method}"),
         )
         tuning = finetune_imagenet()
-        model = adapted(run.model, image_size=tuning.augmentation.size, classes=1000, head="linear")
+        model = adapt_config(run.model, image_size=tuning.augmentation.size, classes=1000, head="linear")
         yield Cell(
             name=f"{method}-100pc-seed0",
             at={"stage": AFTER, "method": method, "budget": 1.0, "seed": 0},

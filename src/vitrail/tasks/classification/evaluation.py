@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from vitrail.checkpoint.bundle import card_of, other_names
+from vitrail.checkpoint.bundle import get_card, list_other_names
 from vitrail.core.errors import DataError
 from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.datasets.imagenet import match_real_labels
@@ -138,7 +138,7 @@ def find_labels(setting: EvaluationSetting) -> tuple[dict[str, Labels], ClassMat
     how, about, collection, source = setting.how, setting.about, setting.collection, setting.source
     outputs = about.network.config.classes
     names = about.labels if how.labels is None else how.labels
-    also = other_names(card_of(about.network)) if how.labels is None else []
+    also = list_other_names(get_card(about.network)) if how.labels is None else []
     if not source.classes and how.real is None:
         collection.need_labels()
         raise DataError(f"{collection.name}@{setting.split} has no labels; choose another split")

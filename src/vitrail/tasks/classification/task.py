@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.bundle import Bundle, other_names
+from vitrail.checkpoint.bundle import Bundle, list_other_names
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, RelabelledDataset
@@ -84,7 +84,7 @@ class ClassificationTask(Task):
         source, outputs = collection.splits[split], bundle.config.classes
         if not source.classes or not outputs:
             return None, ()
-        also = other_names(bundle.card)
+        also = list_other_names(bundle.card)
         matching = match_classes(
             outputs, bundle.card.labels, source.classes, collection.name, by_number=by_number, also=also
         )

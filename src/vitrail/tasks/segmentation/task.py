@@ -19,7 +19,7 @@ from vitrail.data.decode.image import read_indices
 from vitrail.data.targets import IGNORED, Geometry, Masks
 from vitrail.evaluation.intervals import Interval
 from vitrail.models.family import ModelConfig
-from vitrail.models.zoo import adapted
+from vitrail.models.zoo import adapt_config
 from vitrail.report.axis import share
 from vitrail.report.page import Section, Table
 from vitrail.report.sections import Pane, Strip, Strips, pane
@@ -114,7 +114,7 @@ class SegmentationTask(Task):
 
     def fit_model(self, model: ModelConfig, outputs: int, *, new_head: bool) -> ModelConfig:
         del new_head  # whatever head there was read the whole image
-        return adapted(model, **model.patch_head(outputs))
+        return adapt_config(model, **model.patch_head(outputs))
 
     def metric(self, outputs: int, device: torch.device, *, extremes: int = 0) -> SegmentationMetric:
         return SegmentationMetric(outputs, device, extremes)

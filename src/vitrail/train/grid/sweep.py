@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
-from vitrail.checkpoint.store.layout import places as saves_in
+from vitrail.checkpoint.store.layout import list_checkpoints as saves_in
 from vitrail.core.atomic_files import replacing
 from vitrail.core.config_overrides import differences, with_settings
 from vitrail.core.errors import ConfigError, Diverged, TrainingError

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
-from vitrail.checkpoint.store.layout import FOLDER, places, unfinished
+from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints, list_unfinished
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.unreadable_log import FILE as UNREADABLE
 from vitrail.data.unreadable_log import earlier
@@ -47,7 +47,7 @@ def describe_run(path: Path) -> str:
     if (path / SWEEP).exists() and not (path / STATUS).exists():
         return _sweep(path, command)
     status, rows = read_status(path), read_rows(path / METRICS)
-    checkpoints = places(path / FOLDER)
+    checkpoints = list_checkpoints(path / FOLDER)
     lines = [f"{path}: {_ending(path, status, rows)}"]
     if status.get("message"):
         lines.append(f"  it said: {status['message']}")
@@ -166,7 +166,7 @@ def _score(row: Row) -> str:
 
 def _kept(path: Path, steps: list[int]) -> str:
     text = f"the newest is of step {steps[0]:,} ({len(steps)} in all)" if steps else "none yet"
-    cut_off = unfinished(path / FOLDER)
+    cut_off = list_unfinished(path / FOLDER)
     if cut_off and not is_held(path):
         text += f"; the save of step {cut_off[-1]:,} was cut off, which does no harm"
     return text

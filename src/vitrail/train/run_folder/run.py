@@ -24,8 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, cast
 
-from vitrail.checkpoint.bundle import Bundle, card_of
-from vitrail.checkpoint.store.layout import FOLDER, places
+from vitrail.checkpoint.bundle import Bundle, get_card
+from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
 from vitrail.checkpoint.weights import write_bundle
 from vitrail.core.atomic_files import replacing
 from vitrail.core.config_overrides import differences, without_fields
@@ -327,7 +327,7 @@ def _untrained(folder: Path) -> bool:
     """Whether the run in a folder failed before its first step, so that there is nothing to mix another with."""
     if not (folder / STATUS).exists() or read_status(folder).get("state") != "failed":
         return False
-    return not places(folder / FOLDER) and not any(row.get("step") for row in read_rows(folder / METRICS))
+    return not list_checkpoints(folder / FOLDER) and not any(row.get("step") for row in read_rows(folder / METRICS))
 
 
 def _write_json(path: Path, content: Any) -> None:
@@ -352,7 +352,7 @@ def _replace(path: Path, content: bytes, *, sync: bool) -> None:
 
 def write_weights(path: Path, network: Backbone, world: World, provenance: dict[str, Any]) -> None:
     """All processes take part in gathering; the first one writes."""
-    card = card_of(network)
+    card = get_card(network)
     tensors = {name: whole(tensor.detach(), world) for name, tensor in network.state_dict(keep_vars=True).items()}
     if world.rank == 0:
         told = {**card.provenance, **provenance}
@@ -366,9 +366,9 @@ def write_weights(path: Path, network: Backbone, world: World, provenance: dict[
 
 def get_provenance(network: Backbone) -> dict[str, Any]:
     """What the weights that a run started from said of themselves."""
-    return card_of(network).provenance
+    return get_card(network).provenance
 
 
 def set_provenance(network: Backbone, provenance: dict[str, Any]) -> None:
     """Of a run that goes on, whose first weights may be gone."""
-    network.card = replace(card_of(network), provenance=provenance)
+    network.card = replace(get_card(network), provenance=provenance)

@@ -1,4 +1,9 @@
-"""Public weights of the paper's networks, by name: which file on the Hugging Face hub, and what it expects of an image.
+"""Weights that come inside the package, by name: no network, no training.
+
+`vitrail-cifar10` is a small ViT that knows CIFAR-10's ten classes. The name stands for it wherever one is; a file or
+folder of one's own that is called so is ./vitrail-cifar10.
+
+Public weights of the paper's networks, by name: which file on the Hugging Face hub, and what it expects of an image.
 
     find("vit_b_16", "augreg_in21k_ft_in1k_384").repo  ->  "timm/vit_base_patch16_384.augreg_in21k_ft_in1k"
 
@@ -11,9 +16,30 @@ R50x3 and R101x3.
 import difflib
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from importlib import resources
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
 
-from vitrail.core.errors import ConfigError, UnknownName, unknown
+from vitrail.core.errors import ConfigError, UnknownName, WeightsNotFound, unknown
+
+DEFAULT_WEIGHTS: Final = "vitrail-cifar10"
+BUNDLED: Final = {DEFAULT_WEIGHTS: "vitrail-cifar10.safetensors"}
+
+
+def is_bundled(name: str | Path) -> bool:
+    return str(name) in BUNDLED
+
+
+def bundled_file(name: str) -> Path:
+    """Where the weights of a name lie in this installation."""
+    path = Path(str(resources.files("vitrail"))) / "assets" / BUNDLED[name]
+    if not path.is_file():
+        raise WeightsNotFound(
+            f"{name}: {path} is not there, so this copy of vitrail is not whole; install it again, or name weights of "
+            "your own"
+        )
+    return path
+
 
 Origin: TypeAlias = Literal["google-vit", "google-bit", "meta", "timm"]
 Normalisation: TypeAlias = Literal["half", "imagenet"]
@@ -171,17 +197,17 @@ PUBLIC: tuple[PublicWeights, ...] = (
 )
 
 
-def tags(model: str) -> tuple[str, ...]:
+def list_tags(model: str) -> tuple[str, ...]:
     """The tags of a model's public weights, in the order of the table; empty where there are none."""
     return tuple(entry.tag for entry in PUBLIC if entry.model == model)
 
 
-def find(model: str, tag: str) -> PublicWeights:
+def find_public_weights(model: str, tag: str) -> PublicWeights:
     """The public weights of a model by tag."""
     for entry in PUBLIC:
         if (entry.model, entry.tag) == (model, tag):
             return entry
-    known = tags(model)
+    known = list_tags(model)
     if known:
         raise unknown(f"weights of {model}", tag, known)
     models = list(dict.fromkeys(entry.model for entry in PUBLIC))

@@ -26,7 +26,7 @@ def budget(file_size: int) -> int:
 def check_budget(path: Path, file_size: int, wanted: int, *, what: str = "its tensors") -> None:
     """Refuse a file that would fill memory out of proportion to its own size, before any of it is allocated."""
     if wanted > budget(file_size):
-        raise refusal(
+        raise refuse(
             UnsafeWeights,
             path,
             f"{what} take {wanted} bytes, over {EXPANSION} times the file's {file_size} plus {ALLOWANCE >> 20} MiB",
@@ -34,19 +34,19 @@ def check_budget(path: Path, file_size: int, wanted: int, *, what: str = "its te
         )
 
 
-def shown(name: object, limit: int = 120) -> str:
+def quote(name: object, limit: int = 120) -> str:
     """A name from an untrusted file, quoted, on one line and of bounded length."""
     text = repr(name) if not isinstance(name, str) or len(name) <= limit else repr(name[:limit]) + "..."
     return text if len(text) <= 4 * limit else text[: 4 * limit] + "..."
 
 
-def told(error: BaseException, limit: int = 200) -> str:
+def shorten(error: BaseException, limit: int = 200) -> str:
     """Another library's error as a short cause; some of them write pages."""
     text = reason_of(error)
     return text if len(text) <= limit else text[:limit] + "..."
 
 
-def refusal(kind: type[E], path: Path, cause: str, remedy: str) -> E:
+def refuse(kind: type[E], path: Path, cause: str, remedy: str) -> E:
     """The error to raise: ``file: cause; remedy``, printable on one line whatever the file is called."""
     line = " ".join(f"{path}: {cause}; {remedy}".split())
     return kind("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))

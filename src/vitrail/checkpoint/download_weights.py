@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from vitrail.checkpoint.public.registry import PUBLIC, PublicWeights
+from vitrail.checkpoint.known_weights import PUBLIC, PublicWeights
 from vitrail.core import http
 from vitrail.core.atomic_files import cache_folder, write_file
 from vitrail.core.console import make_console
