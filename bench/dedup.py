@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.data.dedup.planted import Files, encoded, plant, scene, score, tar_files
 from vitrail.data.dataset import ImageDataset, Labels
-from vitrail.data.dedup.deduplicate import Job, find
-from vitrail.data.dedup.pairs_page import write_page
+from vitrail.data.dedup.deduplicate import DedupJob, deduplicate
+from vitrail.data.dedup.record import write_page
 
 
 class Numbered(ImageDataset):
@@ -69,8 +69,10 @@ def planted(photographs: Path, strangers: list[Path], workers: int, out: Path) -
     made = plant(train, rest)
     print(f"{len(train):,} photographs, {len(made.truth):,} copies, {len(rest):,} strangers")
     clock = Clock()
-    job = Job(train=train, tests={"planted": made.test}, out=out, cache=out / "cache", workers=workers, progress=clock)
-    outcome = find(job)
+    job = DedupJob(
+        train=train, tests={"planted": made.test}, out=out, cache=out / "cache", workers=workers, progress=clock
+    )
+    outcome = deduplicate(job)
     result = score(made, set(zip(outcome.pairs["train"].tolist(), outcome.pairs["test"].tolist(), strict=True)))
     print(clock.said())
     for kind, recall in result.recall.items():
@@ -78,7 +80,7 @@ def planted(photographs: Path, strangers: list[Path], workers: int, out: Path) -
     print(f"  precision {result.precision:.5f}: {len(outcome.pairs):,} pairs, {len(result.wrong)} not planted")
     for one, other in result.wrong[:20]:
         print(f"    {train.name(one)} ~ {made.test.name(other)}")
-    write_page(job, outcome, out / "pairs.html")
+    write_page(out / "pairs.html", outcome.record, outcome.pairs, train, job.tests)
     print(f"  {out / 'pairs.html'}")
 
 
@@ -96,8 +98,8 @@ def speed(train: int, test: int, workers: int, out: Path) -> None:
     sources = {name: Numbered(out / name, count) for name, count in folders.items()}
     for run in ("from files", "again, prints cached"):
         clock, before = Clock(), os.times()
-        outcome = find(
-            Job(
+        outcome = deduplicate(
+            DedupJob(
                 train=sources["train"],
                 tests={"test": sources["test"]},
                 out=out / "result",

@@ -293,11 +293,10 @@ def run_pack(options: PackOptions) -> int:
 
 
 def run_dedup(options: DedupOptions) -> int:
-    from vitrail.data.dedup.deduplicate import Job, find
-    from vitrail.data.dedup.match import Method
-    from vitrail.data.dedup.pairs_page import write_page
-    from vitrail.data.dedup.record import COLUMNS
-    from vitrail.data.tools.overview import cores
+    from vitrail.core.processes import available_cores
+    from vitrail.data.dedup.deduplicate import DedupJob, deduplicate
+    from vitrail.data.dedup.match import MatchRule
+    from vitrail.data.dedup.record import COLUMNS, write_page
 
     if not (options.against or options.within):
         raise ConfigError("nothing to compare with; name test sets behind --against, or ask for --within")
@@ -310,15 +309,19 @@ def run_dedup(options: DedupOptions) -> int:
             raise ConfigError(f"--against names {name} twice")
         tests[name] = source
     rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    workers = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if options.workers is None else options.workers
+    workers = (
+        available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if options.workers is None
+        else options.workers
+    )
     embedding = identify_weights(options.embed) if options.embed else ""
     with bars() as bar, on_interrupt(f"what was read is kept in {options.out}; the same command resumes"):
-        job = Job(
+        job = DedupJob(
             train=train,
             tests=tests,
             out=Path(options.out),
             called=called,
-            method=Method(near=not options.exact, cosine=options.cosine, embedding=embedding),
+            method=MatchRule(near=not options.exact, cosine=options.cosine, embedding=embedding),
             embed=make_embedder(options.embed) if options.embed else None,
             within=options.within,
             workers=workers if workers > 1 else 0,  # one process is this one
@@ -326,11 +329,11 @@ def run_dedup(options: DedupOptions) -> int:
             world=world,
             progress=bar,
         )
-        outcome = find(job)
+        outcome = deduplicate(job)
     if rank == 0:
-        write_page(job, outcome, job.out / "pairs.html")
+        write_page(job.out / "pairs.html", outcome.record, outcome.pairs, train, tests)
         print_table(COLUMNS, outcome.record.rows(), left=2)
-        said = f"{outcome.record.dropped:,} of {outcome.record.pictures:,} images of {called} are to be left out"
+        said = f"{outcome.record.dropped:,} of {outcome.record.images:,} images of {called} are to be left out"
         print(f"{said}: {job.out / 'drop.json'}; the pairs: {job.out / 'pairs.html'}")
         if outcome.record.dropped:
             print(f"To train without them: --set data.without={job.out / 'drop.json'}")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.dedup.planted import Files, plant, score, tar_files
-from vitrail.data.dedup.deduplicate import Job, find
+from vitrail.data.dedup.deduplicate import DedupJob, deduplicate
 
 DATA = Path(__file__).parents[3].parent / "shared" / "data"
 PHOTOGRAPHS, PETS = DATA / "imagenet_val_1000.tar", DATA / "pets_test.tar"
@@ -24,7 +24,9 @@ def test_copies_of_real_photographs(tmp_path: Path) -> None:
     train = tar_files(PHOTOGRAPHS)
     pets = tar_files(PETS)
     planted = plant(train, Files(pets.files[:1000], pets.names[:1000]), every=5)
-    outcome = find(Job(train=train, tests={"planted": planted.test}, out=tmp_path, cache=tmp_path / "cache"))
+    outcome = deduplicate(
+        DedupJob(train=train, tests={"planted": planted.test}, out=tmp_path, cache=tmp_path / "cache")
+    )
     result = score(planted, set(zip(outcome.pairs["train"].tolist(), outcome.pairs["test"].tolist(), strict=True)))
     assert result.precision >= 0.99, [(train.name(i), planted.test.name(j)) for i, j in result.wrong]
     for kind, recall in result.recall.items():

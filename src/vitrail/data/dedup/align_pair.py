@@ -1,8 +1,8 @@
-"""Whether two thumbnails show the same image: one is shifted and stretched onto the other, then they are correlated.
+"""Decides whether two thumbnails show the same image: one is shifted and stretched onto the other, then correlated.
 
-The hash only proposes; this decides. Both are band-passed first (what is smooth over the whole image is alike in most
-images, and what is finer than two pixels is noise), then a few Gauss-Newton steps find the window of the one that
-the other shows. Every pair is computed by itself, so that the result does not depend on the batch.
+The perceptual hash proposes pairs; this decides. Both thumbnails are band-passed first (smooth gradients are similar in
+most images, and detail finer than two pixels is noise), then a few Gauss-Newton steps find the window of one that the
+other shows. Each pair is computed independently, so that the result does not depend on the batch.
 """
 
 from dataclasses import dataclass
@@ -12,40 +12,39 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.dedup.perceptual_hash import SIDE
-
 Floats = NDArray[np.float64]
 
-FIRST, STEPS = 2, 6  # Gauss-Newton steps: to see whether it is worth more, and then
-HOPE: Final = 0.6  # the distance up to which it is
-STUCK = 0.04, 0.4  # the distances between which it is tried again, from other windows
-AGAIN: Final = tuple((y, 0.95, x, 0.95) for y in (0.0, 0.025, 0.05) for x in (0.0, 0.025, 0.05))
-SMALLEST, LARGEST, BEYOND = 0.8, 1.05, 0.03  # how much of a side a window may hold, and how far it may stick out
-GAIN: Final = 1.5  # the contrast of a copy may differ by this factor
-BRIGHTNESS: Final = 24.0  # and its mean by so many levels of 255
-COLOUR: Final = 12.0  # and its chroma by so many, on average
-COLOURLESS: Final = 4.0  # a grey copy of a coloured image is one: below this, chroma says nothing
+SIDE: Final = 32  # of a thumbnail
+FIRST_STEPS, STEPS = 2, 6  # Gauss-Newton steps: for a first look, and for promising pairs
+PROMISING: Final = 0.6  # distance after the first look up to which a pair is pursued
+STUCK = 0.04, 0.4  # distances between which the search is repeated from other windows
+RESTARTS: Final = tuple((y, 0.95, x, 0.95) for y in (0.0, 0.025, 0.05) for x in (0.0, 0.025, 0.05))
+SMALLEST, LARGEST, BEYOND = 0.8, 1.05, 0.03  # sizes of a window relative to the side, and how far it may stick out
+GAIN: Final = 1.5  # factor by which the contrast of a copy may differ
+BRIGHTNESS: Final = 24.0  # levels of 255 by which its mean may differ
+COLOUR: Final = 12.0  # levels by which its chroma may differ, on average
+COLOURLESS: Final = 4.0  # chroma below which an image counts as grey; a grey copy of a coloured image is a copy
 BATCH: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Small:
+class Thumbnails:
     """Thumbnails of N images: grey [N, 32, 32] and, coarser, chroma [N, 8, 8, 2]."""
 
     grey: NDArray[np.uint8]
     chroma: NDArray[np.uint8]
 
-    def __getitem__(self, at: "slice | NDArray[np.int64]") -> "Small":
-        return Small(grey=self.grey[at], chroma=self.chroma[at])
+    def __getitem__(self, at: "slice | NDArray[np.int64]") -> "Thumbnails":
+        return Thumbnails(grey=self.grey[at], chroma=self.chroma[at])
 
     @property
-    def mirrored(self) -> "Small":
-        return Small(grey=self.grey[:, :, ::-1], chroma=self.chroma[:, :, ::-1])
+    def mirrored(self) -> "Thumbnails":
+        return Thumbnails(grey=self.grey[:, :, ::-1], chroma=self.chroma[:, :, ::-1])
 
 
 @lru_cache(maxsize=1)
-def filters() -> tuple[Floats, Floats]:
-    """A slight blur and a wide one, as matrices [32, 32] that act on rows."""
+def blur_matrices() -> tuple[Floats, Floats]:
+    """A narrow and a wide blur, as matrices [32, 32] that act on rows."""
     fine, wide = np.zeros((SIDE, SIDE)), np.zeros((SIDE, SIDE))
     for i in range(SIDE):
         for shift, weight in ((-1, 0.25), (0, 0.5), (1, 0.25)):
@@ -55,20 +54,20 @@ def filters() -> tuple[Floats, Floats]:
     return fine, wide
 
 
-def band(pixels: Floats) -> Floats:
-    """Thumbnails [N, 32, 32] without what is too smooth or too fine."""
-    fine, wide = filters()
+def band_pass(pixels: Floats) -> Floats:
+    """Thumbnails [N, 32, 32] without what is too smooth or too fine to compare."""
+    fine, wide = blur_matrices()
     blurred = fine @ pixels @ fine.T
     return blurred - wide @ blurred @ wide.T
 
 
-def contrast(thumbs: NDArray[np.uint8]) -> Floats:
-    """What is left in the band, as a root mean square in levels of 255 [N]: near 0 for a blank image."""
-    return np.sqrt((band(thumbs.astype(np.float64)) ** 2).mean((1, 2)))
+def measure_contrast(thumbs: NDArray[np.uint8]) -> Floats:
+    """The root mean square of the pass band in levels of 255 [N]: near 0 for a blank image."""
+    return np.sqrt((band_pass(thumbs.astype(np.float64)) ** 2).mean((1, 2)))
 
 
-def cubic(start: Floats, size: Floats, side: int) -> Floats:
-    """[N, side, side]: rows of weights that sample the part from `start` on, by Catmull and Rom's cubic."""
+def cubic_weights(start: Floats, size: Floats, side: int) -> Floats:
+    """[N, side, side]: rows of weights that sample the part from `start` on, by the Catmull-Rom cubic."""
     at = (start[:, None] + (np.arange(side) + 0.5) / side * size[:, None]) * side - 0.5
     base = np.floor(at).astype(np.int64)
     far = at - base
@@ -84,26 +83,26 @@ def cubic(start: Floats, size: Floats, side: int) -> Floats:
 def warp(pixels: Floats, window: Floats) -> Floats:
     """The window (top, height, left, width: fractions, [N, 4]) of each image [N, S, S], as large as the image."""
     side = pixels.shape[1]
-    rows, columns = cubic(window[:, 0], window[:, 1], side), cubic(window[:, 2], window[:, 3], side)
+    rows, columns = cubic_weights(window[:, 0], window[:, 1], side), cubic_weights(window[:, 2], window[:, 3], side)
     return rows @ pixels @ columns.transpose(0, 2, 1)
 
 
-def energy(pixels: Floats) -> Floats:
+def sum_squares(pixels: Floats) -> Floats:
     return (pixels.reshape(len(pixels), -1) ** 2).sum(1) + 1e-9
 
 
-def correlation(one: Floats, other: Floats) -> Floats:
+def correlate(one: Floats, other: Floats) -> Floats:
     product = (one * other).reshape(len(one), -1).sum(1)
-    return product / np.sqrt(energy(one) * energy(other))
+    return product / np.sqrt(sum_squares(one) * sum_squares(other))
 
 
-def improve(moved: Floats, goal: Floats, window: Floats) -> Floats:
-    """One Gauss-Newton step towards the window that looks most like the goal."""
+def refine_window(moved: Floats, goal: Floats, window: Floats) -> Floats:
+    """One Gauss-Newton step towards the window that matches the goal best."""
     place = (np.arange(SIDE) + 0.5) / SIDE
     down, across = np.gradient(moved, axis=1) * SIDE, np.gradient(moved, axis=2) * SIDE
     slopes = np.stack([down, down * place[None, :, None], across, across * place[None, None, :]], axis=-1)
     slopes = slopes.reshape(len(moved), -1, 4)
-    gain = np.minimum(np.sqrt(energy(goal) / energy(moved)), 2)[:, None, None]
+    gain = np.minimum(np.sqrt(sum_squares(goal) / sum_squares(moved)), 2)[:, None, None]
     rest = (goal - moved * gain).reshape(len(moved), -1, 1)
     turned = slopes.transpose(0, 2, 1)
     normal = turned @ slopes
@@ -116,52 +115,52 @@ def improve(moved: Floats, goal: Floats, window: Floats) -> Floats:
     return np.stack([top_, height_, left_, width_], axis=1)
 
 
-def register(whole: Floats, part: Floats, window: Floats, steps: int) -> tuple[Floats, Floats]:
-    """How far [N] `part` is from the window of `whole` that it looks most like, and that window [N, 4]; the search
-    begins at `window`. The distance is 1 - correlation."""
-    goal = band(part)
+def align(whole: Floats, part: Floats, window: Floats, steps: int) -> tuple[Floats, Floats]:
+    """The distance [N] of `part` to the window of `whole` that it matches best, and that window [N, 4]; the search
+    starts at `window`. The distance is 1 - correlation."""
+    goal = band_pass(part)
     best, kept = np.full(len(part), -1.0), window
     for step in range(steps + 1):
-        moved = band(warp(whole, window))
-        reached = correlation(moved, goal)
+        moved = band_pass(warp(whole, window))
+        reached = correlate(moved, goal)
         better = reached > best
         best, kept = np.where(better, reached, best), np.where(better[:, None], window, kept)
         if step < steps:
-            window = improve(moved, goal, window)
+            window = refine_window(moved, goal, window)
     return 1 - best, kept
 
 
-def distances(whole: Small, part: Small, window: Floats) -> Floats:
-    """1 - correlation of each pair [N] after the best shift and stretch, which begins at `window` [N, 4]; infinite
-    where contrast, brightness or colour speak against a copy."""
+def measure_distances(whole: Thumbnails, part: Thumbnails, window: Floats) -> Floats:
+    """1 - correlation of each pair [N] after the best shift and stretch, starting at `window` [N, 4]; infinite where
+    contrast, brightness or colour rule out a copy."""
     cuts = [slice(i, i + BATCH) for i in range(0, len(window), BATCH)]
-    return np.concatenate([np.zeros(0), *(batch_distances(whole[cut], part[cut], window[cut]) for cut in cuts)])
+    return np.concatenate([np.zeros(0), *(measure_batch(whole[cut], part[cut], window[cut]) for cut in cuts)])
 
 
-def batch_distances(whole: Small, part: Small, window: Floats) -> Floats:
+def measure_batch(whole: Thumbnails, part: Thumbnails, window: Floats) -> Floats:
     ours, theirs = whole.grey.astype(np.float64), part.grey.astype(np.float64)
-    distance, window = register(ours, theirs, window, FIRST)
+    distance, window = align(ours, theirs, window, FIRST_STEPS)
     out = np.full(len(window), np.inf)
-    at = np.flatnonzero(distance < HOPE)
+    at = np.flatnonzero(distance < PROMISING)
     if not at.size:
         return out
-    distance, window = register(ours[at], theirs[at], window[at], STEPS)
-    for again in AGAIN:
+    distance, window = align(ours[at], theirs[at], window[at], STEPS)
+    for restart in RESTARTS:
         stuck = np.flatnonzero((distance > STUCK[0]) & (distance < STUCK[1]))
         if stuck.size:
-            start = np.broadcast_to(np.array(again), (len(stuck), 4))
-            other, place = register(ours[at[stuck]], theirs[at[stuck]], start, STEPS)
+            start = np.broadcast_to(np.array(restart), (len(stuck), 4))
+            other, place = align(ours[at[stuck]], theirs[at[stuck]], start, STEPS)
             better = other < distance[stuck]
             distance[stuck[better]], window[stuck[better]] = other[better], place[better]
-    fair = plausible(whole[at], part[at], window)
+    fair = is_plausible(whole[at], part[at], window)
     out[at[fair]] = distance[fair]
     return out
 
 
-def plausible(whole: Small, part: Small, window: Floats) -> NDArray[np.bool_]:
-    """Whether contrast, brightness and colour are those of a copy [N], once the one is laid on the other."""
+def is_plausible(whole: Thumbnails, part: Thumbnails, window: Floats) -> NDArray[np.bool_]:
+    """Whether contrast, brightness and colour are those of a copy [N], once the images are aligned."""
     moved, theirs = warp(whole.grey.astype(np.float64), window), part.grey.astype(np.float64)
-    gain = np.sqrt(energy(band(theirs)) / energy(band(moved)))
+    gain = np.sqrt(sum_squares(band_pass(theirs)) / sum_squares(band_pass(moved)))
     fair = (gain < GAIN) & (gain > 1 / GAIN)
     fair &= np.abs(moved.mean((1, 2)) - theirs.mean((1, 2))) < BRIGHTNESS
     hue, goal = whole.chroma.astype(np.float64) - 128, part.chroma.astype(np.float64) - 128

@@ -1,9 +1,7 @@
-"""One block of TRAIN against one block of another set, or of its own.
+"""Pairs of images that are the same: one block of the training set against a block of another set or of its own, by
+pixels, by perceptual hash and thumbnail, or by embeddings."""
 
-Images that a network finds alike: cosines of embeddings, block by block. Which network is the caller's affair.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,103 +13,171 @@ from PIL.Image import Image
 
 from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.dedup.align_pair import distances
-from vitrail.data.dedup.block_files import (
-    EMBEDDING,
-    EXACT,
-    FLIPPED,
-    NEAR,
-    Blocks,
-    Pairs,
-    joined,
-    pairs,
+from vitrail.data.dedup.align_pair import measure_distances
+from vitrail.data.dedup.fingerprints import (
+    CROWD,
+    UNREADABLE,
+    VIEWS,
+    WINDOWS,
+    BlockFiles,
+    Fingerprints,
+    decode,
+    find_equal,
+    find_similar,
     read_arrays,
     write_arrays,
 )
-from vitrail.data.dedup.fingerprints import UNREADABLE, Prints, decoded
-from vitrail.data.dedup.perceptual_hash import VIEWS, WINDOWS, closest, equal
+
+KINDS: Final = ("exact", "near", "flipped", "embedding")  # the most certain first
+EXACT, NEAR, FLIPPED, EMBEDDING = range(4)
+WITHIN: Final = -1  # number of the set where both images are of the training set
+PAIR: Final = np.dtype([("set", "<i4"), ("train", "<i8"), ("test", "<i8"), ("kind", "u1"), ("distance", "<f4")])
+EMBED_BATCH: Final = 64  # images per call
+SLACK: Final = 1e-4  # matrix products round differently per block, so borderline cosines are recomputed
+
+PairArray: TypeAlias = NDArray[np.void]  # [M] of PAIR; `set` counts the test sets
+Embed: TypeAlias = Callable[[list[Image]], NDArray[np.float32]]  # B images to [B, D]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
-    """What counts as the same image. The defaults miss few copies and, on photographs, accuse no strangers."""
+class MatchRule:
+    """What counts as the same image. The defaults miss few copies and, on photographs, have no false positives."""
 
     exact: bool = True  # the same decoded pixels
     near: bool = True  # by perceptual hash: re-encoded, resized, mirrored, with up to a tenth of a side cut away
-    bits: int = 13  # of 63: how far hashes may differ for two images to be looked at
+    bits: int = 13  # of 63: how far hashes may differ for two images to be compared
     distance: float = 0.04  # 1 - correlation of the thumbnails, up to which they are the same
     cosine: float = 0.95  # of embeddings, from which on they are the same
-    embedding: str = ""  # what made the embeddings, where some were given
+    embedding: str = ""  # what computed the embeddings, where there are any
 
     def __post_init__(self) -> None:
         if not 0 <= self.bits < 32:
-            raise ConfigError(f"bits={self.bits}: of 63, so 0 to 31")
+            raise ConfigError(f"bits={self.bits} must be between 0 and 31, of 63")
         if not 0 < self.distance < 1:
-            raise ConfigError(f"distance={self.distance}: between 0 and 1")
+            raise ConfigError(f"distance={self.distance} must be between 0 and 1")
         if not 0 < self.cosine <= 1:
-            raise ConfigError(f"cosine={self.cosine}: above 0 and at most 1")
+            raise ConfigError(f"cosine={self.cosine} must be above 0 and at most 1")
         if not (self.exact or self.near or self.embedding):
-            raise ConfigError("nothing to compare by: exact, near or an embedding")
+            raise ConfigError("nothing to compare by; choose exact, near or an embedding")
 
 
-def compare(train: Prints, test: Prints, method: Method, where: int) -> Pairs:
-    """The pairs of two blocks, with numbers that count from the beginning of the blocks."""
-    found: list[Pairs] = []
-    if method.exact:
+def make_pairs(
+    where: int, train: NDArray[np.int64], test: NDArray[np.int64], kind: "int | NDArray[np.int64]", distance: object
+) -> PairArray:
+    """One array from its columns."""
+    pairs = np.zeros(len(train), PAIR)
+    pairs["set"], pairs["train"], pairs["test"], pairs["kind"], pairs["distance"] = where, train, test, kind, distance
+    return pairs
+
+
+def merge_pairs(parts: Sequence[PairArray]) -> PairArray:
+    """All pairs in one order, each once: its most certain kind, then its smallest distance."""
+    pairs = np.concatenate([np.zeros(0, PAIR), *parts])
+    order = ("distance", "kind", "test", "train", "set")  # the last key is the primary one
+    pairs = pairs[np.lexsort([pairs[name] for name in order])]
+    first = np.ones(len(pairs), bool)
+    first[1:] = np.any([pairs[name][1:] != pairs[name][:-1] for name in ("set", "train", "test")], axis=0)
+    return pairs[first]
+
+
+def find_groups(length: int, one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each of `length` items the lowest number in its group, where each (one, other) is in one group [N]."""
+    root = np.arange(length)
+
+    def find_root(at: int) -> int:
+        while root[at] != at:
+            root[at] = root[root[at]]
+            at = int(root[at])
+        return at
+
+    for a, b in zip(one.tolist(), other.tolist(), strict=True):
+        low, high = sorted((find_root(a), find_root(b)))
+        root[high] = low
+    for at in np.unique(np.concatenate([one, other])).tolist():
+        root[at] = find_root(at)
+    return root
+
+
+def match_all(
+    block: int, blocks: Sequence[BlockFiles], within: bool, match: Callable[[int, int, int], PairArray]
+) -> PairArray:
+    """One block of the training set, which is source 0, against all blocks of the other sources and, with `within`,
+    the earlier ones and itself. `match` takes the source, the block and the number of the set."""
+    others = [(s, b, s - 1) for s in range(1, len(blocks)) for b in range(len(blocks[s]))]
+    if within:
+        others += [(0, b, WITHIN) for b in range(block + 1)]
+    return merge_pairs([shift_pairs(match(s, b, where), block, b, blocks[0].size) for s, b, where in others])
+
+
+def shift_pairs(pairs: PairArray, train: int, test: int, size: int) -> PairArray:
+    """Counts images from the beginning of the sets instead of the blocks. Within one set the later image is train."""
+    pairs["train"] += train * size
+    pairs["test"] += test * size
+    inner = pairs["set"] == WITHIN
+    later, earlier = np.maximum(pairs["train"], pairs["test"]), np.minimum(pairs["train"], pairs["test"])
+    pairs["train"], pairs["test"] = np.where(inner, later, pairs["train"]), np.where(inner, earlier, pairs["test"])
+    return pairs[~inner | (pairs["train"] != pairs["test"])]
+
+
+def match_blocks(train: Fingerprints, test: Fingerprints, rule: MatchRule, where: int) -> PairArray:
+    """The pairs of two blocks; images are counted from the beginning of the blocks."""
+    found: list[PairArray] = []
+    if rule.exact:
         mine, theirs = (np.flatnonzero(prints.state != UNREADABLE) for prints in (train, test))
-        i, j = equal(train.digests[mine], test.digests[theirs])
-        found.append(pairs(where, mine[i], theirs[j], EXACT, 0.0))
-        j, i = equal(test.digests[theirs], train.digests[mine])
-        found.append(pairs(where, mine[i], theirs[j], EXACT, 0.0))
-    if method.near:
-        found.append(near(train, test, method, where))
-    return joined(found)
+        i, j = find_equal(train.digests[mine], test.digests[theirs])
+        found.append(make_pairs(where, mine[i], theirs[j], EXACT, 0.0))
+        j, i = find_equal(test.digests[theirs], train.digests[mine])
+        found.append(make_pairs(where, mine[i], theirs[j], EXACT, 0.0))
+    if rule.near:
+        found.append(match_near(train, test, rule, where))
+    return merge_pairs(found)
 
 
-def near(train: Prints, test: Prints, method: Method, where: int) -> Pairs:
-    """Hashes propose, thumbnails decide. Of images with the same pixels one speaks for all."""
-    mine, theirs = firsts(train), firsts(test)
-    i, j, view, mirrored, _ = closest(train.hashes[mine], test.hashes[theirs], method.bits)
+def match_near(train: Fingerprints, test: Fingerprints, rule: MatchRule, where: int) -> PairArray:
+    """Hashes propose, thumbnails decide. Of images with the same pixels one represents all."""
+    mine, theirs = find_representatives(train), find_representatives(test)
+    i, j, view, mirrored, _ = find_similar(train.hashes[mine], test.hashes[theirs], rule.bits)
     i, j = mine[i], theirs[j]
-    differ = train.digests[i] != test.digests[j] if method.exact else np.ones(len(i), bool)
+    differ = train.digests[i] != test.digests[j] if rule.exact else np.ones(len(i), bool)
     i, j, view, mirrored = i[differ], j[differ], view[differ], mirrored[differ]
-    distance = checked(train, test, i, j, view, mirrored)
-    same = distance <= method.distance
+    distance = measure_candidates(train, test, i, j, view, mirrored)
+    same = distance <= rule.distance
     kind = np.where(mirrored == 1, FLIPPED, NEAR)
-    found = joined([pairs(where, i[same], j[same], kind[same], distance[same])])
-    return joined([found, spread(found, "train", train, mine), spread(found, "test", test, theirs)])
+    found = merge_pairs([make_pairs(where, i[same], j[same], kind[same], distance[same])])
+    copies = [copy_to_equals(found, "train", train, mine), copy_to_equals(found, "test", test, theirs)]
+    return merge_pairs([found, *copies])
 
 
-def firsts(prints: Prints) -> NDArray[np.int64]:
-    """The comparable images, without those whose pixels have been there before in the block."""
+def find_representatives(prints: Fingerprints) -> NDArray[np.int64]:
+    """The comparable images, without those whose pixels occurred earlier in the block."""
     comparable = prints.comparable
     _, first = np.unique(prints.digests[comparable], return_index=True)
     return comparable[np.sort(first)]
 
 
-def spread(found: Pairs, side: str, prints: Prints, spoke: NDArray[np.int64]) -> Pairs:
-    """The same pairs for the other images with the same pixels as the one that spoke for them."""
-    silent = np.setdiff1d(prints.comparable, spoke)
-    if not (len(silent) and len(found)):
+def copy_to_equals(found: PairArray, side: str, prints: Fingerprints, chosen: NDArray[np.int64]) -> PairArray:
+    """The same pairs for the images with the same pixels as the representative."""
+    others = np.setdiff1d(prints.comparable, chosen)
+    if not (len(others) and len(found)):
         return found[:0]
-    i, first = equal(prints.digests[silent], prints.digests[spoke])
+    i, first = find_equal(prints.digests[others], prints.digests[chosen])
     parts = [found[:0]]
-    for one, spokesman in zip(silent[i], spoke[first], strict=True):
-        made = found[found[side] == spokesman]
-        made[side] = one
-        parts.append(made)
+    for one, representative in zip(others[i], chosen[first], strict=True):
+        pairs = found[found[side] == representative]
+        pairs[side] = one
+        parts.append(pairs)
     return np.concatenate(parts)
 
 
-def checked(
-    train: Prints,
-    test: Prints,
+def measure_candidates(
+    train: Fingerprints,
+    test: Fingerprints,
     i: NDArray[np.int64],
     j: NDArray[np.int64],
     view: NDArray[np.int64],
     mirrored: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """How far the candidates are apart once the one is laid on the window of the other that the hash found. Where the
+    """The distance of the candidates once one is aligned with the window of the other that the hash found. Where the
     hash saw no window, either may turn out to be a part of the other."""
     out = np.full(len(i), np.inf)
     windows = np.array(WINDOWS)
@@ -121,79 +187,70 @@ def checked(
             mine, theirs = train.small[i[at]], test.small[j[at]]
             theirs = theirs.mirrored if flip else theirs
             whole, part = (mine, theirs) if ours else (theirs, mine)
-            out[at] = np.minimum(out[at], distances(whole, part, windows[view[at] % VIEWS]))
+            out[at] = np.minimum(out[at], measure_distances(whole, part, windows[view[at] % VIEWS]))
     return out
 
 
-Embed: TypeAlias = Callable[[list[Image]], NDArray[np.float32]]  # B images to [B, D]
-
-AT_ONCE: Final = 64  # images a call
-SLACK: Final = 1e-4  # a matrix product rounds differently in another block; what is near the border is computed again
-CROWD: Final = 1_000_000
-
-
-def embeddings_of(prints: Blocks, folder: Path, name: str) -> Blocks:
-    """Where the embeddings belong of the source that has these prints."""
-    made = sha256(name.encode()).hexdigest()[:12]
-    return Blocks(folder=folder / f"{prints.folder.name}-{made}", length=prints.length, size=prints.size)
+def locate_embeddings(prints: BlockFiles, folder: Path, name: str) -> BlockFiles:
+    """Where the embeddings of the source with these fingerprints belong."""
+    digest = sha256(name.encode()).hexdigest()[:12]
+    return BlockFiles(folder=folder / f"{prints.folder.name}-{digest}", length=prints.length, size=prints.size)
 
 
-def write_embeddings(source: ImageDataset, embed: Embed, blocks: Blocks, block: int) -> None:
-    """Embeds a block: unit vectors [N, D]; a row of zeros, which is near nothing, where an image cannot be read."""
+def write_embeddings(source: ImageDataset, embed: Embed, blocks: BlockFiles, block: int) -> None:
+    """Embeds a block: unit vectors [N, D]; a row of zeros, which is similar to nothing, for an unreadable image."""
     start, stop = blocks.span(block)
     rows: list[NDArray[np.float32]] = []
-    for low in range(start, stop, AT_ONCE):
+    for low in range(start, stop, EMBED_BATCH):
         readable: dict[int, Image] = {}
-        high = min(stop, low + AT_ONCE)
+        high = min(stop, low + EMBED_BATCH)
         for index in range(low, high):
             try:
-                readable[index - low] = decoded(source, index)
-            except BadImage:  # named and counted with the prints
+                readable[index - low] = decode(source, index)
+            except BadImage:  # reported and counted with the fingerprints
                 continue
-        rows.append(unit(embed, readable, high - low))
+        rows.append(embed_images(embed, readable, high - low))
     width = max(row.shape[1] for row in rows)
-    whole = np.concatenate([row if row.shape[1] else np.zeros((len(row), width), np.float32) for row in rows])
-    write_arrays(blocks.path(block), {"vectors": whole})
+    vectors = np.concatenate([row if row.shape[1] else np.zeros((len(row), width), np.float32) for row in rows])
+    write_arrays(blocks.path(block), {"vectors": vectors})
 
 
-def unit(embed: Embed, pictures: dict[int, Image], count: int) -> NDArray[np.float32]:
+def embed_images(embed: Embed, images: dict[int, Image], count: int) -> NDArray[np.float32]:
     """[count, D] with the embedding of each image in its row, at length 1."""
-    if not pictures:
+    if not images:
         return np.zeros((count, 0), np.float32)
-    made = np.asarray(embed(list(pictures.values())), np.float32)
-    if made.ndim != 2 or len(made) != len(pictures) or not np.isfinite(made).all():
+    vectors = np.asarray(embed(list(images.values())), np.float32)
+    if vectors.ndim != 2 or len(vectors) != len(images) or not np.isfinite(vectors).all():
         raise DataError(
-            f"embed returned {made.shape} for {len(pictures)} images; it should return finite numbers "
-            f"[{len(pictures)}, D]"
+            f"embed returned {vectors.shape} for {len(images)} images; it must return finite numbers [{len(images)}, D]"
         )
-    out = np.zeros((count, made.shape[1]), np.float32)
-    length = np.sqrt((made.astype(np.float64) ** 2).sum(1, keepdims=True))
-    out[list(pictures)] = made / np.maximum(length, 1e-12)
+    out = np.zeros((count, vectors.shape[1]), np.float32)
+    length = np.sqrt((vectors.astype(np.float64) ** 2).sum(1, keepdims=True))
+    out[list(images)] = vectors / np.maximum(length, 1e-12)
     return out
 
 
-def load_vectors(blocks: Blocks, block: int) -> NDArray[np.float32]:
+def load_vectors(blocks: BlockFiles, block: int) -> NDArray[np.float32]:
     return read_arrays(blocks.path(block))["vectors"]
 
 
-def alike(
+def match_embeddings(
     train: NDArray[np.float32], test: NDArray[np.float32], cosine: float, where: int, *, step: int = 2048
-) -> Pairs:
+) -> PairArray:
     """The pairs of two blocks whose cosine is at least `cosine`; the distance is 1 - cosine."""
-    found: list[Pairs] = []
-    if not (train.shape[1] and test.shape[1]):  # no image of the block could be read
-        return joined(found)
+    found: list[PairArray] = []
+    if not (train.shape[1] and test.shape[1]):  # no image of the block is readable
+        return merge_pairs(found)
     for a in range(0, len(train), step):
         for b in range(0, len(test), step):
             i, j = np.nonzero(train[a : a + step] @ test[b : b + step].T >= cosine - SLACK)
             if len(i) > CROWD:
                 raise DataError(
-                    f"{len(i):,} pairs of images have a cosine of at least {cosine}: the embedding does not tell "
-                    "them apart; raise the threshold"
+                    f"{len(i):,} pairs of images have a cosine of at least {cosine}, so the embedding does not "
+                    "distinguish them; raise the threshold"
                 )
-            product = train[a + i].astype(np.float64) * test[b + j].astype(np.float64)
-            near = product.sum(1)
+            near = (train[a + i].astype(np.float64) * test[b + j].astype(np.float64)).sum(1)
             same = near >= cosine
             distance = np.maximum(0.0, 1 - near[same])
-            found.append(pairs(where, a + i[same], b + j[same], EMBEDDING, distance))
-    return joined(found)
+            found.append(make_pairs(where, a + i[same], b + j[same], EMBEDDING, distance))
+    return merge_pairs(found)

@@ -1,4 +1,4 @@
-"""What a comparison says of itself: which sets, how, how many. A result can then say whether its test was checked."""
+"""What a comparison found, as a record (dedup.json) and as a page of pairs to look at."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.atomic_files import replacing
-from vitrail.core.errors import DataError
-from vitrail.data.dedup.block_files import KINDS, WITHIN, Pairs
-from vitrail.data.dedup.match import Method
+from vitrail.core.errors import BadImage, DataError
+from vitrail.data.dataset import ImageDataset
+from vitrail.data.dedup.fingerprints import decode
+from vitrail.data.dedup.match import KINDS, WITHIN, MatchRule, PairArray
+from vitrail.report import page as report
 
-KIND: Final = "vitrail dedup 1"
-COLUMNS: Final = ("training set", "compared with", "pictures", "duplicates", "share", *KINDS, "dropped", "unreadable")
+FORMAT: Final = "vitrail dedup 1"
+COLUMNS: Final = ("training set", "compared with", "images", "duplicates", "share", *KINDS, "dropped", "unreadable")
+PAIRS_SHOWN: Final = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checked:
-    """One set that TRAIN was compared with (itself, where `within`), and how many of its images are in TRAIN: in all,
-    and by the surest kind. `dropped` are the images of TRAIN that go for it."""
+class ComparedSet:
+    """One set that the training set was compared with (itself, where `within`), and how many of its images are in the
+    training set: in all, and by the most certain kind. `dropped` counts the training images that go because of it."""
 
     name: str
     fingerprint: str
-    pictures: int
+    images: int
     unreadable: int
     duplicates: int
     kinds: dict[str, int]
@@ -34,34 +37,37 @@ class Checked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """The whole of dedup.json. `filtered` is the fingerprint of TRAIN without what the selection drops."""
+class DedupRecord:
+    """The contents of dedup.json. `filtered` is the fingerprint of the training set without what the selection drops.
+    On disk the number of images is called "pictures"."""
 
     train: str
     fingerprint: str
     filtered: str
-    pictures: int
+    images: int
     unreadable: int
-    checked: tuple[Checked, ...]
-    method: Method
+    checked: tuple[ComparedSet, ...]
+    method: MatchRule
     selection: str  # the selection's hash
     dropped: int
     bad: dict[str, tuple[str, ...]]  # by set: unreadable images with their reasons, the first hundred of each
 
     def save(self, path: Path) -> None:
-        """Writes the file whole or not at all."""
+        """Writes the file atomically."""
+        body = rename_key(asdict(self), "images", "pictures")
+        body["checked"] = [rename_key(one, "images", "pictures") for one in body["checked"]]
         with replacing(path) as file:
-            file.write(json.dumps({"kind": KIND, **asdict(self)}, indent=1).encode())
+            file.write(json.dumps({"kind": FORMAT, **body}, indent=1).encode())
 
     @classmethod
-    def load(cls, path: Path) -> "Record":
+    def load(cls, path: Path) -> "DedupRecord":
         """Reads a file that `save` wrote."""
         try:
-            body: dict[str, Any] = json.loads(path.read_text("utf-8"))
-            if body.pop("kind") != KIND:
+            body = rename_key(json.loads(path.read_text("utf-8")), "pictures", "images")
+            if body.pop("kind") != FORMAT:
                 raise ValueError("it is of another kind")
-            body["checked"] = tuple(Checked(**one) for one in body["checked"])
-            body["method"] = Method(**body["method"])
+            body["checked"] = tuple(ComparedSet(**rename_key(one, "pictures", "images")) for one in body["checked"])
+            body["method"] = MatchRule(**body["method"])
             body["bad"] = {name: tuple(reasons) for name, reasons in body["bad"].items()}
             return cls(**body)
         except OSError as error:
@@ -70,18 +76,17 @@ class Record:
             raise DataError(f"{path} is not a record of a de-duplication: {error}") from None
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The table, under COLUMNS: one row a pair of sets, as BiT counts them; a dash where nothing was sought."""
-        by = self.method
-        sought = {"exact": by.exact, "near": by.near, "flipped": by.near, "embedding": bool(by.embedding)}
-        sought = {kind for kind, was in sought.items() if was}
+        """The table, under COLUMNS: one row per pair of sets, as BiT counts them; a dash for kinds not searched for."""
+        rule = self.method
+        searched = {"exact": rule.exact, "near": rule.near, "flipped": rule.near, "embedding": bool(rule.embedding)}
         return [
             (
                 self.train,
                 "itself" if one.within else one.name,
-                f"{one.pictures:,}",
+                f"{one.images:,}",
                 f"{one.duplicates:,}",
-                f"{100 * one.duplicates / max(1, one.pictures):.2f}%",
-                *(f"{one.kinds[kind]:,}" if kind in sought else "-" for kind in KINDS),
+                f"{100 * one.duplicates / max(1, one.images):.2f}%",
+                *(f"{one.kinds[kind]:,}" if searched[kind] else "-" for kind in KINDS),
                 f"{one.dropped:,}",
                 f"{one.unreadable:,}",
             )
@@ -89,36 +94,93 @@ class Record:
         ]
 
 
-def checked_against(record: Record, train_fingerprint: str, test_fingerprint: str) -> bool:
-    """Whether this record compared that training set, whole or as the selection left it, with that test set."""
-    return train_fingerprint in (record.fingerprint, record.filtered) and any(
-        one.fingerprint == test_fingerprint and not one.within for one in record.checked
-    )
+def rename_key(body: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {new if key == old else key: value for key, value in body.items()}
 
 
-def counted(pairs: Pairs, where: int, dropped: NDArray[np.int64]) -> tuple[int, dict[str, int]]:
-    """Of the set `where`: images with a duplicate in TRAIN, and the same by their surest kind. Within TRAIN itself
-    the `dropped` ones count, which are all but the first of each group."""
+def count_duplicates(pairs: PairArray, where: int, dropped: NDArray[np.int64]) -> tuple[int, dict[str, int]]:
+    """The images of the set `where` with a duplicate in the training set, and these by their most certain kind. Within
+    the training set the `dropped` ones count, which are all but the first of each group."""
     mine = pairs[pairs["set"] == where]
     numbers = np.concatenate([mine["test"], mine["train"]]) if where == WITHIN else mine["test"]
     kinds = np.resize(mine["kind"].astype(np.int64), len(numbers))
     if where == WITHIN:
         counts = np.isin(numbers, dropped)
         numbers, kinds = numbers[counts], kinds[counts]
-    one, at = np.unique(numbers, return_inverse=True)
-    surest = np.full(len(one), len(KINDS), np.int64)
+    images, at = np.unique(numbers, return_inverse=True)
+    surest = np.full(len(images), len(KINDS), np.int64)
     np.minimum.at(surest, at, kinds)
-    return len(one), {kind: int((surest == i).sum()) for i, kind in enumerate(KINDS)}
+    return len(images), {kind: int((surest == i).sum()) for i, kind in enumerate(KINDS)}
 
 
-def bit_table(records: Sequence[Record]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Columns and rows as BiT prints them: a row a test set, a column a training set."""
-    counts: Mapping[tuple[str, str], str] = {
-        (one.name, record.train): f"{one.duplicates:,}"
-        for record in records
-        for one in record.checked
-        if not one.within
-    }
-    tests, trains = (list(dict.fromkeys(names)) for names in zip(*counts, strict=True)) if counts else ([], [])
-    rows = [(test, *(counts.get((test, train), "") for train in trains)) for test in tests]
-    return ["test set", *(f"in {train}" for train in trains)], rows
+def write_page(
+    path: Path,
+    record: DedupRecord,
+    pairs: PairArray,
+    train: ImageDataset,
+    tests: Mapping[str, ImageDataset],
+    *,
+    shown: int = PAIRS_SHOWN,
+) -> None:
+    """The table, then the pairs side by side, the most distant first within each kind: those are the ones to doubt.
+    Each set has an equal share of the `shown` pairs, spread over the full range where there are more."""
+    titles = {WITHIN: record.train, **dict(enumerate(tests))}
+    sources = {WITHIN: train, **dict(enumerate(tests.values()))}
+    present = [where for where in titles if (pairs["set"] == where).any()]
+    sections: list[report.Section] = [report.Table(columns=COLUMNS, rows=record.rows(), left=2)]
+    for where in present:
+        mine = pairs[pairs["set"] == where]
+        chosen = choose_pairs(mine, max(1, shown // len(present)))
+        left = len(mine) - len(chosen)
+        sections.append(
+            report.Pairs(
+                title=f"Within {record.train}" if where == WITHIN else f"{titles[where]} in {record.train}",
+                pairs=[show_pair(row, train, sources[where]) for row in chosen.tolist()],
+                sides=(record.train, titles[where]),
+                more=f"{left:,} more in pairs.csv." if left else "",
+            )
+        )
+    unreadable = {record.train: record.unreadable, **{one.name: one.unreadable for one in record.checked}}
+    for name, reasons in record.bad.items():
+        left = unreadable[name] - len(reasons)
+        sections.append(
+            report.Notes(title=f"Unreadable in {name}", lines=reasons, more=f"{left:,} more." if left > 0 else "")
+        )
+    report.save_page(path, report.page(f"Duplicates in {record.train}", sections, lead=summarise(record)))
+
+
+def summarise(record: DedupRecord) -> str:
+    rule = record.method
+    ways = [
+        *(["the same decoded pixels"] if rule.exact else []),
+        *([f"perceptual hash and thumbnail (distance up to {rule.distance})"] if rule.near else []),
+        *([f"embeddings of {rule.embedding} (cosine from {rule.cosine})"] if rule.embedding else []),
+    ]
+    return (
+        f"{record.images:,} images of {record.train} were compared by {', '.join(ways)}. "
+        f"The selection {record.selection[:12]} (drop.json) skips {record.dropped:,} of them."
+    )
+
+
+def choose_pairs(pairs: PairArray, most: int) -> PairArray:
+    """The least certain kind first, the most distant first; at most so many, evenly spaced."""
+    ordered = pairs[np.lexsort((pairs["test"], pairs["train"], -pairs["distance"], -pairs["kind"].astype(np.int64)))]
+    return ordered if len(ordered) <= most else ordered[np.arange(most) * len(ordered) // most]
+
+
+def show_pair(row: Sequence[float], train: ImageDataset, other: ImageDataset) -> report.Pair:
+    _, one, two, kind, distance = row
+    return report.Pair(
+        one=show_image(train, int(one)),
+        other=show_image(other, int(two)),
+        kind=KINDS[int(kind)],
+        note="same pixels" if distance == 0 and not kind else f"distance {distance:.4f}",
+    )
+
+
+def show_image(source: ImageDataset, index: int) -> report.Plate:
+    try:
+        uri = report.data_uri(decode(source, index))
+    except BadImage:  # it was readable when it was compared; the page shows that it no longer is
+        uri = ""
+    return report.Plate(name=source.name(index), picture=uri)
