@@ -22,10 +22,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitrail.data.dataset import Arrays, Labels
+from vitrail.data.dataset import ArrayDataset, Labels
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
-from vitrail.distributed.process_group import joined
+from vitrail.distributed.process_group import join_world
 from vitrail.models.zoo import model_config
 from vitrail.optim.config import Optim, Schedule
 from vitrail.optim.optimiser import clip_factor, total_norm
@@ -50,12 +50,12 @@ class Result:
     device: str
 
 
-def source(count: int, side: int) -> Arrays:
+def source(count: int, side: int) -> ArrayDataset:
     """Random images with random labels."""
     drawn = np.random.default_rng(0)
     pixels = drawn.integers(0, 256, (count, side, side, 3), np.uint8)
     labels = Labels(drawn.integers(0, CLASSES, count))
-    return Arrays(pixels, labels, tuple(str(number) for number in range(CLASSES)))
+    return ArrayDataset(pixels, labels, tuple(str(number) for number in range(CLASSES)))
 
 
 def timed(work: Callable[[], None], device: torch.device) -> float:
@@ -100,7 +100,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Result:
     splits = DataSplits(
         title="random", class_names=train.classes, train=train, watch=None, test=None, watch_name="", test_name=""
     )
-    with joined(args.device) as world:
+    with join_world(args.device) as world:
         run = resolve(run, splits, world)
         with open_folder(folder / "run", run, splits, world, command={}, force=False, tell=print) as out:
             training = Training(run, splits, world, out, NullObserver())

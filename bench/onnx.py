@@ -30,7 +30,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail import export
-from vitrail.data.dataset import Arrays
+from vitrail.data.dataset import ArrayDataset
 from vitrail.export.onnx_file import Session
 
 DEFAULT = ("vit_ti_16", "vit_s_16", "bit_r50x1")
@@ -54,7 +54,7 @@ def network(name: str) -> Any:
 def runners(model: Any, folder: Path, threads: int) -> tuple[dict[str, Callable[[Tensor], Tensor]], dict[str, int]]:
     """The three that take turns, and how large their files are."""
     size = model.config.image[0]
-    pictures = export.Pictures(source=Arrays(crops(16, size)))
+    pictures = export.Pictures(source=ArrayDataset(crops(16, size)))
     plain = export.to_onnx(model, folder / "float.onnx", export.OnnxOptions(fixed_size=True))
     small = export.to_onnx(
         model,

@@ -21,9 +21,9 @@ from torch import distributed as dist
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed import parallel as sharing
-from vitrail.distributed.meta_init import draw
+from vitrail.distributed.meta_init import draw_parameters
 from vitrail.distributed.parallel import Parallel, parallelise
-from vitrail.distributed.process_group import World, joined
+from vitrail.distributed.process_group import World, join_world
 from vitrail.models.build import build
 from vitrail.models.layers import initialise
 from vitrail.models.vit_config import ViTConfig
@@ -56,7 +56,7 @@ def fresh(config: ViTConfig) -> ClassificationObjective:
 
 def drawn(learner: Any) -> None:
     torch.manual_seed(0)
-    draw(learner.network, initialise)
+    draw_parameters(learner.network, initialise)
 
 
 def peak(parallel: Parallel, count: int) -> int:
@@ -80,7 +80,7 @@ def sharded(config: ViTConfig, world: World) -> Parallel:
     """By FSDP2 although there is one process."""
     dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1, device_id=world.device)
     mesh = sharing.init_device_mesh("cuda", (1,), mesh_dim_names=("shard",))
-    return sharing.sharded(fresh(config), mesh, world, "bfloat16", False, drawn)
+    return sharing.shard_blocks(fresh(config), mesh, world, "bfloat16", False, drawn)
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--shard", action="store_true", help="the first of them by FSDP2, too")
     args = parser.parse_args()
-    with joined("cuda") as world:
+    with join_world("cuda") as world:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
         for name in args.models:
             config = model_config(f"ViT-{name}", classes=1000)

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitrail.data.dataset import Arrays, Labels
-from vitrail.distributed.process_group import joined
+from vitrail.data.dataset import ArrayDataset, Labels
+from vitrail.distributed.process_group import join_world
 from vitrail.recipes.registry import recipe
 from vitrail.recipes.run_overrides import with_changes
 from vitrail.train.config import Run
@@ -42,7 +42,7 @@ def pictures(run: Run) -> DataSplits:
     """Random ones of the recipe's size."""
     drawn = np.random.default_rng(0)
     classes = tuple(str(number) for number in range(10))
-    source = Arrays(
+    source = ArrayDataset(
         drawn.integers(0, 256, (PICTURES, *run.augmentation.size, 3), np.uint8),
         Labels(drawn.integers(0, len(classes), PICTURES)),
         classes,
@@ -54,7 +54,7 @@ def pictures(run: Run) -> DataSplits:
 
 def serve(run: Run, device: str, steps: int, pipe: Connection) -> None:
     """Trains `steps` steps whenever it is asked to, and says how long that took."""
-    with joined(device) as world, tempfile.TemporaryDirectory() as folder:
+    with join_world(device) as world, tempfile.TemporaryDirectory() as folder:
         train = pictures(run)
         run = resolve(run, train, world)
         with open_folder(Path(folder) / "run", run, train, world, command={}, force=False, tell=str) as out:

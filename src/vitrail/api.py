@@ -22,10 +22,10 @@ from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import load, to_bundle
 from vitrail.core.atomic_files import cache_folder
-from vitrail.core.config_overrides import text_of
+from vitrail.core.config_overrides import format_value
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection, open_collection
-from vitrail.distributed.process_group import find_device, joined
+from vitrail.distributed.process_group import find_device, join_world
 from vitrail.evaluation.frozen import closed_form_classifier as instant
 from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier
 from vitrail.evaluation.frozen.features import Precision, list_missing, load_or_extract
@@ -167,7 +167,7 @@ def request(
     weights: str = "",
 ) -> Asked:
     """A call as its command would be typed."""
-    typed = [f"{name}={text_of(value)}" for name, value in (settings or {}).items()]
+    typed = [f"{name}={format_value(value)}" for name, value in (settings or {}).items()]
     return Asked(
         verb=verb,
         recipe=recipe,
@@ -184,9 +184,9 @@ def request(
 def launch(asked: Asked, out: str | Path | None, *, force: bool, observer: Observer | None, device: str) -> Trained:
     """The run of a request, from its first step or from where it stopped."""
     folder = None if out is None else Path(out)
-    with joined(device) as world:
+    with join_world(device) as world:
         plan, budget = plan_run(asked, folder, world)
-        folder = folder or world.agree(free_folder(plan.run))
+        folder = folder or world.broadcast(free_folder(plan.run))
         command = record_command(asked, folder, budget)
         result = loop.train(
             plan.run, out=folder, world=world, command=command, force=force, observer=observer, why=plan.why
@@ -287,7 +287,7 @@ def evaluate(
         real=None if real is None else Path(real),
         threshold=threshold,
     )
-    with joined(device) as world:
+    with join_world(device) as world:
         about = make_subject(name, bundle, world.device, image_size=image_size)
         found = score_network(about, collection, split, how, world=world, called=f"{collection.name}@{split}")
     return Evaluation(

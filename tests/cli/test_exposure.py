@@ -15,7 +15,7 @@ from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.weights import build_fresh, save
 from vitrail.cli.app import main
 from vitrail.data.collection import open_collection
-from vitrail.data.dataset import Subset
+from vitrail.data.dataset import SubsetDataset
 from vitrail.data.splits import Selection, dev_split
 from vitrail.data.training_record import KEY, record_training
 from vitrail.models.vit_config import ViTConfig
@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_weights(path: str, *trained: Subset, **more: Any) -> None:
+def write_weights(path: str, *trained: SubsetDataset, **more: Any) -> None:
     records = [record_training(part, out_of=COUNT, selection={}, others={}) for part in trained]
     torch.manual_seed(0)
     network = build_fresh(SHAPE)
@@ -98,7 +98,7 @@ def test_all_images_are_scored_where_that_is_asked_for_and_the_number_is_labelle
 
 
 def test_where_nothing_was_held_out_there_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
-    write_weights("all.safetensors", Subset(open_collection("photos").split("train"), np.arange(COUNT)))
+    write_weights("all.safetensors", SubsetDataset(open_collection("photos").split("train"), np.arange(COUNT)))
     run("evaluate", "all.safetensors", status=2)
     assert "all 30 images" in capsys.readouterr().err
     assert run("evaluate", "all.safetensors", "--include-seen")["data"]["seen"]["seen"] == COUNT

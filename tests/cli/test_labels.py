@@ -15,7 +15,7 @@ from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import save, to_bundle
 from vitrail.cli import serve
 from vitrail.cli.app import main, parse_options
-from vitrail.data.class_names import BUNDLED, bundled_names, imagenet_ids
+from vitrail.data.class_names import BUNDLED_SETS, read_class_names, read_imagenet_ids
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.result import Result
 from vitrail.tasks.classification.metrics import match_classes
@@ -47,15 +47,15 @@ def labels_of(path: str) -> tuple[str, ...] | None:
 
 
 def test_the_bundled_names_are_complete() -> None:
-    assert [len(bundled_names(name)) for name in BUNDLED] == [1000, 10, 100]
-    for name in BUNDLED:
-        names = bundled_names(name)
+    assert [len(read_class_names(name)) for name in BUNDLED_SETS] == [1000, 10, 100]
+    for name in BUNDLED_SETS:
+        names = read_class_names(name)
         assert len(set(names)) == len(names)
         assert all(each.strip() == each and each for each in names)
-    ids = imagenet_ids()
+    ids = read_imagenet_ids()
     assert list(ids) == sorted(set(ids))  # the order of Google's npz, of timm, torchvision and Hugging Face
     spot = {0: "tench", 207: "golden retriever", 281: "tabby", 340: "zebra", 600: "hook", 817: "sports car"}
-    assert {at: bundled_names("imagenet")[at] for at in spot} == spot
+    assert {at: read_class_names("imagenet")[at] for at in spot} == spot
 
 
 def test_foreign_weights_with_a_thousand_classes_have_imagenets_names(here: Path) -> None:
@@ -64,7 +64,7 @@ def test_foreign_weights_with_a_thousand_classes_have_imagenets_names(here: Path
     convert("thousand.safetensors", "theirs.pth", "timm")
     sidecar_path(Path("theirs.pth")).unlink()  # without it nobody knows where the file is from
     convert("theirs.pth", "ours.safetensors", image=VIT.image, heads=VIT.heads)
-    assert labels_of("ours.safetensors") == bundled_names("imagenet")
+    assert labels_of("ours.safetensors") == read_class_names("imagenet")
     convert("weights.safetensors", "five.pth", "timm")
     assert labels_of("five.pth") == tuple("abcde")  # in its sidecar
 
@@ -74,16 +74,16 @@ def test_own_names_stay(here: Path) -> None:
     assert name_imagenet(card, 1000) is card
     bare = replace(card, labels=None)
     assert name_imagenet(bare, 999) is bare
-    assert name_imagenet(bare, 1000).labels == bundled_names("imagenet")
+    assert name_imagenet(bare, 1000).labels == read_class_names("imagenet")
 
 
 def test_folders_of_wordnet_ids_are_matched() -> None:
     card = name_imagenet(Card(preprocessing=Preprocessing(image=(8, 8))), 1000)
-    ids = imagenet_ids()
+    ids = read_imagenet_ids()
     found = match_classes(1000, card.labels, [ids[340], ids[9]], "imagenette", also=list_other_names(card))
     assert found.table.tolist() == [340, 9]
     assert found.names[340] == "zebra"
-    strange = [f"{name}, and so on" for name in bundled_names("imagenet")]
+    strange = [f"{name}, and so on" for name in read_class_names("imagenet")]
     assert match_classes(1000, card.labels, strange, "val", also=list_other_names(card)).table.tolist() == list(
         range(1000)
     )

@@ -18,7 +18,7 @@ from vitrail.cli import progress
 from vitrail.cli.app import main
 from vitrail.cli.progress import PATIENCE_S, PLAIN_S, Bars, Lines, bars, on_interrupt, waiting
 from vitrail.cli.train.display import TrainingPanel
-from vitrail.core.console import guarded_streams
+from vitrail.core.console import escape_streams
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.export import output as draft
 from vitrail.models.vit import ViT
@@ -201,7 +201,7 @@ def test_a_live_display_is_drawn_and_not_written_out_under_guarded_streams(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stderr", terminal)
-    with guarded_streams(), made() as display:
+    with escape_streams(), made() as display:
         display.refresh()
         sys.stderr.write("a name with \x1b[2J in it\n")
         display.refresh()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vitrail.cli.app import main
-from vitrail.core.config_overrides import flat, plain
+from vitrail.core.config_overrides import list_fields, to_plain
 from vitrail.recipes.registry import MODULES, recipe, recipes
 
 
@@ -29,7 +29,7 @@ def test_one_recipe_whole(name: str, capsys: pytest.CaptureFixture[str]) -> None
     text = said(capsys, name)
     assert text.startswith(f"{name}: {recipes()[name].text}")
     rows = [line.split() for line in text.splitlines()]
-    for line in flat(recipe(name)):
+    for line in list_fields(recipe(name)):
         value = [line.text] if line.text else []
         assert [line.name, *value, *([] if line.default else ["*"])] in rows
 
@@ -42,7 +42,7 @@ def test_with_changes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert json.loads(said(capsys, "cifar10", "--json")) == plain(recipe("cifar10"))
+    assert json.loads(said(capsys, "cifar10", "--json")) == to_plain(recipe("cifar10"))
 
 
 @pytest.mark.parametrize(

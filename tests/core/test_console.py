@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitrail.cli.app import main
-from vitrail.core.console import giga, millions, print_table
+from vitrail.core.console import format_giga, format_millions, print_table
 
 COMMANDS = (
     "models",
@@ -84,14 +84,14 @@ def test_few_wide_rows_are_turned_on_their_side() -> None:
     ("count", "text"), [(86_567_656, "86.57M"), (0, "0.00M"), (4_999, "0.00M"), (1_107_299_923, "1,107.30M")]
 )
 def test_millions(count: int, text: str) -> None:
-    assert millions(count) == text
+    assert format_millions(count) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(17_563_828_224, "17.56"), (4_409_000_000, "4.41"), (1_016_720_000_000, "1,016.72")]
 )
 def test_giga(count: int, text: str) -> None:
-    assert giga(count) == text
+    assert format_giga(count) == text
 
 
 def test_text_stands_left_and_numbers_right(

@@ -16,8 +16,8 @@ from vitrail.core.errors import (
     UnknownName,
     VitrailError,
     WeightsError,
-    reason_of,
-    unknown,
+    describe_error,
+    unknown_name,
 )
 
 
@@ -54,30 +54,30 @@ def test_two_families() -> None:
 
 
 def test_unknown_name_lists_the_nearest_first() -> None:
-    error = unknown("fruit", "appel", ["kiwi", "grape", "apple"])
+    error = unknown_name("fruit", "appel", ["kiwi", "grape", "apple"])
     assert isinstance(error, UnknownName)
     assert str(error) == "unknown fruit 'appel'; did you mean apple, grape?"
 
 
 def test_unknown_name_is_compared_without_case_and_answered_as_written() -> None:
-    assert str(unknown("fruit", "APPLE", ["Apple", "kiwi"])) == "unknown fruit 'APPLE'; did you mean Apple?"
+    assert str(unknown_name("fruit", "APPLE", ["Apple", "kiwi"])) == "unknown fruit 'APPLE'; did you mean Apple?"
 
 
 def test_of_two_names_alike_but_for_case_the_first_is_named() -> None:
-    assert "ViT-B/32" in str(unknown("model", "vit-b/33", ["ViT-B/32", "ViT-b/32"]))
+    assert "ViT-B/32" in str(unknown_name("model", "vit-b/33", ["ViT-B/32", "ViT-b/32"]))
 
 
 @pytest.mark.parametrize(("count", "dots"), [(3, False), (12, False), (13, True)])
 def test_unknown_name_like_nothing_lists_what_there_is(count: int, dots: bool) -> None:
     known = [f"name{i}" for i in range(count)]
-    text = str(unknown("thing", "§§§", known))
+    text = str(unknown_name("thing", "§§§", known))
     assert text.startswith("unknown thing '§§§'; known: name0, name1, name2")
     assert text.endswith(", ...") == dots
     assert text.count("name") == min(count, 12)
 
 
 def test_at_most_four_are_named() -> None:
-    text = str(unknown("thing", "name", [f"name{i}" for i in range(9)]))
+    text = str(unknown_name("thing", "name", [f"name{i}" for i in range(9)]))
     assert text.count("name") == 1 + 4
 
 
@@ -102,12 +102,12 @@ def test_at_most_four_are_named() -> None:
 def test_reasons_are_about_the_file_and_not_about_python(broken: Callable[[], object]) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011
         broken()
-    words = reason_of(caught.value)
+    words = describe_error(caught.value)
     internals = ("unpack", "literal", "convert", "codec", "Errno", "reshape", "argument", "NoneType", "index")
     assert words
     assert not any(theirs in words for theirs in internals)
 
 
 def test_our_own_words_stay() -> None:
-    assert reason_of(ConfigError("depth=0 must be above 0")) == "depth=0 must be above 0"
-    assert reason_of(ValueError("its hash does not fit")) == "its hash does not fit"
+    assert describe_error(ConfigError("depth=0 must be above 0")) == "depth=0 must be above 0"
+    assert describe_error(ValueError("its hash does not fit")) == "its hash does not fit"

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitrail.core.config_overrides import (
-    changed,
-    differences,
-    flat,
-    plain,
-    restored,
-    text_of,
-    with_settings,
-    without_fields,
+    apply_settings,
+    diff_configs,
+    diff_plain,
+    drop_fields,
+    format_value,
+    from_plain,
+    list_fields,
+    to_plain,
 )
 from vitrail.core.errors import ConfigError, UnknownName
 
@@ -106,7 +106,7 @@ WHOLE = Whole(shape=Round(size=(8, 8)))
     ],
 )
 def test_values_by_type(setting: str, name: str, value: Any) -> None:
-    found = getattr(with_settings(WHOLE, [setting]).inner, name)
+    found = getattr(apply_settings(WHOLE, [setting]).inner, name)
     assert found == value
     assert type(found) is type(value)
 
@@ -145,66 +145,66 @@ def test_values_by_type(setting: str, name: str, value: Any) -> None:
 )
 def test_errors_name_field_value_and_rule(setting: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        with_settings(WHOLE, [setting])
+        apply_settings(WHOLE, [setting])
     assert str(caught.value).startswith(told)
 
 
 def test_unknown_fields_are_unknown_names() -> None:
     with pytest.raises(UnknownName):
-        with_settings(WHOLE, ["inner.rat=1"])
+        apply_settings(WHOLE, ["inner.rat=1"])
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_rules_between_fields_are_asked_once_at_the_end(order: int) -> None:
     both = ["shape.size=16", "inner.size=16x16"][::order]
-    assert with_settings(WHOLE, both) == Whole(shape=Round(size=(16, 16)), inner=Inner(size=(16, 16)))
+    assert apply_settings(WHOLE, both) == Whole(shape=Round(size=(16, 16)), inner=Inner(size=(16, 16)))
     with pytest.raises(ConfigError, match="differ"):
-        with_settings(WHOLE, both[:1])
+        apply_settings(WHOLE, both[:1])
 
 
 def test_another_class_keeps_what_has_the_same_name_and_type() -> None:
     start = replace(WHOLE, shape=Round(size=(8, 8), radius=5.0))
-    found = with_settings(start, ["shape.side=3", "shape=Square"])
+    found = apply_settings(start, ["shape.side=3", "shape=Square"])
     assert found.shape == Square(size=(8, 8), side=3, radius=2)
 
 
 def test_the_same_class_keeps_everything() -> None:
     start = replace(WHOLE, shape=Round(size=(8, 8), radius=5.0))
-    assert with_settings(start, ["shape=round"]) == start
+    assert apply_settings(start, ["shape=round"]) == start
 
 
 def test_a_class_out_of_nothing_and_back() -> None:
-    found = with_settings(WHOLE, ["maybe=Round", "maybe.size=4", "frame.width=7"])
+    found = apply_settings(WHOLE, ["maybe=Round", "maybe.size=4", "frame.width=7"])
     assert found.maybe == Round(size=(4, 4))
     assert found.frame == Frame(width=7)  # the only class that it can be
-    assert with_settings(found, ["maybe=none", "frame=none"]) == WHOLE
+    assert apply_settings(found, ["maybe=none", "frame=none"]) == WHOLE
     with pytest.raises(ConfigError, match="maybe is none now"):
-        with_settings(found, ["maybe=none", "maybe.size=4"])
+        apply_settings(found, ["maybe=none", "maybe.size=4"])
 
 
 def test_the_later_of_two_counts() -> None:
-    assert with_settings(WHOLE, ["title=b", "title=c"]).title == "c"
+    assert apply_settings(WHOLE, ["title=b", "title=c"]).title == "c"
 
 
 def test_the_config_itself_is_left_alone() -> None:
-    before = plain(WHOLE)
-    with_settings(WHOLE, ["title=b", "inner.count=9"])
-    assert plain(WHOLE) == before
-    assert with_settings(WHOLE, []) is WHOLE
+    before = to_plain(WHOLE)
+    apply_settings(WHOLE, ["title=b", "inner.count=9"])
+    assert to_plain(WHOLE) == before
+    assert apply_settings(WHOLE, []) is WHOLE
 
 
 def test_makers_know_more_texts() -> None:
     def make(old: Round | Square, text: str) -> Any:
         return replace(old, size=(8, 8), radius=9.0) if text == "wheel" else NotImplemented
 
-    assert with_settings(WHOLE, ["shape=wheel"], {"shape": make}).shape == Round(size=(8, 8), radius=9.0)
-    inside = with_settings(WHOLE, ["shape=wheel", "shape.radius=2"], {"shape": make})
+    assert apply_settings(WHOLE, ["shape=wheel"], {"shape": make}).shape == Round(size=(8, 8), radius=9.0)
+    inside = apply_settings(WHOLE, ["shape=wheel", "shape.radius=2"], {"shape": make})
     assert inside.shape == Round(size=(8, 8), radius=2.0)
-    assert with_settings(WHOLE, ["shape=Square", "shape.side=1"], {"shape": make}).shape == Square(size=(8, 8), side=1)
+    assert apply_settings(WHOLE, ["shape=Square", "shape.side=1"], {"shape": make}).shape == Square(size=(8, 8), side=1)
 
 
 def test_flat_has_every_field_and_says_what_is_the_default() -> None:
-    lines = {line.name: line for line in flat(with_settings(WHOLE, ["inner.rate=0.5", "inner.size=8x8"]))}
+    lines = {line.name: line for line in list_fields(apply_settings(WHOLE, ["inner.rate=0.5", "inner.size=8x8"]))}
     assert list(lines)[:3] == ["shape", "shape.size", "shape.radius"]
     assert lines["shape"] == ("shape", "Round", False)
     assert lines["shape.size"] == ("shape.size", "8x8", False)
@@ -217,7 +217,7 @@ def test_flat_has_every_field_and_says_what_is_the_default() -> None:
 
 
 def test_plain_is_json_and_tags_what_was_chosen() -> None:
-    data = plain(WHOLE)
+    data = to_plain(WHOLE)
     assert data["shape"] == {"kind": "Round", "size": [8, 8], "radius": 1.0}
     assert data["maybe"] is None
     assert "kind" not in data["inner"]
@@ -226,12 +226,14 @@ def test_plain_is_json_and_tags_what_was_chosen() -> None:
 
 
 def test_restored_reads_back_what_plain_wrote() -> None:
-    config = with_settings(WHOLE, ["maybe=Square", "maybe.size=4", "maybe.side=1", "inner.either=3x4", "frame.width=2"])
-    assert restored(Whole, json.loads(json.dumps(plain(config)))) == config
+    config = apply_settings(
+        WHOLE, ["maybe=Square", "maybe.size=4", "maybe.side=1", "inner.either=3x4", "frame.width=2"]
+    )
+    assert from_plain(Whole, json.loads(json.dumps(to_plain(config)))) == config
 
 
 def test_restored_takes_defaults_and_whole_numbers() -> None:
-    found = restored(Whole, {"shape": {"kind": "Round", "size": [8, 8], "radius": 3}})
+    found = from_plain(Whole, {"shape": {"kind": "Round", "size": [8, 8], "radius": 3}})
     assert found == replace(WHOLE, shape=Round(size=(8, 8), radius=3.0))
     assert type(found.shape.radius) is float
 
@@ -252,20 +254,20 @@ def test_restored_takes_defaults_and_whole_numbers() -> None:
 )
 def test_restored_refuses(data: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        restored(Whole, data)
+        from_plain(Whole, data)
     assert str(caught.value).startswith(told)
 
 
 def test_differences_of_some_fields_do_not_count() -> None:
     lines = ["keep.steps: 4 -> 5", "keeper: 1 -> 2", "optim.lr: 0.1 -> 0.2", "optim.clip: 1 -> 2"]
-    assert without_fields(lines, ["keep", "optim.lr"]) == ["keeper: 1 -> 2", "optim.clip: 1 -> 2"]
+    assert drop_fields(lines, ["keep", "optim.lr"]) == ["keeper: 1 -> 2", "optim.clip: 1 -> 2"]
 
 
 def test_differences_are_named() -> None:
-    other = with_settings(
+    other = apply_settings(
         WHOLE, ["inner.rate=0.003", "inner.many=0.5", "shape=Square", "shape.side=3", "title=b", "frame.width=2"]
     )
-    assert changed(other, WHOLE) == [
+    assert diff_configs(other, WHOLE) == [
         "shape.kind: Round -> Square",
         "shape.radius: 1.0 -> 2",
         "shape.side: (absent) -> 3",
@@ -274,9 +276,9 @@ def test_differences_are_named() -> None:
         "frame: (none) -> {...}",
         "title: a -> b",
     ]
-    assert differences(plain(WHOLE), plain(WHOLE)) == []
-    assert differences({"a": {"b": 1}}, {"a": {"b": 1}, "c": True}) == ["c: (absent) -> on"]
-    assert differences({"a": {"kind": "X", "b": 1}}, {}) == ["a: X -> (absent)"]
+    assert diff_plain(to_plain(WHOLE), to_plain(WHOLE)) == []
+    assert diff_plain({"a": {"b": 1}}, {"a": {"b": 1}, "c": True}) == ["c: (absent) -> on"]
+    assert diff_plain({"a": {"kind": "X", "b": 1}}, {}) == ["a: X -> (absent)"]
 
 
 INNER = st.builds(
@@ -303,10 +305,10 @@ SHAPES = st.builds(Round, size=st.just((8, 8)), radius=st.floats(0, 9)) | st.bui
 def test_what_is_printed_can_be_set(inner: Inner, maybe: Round | Square | None, frame: Frame | None) -> None:
     """All lines of a config, given as settings, make any other config into it; so do its plain data."""
     config = Whole(shape=Round(size=inner.size), inner=inner, maybe=maybe, frame=frame)
-    texts = [f"{line.name}={line.text}" for line in flat(config)]
-    assert with_settings(WHOLE, texts) == config
-    assert restored(Whole, json.loads(json.dumps(plain(config)))) == config
-    assert changed(with_settings(WHOLE, texts), config) == []
+    texts = [f"{line.name}={line.text}" for line in list_fields(config)]
+    assert apply_settings(WHOLE, texts) == config
+    assert from_plain(Whole, json.loads(json.dumps(to_plain(config)))) == config
+    assert diff_configs(apply_settings(WHOLE, texts), config) == []
 
 
 @settings(deadline=None)
@@ -315,13 +317,13 @@ def test_what_is_printed_can_be_set(inner: Inner, maybe: Round | Square | None, 
 )
 def test_any_text_is_read_or_refused(text: str, name: str) -> None:
     try:
-        found = with_settings(WHOLE, [f"{name}={text}"])
+        found = apply_settings(WHOLE, [f"{name}={text}"])
     except ConfigError:
         return
     assert isinstance(found, Whole)
 
 
 def test_text_of_a_pair_and_of_a_list() -> None:
-    assert [text_of(value) for value in ((1, 2), (1, 2, 3), (1.0, 2.0), None, True, 1e-8)] == [
+    assert [format_value(value) for value in ((1, 2), (1, 2, 3), (1.0, 2.0), None, True, 1e-8)] == [
         *("1x2", "1,2,3", "1.0,2.0", "none", "on", "1e-08")
     ]

@@ -14,32 +14,40 @@ from tests.data.pictures import encoded, noise
 from vitrail.cli.app import main
 from vitrail.cli.progress import Bars
 from vitrail.cli.train.display import TrainingPanel
-from vitrail.core.console import UNSAFE, Guarded, clean, clean_line, guarded_streams, make_console, print_table
+from vitrail.core.console import (
+    UNSAFE,
+    EscapingStream,
+    escape_controls,
+    escape_line,
+    escape_streams,
+    make_console,
+    print_table,
+)
 from vitrail.core.errors import VitrailError
 
 EVIL = "cat\x1b[2J\x1b]0;title\x07\x9b31m\u202egnp\u2066\r\x08\x7f"
-TAMED = clean(EVIL)
+TAMED = escape_controls(EVIL)
 
 
 @given(st.text(st.characters()))
 def test_what_is_unsafe_is_written_out_and_the_rest_stays(text: str) -> None:
-    made = clean(text)
+    made = escape_controls(text)
     assert UNSAFE.search(made) is None
     made.encode("utf-8")
-    assert clean(made) == made
+    assert escape_controls(made) == made
     if text.isprintable():
         assert made == text
-    assert "\n" not in clean_line(text)
+    assert "\n" not in escape_line(text)
 
 
 def test_scripts_and_emoji_stay() -> None:
     for text in ("chats été", "日本語", "नमस्ते", "می\u200cخواهم", "👩\u200d🚀", "שלום"):
-        assert clean(text) == text
+        assert escape_controls(text) == text
 
 
 def test_a_stream_is_guarded_and_else_itself() -> None:
     inner = io.StringIO()
-    outer: Any = Guarded(inner)
+    outer: Any = EscapingStream(inner)
     print(EVIL, "\tend", file=outer)
     outer.writelines(["a\x1b", "b"])
     assert inner.getvalue() == f"{TAMED} \tend\na\\x1bb"
@@ -48,7 +56,7 @@ def test_a_stream_is_guarded_and_else_itself() -> None:
 
 def test_streams_are_given_back() -> None:
     before = sys.stdout, sys.stderr
-    with guarded_streams():
+    with escape_streams():
         assert sys.stdout is not before[0]
     assert (sys.stdout, sys.stderr) == before
     main(["--version"])

@@ -10,8 +10,8 @@ from PIL import Image
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.data import collection
-from vitrail.data.collection import Collection, agree, open_collection
-from vitrail.data.dataset import Arrays, ImageDataset, Labels
+from vitrail.data.collection import Collection, open_collection, unify_classes
+from vitrail.data.dataset import ArrayDataset, ImageDataset, Labels
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def tree(root: Path, *names: str) -> None:
         Image.new("RGB", (4, 4)).save(root / name)
 
 
-def source(values: list[int], classes: str, *, several: bool = False) -> Arrays:
+def source(values: list[int], classes: str, *, several: bool = False) -> ArrayDataset:
     labels = Labels.several([value] for value in values) if several else Labels(np.array(values))
-    return Arrays(np.zeros((len(values), 2, 2), np.uint8), labels, tuple(classes))
+    return ArrayDataset(np.zeros((len(values), 2, 2), np.uint8), labels, tuple(classes))
 
 
 def test_names_that_come_with_the_package() -> None:
@@ -229,27 +229,27 @@ def test_files_that_are_no_pictures_are_noted(here: Path) -> None:
 @pytest.mark.parametrize("several", [False, True])
 def test_labels_outside_the_range_are_refused(several: bool) -> None:
     with pytest.raises(BadLabels, match="x, train: sample 1 has label 2, but there are 2 classes"):
-        agree("x", {"train": source([0, 2], "ab", several=several)})
+        unify_classes("x", {"train": source([0, 2], "ab", several=several)})
     with pytest.raises(BadLabels, match="0 classes"):
-        agree("x", {"train": source([0, 2], "", several=several)})
+        unify_classes("x", {"train": source([0, 2], "", several=several)})
 
 
 def test_split_without_images_is_refused() -> None:
     with pytest.raises(DataError, match="x: no images in val"):
-        agree("x", {"train": source([0], "a"), "val": source([], "a")})
+        unify_classes("x", {"train": source([0], "a"), "val": source([], "a")})
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_classes_of_all_splits_are_numbered_alike(several: bool) -> None:
     splits = {"train": source([0, 1, 2], "abc", several=several), "val": source([0, 1, 0], "cb", several=several)}
-    agreed, _ = agree("x", splits)
+    agreed, _ = unify_classes("x", splits)
     assert [agreed["val"].labels[i] for i in range(3)] == [(2,), (1,), (2,)]
-    unlabelled, _ = agree("x", {"train": source([0], "a"), "val": source([-1, -1], "")})
+    unlabelled, _ = unify_classes("x", {"train": source([0], "a"), "val": source([-1, -1], "")})
     assert unlabelled["val"].classes == ()
 
 
 def test_known_names_are_lower_case_and_have_a_kind() -> None:
-    known = collection.known()
+    known = collection.known_names()
     assert known["digits"] == "embedded"
     assert all(name == name.lower() for name in known)
     assert set(known.values()) == {"embedded", "named", "vtab"}

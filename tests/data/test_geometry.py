@@ -14,11 +14,11 @@ from torchvision.transforms.v2 import functional as F
 from tests.data.masked import masked, painted
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair
-from vitrail.data.dataset import Arrays
+from vitrail.data.dataset import ArrayDataset
 from vitrail.data.loader import train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng
-from vitrail.data.targets import IGNORED, Geometry, Masks
+from vitrail.data.targets import IGNORED, Geometry, MaskTargets
 from vitrail.data.transforms.augmentation import Augmentation, cifar, simple_three_augment
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.policy import Distort, RandAugment, ThreeAugment
@@ -61,7 +61,7 @@ def test_the_mask_shows_where_the_pixels_come_from(whole: Pair, crop: Crop, flip
     """A mask of coordinates next to an image of coordinates. Resized pixels lie between those of the image, so they
     agree to a pixel, or as many as become one; the border has neither."""
     augmentation = Augmentation(crop=crop, flip=flip)
-    source = Arrays(gradient(whole).permute(1, 2, 0).numpy()[None])
+    source = ArrayDataset(gradient(whole).permute(1, 2, 0).numpy()[None])
     pixels = augmentation(source.open_image(0), drawn(seed)).int()
     geometry = augmentation.geometry(whole, drawn(seed))
     assert geometry.size == augmentation.size == tuple(pixels.shape[1:])
@@ -185,7 +185,7 @@ def test_preprocessing_says_where_its_pixels_come_from(
         image = (min(image), min(image))
     resize = None if more is None else min(image) + more
     preparing = Preprocessing(image=image, resize=resize, interpolation=interpolation, antialias=antialias)
-    source = Arrays(gradient(whole).permute(1, 2, 0).numpy()[None])
+    source = ArrayDataset(gradient(whole).permute(1, 2, 0).numpy()[None])
     pixels = preparing.pixels(source.open_image(0).rgb()).int()
     geometry = preparing.geometry(whole)
     assert geometry.size == image == tuple(pixels.shape[1:])
@@ -222,17 +222,17 @@ def test_a_view_that_mirrors_and_pads_by_hand() -> None:
 @pytest.mark.parametrize("crop", [cifar(8, padding=1), simple_three_augment(16)], ids=["zeros", "reflect"])
 def test_borders_count_for_nothing(crop: Augmentation) -> None:
     """Reflected pixels are in the image twice; the mask has them once."""
-    seen = next(train_batches(masked([(20, 20)] * 8), crop, batch=8, seed=0, targets=Masks()))
+    seen = next(train_batches(masked([(20, 20)] * 8), crop, batch=8, seed=0, targets=MaskTargets()))
     assert set((seen.target == IGNORED).unique().tolist()) == {False, True}
 
 
 def test_policies_that_move_pixels_are_refused() -> None:
     moving = Augmentation(crop=Squash(size=(4, 4)), policy=RandAugment())
     with pytest.raises(ConfigError, match=r"augmentation\.policy=none|or none"):
-        train_batches(masked([(9, 9)]), (moving,), batch=1, seed=0, targets=Masks())
+        train_batches(masked([(9, 9)]), (moving,), batch=1, seed=0, targets=MaskTargets())
     for policy in (ThreeAugment(), Distort(), None):
         fine = Augmentation(crop=Squash(size=(4, 4)), policy=policy)
-        assert len(next(train_batches(masked([(9, 9)]), fine, batch=1, seed=0, targets=Masks())))
+        assert len(next(train_batches(masked([(9, 9)]), fine, batch=1, seed=0, targets=MaskTargets())))
 
 
 @pytest.mark.parametrize("flip", [False, True])

@@ -16,10 +16,10 @@ from vitrail.core.errors import BadImage, ConfigError
 from vitrail.core.text import Pair
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.datasets.builtin_sets import ShapesDataset
-from vitrail.data.device_dataset import DeviceDataset, fits
+from vitrail.data.device_dataset import DeviceDataset, fits_on_device
 from vitrail.data.loader import Batch, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.targets import IGNORED, Masks
+from vitrail.data.targets import IGNORED, MaskTargets
 from vitrail.data.transforms.augmentation import Augmentation, cifar, inception, reference_inception
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.policy import RandAugment
@@ -40,22 +40,22 @@ def same(one: Batch, other: Batch) -> bool:
 @given(batch=st.integers(1, 7), seed=st.integers(0, 10**6), steps=st.integers(1, 5), data=st.data())
 def test_going_on_after_any_step_is_the_same(batch: int, seed: int, steps: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, steps - 1))
-    whole = list(train_batches(SOURCE, VIEWS, batch=batch, seed=seed, stop=steps, targets=Masks()))
-    rest = list(train_batches(SOURCE, VIEWS, batch=batch, seed=seed, start=start, stop=steps, targets=Masks()))
+    whole = list(train_batches(SOURCE, VIEWS, batch=batch, seed=seed, stop=steps, targets=MaskTargets()))
+    rest = list(train_batches(SOURCE, VIEWS, batch=batch, seed=seed, start=start, stop=steps, targets=MaskTargets()))
     assert [len(one.targets) for one in whole] == [len(VIEWS)] * steps
     assert all(same(one, other) for one, other in zip(whole[start:], rest, strict=True))
 
 
 def test_loader_processes_change_nothing() -> None:
     here, there = (
-        list(train_batches(SOURCE, VIEWS, batch=4, seed=3, stop=5, workers=workers, repeats=2, targets=Masks()))
+        list(train_batches(SOURCE, VIEWS, batch=4, seed=3, stop=5, workers=workers, repeats=2, targets=MaskTargets()))
         for workers in (0, 2)
     )
     assert all(same(one, other) for one, other in zip(here, there, strict=True))
 
 
 def test_targets_do_not_change_the_pixels() -> None:
-    with_masks = train_batches(SOURCE, VIEWS, batch=4, seed=3, stop=3, targets=Masks())
+    with_masks = train_batches(SOURCE, VIEWS, batch=4, seed=3, stop=3, targets=MaskTargets())
     for one, other in zip(with_masks, train_batches(SOURCE, VIEWS, batch=4, seed=3, stop=3), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.views, other.views, strict=True))
         assert other.target.dtype == torch.int64
@@ -63,7 +63,7 @@ def test_targets_do_not_change_the_pixels() -> None:
 
 def test_masks_show_what_the_pixels_show() -> None:
     """The pixels are those of the mask, moved by a window; a constant is added to all of a view."""
-    for batch in train_batches(SOURCE_OF_ONE_SIZE, Shifted(2), batch=6, seed=1, stop=3, targets=Masks()):
+    for batch in train_batches(SOURCE_OF_ONE_SIZE, Shifted(2), batch=6, seed=1, stop=3, targets=MaskTargets()):
         for pixels, target in zip(batch.views, batch.targets, strict=True):
             assert target.shape == (6, 4, 4)
             assert all(len((one - other).unique()) == 1 for one, other in zip(pixels[:, 0], target, strict=True))
@@ -71,7 +71,7 @@ def test_masks_show_what_the_pixels_show() -> None:
 
 def test_a_sweep_has_every_mask_once_and_nothing_past_the_end() -> None:
     preparing = Preprocessing(image=(12, 10))
-    batches = list(eval_batches(SOURCE_OF_ONE_SIZE, preparing, batch=3, targets=Masks()))
+    batches = list(eval_batches(SOURCE_OF_ONE_SIZE, preparing, batch=3, targets=MaskTargets()))
     assert [batch.valid.tolist() for batch in batches] == [[True] * 3, [True, True, False]]
     masks = torch.cat([batch.target for batch in batches])
     assert np.array_equal(masks[:5].numpy(), np.stack([painted(number) for number in range(5)]))
@@ -87,7 +87,7 @@ def test_a_mask_belongs_to_the_upright_image() -> None:
     upright.transpose(Image.Transpose.ROTATE_90).save(out, "PNG", exif=exif)
     source = Masked([painted(0)])
     source.files[0] = out.getvalue()
-    (batch,) = eval_batches(source, Preprocessing(image=(12, 10)), batch=1, targets=Masks())
+    (batch,) = eval_batches(source, Preprocessing(image=(12, 10)), batch=1, targets=MaskTargets())
     assert batch.valid.all()
     assert torch.equal(batch.pixels[0, 0], batch.target[0])
 
@@ -104,7 +104,7 @@ def test_a_sample_without_a_usable_mask_is_unreadable(workers: int) -> None:
     ]
     ledger = UnreadableLog()
     (batch,) = eval_batches(
-        Masked(masks), Preprocessing(image=(6, 5)), batch=7, workers=workers, ledger=ledger, targets=Masks()
+        Masked(masks), Preprocessing(image=(6, 5)), batch=7, workers=workers, ledger=ledger, targets=MaskTargets()
     )
     assert batch.valid.tolist() == [True, False, False, False, False, False, False]
     assert (batch.target[1:] == IGNORED).all()
@@ -116,7 +116,11 @@ def test_a_sample_without_a_usable_mask_is_unreadable(workers: int) -> None:
     with pytest.raises(BadImage, match=r"image-1.png: mask"):
         list(
             eval_batches(
-                Masked(masks), Preprocessing(image=(6, 5)), batch=7, ledger=UnreadableLog(strict=True), targets=Masks()
+                Masked(masks),
+                Preprocessing(image=(6, 5)),
+                batch=7,
+                ledger=UnreadableLog(strict=True),
+                targets=MaskTargets(),
             )
         )
 
@@ -124,7 +128,7 @@ def test_a_sample_without_a_usable_mask_is_unreadable(workers: int) -> None:
 def test_an_unreadable_image_has_no_mask_either() -> None:
     source = masked([(12, 10)] * 2)
     source.files[0] = encoded(noise(0))[:-40]
-    batch = next(train_batches(source, VIEWS[0], batch=2, seed=0, targets=Masks()))
+    batch = next(train_batches(source, VIEWS[0], batch=2, seed=0, targets=MaskTargets()))
     assert [bool((target == IGNORED).all()) for target in batch.target] == (~batch.valid).tolist()
     assert int(batch.valid.sum()) == 1
 
@@ -135,12 +139,12 @@ def squashed(size: Pair) -> Sequence[Augmentation]:
 
 def test_shapes_are_where_their_masks_say() -> None:
     source: ImageDataset = ShapesDataset(6, size=32)
-    batch = next(eval_batches(source, Preprocessing(image=(32, 32)), batch=6, targets=Masks()))
+    batch = next(eval_batches(source, Preprocessing(image=(32, 32)), batch=6, targets=MaskTargets()))
     assert torch.equal(batch.target, torch.from_numpy(np.stack([np.asarray(source.mask(at)) for at in range(6)])))
     assert batch.target.amax((1, 2)).tolist() == (source.labels.values + 1).tolist()
 
 
-class Corners(Masks):
+class Corners(MaskTargets):
     """Moves, and is not a value of a pixel."""
 
     fill = None
@@ -148,16 +152,16 @@ class Corners(Masks):
 
 def test_targets_that_batches_cannot_move_stay_off_the_device() -> None:
     need = 4 * 5 * 12 * 10  # three channels and a mask
-    assert fits(SOURCE_OF_ONE_SIZE, need, Masks())[0]
-    assert not fits(SOURCE_OF_ONE_SIZE, need - 1, Masks())[0]
-    assert not fits(SOURCE_OF_ONE_SIZE, need, Corners())[0]
-    assert can_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"), Masks())[0]
+    assert fits_on_device(SOURCE_OF_ONE_SIZE, need, MaskTargets())[0]
+    assert not fits_on_device(SOURCE_OF_ONE_SIZE, need - 1, MaskTargets())[0]
+    assert not fits_on_device(SOURCE_OF_ONE_SIZE, need, Corners())[0]
+    assert can_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"), MaskTargets())[0]
     assert not can_reside(SOURCE_OF_ONE_SIZE, squashed((4, 4)), torch.device("cpu"), Corners())[0]
     with pytest.raises(ConfigError, match="loader"):
         DeviceDataset(SOURCE_OF_ONE_SIZE, device="cpu", targets=Corners())
     moving = Augmentation(crop=Squash(size=(4, 4)), policy=RandAugment())
     with pytest.raises(ConfigError, match="none"):
-        DeviceDataset(SOURCE_OF_ONE_SIZE, device="cpu", targets=Masks()).stream(moving, batch=1, seed=0)
+        DeviceDataset(SOURCE_OF_ONE_SIZE, device="cpu", targets=MaskTargets()).stream(moving, batch=1, seed=0)
 
 
 RESIDENT = {
@@ -176,16 +180,16 @@ RESIDENT = {
 def test_on_the_device_masks_are_the_loaders_bit_for_bit(augmentations: tuple[Augmentation, ...], device: str) -> None:
     masks: list[bytes | np.ndarray | Exception] = [painted(at) for at in range(6)]
     source = Masked([*masks, painted(6, (3, 3))])  # the last one is unusable
-    resident = DeviceDataset(source, device=device, targets=Masks())
+    resident = DeviceDataset(source, device=device, targets=MaskTargets())
     for group in (1, 3):
-        here = list(train_batches(source, augmentations, batch=4, seed=5, start=1, stop=8, targets=Masks()))
+        here = list(train_batches(source, augmentations, batch=4, seed=5, start=1, stop=8, targets=MaskTargets()))
         there = list(resident.train_batches(augmentations, batch=4, seed=5, start=1, stop=8, group=group))
         for one, other in zip(here, there, strict=True):
             assert (one.step, len(one.targets)) == (other.step, len(other.targets))
             assert torch.equal(one.valid, other.valid.cpu())
             assert all(torch.equal(a, b.cpu()) for a, b in zip(one.targets, other.targets, strict=True))
     swept = zip(
-        eval_batches(source, Preprocessing(image=(12, 10)), batch=4, targets=Masks()),
+        eval_batches(source, Preprocessing(image=(12, 10)), batch=4, targets=MaskTargets()),
         resident.eval_batches(batch=4),
         strict=True,
     )

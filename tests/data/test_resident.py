@@ -12,20 +12,20 @@ import torch
 
 from tests.data.pictures import Listed, encoded, listed, noise
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.dataset import Arrays, Labels
-from vitrail.data.device_dataset import DeviceDataset, fits, groups
+from vitrail.data.dataset import ArrayDataset, Labels
+from vitrail.data.device_dataset import DeviceDataset, fits_on_device, groups
 from vitrail.data.loader import Batch, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, cifar
-from vitrail.data.transforms.batched import BatchedAugmentation, Plan
+from vitrail.data.transforms.batched import BatchedAugmentation, BatchPlan
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.policy import Distort, RandAugment, ThreeAugment
 from vitrail.data.unreadable_log import UnreadableLog
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PICTURES = np.random.default_rng(0).integers(0, 256, (23, 32, 32, 3), dtype=np.uint8)
-SOURCE = Arrays(PICTURES, Labels(np.arange(23) % 4), "abcd")
+SOURCE = ArrayDataset(PICTURES, Labels(np.arange(23) % 4), "abcd")
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -162,7 +162,7 @@ def test_the_steps_of_a_group_are_parts_of_the_same_tensors_and_the_next_group_i
 ) -> None:
     plans = list[int]()
 
-    def plan(self: BatchedAugmentation, draws: CounterRng, size: tuple[int, int]) -> Plan:
+    def plan(self: BatchedAugmentation, draws: CounterRng, size: tuple[int, int]) -> BatchPlan:
         plans.append(len(draws))
         return before(self, draws, size)
 
@@ -273,16 +273,16 @@ def test_what_does_not_fit_is_refused_before_it_is_read() -> None:
 
 def test_whether_a_source_fits() -> None:
     need = 23 * 3 * 32 * 32
-    assert fits(SOURCE, need) == (True, "23 images of 32x32 take 0.00 GB, 0.00 GB are allowed")
-    assert not fits(SOURCE, need - 1)[0]
+    assert fits_on_device(SOURCE, need) == (True, "23 images of 32x32 take 0.00 GB, 0.00 GB are allowed")
+    assert not fits_on_device(SOURCE, need - 1)[0]
     several = Listed([encoded(noise(0)), encoded(noise(1)), encoded(noise(2, 9, 9))])
-    assert fits(several, 10**9) == (False, "images are of several sizes, 12x10 and 9x9")
-    assert fits(listed(0), 10**9) == (False, "there is no image that can be read")
-    assert not fits(Listed([b"", b""]), 10**9)[0]
+    assert fits_on_device(several, 10**9) == (False, "images are of several sizes, 12x10 and 9x9")
+    assert fits_on_device(listed(0), 10**9) == (False, "there is no image that can be read")
+    assert not fits_on_device(Listed([b"", b""]), 10**9)[0]
 
 
 def test_few_pictures_are_looked_at() -> None:
-    class Counted(Arrays):
+    class Counted(ArrayDataset):
         seen = 0
 
         def read(self, index: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
@@ -290,13 +290,13 @@ def test_few_pictures_are_looked_at() -> None:
             return np.zeros((8, 8, 3), np.uint8)
 
     source = Counted(np.zeros((5000, 1), np.uint8))
-    assert fits(source, 5000 * 3 * 64)[0]
+    assert fits_on_device(source, 5000 * 3 * 64)[0]
     assert source.seen <= 64
 
 
 def test_a_first_picture_that_cannot_be_read() -> None:
     source = Listed([b"", encoded(noise(0)), encoded(noise(1))])
-    assert fits(source, 10**6)[0]
+    assert fits_on_device(source, 10**6)[0]
     resident = DeviceDataset(source, device="cpu")
     assert resident.size == (12, 10)
     assert resident.valid.tolist() == [False, True, True]

@@ -14,14 +14,14 @@ from vitrail.data.splits import (
     DEV,
     Selection,
     dev_split,
-    few_shot,
     few_shot_split,
-    first_shots,
-    keep,
-    nested,
+    find_kept,
     nested_split,
-    share,
-    stratified,
+    select_few_shot,
+    select_first_shots,
+    split_nested,
+    split_share,
+    split_stratified,
 )
 
 
@@ -32,7 +32,7 @@ from vitrail.data.splits import (
 )
 def test_a_fraction_of_every_class(values: list[int], fraction: float, seed: int) -> None:
     labels = Labels(np.array(values))
-    held = stratified(labels, fraction, seed=seed)
+    held = split_stratified(labels, fraction, seed=seed)
     assert np.array_equal(held, np.unique(held))
     whole, taken = labels.counts(7), labels.take(held).counts(7)
     assert (np.abs(taken - whole * fraction) < 1 + 1e-9).all()
@@ -46,36 +46,36 @@ def test_a_fraction_of_every_class(values: list[int], fraction: float, seed: int
 )
 def test_the_papers_dev_splits(name: str, classes: int, each: int, held: int) -> None:
     labels = Labels(np.repeat(np.arange(classes), each))
-    chosen = stratified(labels, DEV[name])
+    chosen = split_stratified(labels, DEV[name])
     assert set(labels.take(chosen).counts(classes).tolist()) == {held // classes}
 
 
 def test_the_total_is_met_though_every_class_rounds_down() -> None:
     labels = Labels(np.repeat(np.arange(100), 7))
-    chosen = stratified(labels, 0.1)
+    chosen = split_stratified(labels, 0.1)
     assert len(chosen) == 70
     assert set(labels.take(chosen).counts(100).tolist()) <= {0, 1}
 
 
 def test_seeds_differ_and_the_draw_does_not_follow_the_order() -> None:
     labels = Labels(np.zeros(1000, np.int64))
-    one, other = stratified(labels, 0.1, seed=0), stratified(labels, 0.1, seed=1)
+    one, other = split_stratified(labels, 0.1, seed=0), split_stratified(labels, 0.1, seed=1)
     assert 2 <= len(np.intersect1d(one, other)) <= 25
     assert 350 < one.mean() < 650
 
 
 def test_several_labels_or_none_are_drawn_without_classes() -> None:
-    assert len(stratified(Labels.none(50), 0.1)) == 5
-    assert len(stratified(Labels.several([[0, 1]] * 50), 0.1)) == 5
+    assert len(split_stratified(Labels.none(50), 0.1)) == 5
+    assert len(split_stratified(Labels.several([[0, 1]] * 50), 0.1)) == 5
     with pytest.raises(ConfigError, match="fraction=1"):
-        stratified(Labels.none(5), 1.0)
+        split_stratified(Labels.none(5), 1.0)
 
 
 @given(count=st.integers(1, 3000), seed=st.integers(0, 1000), data=st.data())
 def test_a_larger_subset_holds_the_smaller(count: int, seed: int, data: st.DataObject) -> None:
     large = data.draw(st.integers(1, count))
     small = data.draw(st.integers(1, large))
-    outer, inner = nested(count, large, seed=seed), nested(count, small, seed=seed)
+    outer, inner = split_nested(count, large, seed=seed), split_nested(count, small, seed=seed)
     assert np.isin(inner, outer).all()
     assert (len(np.unique(inner)), len(np.unique(outer))) == (small, large)
 
@@ -83,7 +83,7 @@ def test_a_larger_subset_holds_the_smaller(count: int, seed: int, data: st.DataO
 def test_a_subset_larger_than_the_set_is_refused() -> None:
     for size in (0, 11):
         with pytest.raises(ConfigError, match=f"size={size}"):
-            nested(10, size)
+            split_nested(10, size)
 
 
 def test_few_shot_is_the_references_draw() -> None:
@@ -91,16 +91,16 @@ def test_few_shot_is_the_references_draw() -> None:
     labels = Labels(np.random.default_rng(1).integers(0, 5, 200))
     generator = np.random.default_rng(2)
     wanted = np.concatenate([generator.permutation(np.where(labels.values == c)[0])[:10] for c in range(5)])
-    assert np.array_equal(few_shot(labels, 5, 10, seed=2), wanted)
-    first = first_shots(labels, 5, 3)
+    assert np.array_equal(select_few_shot(labels, 5, 10, seed=2), wanted)
+    first = select_first_shots(labels, 5, 3)
     assert first[:3].tolist() == np.flatnonzero(labels.values == 0)[:3].tolist()
     assert labels.take(first).counts(5).tolist() == [3] * 5
 
 
 def test_too_few_samples_of_a_class_are_named() -> None:
     with pytest.raises(BadLabels, match="class 1 has 1 samples, 2 shots"):
-        few_shot(Labels(np.array([0, 0, 1])), 2, 2)
-    for draw in (few_shot, first_shots):
+        select_few_shot(Labels(np.array([0, 0, 1])), 2, 2)
+    for draw in (select_few_shot, select_first_shots):
         with pytest.raises(BadLabels, match="one label a sample"):
             draw(Labels.several([[0]]), 1, 1)
 
@@ -113,7 +113,7 @@ def test_selections_say_what_they_are(tmp_path: Path, monkeypatch: pytest.Monkey
     assert dev.rule == {"name": "dev", "fraction": 0.2, "seed": 0, "part": "dev"}
     assert few_shot_split(source, 2, seed=1).apply(source).labels.values.tolist() == [0, 0, 1, 1, 2, 2]
     assert len(nested_split(source, 7).apply(source)) == 7
-    kept = keep(keep(dev))
+    kept = find_kept(find_kept(dev))
     (path,) = (tmp_path / "splits").iterdir()
     assert Selection.load(path).hash == kept.hash == path.stem
 
@@ -131,7 +131,7 @@ def test_shares_are_even_over_classes_and_lie_in_each_other(
     found = []
     for fraction in sorted((one, other)):
         try:
-            chosen = share(labels, fraction, seed=seed)
+            chosen = split_share(labels, fraction, seed=seed)
         except BadLabels:
             sizes = [values.count(label) for label in set(values) if label != NONE or set(values) == {NONE}]
             assert any(size * fraction < 0.5 for size in sizes)
@@ -147,8 +147,8 @@ def test_shares_are_even_over_classes_and_lie_in_each_other(
 
 def test_a_share_of_samples_with_several_labels_is_drawn_from_all() -> None:
     labels = Labels.several([[0, 1], [1], [], [0]] * 10)
-    assert len(share(labels, 0.25)) == 10
+    assert len(split_share(labels, 0.25)) == 10
     with pytest.raises(BadLabels, match=r"leaves nothing of a set of 40 samples; use 0.013 or more"):
-        share(labels, 0.001)
+        split_share(labels, 0.001)
     with pytest.raises(ConfigError, match="above 0 and at most 1"):
-        share(labels, 0.0)
+        split_share(labels, 0.0)

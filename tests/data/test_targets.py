@@ -10,12 +10,12 @@ from PIL import Image
 from tests.data.masked import PIXEL_CLASSES, Masked, Unlabelled, masked, painted, palette
 from tests.data.pictures import encoded, listed, noise
 from vitrail.core.errors import BadImage, DataError
-from vitrail.data.dataset import Arrays, Concat, Labels, RelabelledDataset, Subset
+from vitrail.data.dataset import ArrayDataset, ConcatDataset, Labels, RelabelledDataset, SubsetDataset
 from vitrail.data.datasets.builtin_sets import ShapesDataset
-from vitrail.data.decode.image import read_indices
+from vitrail.data.decode.image import read_mask
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.targets import IGNORED, ClassLabels, Geometry, Masks
+from vitrail.data.targets import IGNORED, ClassTargets, Geometry, MaskTargets
 
 
 def png(image: Image.Image, **more: object) -> bytes:
@@ -26,20 +26,20 @@ def png(image: Image.Image, **more: object) -> bytes:
 
 def test_classes_of_images_are_a_row_each() -> None:
     source = listed(5)
-    assert ClassLabels().batch(source, np.array([4, 0])).tolist() == [1, 0]
+    assert ClassTargets().batch(source, np.array([4, 0])).tolist() == [1, 0]
     several = RelabelledDataset(source, Labels.several([(0, 2), (), (1,), (), ()]), source.classes)
-    assert ClassLabels().batch(several, np.array([0, 1])).tolist() == [[0, 2], [-1, -1]]
+    assert ClassTargets().batch(several, np.array([0, 1])).tolist() == [[0, 2], [-1, -1]]
 
 
 def test_masks_are_passed_on_with_the_samples() -> None:
     source = masked([(12, 10), (9, 8), (7, 7)])
-    joined = Concat([source, source])
+    joined = ConcatDataset([source, source])
     relabelled = RelabelledDataset(source, Labels(np.array([1, 0, 1])), ("a", "b"))
-    for other, index, wanted in ((Subset(source, [2, 1]), 1, 1), (joined, 4, 1), (relabelled, 2, 2)):
+    for other, index, wanted in ((SubsetDataset(source, [2, 1]), 1, 1), (joined, 4, 1), (relabelled, 2, 2)):
         assert other.pixel_classes == PIXEL_CLASSES
-        assert np.array_equal(read_indices(other.mask(index)), painted(wanted, [(12, 10), (9, 8), (7, 7)][wanted]))
+        assert np.array_equal(read_mask(other.mask(index)), painted(wanted, [(12, 10), (9, 8), (7, 7)][wanted]))
     with pytest.raises(DataError, match="masks"):
-        Concat([source, listed(3)])
+        ConcatDataset([source, listed(3)])
     with pytest.raises(DataError, match="no mask"):
         listed(3).mask(0)
 
@@ -50,8 +50,8 @@ def test_a_fingerprint_notices_other_classes_of_pixels() -> None:
     without = Masked([painted(0)])
     without.pixel_classes = ()
     assert len({some.fingerprint, others.fingerprint, without.fingerprint}) == 3
-    assert Subset(some, [0, 0]).fingerprint != Subset(others, [0, 0]).fingerprint
-    arrays, named = Arrays(noise(0)[None]), Arrays(noise(0)[None])
+    assert SubsetDataset(some, [0, 0]).fingerprint != SubsetDataset(others, [0, 0]).fingerprint
+    arrays, named = ArrayDataset(noise(0)[None]), ArrayDataset(noise(0)[None])
     named.pixel_classes = ("background", "cat")
     assert arrays.fingerprint != named.fingerprint
 
@@ -67,8 +67,8 @@ def test_indices_come_as_they_are_stored(bits: int) -> None:
     values = np.random.default_rng(0).integers(0, 2**bits, (5, 9), dtype=np.uint8)
     image = Image.frombytes("P", (9, 5), values.tobytes())
     image.putpalette(bytes(range(2, 256)) * 3 + bytes(6))
-    assert np.array_equal(read_indices(png(image, bits=bits)), values)
-    assert np.array_equal(read_indices(grey(values, bits)), values)
+    assert np.array_equal(read_mask(png(image, bits=bits)), values)
+    assert np.array_equal(read_mask(grey(values, bits)), values)
 
 
 def grey(values: "np.ndarray", bits: int) -> bytes:
@@ -88,9 +88,9 @@ def grey(values: "np.ndarray", bits: int) -> bytes:
 
 def test_masks_of_16_bits_hold_indices_too() -> None:
     values = painted(3).astype(np.uint16)
-    assert np.array_equal(read_indices(png(Image.fromarray(values))), values)
+    assert np.array_equal(read_mask(png(Image.fromarray(values))), values)
     with pytest.raises(BadImage, match="256"):
-        read_indices(png(Image.fromarray(values + np.uint16(256 - values.max()))))
+        read_mask(png(Image.fromarray(values + np.uint16(256 - values.max()))))
 
 
 @pytest.mark.parametrize(
@@ -111,19 +111,19 @@ def test_masks_of_16_bits_hold_indices_too() -> None:
 )
 def test_a_mask_that_cannot_be_used_says_why(mask: "bytes | np.ndarray | Exception") -> None:
     with pytest.raises(BadImage, match=r"^mask: \w+"):
-        Masks().read(Masked([mask]), 0, (12, 10))
+        MaskTargets().read(Masked([mask]), 0, (12, 10))
 
 
 def test_pixels_may_count_for_nothing() -> None:
     mask = painted(0)
     mask[3] = IGNORED
-    read = Masks().read(Unlabelled([palette(mask)]), 0, (12, 10))
+    read = MaskTargets().read(Unlabelled([palette(mask)]), 0, (12, 10))
     assert np.array_equal(read.numpy(), mask)
     whole = Geometry(whole=(12, 10), box=(0, 0, 12, 10), inner=(12, 10))
-    assert torch.equal(Masks().view(read, whole), read)
-    assert Masks().blank((3, 4)).tolist() == [[IGNORED] * 4] * 3
+    assert torch.equal(MaskTargets().view(read, whole), read)
+    assert MaskTargets().blank((3, 4)).tolist() == [[IGNORED] * 4] * 3
 
 
 def test_data_without_masks_are_refused_before_anything_is_read() -> None:
     with pytest.raises(DataError, match="masks"):
-        next(eval_batches(listed(3), Preprocessing(image=(4, 4)), batch=2, targets=Masks()))
+        next(eval_batches(listed(3), Preprocessing(image=(4, 4)), batch=2, targets=MaskTargets()))

@@ -13,8 +13,15 @@ from PIL import Image
 
 from vitrail.data import training_record
 from vitrail.data.collection import open_collection
-from vitrail.data.dataset import Arrays, Concat, ImageDataset, Labels, RelabelledDataset, Subset
-from vitrail.data.training_record import KEY, abridge, find_exposure, hash_contents, interleave, record_training
+from vitrail.data.dataset import ArrayDataset, ConcatDataset, ImageDataset, Labels, RelabelledDataset, SubsetDataset
+from vitrail.data.training_record import (
+    KEY,
+    find_exposure,
+    hash_contents,
+    interleave,
+    record_training,
+    shorten_provenance,
+)
 
 NAMES = ("ant", "bee", "cat")
 COUNT = 30
@@ -52,7 +59,7 @@ def seen(provenance: dict[str, Any], source: ImageDataset) -> set[str]:
 def test_images_are_recognised_in_a_copy_a_subset_and_under_other_names(photos: Path, tmp_path: Path) -> None:
     whole = opened(photos)
     kept = np.arange(0, COUNT, 2)
-    provenance, names = trained(Subset(whole, kept)), {Path(whole.name(at)).name for at in kept.tolist()}
+    provenance, names = trained(SubsetDataset(whole, kept)), {Path(whole.name(at)).name for at in kept.tolist()}
     assert seen(provenance, whole) == names
     shutil.copytree(photos, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "bee")
@@ -65,7 +72,7 @@ def test_images_are_recognised_in_a_copy_a_subset_and_under_other_names(photos: 
 
 def test_images_are_recognised_in_archives_and_lists(photos: Path, tmp_path: Path) -> None:
     whole = opened(photos)
-    provenance = trained(Subset(whole, np.arange(10)))
+    provenance = trained(SubsetDataset(whole, np.arange(10)))
     with tarfile.open(tmp_path / "set.tar", "w") as archive:
         for at in range(COUNT):
             for suffix, body in (("png", whole.read(at)), ("cls", b"%d" % (at % 3))):
@@ -78,7 +85,7 @@ def test_images_are_recognised_in_archives_and_lists(photos: Path, tmp_path: Pat
         assert len(seen(provenance, source)) == 10
     np.savez(tmp_path / "set.npz", images=pixels(), labels=np.arange(COUNT) % 3)
     shutil.copy(tmp_path / "set.npz", tmp_path / "other.npz")
-    arrays = trained(Subset(opened(tmp_path / "set.npz"), [1, 2]))
+    arrays = trained(SubsetDataset(opened(tmp_path / "set.npz"), [1, 2]))
     assert find_exposure(arrays, opened(tmp_path / "other.npz")).count == 2
     # Pixels and files cannot be compared: that is not known, and not "unseen".
     assert find_exposure(provenance, opened(tmp_path / "other.npz")).unrecorded == ("",)
@@ -86,22 +93,24 @@ def test_images_are_recognised_in_archives_and_lists(photos: Path, tmp_path: Pat
 
 
 def test_what_is_built_of_sources_keeps_the_content_of_its_samples() -> None:
-    one = Arrays(pixels(), Labels(np.arange(COUNT) % 3), NAMES)
+    one = ArrayDataset(pixels(), Labels(np.arange(COUNT) % 3), NAMES)
     two = RelabelledDataset(one, Labels(np.zeros(COUNT, np.int64)), ("all",))
     hashes = hash_contents(one)
     assert (hash_contents(two) == hashes).all()
-    assert (hash_contents(Subset(two, [3, 1])) == hashes[[3, 1]]).all()
-    assert (hash_contents(Concat([one, one])) == np.concatenate([hashes, hashes])).all()
+    assert (hash_contents(SubsetDataset(two, [3, 1])) == hashes[[3, 1]]).all()
+    assert (hash_contents(ConcatDataset([one, one])) == np.concatenate([hashes, hashes])).all()
     assert (interleave([hash_contents(one, rank=rank, world=4) for rank in range(4)]) == hashes).all()
 
 
 def test_weights_carry_what_those_they_started_from_have_seen(photos: Path) -> None:
     whole = opened(photos)
-    before = trained(Subset(whole, [0, 1]), weights="first.safetensors")
-    after = trained(Subset(whole, [1, 2]), **{"from": before})
+    before = trained(SubsetDataset(whole, [0, 1]), weights="first.safetensors")
+    after = trained(SubsetDataset(whole, [1, 2]), **{"from": before})
     assert find_exposure(after, whole).count == 3
-    assert find_exposure(trained(Subset(whole, [5]), Subset(whole, [6])), whole).count == 2  # data changed by force
-    public = find_exposure({**trained(Subset(whole, [0])), "from": {"weights": "deit.npz"}}, whole)
+    assert (
+        find_exposure(trained(SubsetDataset(whole, [5]), SubsetDataset(whole, [6])), whole).count == 2
+    )  # data changed by force
+    public = find_exposure({**trained(SubsetDataset(whole, [0])), "from": {"weights": "deit.npz"}}, whole)
     assert (public.count, public.unrecorded) == (1, ("deit.npz",))
     assert find_exposure({"run": "of 0.1.0"}, whole).unrecorded == ("",)
 
@@ -110,15 +119,15 @@ def test_a_large_set_is_recorded_by_its_source_in_a_few_bytes(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_record, "MOST_IMAGES", 20)
-    whole, others = opened(photos), {"val": Arrays(pixels(1), called="val")}
-    train = Subset(Subset(whole, np.arange(4, COUNT)), np.arange(0, 26))
+    whole, others = opened(photos), {"val": ArrayDataset(pixels(1), called="val")}
+    train = SubsetDataset(SubsetDataset(whole, np.arange(4, COUNT)), np.arange(0, 26))
     record = record_training(train, out_of=COUNT, selection={}, others=others)
     provenance = {KEY: [record]}
     assert "hashes" not in record
     assert find_exposure(provenance, whole).seen.tolist() == [False] * 4 + [True] * 26
     shutil.copytree(photos, tmp_path / "copy")
     assert find_exposure(provenance, opened(tmp_path / "copy")).count == 26
-    assert find_exposure(provenance, Subset(whole, [0, 1, 7])).seen.tolist() == [False, False, True]
+    assert find_exposure(provenance, SubsetDataset(whole, [0, 1, 7])).seen.tolist() == [False, False, True]
     val = find_exposure(provenance, others["val"])
     assert (val.count, val.unrecorded) == (0, ())
     shutil.rmtree(tmp_path / "copy" / "bee")  # a part by hand is another source: not known
@@ -126,12 +135,12 @@ def test_a_large_set_is_recorded_by_its_source_in_a_few_bytes(
 
 
 def test_a_million_images_take_little_room() -> None:
-    class Many(Arrays):
+    class Many(ArrayDataset):
         fingerprint = content_digest = "many"
 
     many = Many(np.zeros((1_200_000, 1, 1), np.uint8))
     held = np.random.default_rng(0).choice(len(many), 12_000, replace=False)
-    train = Subset(many, np.setdiff1d(np.arange(len(many)), held))
+    train = SubsetDataset(many, np.setdiff1d(np.arange(len(many)), held))
     train.content_digest = "most of them"
     record = record_training(train, out_of=len(many), selection={}, others={})
     assert (record["images"], record["held_out"]) == (1_188_000, 12_000)
@@ -148,7 +157,7 @@ def test_a_damaged_record_says_nothing(photos: Path, broken: Any) -> None:
 
 def test_what_people_read_is_without_the_hashes(photos: Path) -> None:
     whole = trained(opened(photos), **{"from": trained(opened(photos))})
-    short = abridge(whole)
+    short = shorten_provenance(whole)
     for link in (short, short["from"]):
         assert link[KEY][0]["images"] == COUNT
         assert "hashes" not in link[KEY][0]

@@ -24,7 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from vitrail.distributed.process_group import joined
+from vitrail.distributed.process_group import join_world
 
 PRELOAD = (
     "torch.distributed.fsdp",
@@ -143,7 +143,7 @@ def _process(
     os.environ.update({name: str(value) for name, value in place.items()})
     status, report = 0, b""
     try:
-        with joined("cpu", timeout_s=timeout_s) as world:
+        with join_world("cpu", timeout_s=timeout_s) as world:
             value = work(world, *args)
         report = pickle.dumps((value, ""))
     except BaseException:

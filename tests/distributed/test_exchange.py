@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.distributed.pair import together
-from vitrail.distributed.collectives import gathered, summed
+from vitrail.distributed.collectives import gather_rows, sum_across
 from vitrail.distributed.process_group import World
 
 ALONE = World(device=torch.device("cpu"))
@@ -19,10 +19,10 @@ def given(rank: int) -> Tensor:
 def collected(world: World) -> tuple[Tensor, Tensor, bool]:
     mine = given(world.rank).requires_grad_()
     flags = torch.tensor([world.rank == 1, True])
-    found = gathered(mine, world)
-    transposed = gathered(mine.T, world)  # not contiguous
+    found = gather_rows(mine, world)
+    transposed = gather_rows(mine.T, world)  # not contiguous
     assert torch.equal(transposed, torch.cat([given(rank).T for rank in range(world.size)]))
-    return found.clone(), gathered(flags, world).clone(), found.requires_grad
+    return found.clone(), gather_rows(flags, world).clone(), found.requires_grad
 
 
 def test_rows_come_in_the_order_of_ranks_without_gradient() -> None:
@@ -35,7 +35,7 @@ def test_rows_come_in_the_order_of_ranks_without_gradient() -> None:
 def added(world: World) -> tuple[Tensor, Tensor, Tensor]:
     """Each process has a loss of its own, of the sum over all: (rank + 1)·Σ sum³."""
     mine = given(world.rank).requires_grad_()
-    total = summed(mine, world)
+    total = sum_across(mine, world)
     ((world.rank + 1) * total**3).sum().backward()
     assert mine.grad is not None
     return mine.detach(), total.detach(), mine.grad
@@ -55,15 +55,15 @@ def test_a_sum_is_the_same_everywhere_and_its_gradient_is_that_of_all_losses() -
 
 def test_alone_both_do_nothing() -> None:
     mine = given(0).requires_grad_()
-    assert summed(mine, ALONE) is mine
-    rows = gathered(mine, ALONE)
+    assert sum_across(mine, ALONE) is mine
+    rows = gather_rows(mine, ALONE)
     assert rows.data_ptr() == mine.data_ptr()
     assert not rows.requires_grad
 
 
 def compiled(world: World) -> tuple[Tensor, Tensor]:
     def work(x: Tensor) -> Tensor:
-        return (summed(x.square(), world) * gathered(x, world)[:2]).sum()
+        return (sum_across(x.square(), world) * gather_rows(x, world)[:2]).sum()
 
     mine = given(world.rank).requires_grad_()
     with warnings.catch_warnings():

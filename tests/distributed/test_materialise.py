@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from tests.distributed.pair import together
 from tests.distributed.small import KINDS, inputs, objective, wrapped
 from tests.models.tiny import VARIANTS
-from vitrail.distributed.meta_init import draw, fill, give_storage, whole
+from vitrail.distributed.meta_init import draw_parameters, fill_parameters, gather_tensor, give_storage
 from vitrail.distributed.parallel import Sharding, parallelise
 from vitrail.distributed.process_group import World
 from vitrail.models.build import build
@@ -32,7 +32,7 @@ def hollow(config: ModelConfig) -> ClassificationObjective:
 def drawn(learner: Any) -> None:
     """As `build` does it, from a fixed seed."""
     torch.manual_seed(5)
-    draw(learner.network, initialise)
+    draw_parameters(learner.network, initialise)
 
 
 def expected(config: ModelConfig) -> dict[str, Tensor]:
@@ -64,7 +64,7 @@ def share(world: World, sharding: Sharding) -> list[str]:
         parallel = parallelise(learner, world=world, sharding=sharding, values=drawn)
         values = expected(config)
         for name, tensor in learner.network.state_dict().items():
-            found = whole(tensor, world)
+            found = gather_tensor(tensor, world)
             if world.is_main and not torch.equal(found, values[name]):
                 wrong.append(f"{kind}: {name}")
         if not torch.isfinite(parallel(*inputs(kind)).total):
@@ -105,7 +105,7 @@ def test_one_module_is_whole_at_a_time() -> None:
     network = hollow(KINDS["vit"]).network
     give_storage(network, ALONE.device)
     with Live() as live:
-        draw(network, initialise)
+        draw_parameters(network, initialise)
     largest = max(
         sum(parameter.numel() for parameter in part.parameters())
         for part in network.modules()
@@ -126,8 +126,8 @@ def fetched(world: World, sharding: Sharding) -> tuple[list[str], int]:
         return file[name][start : start + count]
 
     learner = hollow(KINDS["vit"])
-    parallelise(learner, world=world, sharding=sharding, values=lambda module: fill(module, rows))
-    found = {name: whole(parameter, world) for name, parameter in learner.named_parameters()}
+    parallelise(learner, world=world, sharding=sharding, values=lambda module: fill_parameters(module, rows))
+    found = {name: gather_tensor(parameter, world) for name, parameter in learner.named_parameters()}
     return [name for name in file if world.is_main and not torch.equal(found[name], file[name])], asked
 
 

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.distributed.pair import together
 from tests.distributed.small import KINDS, dealt, inputs, objective
 from vitrail.core.errors import ConfigError, UnknownName
-from vitrail.distributed.meta_init import whole
-from vitrail.distributed.parallel import Parallel, Precision, Sharding, parallelise, units
+from vitrail.distributed.meta_init import gather_tensor
+from vitrail.distributed.parallel import Parallel, Precision, Sharding, parallelise, shard_units
 from vitrail.distributed.process_group import World
 
 ALONE = World(device=torch.device("cpu"))
@@ -67,7 +67,7 @@ def learn(world: World, way: Way) -> tuple[dict[str, Tensor], dict[str, Tensor],
         if not first:
             loss = world.sum_(torch.tensor(total)).item()
             first = {
-                name: whole(grad, world) * parallel.gradient_factor
+                name: gather_tensor(grad, world) * parallel.gradient_factor
                 for name, grad in gradients.items()
                 if grad is not None
             }
@@ -77,7 +77,7 @@ def learn(world: World, way: Way) -> tuple[dict[str, Tensor], dict[str, Tensor],
                 assert parameter.grad.dtype == torch.float32
                 parameter -= 0.02 * parallel.gradient_factor / 8 * parameter.grad
                 parameter.grad = None
-    return first, {name: whole(parameter, world) for name, parameter in learner.named_parameters()}, loss
+    return first, {name: gather_tensor(parameter, world) for name, parameter in learner.named_parameters()}, loss
 
 
 def apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -247,7 +247,7 @@ def test_gradients_travel_once_a_step() -> None:
     for counts in together(count, "ddp"):
         assert [sum(one.values()) for one in counts[:2]] == [0, 0]
         assert set(counts[2]) == {"allreduce_"}
-    blocks = len(units(objective("vit")))
+    blocks = len(shard_units(objective("vit")))
     for counts in together(count, "fsdp"):
         scattered = [one.get("_reduce_scatter_base_", 0) for one in counts]
         assert scattered == [0, 0, blocks + 1]
@@ -266,10 +266,10 @@ def answers(world: World, sharding: Sharding, precision: Precision) -> Tensor:
     parallel = parallelise(learner, world=world, sharding=sharding, precision=precision)
     parameters = list(learner.parameters())
     images = torch.linspace(-1, 1, 4 * 3 * 6 * 12).view(4, 3, 6, 12)
-    first = parallel.ask(question, images).float()
+    first = parallel.evaluate_with(question, images).float()
     # Asking leaves no trace: the parameters are where they were, the answer is the same again, and a step goes on.
     assert all(before is after for before, after in zip(parameters, learner.parameters(), strict=True))
-    assert torch.equal(first, parallel.ask(question, images).float())
+    assert torch.equal(first, parallel.evaluate_with(question, images).float())
     step(parallel, dealt(inputs("vit"), world.rank, world.size), 1)
     weight = dict(learner.named_parameters())["network.head.classifier.weight"]
     assert weight.grad is not None
@@ -286,9 +286,9 @@ def test_questions_are_answered_wherever_the_weights_are(precision: Precision) -
 
 
 def test_units_are_the_blocks() -> None:
-    assert [type(unit).__name__ for unit in units(objective("vit"))] == ["Block"] * 2
-    assert [type(unit).__name__ for unit in units(objective("resnet"))] == ["PreActivationUnit"] * 3
-    assert len(units(objective("hybrid"))) == 3 + KINDS["hybrid"].depth  # type: ignore[union-attr]
+    assert [type(unit).__name__ for unit in shard_units(objective("vit"))] == ["Block"] * 2
+    assert [type(unit).__name__ for unit in shard_units(objective("resnet"))] == ["PreActivationUnit"] * 3
+    assert len(shard_units(objective("hybrid"))) == 3 + KINDS["hybrid"].depth  # type: ignore[union-attr]
 
 
 def test_mistakes() -> None:

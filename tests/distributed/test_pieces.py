@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.distributed.pair import together
 from tests.distributed.small import objective
-from vitrail.distributed.meta_init import local, owned, put, whole
+from vitrail.distributed.meta_init import copy_rows, gather_tensor, is_writer, local_rows
 from vitrail.distributed.parallel import Sharding, parallelise
 from vitrail.distributed.process_group import World
 
@@ -22,7 +22,7 @@ def written(world: World, sharding: Sharding) -> list[tuple[str, Tensor, tuple[i
     parallelise(learner, world=world, sharding=sharding)
     state = dict(learner.named_parameters())
     state |= {f"moment {name}": torch.zeros_like(tensor) + 2 for name, tensor in learner.named_parameters()}
-    return [(name, *local(tensor)) for name, tensor in state.items() if owned(tensor, world)]
+    return [(name, *local_rows(tensor)) for name, tensor in state.items() if is_writer(tensor, world)]
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,10 @@ def read(world: World, sharding: Sharding, state: dict[str, Tensor]) -> dict[str
     learner = objective("vit")
     parallelise(learner, world=world, sharding=sharding)
     for name, parameter in learner.named_parameters():
-        rows, shape, start = local(parameter)
+        rows, shape, start = local_rows(parameter)
         assert shape == tuple(state[name].shape)
-        put(parameter, state[name][start : start + rows.shape[0]])
-    return {name: whole(parameter, world) for name, parameter in learner.named_parameters()}
+        copy_rows(parameter, state[name][start : start + rows.shape[0]])
+    return {name: gather_tensor(parameter, world) for name, parameter in learner.named_parameters()}
 
 
 @pytest.mark.parametrize(("sharding", "size"), [("ddp", 2), ("fsdp", 3)])
@@ -70,13 +70,13 @@ def test_rows_come_back(sharding: Sharding, size: int) -> None:
 
 def test_one_process_holds_everything() -> None:
     tensor = torch.arange(6.0).view(3, 2)
-    rows, shape, start = local(tensor)
+    rows, shape, start = local_rows(tensor)
     assert (shape, start) == ((3, 2), 0)
-    put(tensor, torch.ones(3, 2))
+    copy_rows(tensor, torch.ones(3, 2))
     assert torch.equal(rows, torch.ones(3, 2))  # it shares storage
-    assert owned(tensor, ALONE)
-    assert not owned(tensor, World(device=torch.device("cpu"), rank=1, size=2))
-    assert torch.equal(whole(tensor, ALONE), tensor)
-    assert local(torch.tensor(1.0))[1:] == ((), 0)
+    assert is_writer(tensor, ALONE)
+    assert not is_writer(tensor, World(device=torch.device("cpu"), rank=1, size=2))
+    assert torch.equal(gather_tensor(tensor, ALONE), tensor)
+    assert local_rows(torch.tensor(1.0))[1:] == ((), 0)
     with pytest.raises(ValueError, match=r"rows of \(2, 2\) do not fit the \(3, 2\)"):
-        put(tensor, torch.ones(2, 2))
+        copy_rows(tensor, torch.ones(2, 2))

@@ -12,7 +12,7 @@ import torch
 
 from tests.distributed.pair import attempt, together
 from vitrail.core.errors import ConfigError, RankLost
-from vitrail.distributed.process_group import VARIABLES, World, joined
+from vitrail.distributed.process_group import VARIABLES, World, join_world
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +24,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_needs_no_group() -> None:
-    with joined("cpu") as world:
+    with join_world("cpu") as world:
         assert not torch.distributed.is_initialized()
         assert (world.rank, world.size, world.nodes, world.is_main, world.backend) == (0, 1, 1, True, "")
         tensor = torch.tensor([2.0])
@@ -32,7 +32,7 @@ def test_one_process_needs_no_group() -> None:
         assert tensor.item() == 2
         world.barrier()
         assert world.gather("a") == ["a"]
-        assert world.agree(3) == world.broadcast(3) == 3
+        assert world.broadcast(3) == world.broadcast_from_main(3) == 3
         assert [world.all_true(True), world.all_true(False)] == [True, False]
 
 
@@ -40,7 +40,7 @@ def test_one_process_under_torchrun_needs_none_either(monkeypatch: pytest.Monkey
     values = ("0", "1", "0", "1", "localhost", "1")
     for name, value in zip(VARIABLES, values, strict=True):
         monkeypatch.setenv(name, value)
-    with joined("cpu") as world:
+    with join_world("cpu") as world:
         assert world.size == 1
 
 
@@ -57,12 +57,12 @@ def test_half_an_environment_is_refused(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=says), joined("cpu"):
+    with pytest.raises(ConfigError, match=says), join_world("cpu"):
         pass
 
 
 def test_unknown_devices_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'abacus' is none that torch knows"), joined("abacus"):
+    with pytest.raises(ConfigError, match="'abacus' is none that torch knows"), join_world("abacus"):
         pass
 
 
@@ -72,8 +72,8 @@ def talk(world: World) -> dict[str, object]:
     return {
         "who": (world.rank, world.size, world.local_rank, world.local_size, world.nodes, world.backend),
         "sum": total.tolist(),
-        "agree": world.agree({"seed": 10 + world.rank}),
-        "broadcast": world.broadcast("plan" if world.is_main else None),
+        "agree": world.broadcast({"seed": 10 + world.rank}),
+        "broadcast": world.broadcast_from_main("plan" if world.is_main else None),
         "gather": world.gather(world.rank * 2),
         "all": (world.all_true(True), world.all_true(world.is_main)),
     }

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.models.tiny import VIT
 from vitrail.core.errors import BadImage, ConfigError, DataError
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels
+from vitrail.data.dataset import ArrayDataset, Encoded, ImageDataset, Labels
 from vitrail.data.device_dataset import DeviceDataset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
@@ -35,11 +35,11 @@ class Linear(nn.Module):
         return images.flatten(1) @ self.weight
 
 
-def pictures(labels: Labels | None = None, count: int = COUNT) -> Arrays:
+def pictures(labels: Labels | None = None, count: int = COUNT) -> ArrayDataset:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (count, SIDE, SIDE, 3), dtype=np.uint8)
     labels = Labels(rng.integers(0, CLASSES, count)) if labels is None else labels
-    return Arrays(pixels, labels, tuple(map(str, range(CLASSES))), called="set")
+    return ArrayDataset(pixels, labels, tuple(map(str, range(CLASSES))), called="set")
 
 
 def scored(
@@ -87,7 +87,7 @@ def test_the_batch_changes_nothing(batch: int) -> None:
     assert [a.sample for a in one.worst] == [a.sample for a in other.worst]
 
 
-class Torn(Arrays):
+class Torn(ArrayDataset):
     """Two of its images cannot be read."""
 
     def read(self, index: int) -> Encoded:
@@ -215,7 +215,9 @@ def batches_for(network_image: tuple[int, int], count: int = 6) -> Iterator[Batc
     rng = np.random.default_rng(1)
     pixels = rng.integers(0, 256, (count, *network_image, 3), dtype=np.uint8)
     return eval_batches(
-        Arrays(pixels, Labels(np.arange(count) % 5), tuple("abcde"), called="set"), of_size(network_image), batch=4
+        ArrayDataset(pixels, Labels(np.arange(count) % 5), tuple("abcde"), called="set"),
+        of_size(network_image),
+        batch=4,
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from tests.models.tiny import VIT
 from vitrail.checkpoint.weights import build_fresh
 from vitrail.core.errors import BadImage, DataError
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels, RelabelledDataset
+from vitrail.data.dataset import ArrayDataset, Encoded, ImageDataset, Labels, RelabelledDataset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen.features import Kept, features, hash_images, load_or_extract
@@ -26,9 +26,9 @@ def network(seed: int = 0) -> Model:
     return build_fresh(VIT)
 
 
-def pictures(labels: Labels | None = None, seed: int = 0, count: int = 11) -> Arrays:
+def pictures(labels: Labels | None = None, seed: int = 0, count: int = 11) -> ArrayDataset:
     pixels = np.random.default_rng(seed).integers(0, 256, (count, *VIT.image, 3), dtype=np.uint8)
-    return Arrays(pixels, labels or Labels(np.arange(count) % 5), tuple("abcde"), called="set")
+    return ArrayDataset(pixels, labels or Labels(np.arange(count) % 5), tuple("abcde"), called="set")
 
 
 class Counting:
@@ -124,7 +124,7 @@ def test_a_place_that_cannot_be_written_costs_the_cache_and_not_the_features(tmp
     assert len(found.features) == 11
 
 
-class Torn(Arrays):
+class Torn(ArrayDataset):
     """One of its images cannot be read, for now."""
 
     torn = True

@@ -21,7 +21,7 @@ from tests.distributed.pair import together
 from tests.models.tiny import VIT, awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels
+from vitrail.data.dataset import ArrayDataset, Encoded, ImageDataset, Labels
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World
@@ -50,7 +50,7 @@ def network(seed: int = 0) -> Model:
     return model
 
 
-class Torn(Arrays):
+class Torn(ArrayDataset):
     """Every 13th image cannot be read."""
 
     def read(self, index: int) -> Encoded:
@@ -59,7 +59,9 @@ class Torn(Arrays):
         return super().read(index)
 
 
-def pictures(count: int = 90, seed: int = 0, labels: bool = True, kind: type[Arrays] = Arrays) -> Arrays:
+def pictures(
+    count: int = 90, seed: int = 0, labels: bool = True, kind: type[ArrayDataset] = ArrayDataset
+) -> ArrayDataset:
     pixels = np.random.default_rng(seed).integers(0, 256, (count, *VIT.image, 3), dtype=np.uint8)
     given = Labels(np.where(np.arange(count) % 7 == 6, -1, np.arange(count) % 3)) if labels else None
     return kind(pixels, given, tuple("abc") if labels else (), called=f"set{seed}")

@@ -8,7 +8,7 @@ import torch
 
 from tests.models.tiny import RESNET, VIT
 from vitrail.core.errors import BadImage, DataError
-from vitrail.data.dataset import Arrays, Encoded, Labels
+from vitrail.data.dataset import ArrayDataset, Encoded, Labels
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
@@ -18,9 +18,9 @@ from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
 
 
-def pictures(image: tuple[int, int], labels: Labels) -> Arrays:
+def pictures(image: tuple[int, int], labels: Labels) -> ArrayDataset:
     pixels = np.random.default_rng(0).integers(0, 256, (len(labels), *image, 3), dtype=np.uint8)
-    return Arrays(pixels, labels, tuple("abcde"), called="set")
+    return ArrayDataset(pixels, labels, tuple("abcde"), called="set")
 
 
 @pytest.mark.parametrize("config", [VIT, replace(VIT, head="tanh"), replace(VIT, pool="mean"), RESNET])
@@ -48,7 +48,7 @@ def test_several_labels_are_filled_up_to_the_widest() -> None:
 
 
 def test_an_unreadable_picture_has_no_features() -> None:
-    class Torn(Arrays):
+    class Torn(ArrayDataset):
         def read(self, index: int) -> Encoded:
             if index == 1:
                 raise BadImage("torn")
@@ -65,7 +65,7 @@ def test_no_pictures_is_an_error() -> None:
     with pytest.raises(DataError):
         features(build(VIT), [], Preprocessing(image=VIT.image), "cpu")
 
-    class Gone(Arrays):
+    class Gone(ArrayDataset):
         def read(self, index: int) -> Encoded:
             raise BadImage("gone")
 

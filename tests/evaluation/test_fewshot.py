@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.dataset import Labels
-from vitrail.data.splits import few_shot
+from vitrail.data.splits import select_few_shot
 from vitrail.evaluation.frozen.fewshot import (
     PENALTIES,
     choose_penalty,
@@ -146,7 +146,7 @@ def test_the_draws_are_those_of_the_reference() -> None:
     train, test = blobs(200, 8, 5, 0.7, 0), blobs(200, 8, 5, 0.7, 1)
     rows = score_few_shot(*train, *test, 5, 3, seeds=(4, 0))
     for seed, accuracy in zip((4, 0), rows, strict=True):
-        chosen = few_shot(Labels(train[1].numpy()), 5, 3, seed=seed)
+        chosen = select_few_shot(Labels(train[1].numpy()), 5, 3, seed=seed)
         x, y = designed(train[0][chosen], train[1][chosen], 5)
         mean, std = train[0][chosen].numpy().astype(np.float64).mean(0), train[0][chosen].double().numpy().std(0)
         weight = np.linalg.solve(x.T @ x + 1024 * np.eye(9), x.T @ y)

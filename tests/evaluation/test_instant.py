@@ -14,7 +14,7 @@ from tests.models.tiny import HYBRID, RESNET, VIT, awake
 from vitrail.checkpoint.bundle import Card
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels
+from vitrail.data.dataset import ArrayDataset, Encoded, ImageDataset, Labels
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier, at_most, fit, sample_stratified
 from vitrail.evaluation.frozen.features import compute_features
@@ -43,13 +43,15 @@ def network(config: ModelConfig, seed: int = 0) -> Model:
     return model
 
 
-def pictures(config: ModelConfig, counts: tuple[int, ...] = (9, 9, 9), seed: int = 0) -> Arrays:
+def pictures(config: ModelConfig, counts: tuple[int, ...] = (9, 9, 9), seed: int = 0) -> ArrayDataset:
     """A class is a tint."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(len(counts)), counts)
     tint = np.eye(3)[labels % 3] * 60 + 60 * (labels[:, None] // 3)
     pixels = rng.normal(90, 40, (len(labels), *config.image, 3)) + tint[:, None, None, :]
-    return Arrays(pixels.clip(0, 255).astype(np.uint8), Labels(labels), tuple("abcdef"[: len(counts)]), called="set")
+    return ArrayDataset(
+        pixels.clip(0, 255).astype(np.uint8), Labels(labels), tuple("abcdef"[: len(counts)]), called="set"
+    )
 
 
 def collection(**splits: ImageDataset) -> Collection:
@@ -184,7 +186,7 @@ def test_uneven_and_empty_classes_are_told_of() -> None:
     made = fit(network(VIT), collection(train=pictures(VIT, (42, 2, 2))))
     assert any("'a' has 42 images and 'b' 2" in note for note in made.notes)
     whole = pictures(VIT, (6, 6))
-    source = Arrays(whole.pictures, whole.labels, ("a", "b", "c"), called="set")
+    source = ArrayDataset(whole.pictures, whole.labels, ("a", "b", "c"), called="set")
     made = fit(network(VIT), collection(train=source))
     assert any("1 of 3 classes have no image to learn from and are never said: c" in note for note in made.notes)
     assert made.model.config.classes == 3
@@ -203,7 +205,7 @@ def test_shots_are_at_most_so_many_of_each_class() -> None:
     assert sample_stratified(source, 30).labels.counts(3).tolist() == [10, 10, 10]
 
 
-class Torn(Arrays):
+class Torn(ArrayDataset):
     """Two of its images cannot be read."""
 
     def read(self, index: int) -> Encoded:
@@ -223,7 +225,7 @@ def test_pictures_that_cannot_be_read_are_left_out_by_name() -> None:
 def test_what_cannot_be_told_apart_is_refused() -> None:
     with pytest.raises(BadLabels):
         fit(network(VIT), collection(train=pictures(VIT, (5,))))
-    bare = Arrays(pictures(VIT).pictures, called="set")
+    bare = ArrayDataset(pictures(VIT).pictures, called="set")
     with pytest.raises(BadLabels):
         fit(network(VIT), collection(train=bare))
     with pytest.raises(ConfigError, match="penalty=-1"):
@@ -234,7 +236,7 @@ def test_what_cannot_be_told_apart_is_refused() -> None:
 
 def test_the_classes_of_other_pictures_are_found_by_name() -> None:
     test = pictures(VIT, (4, 4, 4), seed=1)
-    turned = Arrays(test.pictures, Labels(2 - np.asarray(test.labels.values)), ("c", "b", "a"), called="set")
+    turned = ArrayDataset(test.pictures, Labels(2 - np.asarray(test.labels.values)), ("c", "b", "a"), called="set")
     other = Collection(name="other", kind="arrays", path=Path("other"), splits={"val": turned})
     made = fit(network(VIT), collection(train=pictures(VIT)), test=other)
     plain = fit(network(VIT), collection(train=pictures(VIT), val=test))

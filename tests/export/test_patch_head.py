@@ -78,9 +78,9 @@ def test_torch_export_gives_them_too(bundle: Bundle, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_int8_with_preprocessing_at_one_size(bundle: Bundle, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from vitrail.data.dataset import Arrays
+    from vitrail.data.dataset import ArrayDataset
 
-    source = Arrays(np.random.default_rng(0).integers(0, 256, (6, 6, 12, 3), dtype=np.uint8))
+    source = ArrayDataset(np.random.default_rng(0).integers(0, 256, (6, 6, 12, 3), dtype=np.uint8))
     options = OnnxOptions(int8=True, preprocessing=True, fixed_size=True, least_agreement=0.5)
     done = to_onnx(bundle, tmp_path / "m.onnx", options, pictures=Pictures(source=source))
     assert done.scores is not None

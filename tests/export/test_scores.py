@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.tasks.number import NumberTask
 from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.weights import build_fresh, to_bundle
-from vitrail.data.dataset import Arrays, Labels
+from vitrail.data.dataset import ArrayDataset, Labels
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.export import Pictures
 from vitrail.export.exportable import count_choices
@@ -23,9 +23,9 @@ PLAIN = Preprocessing(image=(4, 4))
 CLASSES = ("0", "3")
 
 
-def noise() -> Arrays:
+def noise() -> ArrayDataset:
     pixels = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 3), dtype=np.uint8)
-    return Arrays(pixels, Labels(np.array([0, 1, 0, 1, -1, 1])), CLASSES)
+    return ArrayDataset(pixels, Labels(np.array([0, 1, 0, 1, -1, 1])), CLASSES)
 
 
 def mean_of(images: Tensor) -> Tensor:

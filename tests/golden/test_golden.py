@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.data.dataset import Arrays, Labels
+from vitrail.data.dataset import ArrayDataset, Labels
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.data.transforms.crop import Squash
 from vitrail.distributed.process_group import World
@@ -225,7 +225,7 @@ def one_thread() -> Iterator[None]:
 
 def test_twenty_steps_are_bit_identical(tmp_path: Path, one_thread: None) -> None:
     pixels, labels = pictures()
-    source = Arrays(pixels, Labels(labels), tuple("abcde"))
+    source = ArrayDataset(pixels, Labels(labels), tuple("abcde"))
     shown = DataSplits(
         title="golden", class_names=source.classes, train=source, watch=None, test=None, watch_name="", test_name=""
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.checkpoint.weights import load
-from vitrail.data.dataset import Arrays, Labels
+from vitrail.data.dataset import ArrayDataset, Labels
 from vitrail.data.transforms.augmentation import cifar
 from vitrail.distributed.process_group import World
 from vitrail.models.vit import ViT
@@ -40,8 +40,8 @@ class Planted:
     labels: NDArray[np.int64]  # [N]
     corners: NDArray[np.int64]  # [N, 2], row and column of the glyph's upper left pixel
 
-    def source(self, name: str) -> Arrays:
-        return Arrays(self.pixels, Labels(self.labels), NAMES, called=name)
+    def source(self, name: str) -> ArrayDataset:
+        return ArrayDataset(self.pixels, Labels(self.labels), NAMES, called=name)
 
     def touched(self) -> Tensor:
         """The patches that the glyph reaches into: [N, 8, 8]."""

@@ -26,7 +26,7 @@ from tests.objectives.masked import (
 from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import cifar
-from vitrail.distributed.parallel import Whole, units
+from vitrail.distributed.parallel import PrecisionWrapper, shard_units
 from vitrail.models.positions import SineTable
 from vitrail.models.vit import Block, ViT
 from vitrail.models.vit_config import ViTConfig
@@ -300,7 +300,7 @@ def test_bfloat16_weights(position: str) -> None:
     reached = list[torch.dtype]()
     for block in (cast(ViT, objective.network).blocks[0], *objective.decoder.blocks):
         block.register_forward_pre_hook(lambda _, given: reached.append(given[0].dtype))
-    low = Whole(objective, WORLD.device, "bfloat16", cast_weights=True)(*inputs)
+    low = PrecisionWrapper(objective, WORLD.device, "bfloat16", cast_weights=True)(*inputs)
     low.total.backward()
     assert reached == [torch.bfloat16] * 3  # nothing on the way, a fixed table least of all, made it float32 again
     assert low.total.dtype == low.count.dtype == torch.float32
@@ -333,7 +333,7 @@ def test_the_decoder_has_the_encoders_numerics_and_no_regularisers() -> None:
 
 def test_layers_of_encoder_and_decoder_are_sharded_one_by_one() -> None:
     objective = objective_of()
-    assert units(objective) == [*cast(ViT, objective.network).blocks, *objective.decoder.blocks]
+    assert shard_units(objective) == [*cast(ViT, objective.network).blocks, *objective.decoder.blocks]
 
 
 def test_work_by_hand() -> None:

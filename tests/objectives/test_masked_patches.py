@@ -27,7 +27,7 @@ from tests.objectives.masked import (
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import cifar
-from vitrail.distributed.parallel import Whole
+from vitrail.distributed.parallel import PrecisionWrapper
 from vitrail.models.vit import ViT
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.masked_patches import MaskedPatches, MaskedPatchesObjective, Target
@@ -296,7 +296,7 @@ def test_bfloat16_weights(target: Target, position: str) -> None:
     reached = list[torch.dtype]()
     for block in cast(ViT, objective.network).blocks:
         block.register_forward_pre_hook(lambda _, given: reached.append(given[0].dtype))
-    low = Whole(objective, WORLD.device, "bfloat16", cast_weights=True)(*inputs)
+    low = PrecisionWrapper(objective, WORLD.device, "bfloat16", cast_weights=True)(*inputs)
     low.total.backward()
     assert reached == [torch.bfloat16] * 2
     assert low.total.dtype == low.count.dtype == torch.float32

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from tests.distributed.pair import together
 from tests.objectives.masked import PLAIN, SEED, STEP, WORLD, batch_of, model, network, noise, seeded, stirred
-from vitrail.distributed.meta_init import whole
+from vitrail.distributed.meta_init import gather_tensor
 from vitrail.distributed.parallel import Precision, Sharding, parallelise
 from vitrail.distributed.process_group import World
 from vitrail.objectives.mae import MAE, MAEObjective
@@ -42,7 +42,7 @@ def gradients(
     found = dict[str, Tensor]()
     for name, parameter in objective.named_parameters():
         assert parameter.grad is not None
-        found[name] = whole(parameter.grad, world) * parallel.gradient_factor
+        found[name] = gather_tensor(parameter.grad, world) * parallel.gradient_factor
     return float(world.sum_(outcome.total.detach().clone())), found
 
 

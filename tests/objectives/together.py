@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.objectives.taught import batch, contrast, dealt, distil
-from vitrail.distributed.meta_init import whole
+from vitrail.distributed.meta_init import gather_tensor
 from vitrail.distributed.parallel import Sharding, parallelise
 from vitrail.distributed.process_group import World
 
@@ -38,7 +38,7 @@ def stepped(world: World, kind: str, sharding: Sharding, double: bool, micro: in
             names = list(outcome.tallies)
     world.sum_(sums)
     gradients = {
-        name: whole(parameter.grad, world) * parallel.gradient_factor
+        name: gather_tensor(parameter.grad, world) * parallel.gradient_factor
         for name, parameter in objective.named_parameters()
         if parameter.grad is not None
     }
@@ -48,6 +48,6 @@ def stepped(world: World, kind: str, sharding: Sharding, double: bool, micro: in
                 parameter -= 0.1 * parallel.gradient_factor * parameter.grad
     objective.after_step(0)
     assert sums[1] == 7
-    state = {name: whole(tensor, world) for name, tensor in objective.state_dict(keep_vars=True).items()}
+    state = {name: gather_tensor(tensor, world) for name, tensor in objective.state_dict(keep_vars=True).items()}
     tallies = dict(zip(names, sums[2:].tolist(), strict=True))
     return Left(float(sums[0]), tallies, gradients, {name: tensor.detach() for name, tensor in state.items()})

@@ -16,7 +16,7 @@ from tests.parity.networks import assert_same
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.weights import load
-from vitrail.data.class_names import bundled_names
+from vitrail.data.class_names import read_class_names
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -35,7 +35,7 @@ def test_it_is_read_by_its_timm_names() -> None:
     assert (config.gelu, config.norm_eps, config.head, config.pool) == ("erf", 1e-6, "linear", "token")
     assert sum(parameter.numel() for parameter in model.parameters()) == 5_717_416
     assert {tensor.dtype for tensor in read_bundle(WEIGHTS).tensors.values()} == {torch.float16}
-    assert model.card.labels == bundled_names("imagenet")
+    assert model.card.labels == read_class_names("imagenet")
     assert model.card.preprocessing == Preprocessing(
         image=(224, 224), resize=256, interpolation="bicubic", mean=IMAGENET_MEAN, std=IMAGENET_STD
     )

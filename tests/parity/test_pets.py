@@ -8,9 +8,9 @@ import torch
 
 from vitrail.checkpoint.weights import load
 from vitrail.data.collection import open_collection
-from vitrail.data.dataset import ImageDataset, Subset
+from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import eval_batches
-from vitrail.data.splits import few_shot, first_shots
+from vitrail.data.splits import select_few_shot, select_first_shots
 from vitrail.evaluation.frozen.features import features
 from vitrail.evaluation.frozen.fewshot import fit_ridge
 from vitrail.evaluation.frozen.knn import find_nearest, vote_classes
@@ -32,8 +32,8 @@ def test_five_pictures_a_breed_are_enough_for_three_in_four(tmp_path: Path, monk
     train, test = (open_collection(DATA / f"pets_{name}.tar").splits for name in ("trainval", "test"))
     (learnt,), (scored,) = train.values(), test.values()
     parts: list[ImageDataset] = [
-        Subset(learnt, few_shot(learnt.labels, CLASSES, SHOTS, seed=0)),
-        Subset(scored, np.sort(first_shots(scored.labels, CLASSES, TESTED))),
+        SubsetDataset(learnt, select_few_shot(learnt.labels, CLASSES, SHOTS, seed=0)),
+        SubsetDataset(scored, np.sort(select_first_shots(scored.labels, CLASSES, TESTED))),
     ]
     (x, y), (seen, truth) = (features(network, eval_batches(part, prepare, batch=32), prepare, "cpu") for part in parts)
     assert (x.shape, seen.shape) == ((CLASSES * SHOTS, 192), (CLASSES * TESTED, 192))

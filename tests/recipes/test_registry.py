@@ -9,7 +9,7 @@ from inspect import Parameter, signature
 
 import pytest
 
-from vitrail.core.config_overrides import changed, flat, plain, restored, with_settings
+from vitrail.core.config_overrides import apply_settings, diff_configs, from_plain, list_fields, to_plain
 from vitrail.core.errors import ConfigError, UnknownName
 from vitrail.data.transforms.batched import BatchedAugmentation
 from vitrail.recipes.registry import MODULES, PREFIXES, find, is_recipe, recipe, recipes
@@ -38,15 +38,15 @@ def test_a_recipe_is_told_in_a_line(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_recipe_is_stored_and_printed_without_loss(name: str) -> None:
     run = recipe(name)
-    assert restored(type(run), json.loads(json.dumps(plain(run)))) == run
-    lines = flat(run)
+    assert from_plain(type(run), json.loads(json.dumps(to_plain(run)))) == run
+    lines = list_fields(run)
     assert len({line.name for line in lines}) == len(lines)
     other = to_stage(RunRequest, recipe("cifar10"))
-    assert with_settings(other, [f"{line.name}={line.text}" for line in lines]) == to_stage(RunRequest, run)
+    assert apply_settings(other, [f"{line.name}={line.text}" for line in lines]) == to_stage(RunRequest, run)
 
 
 def test_no_two_recipes_are_the_same_run() -> None:
-    runs = [json.dumps({**plain(recipe(name)), "name": ""}) for name in EVERY]
+    runs = [json.dumps({**to_plain(recipe(name)), "name": ""}) for name in EVERY]
     assert len(set(runs)) == len(runs)
 
 
@@ -116,11 +116,11 @@ def test_small_recipes_can_live_on_the_device(name: str) -> None:
 def test_every_point_of_a_grid_is_a_run(name: str) -> None:
     run = recipe(name)
     for setting, values in grid(name).items():
-        current = {line.name: line.text for line in flat(run)}[setting]
+        current = {line.name: line.text for line in list_fields(run)}[setting]
         assert float(current) in values
         for value in values:
-            found = with_settings(run, [f"{setting}={value}"])
-            assert (changed(found, run) == []) == (value == float(current))
+            found = apply_settings(run, [f"{setting}={value}"])
+            assert (diff_configs(found, run) == []) == (value == float(current))
 
 
 def test_grids_for_what_has_none_of_its_own() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitrail.core.config_overrides import with_settings
+from vitrail.core.config_overrides import apply_settings
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.distributed.process_group import World
 from vitrail.models.vit_config import ViTConfig
@@ -79,5 +79,5 @@ def test_dino_sees_two_wide_views_and_eight_small_ones() -> None:
 
 def test_a_field_of_the_objective_is_set_by_its_name() -> None:
     run = recipe("selfsup/masked-cifar10")
-    changed = with_settings(run, ["objective.rate=0.15", "objective.target=small-patch"])
+    changed = apply_settings(run, ["objective.rate=0.15", "objective.target=small-patch"])
     assert changed == replace(run, objective=MaskedPatches(rate=0.15, target="small-patch"))

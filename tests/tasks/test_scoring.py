@@ -17,7 +17,7 @@ from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import build_fresh
 from vitrail.cli.app import main
 from vitrail.core.errors import ConfigError, DataError
-from vitrail.data.dataset import Subset
+from vitrail.data.dataset import SubsetDataset
 from vitrail.data.training_record import KEY, record_training
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.result import Measure, Result
@@ -121,7 +121,7 @@ def test_a_task_brings_its_own_intervals(here: Path, monkeypatch: pytest.MonkeyP
 
 def test_images_seen_in_training_are_left_out(here: Path) -> None:
     source = vitrail.open_collection("photos").split("test")
-    seen = Subset(source, np.arange(0, len(source), 2))
+    seen = SubsetDataset(source, np.arange(0, len(source), 2))
     trained_on = [record_training(seen, out_of=len(source), selection={}, others={})]
     known, errors = network(provenance={KEY: trained_on}), slow_errors()
     rest = [errors[source.name(at)] for at in range(1, len(source), 2) if source.name(at) in errors]

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed import parallel
-from vitrail.distributed.meta_init import local, whole
+from vitrail.distributed.meta_init import gather_tensor, local_rows
 from vitrail.distributed.process_group import World
 from vitrail.tasks.registry import task_of
 from vitrail.train.assemble import make_network, place_objective
@@ -28,7 +28,7 @@ class PlainSGD:
 
     def __init__(self, module: nn.Module, momentum: float) -> None:
         self.params = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.velocity = [torch.zeros_like(local(parameter)[0]) for parameter in self.params]
+        self.velocity = [torch.zeros_like(local_rows(parameter)[0]) for parameter in self.params]
         self.momentum = momentum
 
     def gradients(self) -> list[Tensor]:
@@ -39,8 +39,8 @@ class PlainSGD:
         assert ok
         for parameter, velocity in zip(self.params, self.velocity, strict=True):
             if parameter.grad is not None:
-                velocity.mul_(self.momentum).add_(local(parameter.grad)[0] / divisor)
-                local(parameter)[0].sub_(velocity, alpha=lr)
+                velocity.mul_(self.momentum).add_(local_rows(parameter.grad)[0] / divisor)
+                local_rows(parameter)[0].sub_(velocity, alpha=lr)
 
     def zero_grad(self) -> None:
         for parameter in self.params:
@@ -76,5 +76,6 @@ def learnt(world: World, run: Run, dtype: torch.dtype, nudge: float = 0.0) -> di
     for batch in feed.stream(0, run.steps):
         step(batch, step=batch.step, rate=run.optim.lr, micro=run.micro)
     return {
-        name: whole(tensor, world).detach().clone() for name, tensor in objective.state_dict(keep_vars=True).items()
+        name: gather_tensor(tensor, world).detach().clone()
+        for name, tensor in objective.state_dict(keep_vars=True).items()
     }

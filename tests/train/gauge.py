@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.targets import ClassLabels, Geometry
+from vitrail.data.targets import ClassTargets, Geometry
 from vitrail.evaluation.metrics import Criterion
 from vitrail.report.page import Notes, Section
 from vitrail.tasks.classification.objective import Classification
@@ -18,7 +18,7 @@ from vitrail.tasks.task import PredictionOptions, Task
 class GaugeTask(Task):
     name = "gauge"
     objective = Classification
-    targets = ClassLabels()
+    targets = ClassTargets()
     criteria = (
         Criterion(name="gauge_error", title="error", larger=False),
         Criterion(name="within", title="within 1 °C", share=True),

@@ -17,7 +17,7 @@ import torch
 
 from vitrail.checkpoint.store import layout as points
 from vitrail.checkpoint.store.reader import latest
-from vitrail.distributed.process_group import joined
+from vitrail.distributed.process_group import join_world
 from vitrail.train.config import Run
 from vitrail.train.loop import train
 
@@ -61,7 +61,7 @@ def start(run: Run, out: Path, point: str = "", times: int = 1) -> int:
 
         if point:
             points.reached = reached
-        with joined("cpu") as world:
+        with join_world("cpu") as world:
             train(run, out=out, world=world)
         status = 0
     except BaseException:

@@ -4,7 +4,15 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from vitrail.core.config_overrides import classes_of, default_of, expected, hints, is_choice, required, text_of
+from vitrail.core.config_overrides import (
+    classes_of,
+    default_of,
+    describe_choices,
+    field_types,
+    format_value,
+    is_choice,
+    is_required,
+)
 from vitrail.data.transforms.augmentation import Augmentation
 from vitrail.train.config import Run
 from vitrail.train.resume import FREE
@@ -84,21 +92,21 @@ MEANINGS = {
 def leaves(kind: type[Any], path: str = "") -> Iterator[tuple[str, str, str]]:
     """Name, default and what it takes. Configs that are always there are entered; of a choice, its default."""
     for field in fields(kind):
-        hint, name = hints(kind)[field.name], f"{path}{field.name}"
-        inner = Augmentation if hint is Augmentation else None if required(field) else default_of(field)
+        hint, name = field_types(kind)[field.name], f"{path}{field.name}"
+        inner = Augmentation if hint is Augmentation else None if is_required(field) else default_of(field)
         if is_choice(hint) and is_dataclass(inner):
-            yield name, text_of(inner), takes(hint)
+            yield name, format_value(inner), takes(hint)
         if inner is Augmentation or is_dataclass(inner):
             yield from leaves(inner if isinstance(inner, type) else type(inner), f"{name}.")
         else:
-            yield name, "" if required(field) else text_of(inner), takes(hint)
+            yield name, "" if is_required(field) else format_value(inner), takes(hint)
 
 
 def takes(hint: Any) -> str:
     if classes := classes_of(hint):
         own = (one for one in classes if one.__module__.startswith("vitrail."))  # tests register others
         return ", ".join(f"`{one.__name__}`" for one in own)
-    return "text" if hint is str else ", ".join(expected(hint))
+    return "text" if hint is str else ", ".join(describe_choices(hint))
 
 
 def may_change(name: str) -> bool:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.train.selfsup import UNLABELLED, selfsup_run
 from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError
-from vitrail.distributed.process_group import World, joined
+from vitrail.distributed.process_group import World, join_world
 from vitrail.optim.config import Kind
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Compile, Data, Evaluation, Keep, Run
@@ -62,7 +62,7 @@ def test_graphs_learn_the_same(micro: int, dropout: float, kind: Kind, tmp_path:
     run = replace(run, optim=replace(run.optim, kind=kind))
     losses: dict[str, list[float]] = {}
     for way in ("on", "graphs", "off", "recorded"):
-        with joined() as world:
+        with join_world() as world:
             train(replace(run, compile=way), out=tmp_path / way, world=world)
         found = [json.loads(line) for line in (tmp_path / way / "metrics.jsonl").read_text().splitlines()]
         losses[way] = [row["loss"] for row in found if row["kind"] == "train"]
@@ -104,7 +104,7 @@ def test_a_thread_that_pins_memory_meanwhile_spoils_no_recording() -> None:
 @GPU
 def test_graphs_are_fed_by_loader_processes(tmp_path: Path) -> None:
     data = Data(source="digits", dev=0.02, watch="dev", test="none", resident="off", workers=2)
-    with joined() as world:
+    with join_world() as world:
         result = train(tiny_run(data=data, compile="graphs"), out=tmp_path / "run", world=world)
     assert result.step == 40
 
@@ -115,7 +115,7 @@ def test_a_run_of_graphs_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """A resume records again; what it learns from there is what it would have learnt."""
     model, keep = replace(MODEL, width=32, heads=2), Keep(steps=20)
     run = tiny_run(model=model, steps=40, micro=16, precision="float32", compile="graphs", keep=keep)
-    with joined() as world:
+    with join_world() as world:
         train(run, out=tmp_path / "whole", world=world)
         train(run, out=tmp_path / "parts", world=world)
         for name in ("status.json", "last.safetensors"):
@@ -138,7 +138,7 @@ def test_graphs_learn_the_same_without_labels(kind: str, tmp_path: Path) -> None
         run = selfsup_run(
             kind, model=model, steps=20, precision="float32", log=5, evaluation=Evaluation(every=20), compile=way
         )
-        with joined() as world:
+        with join_world() as world:
             train(run, out=tmp_path / way, world=world)
         found = [json.loads(line) for line in (tmp_path / way / "metrics.jsonl").read_text().splitlines()]
         losses[way] = [row["loss"] for row in found if row["kind"] == "train"]

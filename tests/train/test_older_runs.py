@@ -3,7 +3,7 @@
 import copy
 import json
 
-from vitrail.core.config_overrides import plain, restored
+from vitrail.core.config_overrides import from_plain, to_plain
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.recipes.registry import recipe
 from vitrail.train.config import Run
@@ -11,13 +11,13 @@ from vitrail.train.run_folder.run import fill_missing_fields
 
 
 def test_a_crop_without_a_sampler_is_torchvisions() -> None:
-    config = json.loads(json.dumps(plain(recipe("digits"))))
+    config = json.loads(json.dumps(to_plain(recipe("digits"))))
     old = copy.deepcopy(config)
     assert old["augmentation"]["crop"].pop("sampler") == "torchvision"
-    crop = restored(Run, old).augmentation.crop
+    crop = from_plain(Run, old).augmentation.crop
     assert isinstance(crop, InceptionCrop)
     assert crop.sampler == "torchvision"
     assert fill_missing_fields(old, config) == config  # so that the folder takes the run for its own
-    new = json.loads(json.dumps(plain(recipe("vit-b16-jft"))))
+    new = json.loads(json.dumps(to_plain(recipe("vit-b16-jft"))))
     assert new["augmentation"]["crop"]["sampler"] == "tensorflow"
-    assert restored(Run, new).augmentation == recipe("vit-b16-jft").augmentation
+    assert from_plain(Run, new).augmentation == recipe("vit-b16-jft").augmentation

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import Arrays, ImageDataset, Labels, Subset
+from vitrail.data.dataset import ArrayDataset, ImageDataset, Labels, SubsetDataset
 from vitrail.data.splits import Selection
 from vitrail.train.config import Data
 from vitrail.train.data import open_splits, split_collection
@@ -19,12 +19,12 @@ def collection(count: int, classes: int) -> Collection:
     """Tiny images; without classes they have no labels."""
     pixels = np.zeros((count, 2, 2, 3), np.uint8)
     labels = Labels(np.arange(count) % classes) if classes else None
-    train = Arrays(pixels, labels, tuple(f"class {k}" for k in range(classes)))
+    train = ArrayDataset(pixels, labels, tuple(f"class {k}" for k in range(classes)))
     return Collection(name="made", kind="made", path=None, splits={"train": train})
 
 
 def members(source: ImageDataset) -> set[int]:
-    return set(source.indices.tolist()) if isinstance(source, Subset) else set(range(len(source)))
+    return set(source.indices.tolist()) if isinstance(source, SubsetDataset) else set(range(len(source)))
 
 
 @given(
@@ -123,7 +123,7 @@ def test_what_a_selection_drops_is_not_trained_on(part: float, tmp_path: Path) -
 def roots(source: ImageDataset) -> set[int]:
     """The places in the whole set, through selections of selections."""
     places = np.arange(len(source))
-    while isinstance(source, Subset):
+    while isinstance(source, SubsetDataset):
         source, places = source.source, source.indices[places]
     return set(places.tolist())
 

@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.train.gauge import GaugeTask, gauge_rows
-from vitrail.core.atomic_files import NotOnDisk
+from vitrail.core.atomic_files import WriteFailed
 from vitrail.core.errors import BadImage
-from vitrail.data.dataset import Arrays, ImageDataset
+from vitrail.data.dataset import ArrayDataset, ImageDataset
 from vitrail.evaluation.metrics import ClassificationScore, ScoredSample
 from vitrail.report import page as page_module
 from vitrail.report.charts import Charts, Lines
@@ -50,7 +50,7 @@ SCORE = ClassificationScore(
 )
 
 
-class Shelf(Arrays):
+class Shelf(ArrayDataset):
     """Its third image is gone."""
 
     def read(self, index: int) -> NDArray[np.uint8]:
@@ -291,7 +291,7 @@ def test_long_runs_stay_small_and_quick(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [train_row(step, loss=1 + rng.random(), norm=rng.random()) for step in range(1, 5001)]
     folder = written(tmp_path, [*rows, *whole_run()])
-    source = Arrays(rng.integers(0, 256, (24, 375, 500, 3), dtype=np.uint8))
+    source = ArrayDataset(rng.integers(0, 256, (24, 375, 500, 3), dtype=np.uint8))
     score = replace(
         SCORE,
         confusion=rng.integers(0, 20, (100, 100)),
@@ -312,7 +312,7 @@ def test_the_page_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     before = text_of(tmp_path)
 
     def full(*_: Any) -> Any:
-        raise NotOnDisk(28, "No space left on device")
+        raise WriteFailed(28, "No space left on device")
 
     monkeypatch.setattr(page_module, "replacing", full)
     with pytest.raises(OSError, match="No space"):

@@ -20,11 +20,11 @@ from tests.train.killed import digest_of, start
 from tests.train.selfsup import UNLABELLED, selfsup_run
 from tests.train.test_processes import ALONE, close, work
 from vitrail.checkpoint.store.reader import latest
-from vitrail.core.config_overrides import plain, restored
+from vitrail.core.config_overrides import from_plain, to_plain
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.data.unreadable_log import UnreadableLog
-from vitrail.distributed.parallel import Whole
+from vitrail.distributed.parallel import PrecisionWrapper
 from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.objectives.mae import MAE
@@ -205,7 +205,9 @@ def test_a_config_from_before_there_was_a_choice_is_of_a_classification(tmp_path
     path.write_text(json.dumps(config))
     assert read_run(tmp_path / "run").objective == Classification(smoothing=0.1)
     assert go(run, tmp_path / "run").state == "done"
-    assert restored(Run, {**plain(run), "objective": {"smoothing": 0.3}}).objective == Classification(smoothing=0.3)
+    assert from_plain(Run, {**to_plain(run), "objective": {"smoothing": 0.3}}).objective == Classification(
+        smoothing=0.3
+    )
 
 
 def unlabelled_folder(path: Path, count: int = 40) -> str:
@@ -281,7 +283,7 @@ def test_a_step_in_bfloat16_is_one_graph(kind: str) -> None:
     run = replace(run, model=replace(run.model, position="sincos2d", dropout=0.0, stochastic_depth=0.0))
     splits = open_splits(run.data)
     parts = assemble(resolve(run, splits, ALONE), splits, ALONE, UnreadableLog(), saved=None)
-    whole = Whole(parts.objective, ALONE.device, "bfloat16", cast_weights=True)
+    whole = PrecisionWrapper(parts.objective, ALONE.device, "bfloat16", cast_weights=True)
     inputs = parts.objective.inputs(next(iter(parts.feed.stream(0, 1))), seed=0, step=0)
     torch.compiler.reset()  # of what other tests have compiled
     compiled = torch.compile(whole, backend="eager", fullgraph=True, dynamic=False)

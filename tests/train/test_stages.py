@@ -12,7 +12,7 @@ import torch
 
 from tests.train.selfsup import selfsup_run
 from tests.train.tiny import tiny_run
-from vitrail.core.config_overrides import differences, flat, hints, members, plain, restored
+from vitrail.core.config_overrides import diff_plain, field_types, from_plain, list_fields, to_plain, union_members
 from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World
@@ -44,7 +44,7 @@ def resolved(run: Run) -> ResolvedRun:
 def test_a_resolved_run_leaves_nothing_open(make: Callable[[], Run]) -> None:
     run = resolved(make())
     assert type(run) is ResolvedRun
-    assert not [line.name for line in flat(run) if line.text in ("auto", "any")]
+    assert not [line.name for line in list_fields(run) if line.text in ("auto", "any")]
     assert not [field.name for field in fields(run) if getattr(run, field.name) is None]
     assert {name: getattr(run, name) for name in CHOSEN} == CHOSEN
     assert run.epochs == 0
@@ -73,16 +73,18 @@ def test_what_was_asked_for_stays() -> None:
 
 @pytest.mark.parametrize("kind", [Run, ResolvedRun])
 def test_the_types_of_a_later_stage_do_not_allow_what_is_open(kind: type[RunRequest]) -> None:
-    assert NoneType in members(hints(RunRequest)["model"])
-    assert NoneType not in members(hints(kind)["model"])
+    assert NoneType in union_members(field_types(RunRequest)["model"])
+    assert NoneType not in union_members(field_types(kind)["model"])
     if kind is ResolvedRun:
-        assert not [name for name, hint in all_hints(kind) if NoneType in members(hint) or "auto" in get_args(hint)]
+        assert not [
+            name for name, hint in all_hints(kind) if NoneType in union_members(hint) or "auto" in get_args(hint)
+        ]
 
 
 def all_hints(kind: type) -> Iterator[tuple[str, Any]]:
     """The fields of a run and of its data."""
-    yield from hints(kind).items()
-    yield from hints(hints(kind)["data"]).items()
+    yield from field_types(kind).items()
+    yield from field_types(field_types(kind)["data"]).items()
 
 
 @pytest.mark.parametrize(
@@ -132,10 +134,10 @@ def test_a_recipe_is_a_run_where_it_has_a_network_and_a_request_where_it_has_non
 def test_all_stages_are_stored_alike() -> None:
     run = tiny_run()
     request, chosen = to_stage(RunRequest, run), resolved(run)
-    assert plain(request) == plain(run)
-    assert [list(plain(one)) for one in (request, run)] == [list(plain(chosen))] * 2
-    assert list(plain(run)["data"]) == list(plain(chosen)["data"])
-    assert differences(plain(restored(Run, json.loads(json.dumps(plain(chosen))))), plain(chosen)) == []
+    assert to_plain(request) == to_plain(run)
+    assert [list(to_plain(one)) for one in (request, run)] == [list(to_plain(chosen))] * 2
+    assert list(to_plain(run)["data"]) == list(to_plain(chosen)["data"])
+    assert diff_plain(to_plain(from_plain(Run, json.loads(json.dumps(to_plain(chosen))))), to_plain(chosen)) == []
 
 
 def test_a_folder_of_an_older_version_is_of_the_same_run(tmp_path: Path) -> None:

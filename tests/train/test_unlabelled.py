@@ -12,8 +12,8 @@ import torch
 import vitrail
 from tests.distributed.pair import together
 from tests.train.tiny import MODEL, tiny_run
-from vitrail.data.dataset import Arrays, Subset
-from vitrail.data.loader import Augmented, eval_batches
+from vitrail.data.dataset import ArrayDataset, SubsetDataset
+from vitrail.data.loader import TrainViews, eval_batches
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
@@ -138,7 +138,7 @@ def test_the_loss_is_the_objectives_own_on_views_that_stay_the_same(
         assert scorer.score("watch", 0) == row
         objective = parts.objective.eval()
         assert splits.watch is not None
-        views, total, count = Augmented(objective.views(run.augmentation)), 0.0, 0.0
+        views, total, count = TrainViews(objective.views(run.augmentation)), 0.0, 0.0
         for batch in eval_batches(splits.watch, views, batch=16 if kind == "moco" else 72):
             with torch.no_grad():
                 found = objective(*objective.inputs(batch, seed=0, step=3))
@@ -168,8 +168,8 @@ def test_two_processes_have_the_row_of_one(
 def unlabelled(watched: bool) -> DataSplits:
     """Images of digits, and nothing known of them."""
     known = open_splits(run_of("mae").data)
-    parts = [Subset(known.train, range(60)), Subset(known.train, range(60, 90))]
-    train_, watch = (Arrays(np.stack([part.open_image(at).rgb() for at in range(len(part))])) for part in parts)
+    parts = [SubsetDataset(known.train, range(60)), SubsetDataset(known.train, range(60, 90))]
+    train_, watch = (ArrayDataset(np.stack([part.open_image(at).rgb() for at in range(len(part))])) for part in parts)
     return DataSplits(
         title="heap",
         class_names=(),

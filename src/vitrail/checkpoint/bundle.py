@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from vitrail.checkpoint.formats.key_table import Tensors
-from vitrail.core.errors import ConfigError, CorruptWeights, WeightsError, reason_of
+from vitrail.core.errors import ConfigError, CorruptWeights, WeightsError, describe_error
 from vitrail.core.text import Pair
-from vitrail.data.class_names import bundled_names, imagenet_ids
+from vitrail.data.class_names import read_class_names, read_imagenet_ids
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.training_record import abridge
+from vitrail.data.training_record import shorten_provenance
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig, from_dict, to_dict
 
@@ -44,7 +44,7 @@ class Card:
 
     def abridge(self) -> "Card":
         """For files that no command here scores: without the hashes of the images that were trained on."""
-        return replace(self, provenance=abridge(self.provenance))
+        return replace(self, provenance=shorten_provenance(self.provenance))
 
     def resize(self, image: Pair) -> "Card":
         """The card for another image size; a shorter side before the crop grows in proportion."""
@@ -150,7 +150,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise CorruptWeights(f"{path}: {path.stat().st_size} bytes are too many for a description")
         data: object = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CorruptWeights(f"{path}: cannot be read as JSON ({reason_of(error)})") from None
+        raise CorruptWeights(f"{path}: cannot be read as JSON ({describe_error(error)})") from None
     if not isinstance(data, dict):
         raise CorruptWeights(f"{path}: expected a JSON object")
     return cast(dict[str, Any], data)
@@ -166,13 +166,13 @@ RENAMED: Final = "renamed"  # in a card's provenance: {new name: old name}
 
 def name_imagenet(card: Card, num_classes: int) -> Card:
     """The card of another library's weights with ImageNet's names, where they have 1,000 classes and no names."""
-    names = bundled_names("imagenet")
+    names = read_class_names("imagenet")
     return replace(card, labels=names) if card.labels is None and num_classes == len(names) else card
 
 
 def has_imagenet_names(card: Card) -> bool:
     """Whether the class names are the bundled ones of ImageNet."""
-    return card.labels == bundled_names("imagenet")
+    return card.labels == read_class_names("imagenet")
 
 
 def rename_classes(bundle: Bundle, names: Sequence[str]) -> Bundle:
@@ -194,7 +194,7 @@ def list_other_names(card: Card) -> list[tuple[str, ...]]:
     """What data sets may call the classes next to the card's own names: WordNet ids, or the names before a renaming."""
     if card.labels is None:
         return []
-    found = [imagenet_ids()] if has_imagenet_names(card) else []
+    found = [read_imagenet_ids()] if has_imagenet_names(card) else []
     before: Any = card.provenance.get(RENAMED)
     if isinstance(before, Mapping) and any(name in before for name in card.labels):
         found.append(tuple(str(before.get(name, name)) for name in card.labels))

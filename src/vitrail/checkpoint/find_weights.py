@@ -17,7 +17,7 @@ from vitrail.checkpoint.formats.key_table import TensorShapes, identity_table, i
 from vitrail.checkpoint.formats.registry import Format, recognise
 from vitrail.checkpoint.known_weights import BUNDLED, bundled_file, is_bundled
 from vitrail.core.atomic_files import similar_paths
-from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, WeightsNotFound, unknown
+from vitrail.core.errors import ConfigError, ExportRefused, MismatchedWeights, WeightsNotFound, unknown_name
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.models.family import FAMILIES, ModelConfig
 from vitrail.models.zoo import adapt_config, hybrid_backbone, model_config, resolve_name, slug
@@ -33,7 +33,7 @@ def read_bundle(path: str | Path, **facts: Any) -> Bundle:
     known = sorted({field.name for config in FAMILIES.values() for field in fields(config)})
     for name in facts:
         if name not in known:
-            raise unknown("config field", name, known)
+            raise unknown_name("config field", name, known)
     settings: dict[str, Any] | None = None
     folder = path if path.is_dir() else None
     if folder is not None:

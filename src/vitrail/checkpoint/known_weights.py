@@ -20,7 +20,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from vitrail.core.errors import ConfigError, UnknownName, WeightsNotFound, unknown
+from vitrail.core.errors import ConfigError, UnknownName, WeightsNotFound, unknown_name
 
 DEFAULT_WEIGHTS: Final = "vitrail-cifar10"
 BUNDLED: Final = {DEFAULT_WEIGHTS: "vitrail-cifar10.safetensors"}
@@ -209,7 +209,7 @@ def find_public_weights(model: str, tag: str) -> PublicWeights:
             return entry
     known = list_tags(model)
     if known:
-        raise unknown(f"weights of {model}", tag, known)
+        raise unknown_name(f"weights of {model}", tag, known)
     models = list(dict.fromkeys(entry.model for entry in PUBLIC))
     near = difflib.get_close_matches(model, models, n=4, cutoff=0.4) or models
     raise UnknownName(f"there are no public weights of {model!r}; train it, or take one of {', '.join(near)}")

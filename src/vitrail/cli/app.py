@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar, cast
 from vitrail import __version__
 from vitrail.cli.examples import EXAMPLES
 from vitrail.cli.options.grammar import NeededWord, complain, missing_words
-from vitrail.core.console import clean_line, guarded_streams
-from vitrail.core.errors import VitrailError, unknown
+from vitrail.core.console import escape_line, escape_streams
+from vitrail.core.errors import VitrailError, unknown_name
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class Paragraphs(argparse.HelpFormatter):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status."""
-    with guarded_streams():
+    with escape_streams():
         return run(list(sys.argv[1:] if argv is None else argv))
 
 
@@ -164,7 +164,7 @@ def run(argv: list[str]) -> int:
             import traceback
 
             traceback.print_exc()
-        print(f"vitrail: error{speaker()}: {clean_line(trouble(error))}", file=sys.stderr)
+        print(f"vitrail: error{speaker()}: {escape_line(trouble(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("vitrail: interrupted", file=sys.stderr)
@@ -235,7 +235,7 @@ def unknown_command(name: str) -> VitrailError:
     """The error for a command that is called otherwise here, or misspelt."""
     meant = MEANT.get(name.lower(), ())
     if not meant:
-        return unknown("command", name, COMMANDS)
+        return unknown_name("command", name, COMMANDS)
     lines = [f"`vitrail {each}` ({COMMANDS[each].help})" for each in meant]
     return VitrailError(f"unknown command {name!r}; did you mean {' or '.join(lines)}?")
 

@@ -183,7 +183,7 @@ def write_sheet(collection: "Collection", target: Path) -> str:
     """Draws the first split. What is there under the name is replaced only if it is such a sheet."""
     from PIL.PngImagePlugin import PngInfo
 
-    from vitrail.core.atomic_files import replacing
+    from vitrail.core.atomic_files import replace_on_success
     from vitrail.data.tools.overview import sheet_of
 
     if target.suffix.lower() != ".png":
@@ -195,7 +195,7 @@ def write_sheet(collection: "Collection", target: Path) -> str:
     info.add_text("Software", SOFTWARE)
     image = sheet_of(collection, next(iter(collection.splits)))
     try:
-        with replacing(target) as file:
+        with replace_on_success(target) as file:
             image.save(file, "PNG", pnginfo=info, optimize=True)
     except OSError as error:
         raise DataError(f"{target}: {error.strerror or error}; name another file with --sheet, or --no-sheet") from None

@@ -34,7 +34,7 @@ NAMED = 3  # unreadable images that are named
 def run_export(options: ExportOptions) -> int:
     from vitrail.checkpoint.bundle import rename_classes
     from vitrail.checkpoint.find_weights import find_weights
-    from vitrail.core.console import millions
+    from vitrail.core.console import format_millions
     from vitrail.models.zoo import network_name
 
     check_arguments(options)
@@ -51,7 +51,7 @@ def run_export(options: ExportOptions) -> int:
 
         bundle = replace_head_and_resize(bundle, image_size=options.image_size)
     image = "x".join(map(str, bundle.config.image))
-    count = f"{millions(bundle.config.parameters)} parameters"
+    count = f"{format_millions(bundle.config.parameters)} parameters"
     print(f"{options.weights}: {network_name(bundle.config)}, {count}, {image} px")
     with bars() as progress, on_interrupt(f"{out} was not written; start again with the same command"):
         progress(f"exporting to {options.to}, and checking it", 0, None)

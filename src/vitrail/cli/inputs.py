@@ -18,14 +18,14 @@ from vitrail.checkpoint.find_weights import find_weights
 from vitrail.cli.options.groups import LoadingOptions
 from vitrail.cli.progress import bars, reading, waiting
 from vitrail.core.atomic_files import read_text
-from vitrail.core.console import millions
-from vitrail.core.errors import BadLabels, ConfigError, DataError, unknown
-from vitrail.data.class_names import BUNDLED, bundled_names
+from vitrail.core.console import format_millions
+from vitrail.core.errors import BadLabels, ConfigError, DataError, unknown_name
+from vitrail.data.class_names import BUNDLED_SETS, read_class_names
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch, Views
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.distributed.process_group import joined
+from vitrail.distributed.process_group import join_world
 from vitrail.evaluation.scoring import Subject, iterate_batches, make_subject
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ def single_process(device: str) -> Generator[torch.device]:
     """The device of a command that is one process: several would do the same work and write the same files."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("this command is one process: start it without torchrun")
-    with joined(device) as world:
+    with join_world(device) as world:
         yield world.device
 
 
 def weights_line(name: str, facts: Mapping[str, Any], *about: str) -> str:
     """The first line of what a command says: "w.npz: ViT, 5.72M parameters, 224x224 px, float32"."""
-    size = f"{millions(facts['parameters'])} parameters"
+    size = f"{format_millions(facts['parameters'])} parameters"
     return f"{name}: {', '.join([facts['network'], size, *about])}"
 
 
@@ -102,9 +102,9 @@ def read_labels(text: str, num_classes: int) -> tuple[str, ...]:
     """One name per class, from a file or from the bundled ones."""
     from vitrail.tasks.classification.metrics import read_names
 
-    if text not in BUNDLED or Path(text).exists():
+    if text not in BUNDLED_SETS or Path(text).exists():
         return read_names(Path(text), num_classes)
-    names = bundled_names(text)
+    names = read_class_names(text)
     if len(names) != num_classes:
         raise BadLabels(f"--labels {text} has {len(names):,} names, but there are {num_classes:,} classes")
     return names
@@ -137,7 +137,7 @@ def _apply_renames(names: Sequence[str], changes: dict[str, str]) -> tuple[str, 
     """The names with changes applied; an unknown old name or two classes of one name are refused."""
     for old in changes:
         if old not in names:
-            raise unknown("class", old, names)
+            raise unknown_name("class", old, names)
     new = tuple(changes.get(name, name) for name in names)
     if twice := sorted({name for name in changes.values() if new.count(name) > 1}):
         raise ConfigError(f"--rename gives the name {twice[0]!r} to {new.count(twice[0])} classes; names must differ")

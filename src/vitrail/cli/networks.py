@@ -17,8 +17,8 @@ from vitrail.cli.options.models import ModelsOptions
 from vitrail.cli.options.trace import TraceOptions
 from vitrail.cli.progress import bars
 from vitrail.core.atomic_files import check_writable
-from vitrail.core.console import giga, millions, print_table
-from vitrail.core.errors import ConfigError, UnknownName, unknown
+from vitrail.core.console import format_giga, format_millions, print_table
+from vitrail.core.errors import ConfigError, UnknownName, unknown_name
 from vitrail.core.paper_tables import JFT_CLASSES, JFT_IMAGES, jft_epochs, printed_exaflops
 from vitrail.core.text import Pair, format_size
 from vitrail.evaluation.result import Measure, Result, describe_weights
@@ -87,7 +87,7 @@ def verify_weights(*, as_json: bool) -> int:
 
 
 def no_such_model(pattern: str) -> UnknownName:
-    return unknown("model", pattern, [*ZOO, *SLUGS])
+    return unknown_name("model", pattern, [*ZOO, *SLUGS])
 
 
 def table_sizes(name: str) -> tuple[int, int]:
@@ -106,8 +106,8 @@ def model_row(name: str, sizes: tuple[int, int], classes: int) -> list[str]:
     return [
         name,
         slug(name),
-        millions(small.parameters),
-        *(cell for config in (small, large) for cell in (format_tokens(config), giga(config.macs))),
+        format_millions(small.parameters),
+        *(cell for config in (small, large) for cell in (format_tokens(config), format_giga(config.macs))),
     ]
 
 
@@ -301,8 +301,8 @@ def show_size(networks: list[CostedNetwork], options: CostOptions) -> None:
                 format_size(config.image),
                 f"{config.classes:,}",
                 tokens,
-                millions(config.parameters),
-                giga(config.macs),
+                format_millions(config.parameters),
+                format_giga(config.macs),
             ]
             rows.append([one.name if one.bundle is None else f"{one.name} ({one.text})", *cells])
     print_table(("network", "image", "classes", "tokens", "parameters", "GMACs"), rows, left=2)

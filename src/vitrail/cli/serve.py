@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.inputs import rename_predictor
 from vitrail.cli.options.serve import TOKEN, ServeOptions
-from vitrail.core.console import millions
+from vitrail.core.console import format_millions
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import format_size
 
@@ -140,7 +140,7 @@ def announce(served: "Served", listener: "socket.socket") -> None:
     )
     print(f"{address(listener)}  (Ctrl-C stops it)")
     print(
-        f"model: {about['name']}: {about['network']}, {millions(about['parameters'])} parameters, "
+        f"model: {about['name']}: {about['network']}, {format_millions(about['parameters'])} parameters, "
         f"{format_size(served.predictor.preprocessing.image)} px, {about['outputs']}, on {place}"
     )
     print(

@@ -15,17 +15,17 @@ from vitrail.core.errors import ConfigError, DataError
 LONGEST_TEXT: Final = 1 << 26  # bytes of a list in text
 
 
-class NotOnDisk(OSError):
+class WriteFailed(OSError):
     """The file stands under its name, but its folder could not be put on disk."""
 
 
-def unobserved(point: str) -> None:
+def ignore_os_errors(point: str) -> None:
     """Nobody watches a file being written, outside of tests."""
 
 
 @contextlib.contextmanager
-def replacing(
-    path: Path, reached: Callable[[str], None] = unobserved, *, folder_too: bool = True
+def replace_on_success(
+    path: Path, reached: Callable[[str], None] = ignore_os_errors, *, folder_too: bool = True
 ) -> Generator[BinaryIO]:
     """A file to write that takes its name only once it is whole and on disk. `reached` hears of each moment at which a
     crash would leave something else behind. Without `folder_too` the name itself is not forced to disk: the folder is
@@ -59,7 +59,7 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise NotOnDisk(error.errno, error.strerror) from error
+            raise WriteFailed(error.errno, error.strerror) from error
     finally:
         os.close(descriptor)
 
@@ -68,7 +68,7 @@ def write_file(path: Path, content: bytes) -> None:
     """A file that a person asked for by name, with the folders above it: whole or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+        with replace_on_success(path) as file:
             file.write(content)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror or error}); give another --out") from error

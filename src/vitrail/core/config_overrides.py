@@ -17,14 +17,14 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from vitrail.core.errors import ConfigError, UnknownName, unknown
+from vitrail.core.errors import ConfigError, UnknownName, unknown_name
 from vitrail.core.text import format_size
 
 WORDS = {"on": True, "true": True, "yes": True, "off": False, "false": False, "no": False}
 
 
 @cache
-def hints(kind: type) -> dict[str, Any]:
+def field_types(kind: type) -> dict[str, Any]:
     """The fields of a class with their annotated types."""
     known = get_type_hints(kind)
     return {field.name: known[field.name] for field in fields(cast(Any, kind))}
@@ -41,7 +41,7 @@ class Choice(ABC):
     def registered(cls) -> tuple[type[Any], ...]: ...
 
 
-def members(hint: Any) -> tuple[Any, ...]:
+def union_members(hint: Any) -> tuple[Any, ...]:
     """The types of a union, or the one type; of an open choice all that are registered."""
     named = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     found: list[Any] = []
@@ -53,7 +53,7 @@ def members(hint: Any) -> tuple[Any, ...]:
 
 def classes_of(hint: Any) -> list[type[Any]]:
     """Those of its types that are configs themselves."""
-    return [cast(type[Any], member) for member in members(hint) if is_dataclass(member)]
+    return [cast(type[Any], member) for member in union_members(hint) if is_dataclass(member)]
 
 
 def is_choice(hint: Any) -> bool:
@@ -61,19 +61,19 @@ def is_choice(hint: Any) -> bool:
     return len(classes_of(hint)) > 1
 
 
-def parsed(hint: Any, text: str, path: str) -> Any:
+def parse_value(hint: Any, text: str, path: str) -> Any:
     """A text as a value of an annotated type. Of several types the first that fits is taken, single values before
     tuples, so that 448 is a number where a number or a pair will do."""
-    simple = [member for member in members(hint) if not is_dataclass(member)]
+    simple = [member for member in union_members(hint) if not is_dataclass(member)]
     simple.sort(key=lambda member: (member is not NoneType, get_origin(member) is tuple, member is str))
     for member in simple:
         try:
             return PARSERS.get(get_origin(member) or member, no_parser)(member, text)
         except ValueError:
             continue
-    choices = list(expected(hint))
+    choices = list(describe_choices(hint))
     if simple and all(get_origin(member) is Literal or member is NoneType for member in simple):
-        raise unknown(path, text.strip(), choices)
+        raise unknown_name(path, text.strip(), choices)
     raise ConfigError(f"{path}={text} must be {' or '.join(choices)}")
 
 
@@ -161,27 +161,27 @@ NAMES: dict[Any, str] = {
 }
 
 
-def expected(hint: Any) -> Iterator[str]:
+def describe_choices(hint: Any) -> Iterator[str]:
     """What a value may be, in words."""
-    for member in members(hint):
+    for member in union_members(hint):
         if is_dataclass(member):
             yield cast(type, member).__name__
         elif get_origin(member) is Literal:
             yield from (str(choice) for choice in get_args(member))
         elif get_origin(member) is tuple:
-            yield expected_tuple(get_args(member))
+            yield describe_tuple(get_args(member))
         else:
             yield NAMES.get(member, str(member))
 
 
-def expected_tuple(kinds: tuple[Any, ...]) -> str:
+def describe_tuple(kinds: tuple[Any, ...]) -> str:
     if kinds == (int, int):
         return "a size, as in 224 or 224x224"
     count = "" if kinds[-1] is Ellipsis else f"{len(kinds)} "
     return f"{count}numbers with commas between them"
 
 
-def text_of(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as a setting would give it."""
     if value is None:
         return "none"
@@ -191,7 +191,7 @@ def text_of(value: Any) -> str:
         items = cast(tuple[Any, ...], value)
         if len(items) == 2 and all(type(item) is int for item in items):
             return format_size((items[0], items[1]))
-        return ",".join(text_of(item) for item in items)
+        return ",".join(format_value(item) for item in items)
     return type(value).__name__ if is_dataclass(value) else str(value)
 
 
@@ -201,7 +201,7 @@ KIND = "kind"  # what names the class of a union's member in plain data
 NOTHING, ABSENT = "(none)", "(absent)"
 
 
-class Line(NamedTuple):
+class ConfigLine(NamedTuple):
     """A field for printing: its dotted name, its value as a setting would give it, and whether that is the default."""
 
     name: str
@@ -210,89 +210,89 @@ class Line(NamedTuple):
 
 
 @dataclass(slots=True)
-class Change:
+class FieldChange:
     """What is to become of one field: a text for its value, and changes of the fields inside it."""
 
     text: str | None = None
-    inside: "dict[str, Change]" = dataclass_field(default_factory=dict[str, "Change"])
+    inside: "dict[str, FieldChange]" = dataclass_field(default_factory=dict[str, "FieldChange"])
 
 
-def with_settings(config: T, settings: Iterable[str], makers: Mapping[str, Maker] | None = None) -> T:
+def apply_settings(config: T, settings: Iterable[str], makers: Mapping[str, Maker] | None = None) -> T:
     """A new config with "dotted.name=value" settings applied; of two for one field the later counts. A class is chosen
     by its name and takes over what the old value has under the same name and type. `makers` know more texts for some
     fields, by dotted name; one that does not know a text says NotImplemented."""
-    root = Change()
+    root = FieldChange()
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or not name.strip():
             raise ConfigError(f"{setting!r} is not a setting; write NAME=VALUE, as in optim.lr=3e-4")
         at = root
         for part in name.strip().split("."):
-            at = at.inside.setdefault(part, Change())
+            at = at.inside.setdefault(part, FieldChange())
         at.text = text
-    names = [line.name for line in flat(config)]
-    return rebuilt(config, root, Where(names=names, makers=makers or {})) if root.inside else config
+    names = [line.name for line in list_fields(config)]
+    return rebuild(config, root, Location(names=names, makers=makers or {})) if root.inside else config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class Location:
     """The place in the tree, and what an error or a maker needs to know of the whole."""
 
     path: str = ""
     names: list[str]
     makers: Mapping[str, Maker]
 
-    def inner(self, name: str) -> "Where":
+    def inner(self, name: str) -> "Location":
         return replace(self, path=f"{self.path}.{name}" if self.path else name)
 
 
-def rebuilt(old: T, change: Change, where: Where, kind: "type[T] | None" = None) -> T:
+def rebuild(old: T, change: FieldChange, where: Location, kind: "type[T] | None" = None) -> T:
     """The fields inside first, then the value itself: again, or as another class where `kind` is one."""
     kind = kind or type(old)
-    kinds = hints(kind)
+    kinds = field_types(kind)
     for name in change.inside:
         if name not in kinds:
-            raise no_field(where.inner(name).path, [*(where.inner(known).path for known in kinds), *where.names])
-    values = carried(old, kind)
+            raise unknown_field(where.inner(name).path, [*(where.inner(known).path for known in kinds), *where.names])
+    values = carry_fields(old, kind)
     for name, inner in change.inside.items():
-        values[name] = changed_value(kinds[name], values.get(name), inner, where.inner(name))
-    return constructed(kind, values, where.path)
+        values[name] = change_value(kinds[name], values.get(name), inner, where.inner(name))
+    return construct(kind, values, where.path)
 
 
-def changed_value(hint: Any, old: Any, change: Change, where: Where) -> Any:
+def change_value(hint: Any, old: Any, change: FieldChange, where: Location) -> Any:
     """A field's new value."""
     make = where.makers.get(where.path)
     made = NotImplemented if make is None or change.text is None else make(old, change.text)
     if made is not NotImplemented:
-        return rebuilt(made, change, where) if change.inside else made
+        return rebuild(made, change, where) if change.inside else made
     classes = classes_of(hint)
     if change.text is None:
         if old is None and len(classes) == 1:
-            return rebuilt(None, change, where, classes[0])
+            return rebuild(None, change, where, classes[0])
         if not is_dataclass(old):
-            raise nothing_inside(old, classes, change, where)
-        return rebuilt(old, change, where)
+            raise no_fields_inside(old, classes, change, where)
+        return rebuild(old, change, where)
     chosen = next((kind for kind in classes if kind.__name__.lower() == change.text.strip().lower()), None)
     if chosen is not None:
-        return rebuilt(old, change, where, chosen)
-    value = parsed(hint, change.text, where.path)
+        return rebuild(old, change, where, chosen)
+    value = parse_value(hint, change.text, where.path)
     if change.inside:
-        raise nothing_inside(value, classes, change, where)
+        raise no_fields_inside(value, classes, change, where)
     return value
 
 
-def carried(old: Any, kind: type) -> dict[str, Any]:
+def carry_fields(old: Any, kind: type) -> dict[str, Any]:
     """What a value of a class starts with: all of an old value of that class; of one of another class, or of none, the
     fields of the same name and type."""
     if not is_dataclass(old):
         return {}
-    before, after = hints(type(old)), hints(kind)
+    before, after = field_types(type(old)), field_types(kind)
     return {name: getattr(old, name) for name, hint in before.items() if after.get(name) == hint}
 
 
-def constructed(kind: type[T], values: dict[str, Any], path: str) -> T:
+def construct(kind: type[T], values: dict[str, Any], path: str) -> T:
     """Builds, and asks the rules of the class."""
-    missing = [field.name for field in fields(cast(Any, kind)) if required(field) and field.name not in values]
+    missing = [field.name for field in fields(cast(Any, kind)) if is_required(field) and field.name not in values]
     if missing:
         wanted = ", ".join(f"{path}.{name}" if path else name for name in missing)
         raise ConfigError(f"{path or kind.__name__}={kind.__name__} has no default for {wanted}; set that too")
@@ -304,25 +304,25 @@ def constructed(kind: type[T], values: dict[str, Any], path: str) -> T:
         raise type(error)(f"{head}{told}") from None
 
 
-def no_field(path: str, names: list[str]) -> UnknownName:
+def unknown_field(path: str, names: list[str]) -> UnknownName:
     """Names the fields that end alike first: who writes "lr" means "optim.lr"."""
     last = path.rpartition(".")[2]
     alike = [name for name in names if name.rpartition(".")[2] == last]
-    return unknown("setting", path, dict.fromkeys(alike or names))
+    return unknown_name("setting", path, dict.fromkeys(alike or names))
 
 
-def nothing_inside(value: Any, classes: list[type[Any]], change: Change, where: Where) -> ConfigError:
+def no_fields_inside(value: Any, classes: list[type[Any]], change: FieldChange, where: Location) -> ConfigError:
     inner = where.inner(next(iter(change.inside))).path
     if not classes:
         return ConfigError(f"{inner}: {where.path} is a plain value and has no fields")
     first = classes[0].__name__
     choice = " or ".join(kind.__name__ for kind in classes)
     return ConfigError(
-        f"{inner}: {where.path} is {text_of(value)} now; choose {choice} for it too, as in {where.path}={first}"
+        f"{inner}: {where.path} is {format_value(value)} now; choose {choice} for it too, as in {where.path}={first}"
     )
 
 
-def required(field: "Field[Any]") -> bool:
+def is_required(field: "Field[Any]") -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
@@ -331,49 +331,49 @@ def default_of(field: "Field[Any]") -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def flat(config: Any, path: str = "") -> list[Line]:
+def list_fields(config: Any, path: str = "") -> list[ConfigLine]:
     """Every field of a config and of the configs in it, in the order of the classes. A field that holds one of several
     classes has a line of its own, with the name of the class, before those of its fields."""
-    lines: list[Line] = []
+    lines: list[ConfigLine] = []
     for field in fields(config):
         value, name = getattr(config, field.name), f"{path}{field.name}"
         default = default_of(field)
         if is_dataclass(value):
-            if is_choice(hints(type(config))[field.name]):
-                lines.append(Line(name, text_of(value), type(value) is type(default)))
-            lines += flat(value, f"{name}.")
+            if is_choice(field_types(type(config))[field.name]):
+                lines.append(ConfigLine(name, format_value(value), type(value) is type(default)))
+            lines += list_fields(value, f"{name}.")
         else:
-            lines.append(Line(name, text_of(value), value == default))
+            lines.append(ConfigLine(name, format_value(value), value == default))
     return lines
 
 
-def plain(config: Any) -> dict[str, Any]:
+def to_plain(config: Any) -> dict[str, Any]:
     """A config as data for JSON, in the order of its fields; where one of several classes was chosen, its name is under
     "kind"."""
-    kinds = hints(type(config))
-    return {name: plain_value(getattr(config, name), is_choice(kinds[name])) for name in kinds}
+    kinds = field_types(type(config))
+    return {name: value_to_plain(getattr(config, name), is_choice(kinds[name])) for name in kinds}
 
 
-def plain_value(value: Any, choice: bool = False) -> Any:
+def value_to_plain(value: Any, choice: bool = False) -> Any:
     if is_dataclass(value):
-        return {**({KIND: type(value).__name__} if choice else {}), **plain(value)}
+        return {**({KIND: type(value).__name__} if choice else {}), **to_plain(value)}
     if isinstance(value, tuple):
-        return [plain_value(item) for item in cast(tuple[Any, ...], value)]
+        return [value_to_plain(item) for item in cast(tuple[Any, ...], value)]
     return value
 
 
-def restored(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
+def from_plain(kind: type[T], data: Mapping[str, Any], path: str = "") -> T:
     """The config that `plain` wrote. A field that is missing takes its default; an unknown one is refused. A class that
     is not named is that of the default: there was no other when the data were written."""
-    kinds, usual = hints(kind), {field.name: default_of(field) for field in fields(cast(Any, kind))}
+    kinds, usual = field_types(kind), {field.name: default_of(field) for field in fields(cast(Any, kind))}
     for name in data:
         if name not in kinds:
-            raise no_field(f"{path}{name}", [f"{path}{known}" for known in kinds])
-    values = {name: restored_value(kinds[name], value, f"{path}{name}", usual[name]) for name, value in data.items()}
-    return constructed(kind, values, path.rstrip("."))
+            raise unknown_field(f"{path}{name}", [f"{path}{known}" for known in kinds])
+    values = {name: value_from_plain(kinds[name], value, f"{path}{name}", usual[name]) for name, value in data.items()}
+    return construct(kind, values, path.rstrip("."))
 
 
-def restored_value(hint: Any, value: Any, path: str, usual: Any) -> Any:
+def value_from_plain(hint: Any, value: Any, path: str, usual: Any) -> Any:
     classes = classes_of(hint)
     if classes and isinstance(value, Mapping):
         data = dict(cast(Mapping[str, Any], value))
@@ -381,13 +381,17 @@ def restored_value(hint: Any, value: Any, path: str, usual: Any) -> Any:
         name = data.pop(KIND, default) if len(classes) > 1 else classes[0].__name__
         chosen = next((member for member in classes if member.__name__ == name), None)
         if chosen is None:
-            raise unknown(f"{path}.{KIND}", str(name), [member.__name__ for member in classes])
-        return restored(chosen, data, f"{path}.")
+            raise unknown_name(f"{path}.{KIND}", str(name), [member.__name__ for member in classes])
+        return from_plain(chosen, data, f"{path}.")
     if isinstance(value, list):
         value = tuple(cast(list[Any], value))
-    if not any(fits(member, value) for member in members(hint)):
-        raise ConfigError(f"{path}={value!r} must be {' or '.join(expected(hint))}")
-    return float(value) if float in members(hint) and type(value) is int and int not in members(hint) else value
+    if not any(fits(member, value) for member in union_members(hint)):
+        raise ConfigError(f"{path}={value!r} must be {' or '.join(describe_choices(hint))}")
+    return (
+        float(value)
+        if float in union_members(hint) and type(value) is int and int not in union_members(hint)
+        else value
+    )
 
 
 def fits(hint: Any, value: Any) -> bool:
@@ -405,26 +409,26 @@ def fits(hint: Any, value: Any) -> bool:
     return type(value) is hint or (hint is float and type(value) is int)
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
+def diff_plain(old: Mapping[str, Any], new: Mapping[str, Any], path: str = "") -> list[str]:
     """What differs between two plain configs, a line each: "optim.lr: 0.001 -> 0.003"."""
     lines: list[str] = []
     for name in dict.fromkeys([*old, *new]):
         before, after = old.get(name, MISSING), new.get(name, MISSING)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            lines += differences(cast(Mapping[str, Any], before), cast(Mapping[str, Any], after), f"{path}{name}.")
+            lines += diff_plain(cast(Mapping[str, Any], before), cast(Mapping[str, Any], after), f"{path}{name}.")
         elif before != after or type(before) is not type(after):
-            lines.append(f"{path}{name}: {brief(before)} -> {brief(after)}")
+            lines.append(f"{path}{name}: {format_plain(before)} -> {format_plain(after)}")
     return lines
 
 
-def without_fields(lines: Iterable[str], fields: Iterable[str]) -> list[str]:
+def drop_fields(lines: Iterable[str], fields: Iterable[str]) -> list[str]:
     """Lines of `differences` but for those of certain fields: "optim.lr" is one, "optim" are all that it has."""
     names = tuple(fields)
     kept = ((line, line.partition(":")[0]) for line in lines)
     return [line for line, field in kept if not any(field == name or field.startswith(f"{name}.") for name in names)]
 
 
-def brief(value: Any) -> str:
+def format_plain(value: Any) -> str:
     """A plain value in a line of text; of nested data the class, where it is told."""
     if value is MISSING or value is None:
         return ABSENT if value is MISSING else NOTHING
@@ -432,10 +436,10 @@ def brief(value: Any) -> str:
         data = cast(Mapping[str, Any], value)
         return str(data.get(KIND, "{...}"))
     if isinstance(value, list):
-        return text_of(tuple(cast(list[Any], value)))
-    return text_of(value)
+        return format_value(tuple(cast(list[Any], value)))
+    return format_value(value)
 
 
-def changed(config: Any, base: Any) -> list[str]:
+def diff_configs(config: Any, base: Any) -> list[str]:
     """What a config has otherwise than another, as lines of `differences`."""
-    return differences(plain(base), plain(config))
+    return diff_plain(to_plain(base), to_plain(config))

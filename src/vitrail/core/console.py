@@ -31,29 +31,29 @@ UNSAFE: Final = re.compile(
 )
 
 
-def clean(text: str) -> str:
+def escape_controls(text: str) -> str:
     """The text with whatever a terminal might act upon written out: an escape becomes \\x1b."""
-    return UNSAFE.sub(lambda found: written_out(found[0]), text)
+    return UNSAFE.sub(lambda found: escape_character(found[0]), text)
 
 
-def clean_line(text: str) -> str:
+def escape_line(text: str) -> str:
     """The same in one line: a name that contains a newline cannot begin a line of its own."""
-    return clean(text).replace("\n", "\\x0a").replace("\t", "\\x09")
+    return escape_controls(text).replace("\n", "\\x0a").replace("\t", "\\x09")
 
 
-def written_out(sign: str) -> str:
+def escape_character(sign: str) -> str:
     number = ord(sign)
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
-class Guarded:
+class EscapingStream:
     """A text stream that cleans what is written to it. rich looks for `rich_proxied_file` and writes there itself."""
 
     def __init__(self, stream: TextIO) -> None:
         self.rich_proxied_file = stream
 
     def write(self, text: str) -> int:
-        self.rich_proxied_file.write(clean(text))
+        self.rich_proxied_file.write(escape_controls(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -65,14 +65,14 @@ class Guarded:
 
 
 @contextlib.contextmanager
-def guarded_streams() -> Generator[None]:
+def escape_streams() -> Generator[None]:
     """stdout and stderr, cleaned. They stay so where an error nobody foresaw goes through: its traceback quotes names,
     too."""
     before = sys.stdout, sys.stderr
-    if isinstance(before[0], Guarded):
+    if isinstance(before[0], EscapingStream):
         yield
         return
-    sys.stdout, sys.stderr = (cast(TextIO, Guarded(stream)) for stream in before)
+    sys.stdout, sys.stderr = (cast(TextIO, EscapingStream(stream)) for stream in before)
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -92,13 +92,13 @@ def make_console(
         def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
                 unsafe = segment.control is None and UNSAFE.search(segment.text)
-                yield Segment(clean(segment.text), segment.style) if unsafe else segment
+                yield Segment(escape_controls(segment.text), segment.style) if unsafe else segment
 
     stream = file or (sys.stderr if stderr else sys.stdout)
-    return Clean(stderr=stderr, file=innermost(stream), width=width, highlight=highlight)
+    return Clean(stderr=stderr, file=unwrap_stream(stream), width=width, highlight=highlight)
 
 
-def innermost(stream: TextIO) -> TextIO:
+def unwrap_stream(stream: TextIO) -> TextIO:
     """The stream itself. While a display is live rich puts a proxy of its own around ours, and looks through one of
     them only: its own control sequences would be written out."""
     while (inner := getattr(stream, "rich_proxied_file", None)) is not None:
@@ -116,24 +116,24 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     """Rows under a header; the first `left` columns are text and stand left, the rest are numbers and stand right."""
     from rich.text import Text
 
-    cells = [[*map(clean_line, row), *[""] * (len(columns) - len(row))] for row in rows]
+    cells = [[*map(escape_line, row), *[""] * (len(columns) - len(row))] for row in rows]
     console = open_console()
     room = console.width
     if title:
         console.print(Text(title, style="bold"))
     for gap in GAPS:
         if widths := fit_columns(columns, cells, left, room, gap):
-            draw(console, columns, cells, left, widths, gap)
+            draw_table(console, columns, cells, left, widths, gap)
             return
     heads, turned = [columns[0], *(row[0] for row in cells)], list(map(list, zip(columns, *cells, strict=True)))[1:]
     if 0 < len(cells) <= TURNED and (widths := fit_columns(heads, turned, 1, room, GAPS[-1])):
-        draw(console, heads, turned, 1, widths, GAPS[-1])
+        draw_table(console, heads, turned, 1, widths, GAPS[-1])
         return
     rest = [row[1:] for row in cells]
     if widths := fit_columns(columns[1:], rest, left - 1, room - len(INDENT), GAPS[-1]):
         draw_below(console, columns, cells, left, widths)
     else:
-        stack(console, columns, cells)
+        draw_stacked(console, columns, cells)
 
 
 def open_console() -> "Console":
@@ -167,7 +167,7 @@ def fit_columns(
     return widths
 
 
-def draw(
+def draw_table(
     console: "Console", columns: Sequence[str], rows: Sequence[Sequence[str]], left: int, widths: list[int], gap: int
 ) -> None:
     from rich import box
@@ -190,21 +190,21 @@ def draw_below(
 
     gap = " " * GAPS[-1]
     console.print(Text(columns[0]))
-    for line in lines_of(columns[1:], widths, left - 1, gap):
+    for line in wrap_row(columns[1:], widths, left - 1, gap):
         console.print(Text(f"{INDENT}{line}"))
     console.print(Text("─" * (len(INDENT) + sum(widths) + len(gap) * (len(widths) - 1))))
     for at, row in enumerate(rows):
         if at == 0 or row[0] != rows[at - 1][0]:
             console.print(Text(row[0], style="bold"), soft_wrap=True)
-        for line in lines_of(row[1:], widths, left - 1, gap):
+        for line in wrap_row(row[1:], widths, left - 1, gap):
             console.print(Text(f"{INDENT}{line}"))
 
 
-def lines_of(cells: Sequence[str], widths: Sequence[int], left: int, gap: str) -> list[str]:
+def wrap_row(cells: Sequence[str], widths: Sequence[int], left: int, gap: str) -> list[str]:
     """The lines of one row; cells wrap between words, text stands left and numbers right."""
     from rich.cells import cell_len
 
-    columns = [wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    columns = [wrap_words(cell, width) for cell, width in zip(cells, widths, strict=True)]
     lines: list[str] = []
     for parts in zip_longest(*columns, fillvalue=""):
         padding = [" " * (width - cell_len(part)) for part, width in zip(parts, widths, strict=True)]
@@ -213,7 +213,7 @@ def lines_of(cells: Sequence[str], widths: Sequence[int], left: int, gap: str) -
     return lines
 
 
-def wrap(text: str, width: int) -> list[str]:
+def wrap_words(text: str, width: int) -> list[str]:
     from rich.cells import cell_len
 
     lines = [""]
@@ -226,7 +226,7 @@ def wrap(text: str, width: int) -> list[str]:
     return [line for line in lines if line]
 
 
-def stack(console: "Console", columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def draw_stacked(console: "Console", columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A block of lines for every row, each cell behind its header. What is too long even for that is left to the
     terminal to wrap."""
     from rich.cells import cell_len
@@ -241,11 +241,11 @@ def stack(console: "Console", columns: Sequence[str], rows: Sequence[Sequence[st
                 console.print(line, soft_wrap=True)
 
 
-def millions(count: int) -> str:
+def format_millions(count: int) -> str:
     """86,567,656 -> "86.57M"."""
     return f"{count / 1e6:,.2f}M"
 
 
-def giga(count: int) -> str:
+def format_giga(count: int) -> str:
     """17,563,828,224 -> "17.56"."""
     return f"{count / 1e9:,.2f}"

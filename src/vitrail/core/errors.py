@@ -109,7 +109,7 @@ class WeightsNotFound(WeightsError):
     """Public weights that are neither cached nor downloadable now."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """The error for a misspelt name, with the nearest known names."""
     names = list(known)
     folded = {n.lower(): n for n in reversed(names)}
@@ -130,7 +130,7 @@ INTERNAL = re.compile(
 )
 
 
-def reason_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Why something could not be read, in words about the file and none about Python."""
     text = " ".join(str(error).split())
     if isinstance(error, VitrailError) or type(error).__module__.startswith("vitrail."):

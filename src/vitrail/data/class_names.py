@@ -7,18 +7,18 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
-BUNDLED: Final = ("imagenet", "cifar10", "cifar100")
+BUNDLED_SETS: Final = ("imagenet", "cifar10", "cifar100")
 
 
 @cache
-def bundled_names(name: str) -> tuple[str, ...]:
+def read_class_names(name: str) -> tuple[str, ...]:
     """The names of a bundled set."""
     lines = read_lines(name)
     return tuple(line.split(maxsplit=1)[1] for line in lines) if name == "imagenet" else lines
 
 
 @cache
-def imagenet_ids() -> tuple[str, ...]:
+def read_imagenet_ids() -> tuple[str, ...]:
     """The WordNet ids of ImageNet-1k, sorted: the names of its folders."""
     return tuple(line.split()[0] for line in read_lines("imagenet"))
 

@@ -64,7 +64,7 @@ class Collection:
     def title(self) -> str:
         """A short name: of a set its own, of a path the last part."""
         name = self.name.partition(":")[0]
-        if self.path is None or name in known():
+        if self.path is None or name in known_names():
             return name
         return self.path.absolute().name or str(self.path)
 
@@ -102,7 +102,7 @@ class Collection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fetching:
+class DownloadOptions:
     """Where the files of a named set are, whether to download those that are not, and who hears how far that is."""
 
     root: Path | None = None
@@ -117,8 +117,8 @@ def open_collection(
     it; with `download` missing ones are fetched, and `progress` is told (file, bytes done, bytes in all). A Path is
     always a path. With a split, that one only, with the classes of the whole."""
     if isinstance(text, Path):
-        return collected(str(text), text, read_path(text))
-    fetching = Fetching(root=root, download=download, progress=progress)
+        return build_collection(str(text), text, read_path(text))
+    fetching = DownloadOptions(root=root, download=download, progress=progress)
     whole = resolve(text, fetching)
     found = re.fullmatch(r"(.+)@([\w-]+)", text, re.DOTALL)
     part = resolve(found[1], fetching) if found else None
@@ -135,35 +135,37 @@ def open_collection(
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class ResolvedSource:
     """What a text without a split may stand for: whether its files are there, and how to open it."""
 
     there: bool
     open: Callable[[], Collection]
 
 
-def resolve(text: str, fetching: Fetching) -> Meaning | None:
+def resolve(text: str, fetching: DownloadOptions) -> ResolvedSource | None:
     """The meaning of a text without a split, or none where it stands for nothing."""
     path = Path(os.path.expanduser(text))
     if text and os.path.exists(path):
-        if text in known():
+        if text in known_names():
             raise DataError(f"{text!r} is a set and a path here; write ./{text} for the path, {text}: for the set")
-        return Meaning(True, lambda: collected(text, path, read_path(path)))
+        return ResolvedSource(True, lambda: build_collection(text, path, read_path(path)))
     if chosen := re.fullmatch(r"(.+\.(?:csv|tsv|jsonl|parquet)):([^@]+=[^@]+)", text, re.DOTALL | re.IGNORECASE):
         table = Path(os.path.expanduser(chosen[1]))
-        return Meaning(os.path.exists(table), lambda: collected(text, table, read_columns(table, chosen[2])))
+        return ResolvedSource(
+            os.path.exists(table), lambda: build_collection(text, table, read_columns(table, chosen[2]))
+        )
     if is_pattern(text):
-        return Meaning(True, lambda: collected(text, path, read_as("shards", path)))
+        return ResolvedSource(True, lambda: build_collection(text, path, read_as("shards", path)))
     head, _, tail = text.partition(":")
     place = Path(os.path.expanduser(tail)) if tail else None
     if head in READINGS and place is not None:
-        return Meaning(os.path.exists(place), lambda: collected(text, place, read_as(head, place)))
-    if head in known():
-        return Meaning(place is None or os.path.exists(place), lambda: open_known(head, place, fetching))
+        return ResolvedSource(os.path.exists(place), lambda: build_collection(text, place, read_as(head, place)))
+    if head in known_names():
+        return ResolvedSource(place is None or os.path.exists(place), lambda: open_by_name(head, place, fetching))
     return None
 
 
-def known() -> dict[str, str]:
+def known_names() -> dict[str, str]:
     """The names that stand for a set, each with its kind: embedded, named or vtab."""
     from vitrail.data.datasets.builtin_sets import DIGITS, SHAPES
     from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
@@ -175,13 +177,13 @@ def known() -> dict[str, str]:
     }
 
 
-def open_known(name: str, place: Path | None, fetching: Fetching) -> Collection:
+def open_by_name(name: str, place: Path | None, fetching: DownloadOptions) -> Collection:
     """A set by its name, in the folder that the text names, else in the one that is given, else in its usual one."""
-    kind, root = known()[name], place or fetching.root
+    kind, root = known_names()[name], place or fetching.root
     if kind == "embedded":
         if place is not None:
             raise DataError(f"{name}:{place}: the set {name} is in the package and has no folder; write {name}")
-        return collected(name, None, ("in the package", embedded(name)))
+        return build_collection(name, None, ("in the package", read_bundled(name)))
     from vitrail.data.datasets import open_by_name as opening
     from vitrail.data.datasets import vtab
 
@@ -189,41 +191,41 @@ def open_known(name: str, place: Path | None, fetching: Fetching) -> Collection:
         task = vtab.find_task(name)
         splits = vtab.open_vtab(name, root, download=fetching.download, progress=fetching.progress)
         entry, kind = opening.find_set(task.source), f"task of VTAB: {task.title}"
-        return collected(name, opening.folder_of(entry, root), (kind, splits))
+        return build_collection(name, opening.folder_of(entry, root), (kind, splits))
     entry = opening.find_set(name)
     splits = opening.open_named(name, root, download=fetching.download, progress=fetching.progress)
     odd = [f"not as published: {difference}" for difference in opening.find_differences(entry, splits)]
-    made = collected(name, opening.folder_of(entry, root), (entry.title, splits))
+    made = build_collection(name, opening.folder_of(entry, root), (entry.title, splits))
     return replace(made, notes=(*odd, *made.notes))
 
 
-def embedded(name: str) -> dict[str, ImageDataset]:
+def read_bundled(name: str) -> dict[str, ImageDataset]:
     from vitrail.data.datasets.builtin_sets import read_builtin
 
     return read_builtin(name)
 
 
-def collected(name: str, path: Path | None, found: Found) -> Collection:
+def build_collection(name: str, path: Path | None, found: Found) -> Collection:
     """The splits in their usual order, with the same classes, checked."""
     kind, splits = found
     order = sorted(splits, key=lambda split: ORDER.index(split) if split in ORDER else len(ORDER))
-    agreed, notes = agree(name, {split: splits[split] for split in order})
+    agreed, notes = unify_classes(name, {split: splits[split] for split in order})
     notes += check_masks(name, agreed)
-    read = dict.fromkeys(note for source in agreed.values() if (note := getattr(inner(source), "note", "")))
-    return Collection(name=name, kind=kind, path=path, splits=agreed, notes=(*read, *ignored(agreed), *notes))
+    read = dict.fromkeys(note for source in agreed.values() if (note := getattr(unwrap(source), "note", "")))
+    return Collection(name=name, kind=kind, path=path, splits=agreed, notes=(*read, *describe_ignored(agreed), *notes))
 
 
-def ignored(splits: dict[str, ImageDataset]) -> list[str]:
+def describe_ignored(splits: dict[str, ImageDataset]) -> list[str]:
     """A note for the files that were passed over."""
-    counts = [(split, getattr(inner(source), "ignored", (0, ()))) for split, source in splits.items()]
-    unread = {split: getattr(inner(source), "unsupported", ()) for split, source in splits.items()}
+    counts = [(split, getattr(unwrap(source), "ignored", (0, ()))) for split, source in splits.items()]
+    unread = {split: getattr(unwrap(source), "unsupported", ()) for split, source in splits.items()}
     return [
         *(f"{split}: {unread_files(names)}" for split, names in unread.items() if names),
-        *ignored_files(counts),
+        *describe_ignored_files(counts),
     ]
 
 
-def ignored_files(counts: Sequence[tuple[str, tuple[int, tuple[str, ...]]]]) -> list[str]:
+def describe_ignored_files(counts: Sequence[tuple[str, tuple[int, tuple[str, ...]]]]) -> list[str]:
     return [
         f"{split}: {count:,} {'file that is no picture' if count == 1 else 'files that are no pictures'} ignored "
         f"({', '.join(some)}{', ...' if count > len(some) else ''})"
@@ -232,11 +234,11 @@ def ignored_files(counts: Sequence[tuple[str, tuple[int, tuple[str, ...]]]]) -> 
     ]
 
 
-def inner(source: ImageDataset) -> ImageDataset:
+def unwrap(source: ImageDataset) -> ImageDataset:
     return source.source if isinstance(source, RelabelledDataset) else source
 
 
-def agree(where: str, splits: dict[str, ImageDataset]) -> tuple[dict[str, ImageDataset], list[str]]:
+def unify_classes(where: str, splits: dict[str, ImageDataset]) -> tuple[dict[str, ImageDataset], list[str]]:
     """All splits with the classes of the first one that has labels, train where there is one. A class that only another
     split has is refused; so is an empty split, or a label outside the range."""
     first = next((split for split, source in splits.items() if source.classes), None)
@@ -253,7 +255,7 @@ def agree(where: str, splits: dict[str, ImageDataset]) -> tuple[dict[str, ImageD
                 notes.append(f"{split} has no labels")
             continue
         classes = splits[first].classes
-        out[split] = source if source.classes == classes else renumbered(where, split, source, first, classes)
+        out[split] = source if source.classes == classes else renumber(where, split, source, first, classes)
         missing = np.flatnonzero(out[split].labels.counts(len(classes)) == 0)
         if missing.size:
             some = ", ".join(classes[i] for i in missing[:5]) + (", ..." if missing.size > 5 else "")
@@ -274,7 +276,7 @@ def check_masks(where: str, splits: dict[str, ImageDataset]) -> list[str]:
     return [f"{split} has no masks" for split in splits if masked and split not in masked]
 
 
-def renumbered(where: str, split: str, source: ImageDataset, first: str, classes: tuple[str, ...]) -> ImageDataset:
+def renumber(where: str, split: str, source: ImageDataset, first: str, classes: tuple[str, ...]) -> ImageDataset:
     """A split with the class numbers of another one."""
     place = {name: i for i, name in enumerate(classes)}
     strange = [name for name in source.classes if name not in place]
@@ -296,7 +298,7 @@ def brief(names: list[str]) -> str:
 def not_found(text: str) -> SourceNotFound:
     """Says what was looked for, and the nearest names."""
     name = text.partition(":")[0]
-    names = [*known(), *near_paths(text)]
+    names = [*known_names(), *near_paths(text)]
     near = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "`vitrail data` lists the names"
     return SourceNotFound(f"{text!r} is neither a path nor a known set: nothing at {Path(text).absolute()}; {hint}")

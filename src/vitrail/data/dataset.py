@@ -200,7 +200,7 @@ class ImageDataset(ABC):
     def content_digest(self) -> str:
         """16 digits of the contents in their order: of all samples within DIGESTED_BYTES and DIGESTED_IMAGES, else of
         as many at even distances. Names, places and times do not matter."""
-        hashes = np.fromiter((self.content_hash(int(place)) for place in sampled(self)), np.uint64)
+        hashes = np.fromiter((self.content_hash(int(place)) for place in sample_indices(self)), np.uint64)
         return sha256(f"{len(self)}|".encode() + hashes.astype("<u8").tobytes()).hexdigest()[:16]
 
     @cached_property
@@ -219,7 +219,7 @@ def hash_content(content: Encoded) -> int:
     return int.from_bytes(digest.digest(), "little") & ~1 | (not isinstance(content, bytes))
 
 
-def sampled(source: ImageDataset) -> "NDArray[np.int64]":
+def sample_indices(source: ImageDataset) -> "NDArray[np.int64]":
     """The places of the samples that a digest of the contents reads."""
     count, total = len(source), total_bytes(source)
     least, most = DIGESTED_IMAGES
@@ -239,7 +239,7 @@ def total_bytes(source: ImageDataset) -> int:
     return len(source) * (len(first) if isinstance(first, bytes) else first.nbytes)
 
 
-def hashed(
+def hash_parts(
     kind: str,
     words: Iterable[str],
     arrays: "Iterable[NDArray[np.integer[Any]] | None]",
@@ -258,7 +258,7 @@ def hashed(
 def hash_names(source: ImageDataset, words: Iterable[str]) -> str:
     """The fingerprint of a source that is known by its words, labels, sizes and the names of its samples."""
     names = (source.name(i).encode("utf-8", "surrogateescape") + b"\0" for i in range(len(source)))
-    return hashed("source", words, [source.labels.values, source.labels.starts, source.sizes()], names)
+    return hash_parts("source", words, [source.labels.values, source.labels.starts, source.sizes()], names)
 
 
 def pixel_class_words(source: ImageDataset) -> tuple[str, ...]:
@@ -266,7 +266,7 @@ def pixel_class_words(source: ImageDataset) -> tuple[str, ...]:
     return ("masks", *source.pixel_classes) if source.pixel_classes else ()
 
 
-class Subset(ImageDataset):
+class SubsetDataset(ImageDataset):
     """Some samples of another source, in the given order. One of a subset is one of the whole."""
 
     def __init__(self, source: ImageDataset, indices: "NDArray[np.int64] | Sequence[int]") -> None:
@@ -276,7 +276,7 @@ class Subset(ImageDataset):
             raise DataError(f"a subset asks for sample {int(self.indices.max())} of a source with {len(source)}")
         self.classes, self.pixel_classes = source.classes, source.pixel_classes
         self.labels = source.labels.take(self.indices)
-        if isinstance(source, Subset):
+        if isinstance(source, SubsetDataset):
             self.source, self.indices = source.source, source.indices[self.indices]
 
     @cached_property
@@ -284,7 +284,7 @@ class Subset(ImageDataset):
         """That of the whole where nothing is left out or moved."""
         if np.array_equal(self.indices, np.arange(len(self.source))):
             return self.source.fingerprint
-        return hashed("subset", [self.source.fingerprint], [self.indices])
+        return hash_parts("subset", [self.source.fingerprint], [self.indices])
 
     def read(self, index: int) -> Encoded:
         return self.source.read(int(self.indices[index]))
@@ -303,7 +303,7 @@ class Subset(ImageDataset):
         return None if sizes is None else sizes[self.indices]
 
 
-class Concat(ImageDataset):
+class ConcatDataset(ImageDataset):
     """Sources with the same classes, one after the other: Flowers' train and val, say."""
 
     def __init__(self, sources: Sequence[ImageDataset]) -> None:
@@ -321,7 +321,7 @@ class Concat(ImageDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        return hashed("concat", [source.fingerprint for source in self.sources], [])
+        return hash_parts("concat", [source.fingerprint for source in self.sources], [])
 
     def sizes(self) -> "NDArray[np.int64] | None":
         sizes = [source.sizes() for source in self.sources]
@@ -361,7 +361,7 @@ class RelabelledDataset(ImageDataset):
     @cached_property
     def fingerprint(self) -> str:
         words = [self.source.fingerprint, *self.classes]
-        return hashed("relabelled", words, [self.labels.values, self.labels.starts])
+        return hash_parts("relabelled", words, [self.labels.values, self.labels.starts])
 
     def read(self, index: int) -> Encoded:
         return self.source.read(index)
@@ -379,7 +379,7 @@ class RelabelledDataset(ImageDataset):
         return self.source.sizes()
 
 
-class Arrays(ImageDataset):
+class ArrayDataset(ImageDataset):
     """Images that are in memory already: uint8 [N, H, W, 3] or [N, H, W], an array or anything indexed like one."""
 
     def __init__(
@@ -408,10 +408,10 @@ class Arrays(ImageDataset):
         some = np.linspace(0, len(self) - 1, min(len(self), max(4096, HASHED // size))).astype(np.int64)
         pixels = (np.ascontiguousarray(self.pictures[int(index)]).data for index in some)
         words = [self.called, *self.classes, *pixel_class_words(self)]
-        return hashed("arrays", words, [self.labels.values, self.labels.starts], pixels)
+        return hash_parts("arrays", words, [self.labels.values, self.labels.starts], pixels)
 
 
-class Strings(Sequence[str]):
+class StringArray(Sequence[str]):
     """An immutable list of strings; names that are not UTF-8 survive, as file systems hand them out."""
 
     __slots__ = ("bytes", "starts")
@@ -423,7 +423,7 @@ class Strings(Sequence[str]):
         self.bytes: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), np.uint8)
 
     @classmethod
-    def over(cls, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> "Strings":
+    def over(cls, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> "StringArray":
         """The strings that lie in arrays already, memory-mapped ones say."""
         made = cls.__new__(cls)
         made.bytes, made.starts = data, starts

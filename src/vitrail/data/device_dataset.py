@@ -22,13 +22,13 @@ from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.core.text import Pair, format_size
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.loader import Batch, Plain, Share, eval_batches
+from vitrail.data.loader import Batch, BatchShare, EvalView, eval_batches
 from vitrail.data.prefetch import PackedArrays, Prefetcher
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.randomness import CounterRng, EpochOrder
 from vitrail.data.targets import CLASS_LABELS, Geometry, Targets
 from vitrail.data.transforms.augmentation import Augmentation, check_geometries
-from vitrail.data.transforms.batched import BatchedAugmentation, Plan, find_sources, gather_masks
+from vitrail.data.transforms.batched import BatchedAugmentation, BatchPlan, find_sources, gather_masks
 from vitrail.data.unreadable_log import UnreadableLog
 
 LOAD_BATCH: Final = 256
@@ -42,7 +42,7 @@ GROUPED_BYTES: Final = {"cpu": 6 << 20}
 GROUPED_BYTES_ELSEWHERE: Final = 64 << 20
 
 
-def fits(source: ImageDataset, limit: int, targets: Targets = CLASS_LABELS) -> tuple[bool, str]:
+def fits_on_device(source: ImageDataset, limit: int, targets: Targets = CLASS_LABELS) -> tuple[bool, str]:
     """Whether a source can live on a device that has `limit` bytes for it, and why or why not. Only some headers are
     read: images of another size among the rest are found when the source is loaded."""
     if targets.moves and targets.fill is None:
@@ -58,12 +58,12 @@ def fits(source: ImageDataset, limit: int, targets: Targets = CLASS_LABELS) -> t
         size = picture.size
     if size is None:
         return False, "there is no image that can be read"
-    need = room(source, size, targets)
+    need = free_bytes(source, size, targets)
     told = f"{len(source):,} images of {format_size(size)} take {need / 1e9:.2f} GB"
     return need <= limit, f"{told}, {limit / 1e9:.2f} GB are allowed"
 
 
-def room(source: ImageDataset, size: Pair, targets: Targets) -> int:
+def free_bytes(source: ImageDataset, size: Pair, targets: Targets) -> int:
     """The bytes that all images take at one size, with their masks where they have them."""
     return len(source) * (4 if targets.moves else 3) * size[0] * size[1]
 
@@ -76,12 +76,12 @@ def first_size(source: ImageDataset) -> Pair:
     return source.open_image(len(source) - 1).size
 
 
-class AsIs:
+class WholeImage:
     """The view that changes nothing; all images must have one size."""
 
     def __init__(self, size: Pair) -> None:
         self.sizes = (size,)
-        self.plain = Plain(Preprocessing(image=size))
+        self.plain = EvalView(Preprocessing(image=size))
 
     def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
         if picture.size != self.sizes[0]:
@@ -112,10 +112,10 @@ class DeviceDataset:
         if targets.moves and targets.fill is None:
             raise ConfigError(f"{MOVING}; read them through the loader")
         self.source, self.device, self.targets = source, torch.device(device), targets
-        view = AsIs(first_size(source)) if size is None else Plain(Preprocessing(image=size))
+        view = WholeImage(first_size(source)) if size is None else EvalView(Preprocessing(image=size))
         height, width = view.sizes[0]
         shape = (len(source), 3, height, width)
-        need = room(source, (height, width), targets)
+        need = free_bytes(source, (height, width), targets)
         if limit is not None and need > limit:
             raise ConfigError(
                 f"{len(source)} images of {height} x {width} take {need / 1e9:.1f} GB, "
@@ -172,12 +172,12 @@ class DeviceDataset:
             raise ConfigError(f"group={group} must be at least 1")
         several = tuple(augmentations) if isinstance(augmentations, Sequence) else (augmentations,)
         views = [BatchedAugmentation(augmentation) for augmentation in several]
-        share, order = Share(batch=batch, rank=rank, world=world), EpochOrder(len(self), seed)
+        share, order = BatchShare(batch=batch, rank=rank, world=world), EpochOrder(len(self), seed)
         group = group or self.grouped(share.local, [view.size for view in views])
         blocks = groups(start, stop, group, block=max(1, DRAWN // (share.local * group)))
         if self.targets.moves:
             check_geometries(several)
-        drawn = prepared(blocks, views, self.size, share, order, repeats, moving=self.targets.moves)
+        drawn = prepare_step(blocks, views, self.size, share, order, repeats, moving=self.targets.moves)
         return self.batches(views, drawn, -(-ahead // group))
 
     def grouped(self, local: int, sizes: Sequence[Pair]) -> int:
@@ -186,13 +186,15 @@ class DeviceDataset:
         largest = max(height * width for height, width in (self.size, *sizes))
         return max(1, min(GROUPED, room // (4 * 3 * largest)) // local)
 
-    def batches(self, views: Sequence[BatchedAugmentation], drawn: "Iterator[Prepared]", ahead: int) -> Iterator[Batch]:
+    def batches(
+        self, views: Sequence[BatchedAugmentation], drawn: "Iterator[PreparedStep]", ahead: int
+    ) -> Iterator[Batch]:
         """What was drawn on the host, done on the device."""
         with closing(Prefetcher(drawn, ahead)) if ahead else nullcontext(drawn) as several:
             for group in several:
                 yield from self.handed_out(views, group)
 
-    def handed_out(self, views: Sequence[BatchedAugmentation], group: "Prepared") -> Iterator[Batch]:
+    def handed_out(self, views: Sequence[BatchedAugmentation], group: "PreparedStep") -> Iterator[Batch]:
         """The steps of a group, all done before the first is asked for: parts of the same tensors."""
         whole = self.augmented(views, group)
         if len(group.steps) == 1:
@@ -205,9 +207,9 @@ class DeviceDataset:
             targets, seen = tuple(others[: len(whole.targets)]), tuple(others[len(whole.targets) :])
             yield Batch(step=step, views=seen, targets=targets, sample=sample, epoch=epoch, valid=valid)
 
-    def augmented(self, views: Sequence[BatchedAugmentation], group: "Prepared") -> Batch:
+    def augmented(self, views: Sequence[BatchedAugmentation], group: "PreparedStep") -> Batch:
         """All steps of a group as one batch, by the number of the first."""
-        arrays = iter(group.parcel.sent(self.device))
+        arrays = iter(group.parcel.to_device(self.device))
         taken, epoch = next(arrays), next(arrays)
         pixels = self.pixels.index_select(0, taken)
         seen = [view.apply(plan, pixels, arrays) for view, plan in zip(views, group.plans, strict=True)]
@@ -218,11 +220,13 @@ class DeviceDataset:
 
     def eval_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Every sample once, as it is; as in `loader.sweep` the last batch has places without an image."""
-        share = Share(batch=batch, rank=rank, world=world)
+        share = BatchShare(batch=batch, rank=rank, world=world)
         for step in range(-(-len(self) // batch)):
             places = share.places(step)
             inside = np.minimum(places, len(self) - 1)
-            taken, epoch, exists = PackedArrays([inside, np.zeros_like(places), places < len(self)]).sent(self.device)
+            taken, epoch, exists = PackedArrays([inside, np.zeros_like(places), places < len(self)]).to_device(
+                self.device
+            )
             target = self.target.index_select(0, taken)
             if self.targets.fill is not None:
                 target = target.masked_fill_(~exists[:, None, None], self.targets.fill)
@@ -248,12 +252,12 @@ class DeviceDataset:
         )
 
 
-class Prepared(NamedTuple):
+class PreparedStep(NamedTuple):
     """What the host has to say about a group of steps: what to do, and the arrays for it: sample, epoch, those of the
     plans, and rows and columns for each view's masks."""
 
     steps: range
-    plans: list[Plan]
+    plans: list[BatchPlan]
     parcel: PackedArrays
 
 
@@ -268,16 +272,16 @@ def groups(start: int, stop: int | None, most: int, block: int = 1) -> Iterator[
         start = some[-1]
 
 
-def prepared(
+def prepare_step(
     blocks: Iterator[list[range]],
     views: Sequence[BatchedAugmentation],
     size: Pair,
-    share: Share,
+    share: BatchShare,
     order: EpochOrder,
     repeats: int,
     *,
     moving: bool = False,
-) -> Iterator[Prepared]:
+) -> Iterator[PreparedStep]:
     """The host's part of each group of steps. Needs no device, and reads no images."""
     for block in blocks:
         first = block[0][0]
@@ -295,4 +299,4 @@ def prepared(
             if moving:
                 for view, drawn in zip(views, draws, strict=True):
                     arrays += find_sources(view.augmentation, drawn.rows(part), size)
-            yield Prepared(steps, plans, PackedArrays([at.sample[part], at.epoch[part], *arrays]))
+            yield PreparedStep(steps, plans, PackedArrays([at.sample[part], at.epoch[part], *arrays]))

@@ -28,9 +28,9 @@ from vitrail.core.text import Pair
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.randomness import CounterRng, EpochOrder, Positions
+from vitrail.data.randomness import CounterRng, EpochOrder, StreamPositions
 from vitrail.data.targets import CLASS_LABELS, Geometry, Targets
-from vitrail.data.transforms.augmentation import Augmentation, check_geometries, views
+from vitrail.data.transforms.augmentation import Augmentation, augment_views, check_geometries
 from vitrail.data.unreadable_log import UnreadableLog, UnreadableSample
 
 PATIENCE_S = 600.0  # a batch that takes longer means a store that hangs
@@ -47,7 +47,7 @@ class Views(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Augmented:
+class TrainViews:
     """The views of training. The image is decoded once for all of them."""
 
     augmentations: tuple[Augmentation, ...]
@@ -57,14 +57,14 @@ class Augmented:
         return tuple(augmentation.size for augmentation in self.augmentations)
 
     def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
-        return views(self.augmentations, picture, draws)
+        return augment_views(self.augmentations, picture, draws)
 
     def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
         return tuple(each.geometry(whole, drawn) for each, drawn in zip(self.augmentations, draws, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class EvalView:
     """The view of evaluation: the preprocessing alone, nothing drawn."""
 
     preprocessing: Preprocessing
@@ -107,14 +107,14 @@ class Batch:
 
     def pin_memory(self) -> "Batch":
         """In memory that an accelerator can fetch from by itself; the DataLoader asks for this."""
-        return self.moved(lambda tensor: tensor.pin_memory())
+        return self.map_tensors(lambda tensor: tensor.pin_memory())
 
     def to(self, device: torch.device | str) -> "Batch":
         """On another device. Copies to the host are waited for: they could be read before they are there."""
         ahead = torch.device(device).type != "cpu"
-        return self.moved(lambda tensor: tensor.to(device, non_blocking=ahead))
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=ahead))
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> "Batch":
+    def map_tensors(self, move: Callable[[Tensor], Tensor]) -> "Batch":
         return Batch(
             step=self.step,
             views=tuple(move(view) for view in self.views),
@@ -127,7 +127,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class BatchShare:
     """The part of every global batch that this process reads: a run of neighbours, so that a global batch is the same
     on 1 process or 64."""
 
@@ -154,11 +154,11 @@ class Share:
         return np.arange(first, first + self.local, dtype=np.int64)
 
 
-class Steps(Dataset[Batch]):
+class StepDataset(Dataset[Batch]):
     """Step in, batch out. This is all that a loader process runs."""
 
     def __init__(
-        self, source: ImageDataset, views: Views, share: Share, seed: int, repeats: int, targets: Targets
+        self, source: ImageDataset, views: Views, share: BatchShare, seed: int, repeats: int, targets: Targets
     ) -> None:
         targets.check(source)
         self.source, self.views, self.share, self.seed, self.repeats = source, views, share, seed, repeats
@@ -169,7 +169,7 @@ class Steps(Dataset[Batch]):
     def watch(self, workers: int) -> None:
         self.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()
 
-    def at(self, step: int) -> tuple[Positions, NDArray[np.bool_]]:
+    def at(self, step: int) -> tuple[StreamPositions, NDArray[np.bool_]]:
         """What stands at a step's places, and which of them exist."""
         raise NotImplementedError
 
@@ -230,25 +230,25 @@ class Steps(Dataset[Batch]):
         return fault
 
 
-RUNNING: Final[WeakSet[Steps]] = WeakSet()  # those whose processes may die at any moment
+RUNNING: Final[WeakSet[StepDataset]] = WeakSet()  # those whose processes may die at any moment
 
 
-class Endless(Steps):
+class TrainSteps(StepDataset):
     """Training: shuffled epochs, one after the other."""
 
-    def at(self, step: int) -> tuple[Positions, NDArray[np.bool_]]:
+    def at(self, step: int) -> tuple[StreamPositions, NDArray[np.bool_]]:
         at = EpochOrder(len(self.source), self.seed).locate(self.share.places(step), self.repeats)
         return at, np.ones(len(at.sample), np.bool_)
 
 
-class Once(Steps):
+class EvalSteps(StepDataset):
     """Evaluation: every sample once, in its own order. The last batch has places without an image, so that all batches
     have one shape and all processes the same number of them."""
 
-    def at(self, step: int) -> tuple[Positions, NDArray[np.bool_]]:
+    def at(self, step: int) -> tuple[StreamPositions, NDArray[np.bool_]]:
         places = self.share.places(step)
         nought = np.zeros_like(places)
-        return Positions(epoch=nought, sample=places, repeat=nought), places < len(self.source)
+        return StreamPositions(epoch=nought, sample=places, repeat=nought), places < len(self.source)
 
 
 def train_batches(
@@ -278,11 +278,11 @@ def train_batches(
     if isinstance(augmentations, Sequence):
         if targets.moves:
             check_geometries(augmentations)
-        augmentations = Augmented(tuple(augmentations))
-    share = Share(batch=batch, rank=rank, world=world)
+        augmentations = TrainViews(tuple(augmentations))
+    share = BatchShare(batch=batch, rank=rank, world=world)
     steps = itertools.count(start) if stop is None else range(start, stop)
-    endless = Endless(source, augmentations, share, seed, repeats, targets)
-    return load(endless, steps, workers=workers, pin=pin, ledger=ledger)
+    endless = TrainSteps(source, augmentations, share, seed, repeats, targets)
+    return load_batches(endless, steps, workers=workers, pin=pin, ledger=ledger)
 
 
 def eval_batches(
@@ -298,14 +298,14 @@ def eval_batches(
     targets: Targets = CLASS_LABELS,
 ) -> Iterator[Batch]:
     """Every sample once. All processes get the same number of batches of the same shape."""
-    plain = Plain(views) if isinstance(views, Preprocessing) else views
-    share = Share(batch=batch, rank=rank, world=world)
-    once = Once(source, plain, share, 0, 1, targets)
-    return load(once, range(-(-len(source) // batch)), workers=workers, pin=pin, ledger=ledger)
+    plain = EvalView(views) if isinstance(views, Preprocessing) else views
+    share = BatchShare(batch=batch, rank=rank, world=world)
+    once = EvalSteps(source, plain, share, 0, 1, targets)
+    return load_batches(once, range(-(-len(source) // batch)), workers=workers, pin=pin, ledger=ledger)
 
 
-def load(
-    steps: Steps, wanted: "range | itertools.count[int]", *, workers: int, pin: bool, ledger: UnreadableLog | None
+def load_batches(
+    steps: StepDataset, wanted: "range | itertools.count[int]", *, workers: int, pin: bool, ledger: UnreadableLog | None
 ) -> Iterator[Batch]:
     """Runs the steps, in this process or in `workers` others, and hands the batches over in order."""
     steps.watch(workers)
@@ -318,11 +318,11 @@ def load(
             batch_size=None,
             sampler=wanted,
             num_workers=workers,
-            collate_fn=whole,
+            collate_fn=return_unchanged,
             pin_memory=pin,
             timeout=PATIENCE_S if workers else 0,
             generator=torch.Generator(),  # else it would draw from the global one
-            worker_init_fn=stand_apart,
+            worker_init_fn=leave_process_group,
         )
         batches = iter(loader)
     ledger = UnreadableLog() if ledger is None else ledger
@@ -332,12 +332,12 @@ def load(
         except StopIteration:
             return
         except RuntimeError as error:
-            raise died(error, steps) from error
+            raise describe_death(error, steps) from error
         ledger.note(batch.unreadable)
         yield batch
 
 
-def stand_apart(worker: int) -> None:
+def leave_process_group(worker: int) -> None:
     """A loader process ends when its run does, and not by a signal to the whole group, as a terminal or `timeout` sends
     it: the run has a step to finish then. So it has a group of its own; where a run is killed, it notices."""
     del worker
@@ -345,22 +345,22 @@ def stand_apart(worker: int) -> None:
         os.setpgid(0, 0)
 
 
-def whole(batch: Any) -> Any:
+def return_unchanged(batch: Any) -> Any:
     """A step is a batch already."""
     return batch
 
 
-def blamed(error: BaseException) -> BaseException:
+def name_dead_worker(error: BaseException) -> BaseException:
     """Torch tells of a loader process that was killed by an exception wherever the main thread happens to be, seldom
     in here: the same error as WorkerDied, with the samples, where it is one of those."""
     if not isinstance(error, RuntimeError):
         return error
     pid = {int(number) for number in re.findall(r"pid (\d+)", str(error))}
-    found = (died(error, steps) for steps in list(RUNNING) if pid & set(steps.reading[:, 0].tolist()))
+    found = (describe_death(error, steps) for steps in list(RUNNING) if pid & set(steps.reading[:, 0].tolist()))
     return next((known for known in found if known is not error), error)
 
 
-def died(error: RuntimeError, steps: Steps) -> Exception:
+def describe_death(error: RuntimeError, steps: StepDataset) -> Exception:
     """The same error with the samples that were being read, where it tells of a loader process."""
     told = str(error)
     if "DataLoader" not in told or "Caught" in told:  # an exception raised inside a process is a bug: it comes as it is

@@ -25,7 +25,7 @@ from vitrail.core.errors import ConfigError
 Item = TypeVar("Item")
 
 
-class Table(Generic[Item]):
+class _Channel(Generic[Item]):
     """What lies between the two sides. Both queues may be put into from anywhere, a finaliser included, which locks
     of the usual kind do not allow."""
 
@@ -43,11 +43,11 @@ class Prefetcher(Iterator[Item]):
     def __init__(self, items: Iterator[Item], depth: int) -> None:
         if depth < 1:
             raise ConfigError(f"depth={depth} must be at least 1")
-        self.table = Table[Item](depth)
+        self.table = _Channel[Item](depth)
         # The thread knows the table but not this object, or it would keep it alive.
-        self.thread = Thread(target=fill, args=(self.table, items), name="ahead", daemon=True)
+        self.thread = Thread(target=_produce, args=(self.table, items), name="ahead", daemon=True)
         self.thread.start()
-        self.finish = weakref.finalize(self, clear, self.table, self.thread)  # also called when Python exits
+        self.finish = weakref.finalize(self, _stop, self.table, self.thread)  # also called when Python exits
 
     def __next__(self) -> Item:
         if not self.finish.alive:
@@ -64,7 +64,7 @@ class Prefetcher(Iterator[Item]):
         self.finish()
 
 
-def fill(table: Table[Item], items: Iterator[Item]) -> None:
+def _produce(table: _Channel[Item], items: Iterator[Item]) -> None:
     """What the thread runs."""
     try:
         while True:
@@ -76,7 +76,7 @@ def fill(table: Table[Item], items: Iterator[Item]) -> None:
         table.made.put(error)
 
 
-def clear(table: "Table[Item]", thread: Thread) -> None:
+def _stop(table: "_Channel[Item]", thread: Thread) -> None:
     """Lets the thread finish the item it is at, and waits for that. A forked process has no such thread."""
     table.open = False
     table.room.put(None)
@@ -92,7 +92,7 @@ DTYPES: Final = {
 }
 
 
-class Run(NamedTuple):
+class Segment(NamedTuple):
     """Neighbours of one kind: where they lie, how many numbers each has, its place among the arrays and its shape."""
 
     dtype: torch.dtype
@@ -111,7 +111,7 @@ class PackedArrays:
     def __init__(self, arrays: "Sequence[NDArray[Any]]") -> None:
         if strange := [str(array.dtype) for array in arrays if array.dtype not in DTYPES]:
             raise TypeError(f"{', '.join(strange)} has no place in a parcel")
-        self.count, self.runs, stop = len(arrays), list[Run](), 0
+        self.count, self.runs, stop = len(arrays), list[Segment](), 0
         self.bytes: NDArray[np.uint8] = np.empty(sum(array.nbytes for array in arrays), np.uint8)
         for kind, dtype in DTYPES.items():  # the widest first, so that all lie at multiples of their width
             places = [place for place, array in enumerate(arrays) if array.dtype == kind]
@@ -119,12 +119,12 @@ class PackedArrays:
                 some = [arrays[place] for place in places]
                 counts, shapes = [array.size for array in some], [array.shape for array in some]
                 start, stop = stop, stop + sum(counts) * kind.itemsize
-                self.runs.append(Run(dtype, start, stop, counts, places, shapes))
+                self.runs.append(Segment(dtype, start, stop, counts, places, shapes))
                 np.concatenate([array.reshape(-1) for array in some], out=self.bytes[start:stop].view(kind))
 
-    def sent(self, device: torch.device) -> list[Tensor]:
+    def to_device(self, device: torch.device) -> list[Tensor]:
         """The arrays as tensors on the device, in the order they were given, without waiting for them."""
-        there = send(self.bytes, device)
+        there = copy_to_device(self.bytes, device)
         out = [there] * self.count
         for run in self.runs:
             pieces = there[run.start : run.stop].view(run.dtype).split_with_sizes(run.counts)
@@ -133,7 +133,7 @@ class PackedArrays:
         return out
 
 
-def send(array: "NDArray[Any]", device: torch.device) -> Tensor:
+def copy_to_device(array: "NDArray[Any]", device: torch.device) -> Tensor:
     """To the device, without waiting for it."""
     tensor = torch.from_numpy(array)
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)

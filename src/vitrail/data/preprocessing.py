@@ -9,7 +9,7 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 
-from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import LARGEST_SIDE, Pair, format_size
 from vitrail.data.decode.image import upright_rgb
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitrail.data.targets import Geometry
 
 
-def bilinear(pixels: "Tensor", size: Pair) -> "Tensor":
+def resize_bilinear(pixels: "Tensor", size: Pair) -> "Tensor":
     """uint8 [C, H, W] to levels, float32 [C, h, w]: left + (right - left) · share, first across and then down."""
     import torch
 
@@ -42,7 +42,7 @@ def bilinear(pixels: "Tensor", size: Pair) -> "Tensor":
     return top + (row(lower) - top) * down[:, None]
 
 
-def area(pixels: "Tensor", size: Pair) -> "Tensor":
+def resize_area(pixels: "Tensor", size: Pair) -> "Tensor":
     """uint8 [C, H, W] to levels, float64 [C, h, w]: each the mean of a rectangle, its fractions of pixels included."""
     import torch
 
@@ -56,7 +56,7 @@ def area(pixels: "Tensor", size: Pair) -> "Tensor":
     return down @ (pixels.double() @ across.T)
 
 
-def truncated(levels: "Tensor") -> "Tensor":
+def truncate_levels(levels: "Tensor") -> "Tensor":
     """Levels to bytes as `tf.cast` does it: what is behind the point is cut off, but for what rounding left there."""
     return (levels + 1e-5).clamp(0, 255).byte()
 
@@ -93,22 +93,22 @@ class Preprocessing:
     def __post_init__(self) -> None:
         self._check_sizes()
         if self.interpolation not in get_args(Resampling):
-            raise unknown("interpolation", str(self.interpolation)[:60], get_args(Resampling))
+            raise unknown_name("interpolation", str(self.interpolation)[:60], get_args(Resampling))
         for name, values, least in (("mean", self.mean, -EXTREME), ("std", self.std, 1 / EXTREME)):
             if len(values) != 3 or not all(is_number(value) and least <= value <= EXTREME for value in values):
-                raise ConfigError(f"{name}={shortened(values)} must be three numbers from {least:g} to {EXTREME:g}")
+                raise ConfigError(f"{name}={quote_value(values)} must be three numbers from {least:g} to {EXTREME:g}")
         if type(self.antialias) is not bool:
-            raise ConfigError(f"antialias={shortened(self.antialias)} must be true or false")
+            raise ConfigError(f"antialias={quote_value(self.antialias)} must be true or false")
 
     def _check_sizes(self) -> None:
         if len(self.image) != 2 or not all(is_whole(side) and 1 <= side <= LARGEST_SIDE for side in self.image):
-            raise ConfigError(f"image={shortened(self.image)} must be two whole numbers from 1 to {LARGEST_SIDE}")
+            raise ConfigError(f"image={quote_value(self.image)} must be two whole numbers from 1 to {LARGEST_SIDE}")
         if self.resize is None:
             return
         most = max(ALLOWED, STRETCH * min(self.image))
         if not is_whole(self.resize) or not min(self.image) <= self.resize <= most:
             raise ConfigError(
-                f"resize={shortened(self.resize)} must be a whole number from {min(self.image)}, the crop's shorter "
+                f"resize={quote_value(self.resize)} must be a whole number from {min(self.image)}, the crop's shorter "
                 f"side, to {most}"
             )
 
@@ -137,14 +137,16 @@ class Preprocessing:
         whole = (upright.height, upright.width)
         if self._is_strip(whole):
             height, width = self.image
-            return F.pil_to_tensor(upright.resize((width, height), pillow(self.interpolation), self._centre(whole)))
+            return F.pil_to_tensor(
+                upright.resize((width, height), pillow_filter(self.interpolation), self._centre(whole))
+            )
         if self.interpolation == "area":
             return self._averaged(F.pil_to_tensor(upright))
         if self.antialias:
             return F.pil_to_tensor(F.center_crop(resize(upright, size, interpolation=mode), list(self.image)))
         # In floats: the kernel for bytes exists on some processors only, and rounds otherwise.
         if self.interpolation == "bilinear":
-            resized = bilinear(F.pil_to_tensor(upright), self._resized(whole))
+            resized = resize_bilinear(F.pil_to_tensor(upright), self._resized(whole))
         else:
             resized = resize(F.pil_to_tensor(upright).float(), size, interpolation=mode, antialias=False)
         return F.center_crop(resized, list(self.image)).round().clamp(0, 255).byte()
@@ -168,12 +170,12 @@ class Preprocessing:
             pad=(columns.before, rows.before, columns.after, rows.after),
         )
 
-    def _window(self, resized: int, wanted: int) -> "Window":
+    def _window(self, resized: int, wanted: int) -> "CropWindow":
         """What the crop leaves of one side of the resized image, and what it adds where that is too short."""
         if wanted > resized:
-            return Window(0, resized, (wanted - resized) // 2, (wanted - resized + 1) // 2)
+            return CropWindow(0, resized, (wanted - resized) // 2, (wanted - resized + 1) // 2)
         first = (resized - wanted) // 2 if self.interpolation == "area" else round((resized - wanted) / 2)
-        return Window(first, wanted, 0, 0)
+        return CropWindow(first, wanted, 0, 0)
 
     def _is_strip(self, whole: Pair) -> bool:
         """Whether the resized image would be too large to make."""
@@ -193,7 +195,7 @@ class Preprocessing:
     def _averaged(self, whole: "Tensor") -> "Tensor":
         """big_vision's resize_small and central_crop, uint8 [3, H, W] to [3, h, w]."""
         height, width = self.image
-        done = truncated(area(whole, self._resized((whole.shape[1], whole.shape[2]))))
+        done = truncate_levels(resize_area(whole, self._resized((whole.shape[1], whole.shape[2]))))
         if self.resize is None:
             return done
         top, left = (done.shape[1] - height) // 2, (done.shape[2] - width) // 2
@@ -230,10 +232,10 @@ class Preprocessing:
         try:
             return Preprocessing(
                 image=read_pair(data["image"]),
-                resize=None if data["resize"] is None else whole(data["resize"]),
+                resize=None if data["resize"] is None else read_whole(data["resize"]),
                 interpolation=data["interpolation"],
-                mean=triple(data["mean"]),
-                std=triple(data["std"]),
+                mean=read_triple(data["mean"]),
+                std=read_triple(data["std"]),
                 antialias=data.get("antialias", True),  # older files know no other
             )
         except KeyError as error:
@@ -247,7 +249,7 @@ def normalise_pixels(pixels: "Tensor", mean: "Tensor", std: "Tensor") -> "Tensor
     return (pixels.float() / 255 - mean) / std
 
 
-class Window(NamedTuple):
+class CropWindow(NamedTuple):
     """Of one side: where it begins, how long it is, and what is added before and after."""
 
     first: int
@@ -256,7 +258,7 @@ class Window(NamedTuple):
     after: int
 
 
-def pillow(interpolation: Resampling) -> Any:
+def pillow_filter(interpolation: Resampling) -> Any:
     from PIL import Image
 
     nearest = {"bicubic": Image.Resampling.BICUBIC, "area": Image.Resampling.BOX}
@@ -267,26 +269,26 @@ def read_pair(value: Any) -> Pair:
     """(height, width) from one whole number or a list of two."""
     items = cast("list[Any]", value) if isinstance(value, list | tuple) else [value, value]
     if len(items) != 2:
-        raise ConfigError(f"image={shortened(value)} must be one whole number or two")
-    return (whole(items[0]), whole(items[1]))
+        raise ConfigError(f"image={quote_value(value)} must be one whole number or two")
+    return (read_whole(items[0]), read_whole(items[1]))
 
 
-def whole(value: Any) -> int:
+def read_whole(value: Any) -> int:
     """A whole number; a file may write 224 as 224.0."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ConfigError(f"{shortened(value)} must be a whole number")
+    raise ConfigError(f"{quote_value(value)} must be a whole number")
 
 
-def triple(values: Any) -> Triple:
+def read_triple(values: Any) -> Triple:
     """Three numbers, one for each channel."""
     if not isinstance(values, list | tuple) or len(cast("list[Any]", values)) != 3:
-        raise ConfigError(f"{shortened(values)} must be three numbers")
+        raise ConfigError(f"{quote_value(values)} must be three numbers")
     numbers = cast("list[Any]", values)
     if not all(is_number(value) for value in numbers):
-        raise ConfigError(f"{shortened(numbers)} must be three finite numbers")
+        raise ConfigError(f"{quote_value(numbers)} must be three finite numbers")
     red, green, blue = (float(value) for value in numbers)
     return (red, green, blue)
 
@@ -300,7 +302,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
-def shortened(value: object) -> str:
+def quote_value(value: object) -> str:
     """A value out of a file, fit to be quoted in one line."""
     try:
         text = repr(value)

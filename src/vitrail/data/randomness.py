@@ -94,7 +94,7 @@ def hash_word(text: str) -> int:
 
 
 @lru_cache(maxsize=256)
-def streams(purpose: str, count: int) -> Keys:
+def purpose_keys(purpose: str, count: int) -> Keys:
     """What sets a purpose's numbers apart [1, count]. Kept, for it would take longer than all else that a draw does."""
     return hash_keys(hash_word(purpose), np.arange(count, dtype=np.uint64))[None, :]
 
@@ -135,7 +135,7 @@ class CounterRng:
 
     def bits(self, purpose: str, count: int = 1) -> Keys:
         """Whole 64-bit numbers [B, count]."""
-        return splitmix64(self.mixed ^ streams(purpose, count))
+        return splitmix64(self.mixed ^ purpose_keys(purpose, count))
 
     def uniform(self, purpose: str, count: int = 1) -> NDArray[np.float64]:
         """Numbers in [0, 1) as [B, count]: the upper 53 bits."""
@@ -186,15 +186,15 @@ class EpochOrder:
             sample[out] = feistel(sample[out], rows, columns, key[out])
         return sample.astype(np.int64)
 
-    def locate(self, position: NDArray[np.int64], repeats: int = 1) -> "Positions":
+    def locate(self, position: NDArray[np.int64], repeats: int = 1) -> "StreamPositions":
         """Places in the endless stream of one epoch after another, each sample `repeats` times in a row."""
         draw, view = np.divmod(position, repeats)
         epoch, within = np.divmod(draw, self.length)
-        return Positions(epoch=epoch, sample=self(epoch, within), repeat=view)
+        return StreamPositions(epoch=epoch, sample=self(epoch, within), repeat=view)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Positions:
+class StreamPositions:
     """What stands at some places of the stream: epoch, sample and which repeat of it, each [B]."""
 
     epoch: NDArray[np.int64]
@@ -208,14 +208,14 @@ def feistel(x: Keys, rows: int, columns: int, key: Keys) -> Keys:
     row, column = np.divmod(x, wide)
     key = key.copy()
     for _ in range(ROUNDS // 2):
-        row = moved(row, column + key, tall)
+        row = add_hash(row, column + key, tall)
         key += GOLDEN
-        column = moved(column, row + key, wide)
+        column = add_hash(column, row + key, wide)
         key += GOLDEN
     return row * wide + column
 
 
-def moved(one: Keys, by: Keys, below: "np.uint64") -> Keys:
+def add_hash(one: Keys, by: Keys, below: "np.uint64") -> Keys:
     """One coordinate plus a hash, around the rectangle's edge."""
     out = splitmix64(by)
     out >>= ONE

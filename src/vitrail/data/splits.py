@@ -19,9 +19,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.atomic_files import cache_folder, read_text, replacing
-from vitrail.core.errors import BadLabels, ConfigError, DataError, reason_of
-from vitrail.data.dataset import NONE, ImageDataset, Labels, Subset
+from vitrail.core.atomic_files import cache_folder, read_text, replace_on_success
+from vitrail.core.errors import BadLabels, ConfigError, DataError, describe_error
+from vitrail.data.dataset import NONE, ImageDataset, Labels, SubsetDataset
 from vitrail.data.randomness import EpochOrder, hash_keys, hash_word
 
 KIND = "vitrail selection 1"
@@ -42,7 +42,7 @@ class Selection:
         head = json.dumps([KIND, self.source, self.rule, self.drop], sort_keys=True)
         return sha256(head.encode() + np.ascontiguousarray(self.indices, "<i8").tobytes()).hexdigest()
 
-    def apply(self, source: ImageDataset) -> Subset:
+    def apply(self, source: ImageDataset) -> SubsetDataset:
         """The chosen samples. A source that has changed since is refused."""
         if source.fingerprint != self.source:
             raise DataError(
@@ -50,7 +50,7 @@ class Selection:
                 f"this one has {source.fingerprint[:12]}: the data have changed since; make the selection again"
             )
         kept = np.setdiff1d(np.arange(len(source)), self.indices) if self.drop else self.indices
-        return Subset(source, kept)
+        return SubsetDataset(source, kept)
 
     def save(self, path: Path) -> None:
         """Writes the file whole or not at all."""
@@ -63,7 +63,7 @@ class Selection:
             "indices": self.indices.tolist(),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+        with replace_on_success(path) as file:
             file.write(json.dumps(body).encode())
 
     @classmethod
@@ -83,7 +83,7 @@ class Selection:
             raise DataError(f"{path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{path} is not a selection, or was edited: {reason_of(error)}; write it again with what made it, "
+                f"{path} is not a selection, or was edited: {describe_error(error)}; write it again with what made it, "
                 "as `vitrail data dedup` does"
             ) from None
         return made
@@ -92,7 +92,7 @@ class Selection:
 DEV: Final = {"pets": 0.10, "flowers102": 0.10, "cifar10": 0.02, "cifar100": 0.02, "imagenet": 0.01}
 
 
-def stratified(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.int64]:
+def split_stratified(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.int64]:
     """A fraction of the samples, the same one of every class as nearly as whole samples allow, in ascending order.
 
     The whole comes to round(fraction * N); what rounding leaves over goes to the classes that lost most by it. A class
@@ -115,7 +115,7 @@ def stratified(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.
     return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
 
 
-def share(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.int64]:
+def split_share(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.int64]:
     """That share of every class, rounded class by class, in ascending order; for one seed a larger share holds every
     smaller one. Samples with several labels, or none, are drawn without regard to class.
 
@@ -138,14 +138,14 @@ def share(labels: Labels, fraction: float, *, seed: int = 0) -> NDArray[np.int64
     return np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
 
 
-def nested(count: int, size: int, *, seed: int = 0) -> NDArray[np.int64]:
+def split_nested(count: int, size: int, *, seed: int = 0) -> NDArray[np.int64]:
     """A random subset of `size` among `count`, ascending; for one seed, a larger one holds every smaller one (4.3)."""
     if not 0 < size <= count:
         raise ConfigError(f"size={size}: a subset of {count} samples has between 1 and {count}")
     return np.sort(EpochOrder(count, keyed_seed("nested", seed))(0, np.arange(size, dtype=np.int64)))
 
 
-def few_shot(labels: Labels, classes: int, shots: int, *, seed: int = 0) -> NDArray[np.int64]:
+def select_few_shot(labels: Labels, classes: int, shots: int, *, seed: int = 0) -> NDArray[np.int64]:
     """`shots` samples a class, as the reference draws them: one generator a seed, permuting class after class."""
     if labels.multiple:
         raise BadLabels("a few-shot draw needs one label a sample")
@@ -160,7 +160,7 @@ def few_shot(labels: Labels, classes: int, shots: int, *, seed: int = 0) -> NDAr
     return np.concatenate([found[:shots] for found in drawn])
 
 
-def first_shots(labels: Labels, classes: int, shots: int) -> NDArray[np.int64]:
+def select_first_shots(labels: Labels, classes: int, shots: int) -> NDArray[np.int64]:
     """The first `shots` samples of each class in the order of the source: the sweep variant, without seeds."""
     if labels.multiple:
         raise BadLabels("a few-shot draw needs one label a sample")
@@ -169,7 +169,7 @@ def first_shots(labels: Labels, classes: int, shots: int) -> NDArray[np.int64]:
 
 def dev_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> tuple[Selection, Selection]:
     """The part to train on and the dev part, as selections that say what they are."""
-    held = stratified(source.labels, fraction, seed=seed)
+    held = split_stratified(source.labels, fraction, seed=seed)
     rule = {"name": "dev", "fraction": fraction, "seed": seed}
     rest = np.setdiff1d(np.arange(len(source)), held)
     return (
@@ -181,22 +181,22 @@ def dev_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> tuple[
 def share_split(source: ImageDataset, fraction: float, *, seed: int = 0) -> Selection:
     """A share of every class as a selection."""
     rule = {"name": "share", "fraction": fraction, "seed": seed}
-    return Selection(source=source.fingerprint, rule=rule, indices=share(source.labels, fraction, seed=seed))
+    return Selection(source=source.fingerprint, rule=rule, indices=split_share(source.labels, fraction, seed=seed))
 
 
 def few_shot_split(source: ImageDataset, shots: int, *, seed: int = 0) -> Selection:
     """A few-shot draw as a selection."""
-    chosen = few_shot(source.labels, len(source.classes), shots, seed=seed)
+    chosen = select_few_shot(source.labels, len(source.classes), shots, seed=seed)
     return Selection(source=source.fingerprint, rule={"name": "few-shot", "shots": shots, "seed": seed}, indices=chosen)
 
 
 def nested_split(source: ImageDataset, size: int, *, seed: int = 0) -> Selection:
     """A subset of Section 4.3 as a selection."""
     rule = {"name": "nested", "size": size, "seed": seed}
-    return Selection(source=source.fingerprint, rule=rule, indices=nested(len(source), size, seed=seed))
+    return Selection(source=source.fingerprint, rule=rule, indices=split_nested(len(source), size, seed=seed))
 
 
-def keep(selection: Selection) -> Selection:
+def find_kept(selection: Selection) -> Selection:
     """Writes a selection to the cache, under its hash, so that a result can point to it; the same one is kept once."""
     path = cache_folder("splits") / f"{selection.hash}.json"
     if not path.exists():

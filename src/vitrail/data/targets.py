@@ -24,7 +24,7 @@ from torch import Tensor
 from vitrail.core.errors import BadImage, DataError
 from vitrail.core.text import Pair, format_size
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.decode.image import read_indices
+from vitrail.data.decode.image import read_mask
 
 TIE: Final = 1e-7  # pixels: a centre that lies this near to an edge of pixels belongs to the later one
 
@@ -49,12 +49,12 @@ class Geometry:
     def mask(self, mask: Tensor, fill: int) -> Tensor:
         """Values of pixels [..., H, W] as the view shows them [..., h, w]: those nearest to the centres of its pixels,
         and `fill` in the borders."""
-        return gather(mask, self._sources(0), self._sources(1), fill)
+        return gather_pixels(mask, self._sources(0), self._sources(1), fill)
 
     def restore(self, values: Tensor, fill: int) -> Tensor:
         """Values of the view's pixels [..., h, w] on the whole image [..., H, W], by the nearest centre; what the view
         does not show gets `fill`."""
-        return gather(values, self._targets(0), self._targets(1), fill)
+        return gather_pixels(values, self._targets(0), self._targets(1), fill)
 
     def points(self, points: Tensor) -> Tensor:
         """x, y [..., 2] in the image to x, y in the view; they may lie outside of it."""
@@ -101,7 +101,7 @@ class Geometry:
         return np.where(seen, found, -1)
 
 
-def gather(values: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64], fill: int) -> Tensor:
+def gather_pixels(values: Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64], fill: int) -> Tensor:
     """The given rows and columns of [..., H, W]; `fill` where one of them is -1."""
     down, across = (torch.from_numpy(places.copy()).to(values.device) for places in (rows, columns))
     found = values.index_select(-2, down.clamp(min=0)).index_select(-1, across.clamp(min=0))
@@ -140,17 +140,17 @@ class Targets:
         raise NotImplementedError(f"{type(self).__name__}.blank")
 
 
-class ClassLabels(Targets):
+class ClassTargets(Targets):
     """The classes of whole images: int64 [B], or [B, M], filled up with -1, where samples have several."""
 
     def batch(self, source: ImageDataset, samples: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(source.labels.rows(samples))
 
 
-CLASS_LABELS: Final = ClassLabels()  # what sources and loaders give unless asked for something else
+CLASS_LABELS: Final = ClassTargets()  # what sources and loaders give unless asked for something else
 
 
-class Masks(Targets):
+class MaskTargets(Targets):
     """The class of every pixel: uint8 [B, H, W], with IGNORED where there is none."""
 
     moves, fill = True, IGNORED
@@ -161,7 +161,7 @@ class Masks(Targets):
 
     def read(self, source: ImageDataset, sample: int, size: Pair) -> Tensor:
         try:
-            indices = read_indices(source.mask(sample))
+            indices = read_mask(source.mask(sample))
         except BadImage as error:
             raise BadImage(f"mask: {error}") from None
         except OSError as error:

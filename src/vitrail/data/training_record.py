@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.dataset import ImageDataset, RelabelledDataset, Subset, total_bytes
+from vitrail.data.dataset import ImageDataset, RelabelledDataset, SubsetDataset, total_bytes
 
 Hashes = NDArray[np.uint64]
 
@@ -49,11 +49,11 @@ def interleave(shares: Sequence[Hashes]) -> Hashes:
     return whole
 
 
-def trace(source: ImageDataset) -> tuple[ImageDataset, NDArray[np.int64]]:
+def trace_samples(source: ImageDataset) -> tuple[ImageDataset, NDArray[np.int64]]:
     """The source that the samples are drawn from, and their places in it."""
     places = np.arange(len(source))
-    while isinstance(source, Subset | RelabelledDataset):
-        if isinstance(source, Subset):
+    while isinstance(source, SubsetDataset | RelabelledDataset):
+        if isinstance(source, SubsetDataset):
             places = source.indices[places]
         source = source.source
     return source, places
@@ -99,14 +99,14 @@ def record_training(
     }
     if len(train) <= MOST_IMAGES and total_bytes(train) <= MOST_BYTES:
         hashes = hashing(train)
-        return {**facts, "hashes": encode(np.unique(hashes[hashes != 0]).astype("<u8").tobytes())}
-    base, places = trace(train)
+        return {**facts, "hashes": encode_base64(np.unique(hashes[hashes != 0]).astype("<u8").tobytes())}
+    base, places = trace_samples(train)
     chosen = np.zeros(len(base), np.bool_)
     chosen[places] = True
-    apart = {name: trace(other)[0].fingerprint for name, other in others.items()}
+    apart = {name: trace_samples(other)[0].fingerprint for name, other in others.items()}
     apart = {name: fingerprint for name, fingerprint in apart.items() if fingerprint != base.fingerprint}
     bits = zlib.compress(np.packbits(chosen).tobytes(), 9)
-    return {**facts, "source": base.fingerprint, "places": encode(bits), "apart": apart}
+    return {**facts, "source": base.fingerprint, "places": encode_base64(bits), "apart": apart}
 
 
 def find_exposure(provenance: Mapping[str, Any], source: ImageDataset, hashing: Hashing = hash_contents) -> Exposure:
@@ -116,7 +116,7 @@ def find_exposure(provenance: Mapping[str, Any], source: ImageDataset, hashing: 
     for name, records in list_records(provenance):
         if hashes is None and any("hashes" in record for record in records):
             hashes = hashing(source)
-        found = [match(record, source, hashes) for record in records]
+        found = [match_record(record, source, hashes) for record in records]
         if not found or any(one is None for one in found):
             unrecorded.append(name)
         for one in found:
@@ -136,7 +136,7 @@ def list_records(provenance: Mapping[str, Any]) -> Iterator[tuple[str, list[dict
         name = str(cast("Mapping[str, Any]", link).get("weights") or "?") if isinstance(link, Mapping) else ""
 
 
-def match(record: Mapping[str, Any], source: ImageDataset, hashes: Hashes | None) -> NDArray[np.bool_] | None:
+def match_record(record: Mapping[str, Any], source: ImageDataset, hashes: Hashes | None) -> NDArray[np.bool_] | None:
     """Which samples of a source are in a record; none where it cannot tell, or is damaged."""
     try:
         if "hashes" in record:
@@ -144,7 +144,7 @@ def match(record: Mapping[str, Any], source: ImageDataset, hashes: Hashes | None
             if hashes is None or not np.isin(hashes[hashes != 0] & 1, known & 1).all():
                 return None  # files against pixels
             return np.isin(hashes, known) & (hashes != 0)
-        base, places = trace(source)
+        base, places = trace_samples(source)
         if base.fingerprint in record["apart"].values():
             return np.zeros(len(source), np.bool_)
         if base.fingerprint != record["source"]:
@@ -157,7 +157,7 @@ def match(record: Mapping[str, Any], source: ImageDataset, hashes: Hashes | None
         return None
 
 
-def abridge(provenance: Mapping[str, Any]) -> dict[str, Any]:
+def shorten_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """A provenance to be read by people: records without what only a comparison needs."""
     out = dict(provenance)
     records: Any = out.get(KEY)
@@ -169,9 +169,9 @@ def abridge(provenance: Mapping[str, Any]) -> dict[str, Any]:
             if isinstance(row, dict)
         ]
     if isinstance(out.get("from"), Mapping):
-        out["from"] = abridge(out["from"])
+        out["from"] = shorten_provenance(out["from"])
     return out
 
 
-def encode(content: bytes) -> str:
+def encode_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()

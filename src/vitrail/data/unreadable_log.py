@@ -43,7 +43,7 @@ class UnreadableLog:
         self.known: dict[str, UnreadableSample] = {}
         self.times = 0  # how often one was met, which grows with the epochs
         if self.path is not None and self.path.exists():
-            self.known = {entry.name: entry for entry in earlier(self.path)}
+            self.known = {entry.name: entry for entry in read_log(self.path)}
 
     def __len__(self) -> int:
         """How many files were unreadable."""
@@ -65,7 +65,7 @@ class UnreadableLog:
                 self.tell(entry)
 
 
-def earlier(path: Path) -> list[UnreadableSample]:
+def read_log(path: Path) -> list[UnreadableSample]:
     """The entries of a list from an earlier run; a last line that was cut off is passed over."""
     entries: list[UnreadableSample] = []
     lines = path.read_bytes().splitlines(keepends=True)

@@ -35,12 +35,12 @@ class FlagSync:
             return flags
         if step % EVERY:
             return (False,) * len(flags)
-        seen = self.taken() or (False,) * len(flags)
+        seen = self._receive() or (False,) * len(flags)
         count = torch.tensor([mine and not told for mine, told in zip(flags, seen, strict=True)], dtype=torch.int32)
-        self.sent = count, self.world.summing(count)
+        self.sent = count, self.world.all_reduce_async(count)
         return seen
 
-    def taken(self) -> tuple[bool, ...]:
+    def _receive(self) -> tuple[bool, ...]:
         """What went round the time before; nothing at the first time."""
         if self.sent is None:
             return ()
@@ -49,7 +49,7 @@ class FlagSync:
         return tuple(number > 0 for number in count.tolist())
 
 
-def gathered(tensor: Tensor, world: World) -> Tensor:
+def gather_rows(tensor: Tensor, world: World) -> Tensor:
     """Every process's rows in the order of ranks, without gradient: [B, ...] -> [processes · B, ...]."""
     rows = tensor.detach()
     if world.size == 1:
@@ -62,7 +62,7 @@ def gathered(tensor: Tensor, world: World) -> Tensor:
     return out.view(torch.bool) if rows.dtype == torch.bool else out
 
 
-def summed(tensor: Tensor, world: World) -> Tensor:
+def sum_across(tensor: Tensor, world: World) -> Tensor:
     """The sum over processes, in every process. All of their losses depend on what this one put in, so the gradient is
     a sum over processes, too."""
     return tensor if world.size == 1 else cast(Tensor, _Sum.apply(tensor))

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from vitrail.distributed.process_group import World
 
 
-def local(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
+def local_rows(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
     """The rows that this process holds, sharing storage; the whole tensor's shape; the first of these rows."""
     shape = tuple(tensor.shape)
     if not isinstance(tensor, DTensor):
@@ -34,7 +34,7 @@ def local(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], int]:
     return rows, shape, min(place * -(-shape[0] // shards), shape[0])
 
 
-def owned(tensor: Tensor, world: World) -> bool:
+def is_writer(tensor: Tensor, world: World) -> bool:
     """Whether this process writes its rows: for each row of each tensor exactly one does."""
     if not isinstance(tensor, DTensor):
         return world.is_main
@@ -44,23 +44,23 @@ def owned(tensor: Tensor, world: World) -> bool:
         if isinstance(placement, Replicate)
     ]
     _, place = _shard(tensor)
-    return not any(replicas) and (place == 0 or local(tensor)[0].shape[0] > 0)
+    return not any(replicas) and (place == 0 or local_rows(tensor)[0].shape[0] > 0)
 
 
 @torch.no_grad()
-def put(target: Tensor, rows: Tensor) -> None:
+def copy_rows(target: Tensor, rows: Tensor) -> None:
     """Fills the rows that this process holds."""
-    here = local(target)[0]
+    here = local_rows(target)[0]
     if here.shape != rows.shape:
         raise ValueError(f"rows of {tuple(rows.shape)} do not fit the {tuple(here.shape)} that are held here")
     here.copy_(rows)
 
 
 @torch.no_grad()
-def whole(tensor: Tensor, world: World) -> Tensor:
+def gather_tensor(tensor: Tensor, world: World) -> Tensor:
     """The tensor with all its rows on the CPU, in the first process; elsewhere its shape without storage. Every process
     must call it, tensor by tensor."""
-    world.moved()
+    world.count_collective()
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().cpu() if world.is_main else torch.empty_like(full, device="meta")
 
@@ -101,14 +101,14 @@ def give_storage(module: nn.Module, device: torch.device) -> None:
             tensor.copy_(kept[name])
 
 
-def fill(module: nn.Module, rows: Rows) -> None:
+def fill_parameters(module: nn.Module, rows: Rows) -> None:
     """Every parameter from `rows`, which is asked for the local rows only. Fixed tables make themselves."""
     for name, parameter in module.named_parameters():
-        here, shape, start = local(parameter)
-        put(parameter, rows(name, shape, start, here.shape[0] if shape else 1))
+        here, shape, start = local_rows(parameter)
+        copy_rows(parameter, rows(name, shape, start, here.shape[0] if shape else 1))
 
 
-def draw(module: nn.Module, initialise: Callable[[Any], None]) -> None:
+def draw_parameters(module: nn.Module, initialise: Callable[[Any], None]) -> None:
     """Fresh weights from torch's current seed, the same as if the module had been built with storage and then given to
     `initialise`. Modules draw in methods of their own: torch's in `reset_parameters`, when they are built; ours in
     `initialise`, when told to."""
@@ -116,7 +116,7 @@ def draw(module: nn.Module, initialise: Callable[[Any], None]) -> None:
         for part in module.modules():
             for name in DRAWING:
                 if callable(getattr(part, name, None)):
-                    stack.enter_context(_wholly(part, name))
+                    stack.enter_context(_with_full_tensors(part, name))
         for part in module.modules():
             if callable(drawn := getattr(part, "reset_parameters", None)):
                 drawn()
@@ -124,7 +124,7 @@ def draw(module: nn.Module, initialise: Callable[[Any], None]) -> None:
 
 
 @contextmanager
-def _wholly(part: nn.Module, name: str) -> Generator[None]:
+def _with_full_tensors(part: nn.Module, name: str) -> Generator[None]:
     """Lets a drawing method see whole tensors on the CPU, for as long as it runs."""
     method = getattr(part, name)
 
@@ -139,8 +139,8 @@ def _wholly(part: nn.Module, name: str) -> Generator[None]:
             full = getattr(owner, leaf).detach()
             setattr(owner, leaf, parameter)
             if not full.isnan().all():
-                here, shape, start = local(parameter)
-                put(parameter, full[start : start + here.shape[0]] if shape else full)
+                here, shape, start = local_rows(parameter)
+                copy_rows(parameter, full[start : start + here.shape[0]] if shape else full)
 
     setattr(part, name, drawn)
     try:

@@ -24,7 +24,7 @@ from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.distributed.meta_init import give_storage
 from vitrail.distributed.process_group import World
 
@@ -34,7 +34,7 @@ Sharding: TypeAlias = Literal["none", "ddp", "fsdp", "hsdp"]
 Precision: TypeAlias = Literal["float32", "autocast", "bfloat16"]
 
 
-class Networked(Protocol):
+class HasNetwork(Protocol):
     """What is made parallel: a module that owns a network, and returns whatever it likes. Where it is another one that
     is to be asked, a teacher, it has that as `eval_network`."""
 
@@ -53,7 +53,7 @@ class Parallel:
 
     def __call__(self, *inputs: Tensor) -> Any:
         """What the objective returns, for the local part of the batch."""
-        self.world.moved()
+        self.world.count_collective()
         return self._run(*inputs)
 
     def micro(self, last: bool) -> AbstractContextManager[None]:
@@ -65,13 +65,13 @@ class Parallel:
         return nullcontext()
 
     @torch.no_grad()
-    def ask(self, question: Callable[..., T], *inputs: Tensor) -> T:
+    def evaluate_with(self, question: Callable[..., T], *inputs: Tensor) -> T:
         """`question(network, *inputs)` in the precision of training, for evaluation; of the objective's `eval_network`,
         where it has one. Under FSDP all processes must ask together, for they all hold a part of the
         answer."""
-        self.world.moved()
+        self.world.count_collective()
         whole = self._run.module if isinstance(self._run, DistributedDataParallel) else self._run
-        return cast(Whole, whole).ask(question, *inputs)
+        return cast(PrecisionWrapper, whole).evaluate_with(question, *inputs)
 
 
 def parallelise(
@@ -88,7 +88,7 @@ def parallelise(
     for the local rows only, and then `values(module)` (see materialise.py). Optimisers come after this."""
     for name, value, kinds in (("sharding", sharding, Sharding), ("precision", precision, Precision)):
         if value not in get_args(kinds):
-            raise unknown(name, value, get_args(kinds))
+            raise unknown_name(name, value, get_args(kinds))
     if sharding == "none" and world.size > 1:
         raise ConfigError(f"sharding='none' is for one process, and there are {world.size}; use ddp, fsdp or hsdp")
     if any(tensor.is_meta for tensor in module.parameters()) and values is None:
@@ -100,14 +100,14 @@ def parallelise(
         # Torch compiles a piece of code for so many networks, and runs the next ones as they are, without a word.
         torch.compiler.reset()
     if recompute:
-        for unit in units(module):
+        for unit in shard_units(module):
             _recompute(unit, keep_weights=low and not shards and not compile)
     if shards:
-        return sharded(module, _mesh(world, sharding), world, precision, compile, values)
+        return shard_blocks(module, _mesh(world, sharding), world, precision, compile, values)
     give_storage(module, world.device)
     if values is not None:
         values(module)
-    whole = Whole(module, world.device, precision, cast_weights=low)
+    whole = PrecisionWrapper(module, world.device, precision, cast_weights=low)
     if compile:
         whole.compile(dynamic=False)
     if world.size == 1:
@@ -121,7 +121,7 @@ def parallelise(
     return Parallel(module, run, world=world, gradient_factor=float(world.size))
 
 
-def sharded(
+def shard_blocks(
     module: nn.Module,
     mesh: DeviceMesh,
     world: World,
@@ -133,7 +133,7 @@ def sharded(
     that gather and free their weights."""
     low = torch.bfloat16 if precision == "bfloat16" else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
-    for unit in units(module):
+    for unit in shard_units(module):
         if compile:
             unit.compile(dynamic=False)
         fully_shard(unit, mesh=mesh, mp_policy=policy)
@@ -149,11 +149,11 @@ def sharded(
     if values is not None:
         values(module)
     return Parallel(
-        module, Whole(module, world.device, precision, cast_weights=False), world=world, gradient_factor=1.0
+        module, PrecisionWrapper(module, world.device, precision, cast_weights=False), world=world, gradient_factor=1.0
     )
 
 
-def units(module: nn.Module) -> list[nn.Module]:
+def shard_units(module: nn.Module) -> list[nn.Module]:
     """What is sharded, recomputed and, under FSDP, compiled piece by piece: members of every list called `blocks`, and
     the members of those of every list called `stages`."""
     found: list[nn.Module] = []
@@ -169,7 +169,7 @@ def units(module: nn.Module) -> list[nn.Module]:
 
 def networks(objective: nn.Module) -> dict[str, nn.Module]:
     """An objective's network, and what else of it is made of units: a teacher, a decoder."""
-    return {name: part for name, part in objective.named_children() if name == "network" or units(part)}
+    return {name: part for name, part in objective.named_children() if name == "network" or shard_units(part)}
 
 
 def _members(stage: nn.Module) -> Iterator[nn.Module]:
@@ -187,7 +187,7 @@ def _mesh(world: World, sharding: Sharding) -> DeviceMesh:
     return init_device_mesh(world.device.type, (world.nodes, world.local_size), mesh_dim_names=("replicate", "shard"))
 
 
-class Held(nn.Module):
+class FunctionalHolder(nn.Module):
     """Calls whatever it is given; functional_call swaps the weights of what it holds meanwhile."""
 
     def __init__(self, objective: nn.Module):
@@ -198,21 +198,21 @@ class Held(nn.Module):
         return call(*inputs)
 
 
-class Whole(nn.Module):
+class PrecisionWrapper(nn.Module):
     """An objective in its precision. With `cast_weights` it runs on bfloat16 copies of its float32 weights, made again
     in each call as part of the graph, so that gradients arrive in float32; losses are the objective's own affair."""
 
     def __init__(self, objective: nn.Module, device: torch.device, precision: Precision, *, cast_weights: bool):
         super().__init__()
-        self.held = Held(objective)
+        self.held = FunctionalHolder(objective)
         self.device, self.precision, self.cast_weights = device, precision, cast_weights
         found = networks(objective)
         self.networks = tuple(found)  # names, looked for once: `forward` is traced by a compiler
         if precision == "bfloat16":
             for network in found.values():
                 network.register_forward_pre_hook(_as_weights)
-        asked = getattr(objective, "eval_network", cast(Networked, objective).network)
-        self.questioned: Callable[..., Any] = partial(_questioned, asked)
+        asked = getattr(objective, "eval_network", cast(HasNetwork, objective).network)
+        self.questioned: Callable[..., Any] = partial(_call_with_network, asked)
         if isinstance(objective, FSDPModule):
             setattr(objective, "questioned", self.questioned)  # noqa: B010 (torch types a module's attributes as tensors)
             register_fsdp_forward_method(objective, "questioned")
@@ -221,7 +221,7 @@ class Whole(nn.Module):
     def forward(self, *inputs: Tensor) -> Any:
         return self._called(self.held.objective, *inputs)
 
-    def ask(self, question: Callable[..., T], *inputs: Tensor) -> T:
+    def evaluate_with(self, question: Callable[..., T], *inputs: Tensor) -> T:
         if self.precision == "bfloat16":
             inputs = tuple(tensor.bfloat16() if tensor.is_floating_point() else tensor for tensor in inputs)
         answer = self._called(partial(self.questioned, question), *inputs)
@@ -243,7 +243,7 @@ class Whole(nn.Module):
         return {name: tensor.bfloat16() for name, tensor in tensors if tensor.dtype == torch.float32}
 
 
-def _questioned(network: nn.Module, question: Callable[..., T], *inputs: Tensor) -> T:
+def _call_with_network(network: nn.Module, question: Callable[..., T], *inputs: Tensor) -> T:
     return question(network, *inputs)
 
 
@@ -257,7 +257,7 @@ def _recompute(unit: nn.Module, *, keep_weights: bool) -> None:
     """Lets a block forget its activations and compute them again, with the same random numbers, when the backward pass
     comes. With `keep_weights` it runs again on the very tensors that were in the place of its weights."""
     forward = unit.forward
-    held = Held(unit)
+    held = FunctionalHolder(unit)
 
     def again(*inputs: Any) -> Any:
         if not torch.is_grad_enabled():

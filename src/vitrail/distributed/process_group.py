@@ -21,7 +21,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from vitrail.core.errors import ConfigError, RankLost
-from vitrail.distributed.watchdog import Watch
+from vitrail.distributed.watchdog import RankWatchdog
 
 
 def find_device(name: str, local_rank: int = 0, world_size: int = 1) -> torch.device:
@@ -89,7 +89,7 @@ class World:
     local_size: int = 1
     device: torch.device
     backend: str = ""  # none in a world of one
-    watch: Watch | None = None
+    watch: RankWatchdog | None = None
 
     @property
     def nodes(self) -> int:
@@ -100,22 +100,22 @@ class World:
         """Whether this is the process that writes what is written once."""
         return self.rank == 0
 
-    def moved(self) -> None:
+    def count_collective(self) -> None:
         """Counts a call that all processes must make, so that one which stays behind is known by name."""
         if self.watch is not None:
             self.watch.moves += 1
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """The sum over processes, in place and on the tensor's device."""
-        self.moved()
+        self.count_collective()
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def summing(self, tensor: Tensor) -> Callable[[], object]:
+    def all_reduce_async(self, tensor: Tensor) -> Callable[[], object]:
         """Begins to add a tensor up over processes, in place, while the caller goes on; what is returned waits for it.
         With a tensor on the CPU the accelerator's queue goes on, too."""
-        self.moved()
+        self.count_collective()
         if self.size == 1:
             return lambda: None
         work = dist.all_reduce(tensor, async_op=True)
@@ -127,31 +127,31 @@ class World:
 
     def all_true(self, flag: bool) -> bool:
         """Whether the flag is set in every process."""
-        self.moved()
+        self.count_collective()
         if self.size == 1:
             return flag
         common = torch.tensor([int(flag)])  # on the CPU, so the accelerator's queue goes on
         dist.all_reduce(common, op=dist.ReduceOp.MIN)
         return bool(common.item())
 
-    def agree(self, value: T) -> T:
-        """The first process's value, in every process: small plain data."""
-        self.moved()
+    def broadcast(self, value: T) -> T:
+        """The main process's value, in every process: small plain data."""
+        self.count_collective()
         if self.size == 1:
             return value
         box: list[Any] = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
-    def broadcast(self, value: T | None) -> T:
-        """As `agree`, where only the first process has a value."""
-        shared = self.agree(value)
+    def broadcast_from_main(self, value: T | None) -> T:
+        """As `broadcast`, where only the main process has a value."""
+        shared = self.broadcast(value)
         assert shared is not None
         return shared
 
     def gather(self, value: T) -> list[T]:
         """Every process's value in the order of ranks, in every process: small plain data."""
-        self.moved()
+        self.count_collective()
         if self.size == 1:
             return [value]
         boxes: list[Any] = [None] * self.size
@@ -160,10 +160,10 @@ class World:
 
 
 @contextmanager
-def joined(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generator[World]:
+def join_world(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generator[World]:
     """The world that torchrun's environment describes, left in an orderly way at the end. A communication error that
     comes of a lost process is raised as RankLost, which names it."""
-    place = _place(os.environ)
+    place = _read_environment(os.environ)
     chosen = find_device(device, place["LOCAL_RANK"], place["WORLD_SIZE"])
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -174,7 +174,7 @@ def joined(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generator[W
         raise ConfigError(f"device {device!r} would be shared by several processes; use {chosen.type}")
     # With NCCL, what is on the CPU (flags, plain data) still goes by gloo and waits for no kernel.
     backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-    watch = _meet(place, backend, chosen, timeout_s)
+    watch = _join_group(place, backend, chosen, timeout_s)
     world = World(
         rank=place["RANK"],
         size=place["WORLD_SIZE"],
@@ -188,14 +188,14 @@ def joined(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generator[W
         yield world
         world.barrier()  # nobody leaves while another still needs it
     except RuntimeError as error:
-        lost = watch.missing()
-        watch.last_words(error)
+        lost = watch.find_missing()
+        watch.leave_reason(error)
         watch.stop()
         if lost:
             raise RankLost(lost) from error
         raise
     except BaseException as error:
-        watch.last_words(error)
+        watch.leave_reason(error)
         watch.stop()
         raise
     # After an error the group is not taken down: that would wait for those who are gone. The process ends anyway.
@@ -203,7 +203,7 @@ def joined(device: str = "auto", *, timeout_s: float = TIMEOUT_S) -> Generator[W
     dist.destroy_process_group()
 
 
-def _meet(place: Mapping[str, int], backend: str, device: torch.device, timeout_s: float) -> Watch:
+def _join_group(place: Mapping[str, int], backend: str, device: torch.device, timeout_s: float) -> RankWatchdog:
     """Joins the group. The backend's own time-out comes after the watch's, for what the watch cannot judge."""
     rank, size = place["RANK"], place["WORLD_SIZE"]
     limit = timedelta(seconds=timeout_s)
@@ -224,13 +224,13 @@ def _meet(place: Mapping[str, int], backend: str, device: torch.device, timeout_
             f"are they all started, and is that address open between their machines? ({error})"
         ) from error
     board: Any = store  # torch's stub leaves `clone` out
-    watch = Watch(board.clone(), rank, size, timeout_s)
+    watch = RankWatchdog(board.clone(), rank, size, timeout_s)
     dist.barrier()  # every process has said who it is before one can be missed
     watch.start()
     return watch
 
 
-def _place(environment: Mapping[str, str]) -> dict[str, int]:
+def _read_environment(environment: Mapping[str, str]) -> dict[str, int]:
     """The numbers of torchrun's environment; a world of one without it."""
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
         return {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}

@@ -19,7 +19,7 @@ SILENCE_S = 60.0  # a process that lives says so every second, whatever it does
 EXIT = 1  # the status of a process that its watch ended
 
 
-class Board(Protocol):
+class KeyValueStore(Protocol):
     """What a watch needs of torch's store: words by key, seen by all processes."""
 
     def set(self, key: str, value: str) -> None: ...
@@ -29,7 +29,7 @@ class Board(Protocol):
 
 
 @dataclass(slots=True)
-class Sign:
+class Heartbeat:
     """What was last seen of another process, and since when it has not changed, by the clock of the one who looks."""
 
     beat: int = -1
@@ -45,42 +45,42 @@ class Sign:
             self.moves, self.moved = moves, now
 
 
-class Watch(threading.Thread):
+class RankWatchdog(threading.Thread):
     """The thread. `moves` is what the main thread counts up; everything else is the watch's own."""
 
-    def __init__(self, store: Board, rank: int, size: int, timeout_s: float):
+    def __init__(self, store: KeyValueStore, rank: int, size: int, timeout_s: float):
         super().__init__(name="vitrail watch", daemon=True)
         self.store, self.rank, self.size, self.timeout_s = store, rank, size, timeout_s
         self.interval = min(1.0, timeout_s / 8)
         self.moves = 0
-        self.signs = {other: Sign() for other in range(size) if other != rank}
+        self.signs = {other: Heartbeat() for other in range(size) if other != rank}
         self._beats = 0
         self._over = threading.Event()
         self._lock = threading.Lock()
         self.store.set(_key("who", rank), f"{socket.gethostname()}, process {os.getpid()}")
-        self._tell()
+        self._beat()
 
     def run(self) -> None:
         while not self._over.wait(self.interval):
             try:
                 with self._lock:
-                    self._tell()
-                    lost = self._look()
+                    self._beat()
+                    lost = self._find_lost()
             except RuntimeError as error:
                 # The store lives in the launcher, or in the first process where there is none.
                 lost = f"rank 0 of {self.size} or its launcher has ended: the store is gone ({_first_line(error)})"
             if lost and not self._over.is_set():
-                self._end(lost)
+                self._end_process(lost)
 
     def stop(self) -> None:
         self._over.set()
 
-    def last_words(self, error: BaseException) -> None:
+    def leave_reason(self, error: BaseException) -> None:
         """Leaves the reason for which this process ends, for the others to repeat."""
         with contextlib.suppress(RuntimeError):  # the store may be gone before us
             self.store.set(_key("ended", self.rank), f"{type(error).__name__}: {_first_line(error)}")
 
-    def missing(self) -> str:
+    def find_missing(self) -> str:
         """Who is gone, after a collective has failed: whoever says nothing for three beats. Empty where all live."""
         try:
             with self._lock:
@@ -89,11 +89,11 @@ class Watch(threading.Thread):
             with self._lock:
                 after = self._signs()
                 gone = [rank for rank in self.signs if before[rank][0] == after[rank][0]]
-                return self._named(gone, "has ended") if gone else ""
+                return self._describe(gone, "has ended") if gone else ""
         except RuntimeError as error:
             return f"rank 0 of {self.size} or its launcher has ended: the store is gone ({_first_line(error)})"
 
-    def _tell(self) -> None:
+    def _beat(self) -> None:
         self._beats += 1
         self.store.set(_key("sign", self.rank), f"{self._beats} {self.moves}")
 
@@ -102,46 +102,46 @@ class Watch(threading.Thread):
         signs = self.store.multi_get([_key("sign", rank) for rank in range(self.size)])
         return [(int(beat), int(moves)) for beat, moves in (sign.split() for sign in signs)]
 
-    def _look(self) -> str:
+    def _find_lost(self) -> str:
         """The verdict, or nothing. The first process judges all; the others hear it, and judge the first."""
         if self.store.check([_key("lost", 0)]):
             return self.store.get(_key("lost", 0)).decode()
         if self.rank:
             beat, moves = self.store.get(_key("sign", 0)).split()
             self.signs[0].see(int(beat), int(moves))
-            return self._judged([0])
+            return self._judge([0])
         for rank, sign in enumerate(self._signs()):
             if rank != self.rank:
                 self.signs[rank].see(*sign)
-        return self._judged(list(self.signs))
+        return self._judge(list(self.signs))
 
-    def _judged(self, ranks: list[int]) -> str:
+    def _judge(self, ranks: list[int]) -> str:
         now = time.monotonic()
         silent = min(self.timeout_s, SILENCE_S)
         dead = [rank for rank in ranks if now - self.signs[rank].beaten > silent]
         if dead:
-            return self._named(dead, f"gave no sign of life for {silent:.0f} s: killed, stopped or cut off")
+            return self._describe(dead, f"gave no sign of life for {silent:.0f} s: killed, stopped or cut off")
         front = max(self.moves, *(self.signs[rank].moves for rank in ranks))
         behind = [
             rank for rank in ranks if self.signs[rank].moves < front and now - self.signs[rank].moved > self.timeout_s
         ]
-        return self._named(behind, f"hangs: others waited {self.timeout_s:.0f} s for it") if behind else ""
+        return self._describe(behind, f"hangs: others waited {self.timeout_s:.0f} s for it") if behind else ""
 
-    def _named(self, ranks: list[int], what: str) -> str:
+    def _describe(self, ranks: list[int], what: str) -> str:
         parts: list[str] = []
         for rank in ranks[:8]:
-            who = self._said("who", rank)
-            why = self._said("ended", rank)
+            who = self._read("who", rank)
+            why = self._read("ended", rank)
             parts.append(
                 f"rank {rank} of {self.size}{f' ({who})' if who else ''} {what}{f' with {why}' if why else ''}"
             )
         return "; ".join(parts) + (f"; and {len(ranks) - 8} more" if len(ranks) > 8 else "")
 
-    def _said(self, what: str, rank: int) -> str:
+    def _read(self, what: str, rank: int) -> str:
         key = _key(what, rank)
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
-    def _end(self, lost: str) -> None:
+    def _end_process(self, lost: str) -> None:
         """Ends this process with the verdict as its last words. The main thread may wait in a kernel that no exception
         reaches, so nothing gentler would do."""
         with contextlib.suppress(RuntimeError):

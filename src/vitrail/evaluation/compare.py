@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from vitrail.core.errors import DataError, unknown
+from vitrail.core.errors import DataError, unknown_name
 from vitrail.evaluation.result import Measure, Result, format_interval, format_value
 from vitrail.evaluation.scoring import EvaluationOutcome
 from vitrail.report.page import Notes, Section, page
@@ -129,7 +129,7 @@ def compare_results(found: Sequence[ResultFile], measures: Sequence[str] = ()) -
     there = list(dict.fromkeys(measure.name for one in found for measure in one.result.measures))
     for name in measures:
         if name not in there:
-            raise unknown("measure", name, there)
+            raise unknown_name("measure", name, there)
     columns = [
         column_of(one.result, measure)
         for one in found

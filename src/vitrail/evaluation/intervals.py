@@ -21,7 +21,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.errors import ConfigError, unknown_name
 
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 1000
@@ -136,7 +136,7 @@ class Calibration:
     def reliability(self, kind: Kind = "width", weights: Floats | None = None) -> Reliability:
         """The bins, with each answer counted once or as often as the weights [N] say."""
         if kind not in get_args(Kind):
-            raise unknown("kind of bins", str(kind), get_args(Kind))
+            raise unknown_name("kind of bins", str(kind), get_args(Kind))
         weights = np.ones(len(self.order)) if weights is None else weights[self.order]
         places, hits = (self.places, self.right) if kind == "width" else (self.even(weights), self.shared(weights))
         counts, sure, right = (

@@ -24,7 +24,7 @@ import torch
 
 from vitrail import __version__
 from vitrail.core.atomic_files import read_text, write_file
-from vitrail.core.errors import DataError, VitrailError, reason_of, unknown
+from vitrail.core.errors import DataError, VitrailError, describe_error, unknown_name
 from vitrail.evaluation.intervals import Interval, wilson_interval
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Measure:
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit):
-            raise unknown("unit", self.unit, get_args(Unit))
+            raise unknown_name("unit", self.unit, get_args(Unit))
         if not all(math.isfinite(number) for number in (self.value, self.low or 0.0, self.high or 0.0)):
             raise DataError(f"{self.name} is {self.value} ({self.low} to {self.high}), which is not a number to report")
 
@@ -108,7 +108,7 @@ class Result:
         except RecursionError:
             raise DataError(f"{path} is not a result of vitrail: it is nested too deeply") from None
         except (ValueError, TypeError, AttributeError, VitrailError) as error:
-            raise DataError(f"{path} is not a result of vitrail: {reason_of(error)}") from None
+            raise DataError(f"{path} is not a result of vitrail: {describe_error(error)}") from None
 
 
 def surroundings() -> dict[str, Any]:
@@ -120,7 +120,7 @@ def surroundings() -> dict[str, Any]:
 def describe_weights(name: str, network: "Backbone") -> dict[str, Any]:
     """Of the network: what it was called, its hash, its kind and size, and what its card says of its making."""
     from vitrail.checkpoint.bundle import get_card
-    from vitrail.data.training_record import abridge
+    from vitrail.data.training_record import shorten_provenance
     from vitrail.evaluation.frozen.features import hash_network
 
     config = network.config
@@ -130,7 +130,7 @@ def describe_weights(name: str, network: "Backbone") -> dict[str, Any]:
         "network": type(config).__name__.removesuffix("Config"),
         "image": list(config.image),
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "provenance": abridge(get_card(network).provenance),
+        "provenance": shorten_provenance(get_card(network).provenance),
     }
 
 

@@ -26,7 +26,7 @@ from vitrail.checkpoint.weights import build_network as network_of
 from vitrail.checkpoint.weights import replace_head_and_resize
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import Collection
-from vitrail.data.dataset import ImageDataset, Subset, total_bytes
+from vitrail.data.dataset import ImageDataset, SubsetDataset, total_bytes
 from vitrail.data.loader import Batch, Views, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import Selection
@@ -243,7 +243,7 @@ def choose_unseen(
             f"all {count_images(len(source))} of {called} were used to train {weights}, so a score would say "
             "nothing about new images; give images that it has not seen, or add --include-seen"
         )
-    return Subset(source, np.flatnonzero(~exposure.seen)), scope
+    return SubsetDataset(source, np.flatnonzero(~exposure.seen)), scope
 
 
 def find_shared(train: ImageDataset, test: ImageDataset) -> "NDArray[np.int64] | None":

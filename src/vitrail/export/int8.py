@@ -61,13 +61,15 @@ class Pictures:
         """Bytes [B, 3, H, W] of images that lie evenly over the set."""
         import numpy as np
 
-        from vitrail.data.dataset import Subset
+        from vitrail.data.dataset import SubsetDataset
 
         source = self.source if self.calibration is None else self.calibration
         if not len(source):
             raise DataError("there are no images to calibrate int8 with")
         places = np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).astype(np.int64))
-        for batch in eval_batches(Subset(source, places), preprocessing, batch=min(8, len(places)), ledger=self.ledger):
+        for batch in eval_batches(
+            SubsetDataset(source, places), preprocessing, batch=min(8, len(places)), ledger=self.ledger
+        ):
             if bool(batch.valid.any()):
                 yield batch.pixels[batch.valid]
 

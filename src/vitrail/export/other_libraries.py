@@ -22,7 +22,7 @@ from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.formats.registry import find_format
 from vitrail.checkpoint.formats.timm import architecture
 from vitrail.checkpoint.weights import build_network
-from vitrail.core.errors import ExportFailed, ExportRefused, unknown
+from vitrail.core.errors import ExportFailed, ExportRefused, unknown_name
 from vitrail.core.text import Pair
 from vitrail.export.exportable import Weights, count_choices, path_of, reference, taken
 from vitrail.export.output import Written, check_target, drafted, files_of
@@ -67,7 +67,7 @@ def to_library(weights: Weights, target: str | Path, to: Library, *, image_size:
     """Writes the weights in another library's format, loads them there and runs both before the files get their names.
     `hf` is a folder, `timm` a file or a folder, `npz` and `torchvision` are files."""
     if to not in get_args(Library):
-        raise unknown("library", to, get_args(Library))
+        raise unknown_name("library", to, get_args(Library))
     target = Path(target)
     folder = to == "hf" or (to == "timm" and target.suffix not in convert.FILE_SUFFIXES)
     check_target(target, suffixes=SUFFIXES[to], folder=folder, source=path_of(weights))

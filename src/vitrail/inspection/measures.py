@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.core.errors import ConfigError, DataError, unknown
+from vitrail.core.errors import ConfigError, DataError, unknown_name
 from vitrail.core.text import Pair
 from vitrail.inspection.layer_taps import (
     check_maps,
@@ -174,7 +174,7 @@ def faithfulness_curves(
     """Both curves of any maps [B, rows, columns] of prepared images [B, C, H, W], for the given classes or those
     predicted for the whole images. Cells are covered with the image's mean colour, or with the blurred image."""
     if fill not in get_args(Fill):
-        raise unknown("fill", str(fill), get_args(Fill))
+        raise unknown_name("fill", str(fill), get_args(Fill))
     check_maps(maps, images)
     images = move_to_model(images, model)
     cells = maps.shape[1] * maps.shape[2]

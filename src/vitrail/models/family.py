@@ -17,7 +17,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar, cast, get_args
 
 from vitrail.core.config_overrides import Choice
-from vitrail.core.errors import ConfigError, ImageSizeError, unknown
+from vitrail.core.errors import ConfigError, ImageSizeError, unknown_name
 from vitrail.core.text import LARGEST_SIDE, Pair, format_size, pair
 
 
@@ -235,13 +235,13 @@ def from_dict(data: dict[str, Any]) -> ModelConfig:
     rest = dict(data)
     family = str(rest.pop("family", None))
     if family not in FAMILIES:
-        raise unknown("model family", family, FAMILIES)
+        raise unknown_name("model family", family, FAMILIES)
     kind = FAMILIES[family]
     known = {field.name: field for field in fields(kind)}
     values: dict[str, Any] = {}
     for name, value in rest.items():
         if name not in known:
-            raise unknown("config field", name, known)
+            raise unknown_name("config field", name, known)
         values[name] = _typed(name, known[name].type, value)
     required = [name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING]
     if missing := [name for name in required if name not in values]:
@@ -332,7 +332,7 @@ def check_choices(config: ModelConfig) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
         if field.name in CHOICES and value not in CHOICES[field.name]:
-            raise unknown(field.name, str(value), [str(choice) for choice in CHOICES[field.name]])
+            raise unknown_name(field.name, str(value), [str(choice) for choice in CHOICES[field.name]])
 
 
 def check_positive(config: ModelConfig, *names: str) -> None:

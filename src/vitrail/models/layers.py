@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.core.errors import unknown
+from vitrail.core.errors import unknown_name
 from vitrail.core.text import Pair
 from vitrail.models.family import Pool
 from vitrail.models.resnet_config import ResNetConfig
@@ -125,7 +125,7 @@ def pool_from_timm(name: str) -> Pool:
     """Ours of timm's words for what a head reads."""
     known: dict[str, Pool] = {"token": "token", "avg": "mean", "mean": "mean"}
     if name not in known:
-        raise unknown("global_pool", name, known)
+        raise unknown_name("global_pool", name, known)
     return known[name]
 
 

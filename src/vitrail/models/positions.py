@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import Pair, format_size
 from vitrail.models.vit_config import ViTConfig
 
@@ -30,7 +30,7 @@ Numerics: TypeAlias = Literal["reference", "bilinear", "bicubic"]
 def resize_grid(grid: Tensor, size: Pair, numerics: Numerics = "reference") -> Tensor:
     """A grid of vectors resampled: [rows, columns, D] -> [new rows, new columns, D]."""
     if numerics not in get_args(Numerics):
-        raise unknown("position numerics", numerics, get_args(Numerics))
+        raise unknown_name("position numerics", numerics, get_args(Numerics))
     if tuple(grid.shape[:2]) == tuple(size):
         return grid
     wide = grid.to(torch.float64).permute(2, 0, 1)[None]

@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, NamedTuple
 
-from vitrail.core.errors import ConfigError, UnknownName, unknown
+from vitrail.core.errors import ConfigError, UnknownName, unknown_name
 from vitrail.core.text import Pair, pair
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
@@ -154,7 +154,7 @@ def resolve_name(name: str) -> str:
     if found := SLUGS.get(slug(name)):
         return found
     try:
-        raise unknown("model", name, [*ZOO, *SLUGS])
+        raise unknown_name("model", name, [*ZOO, *SLUGS])
     except UnknownName as error:
         raise UnknownName(f"{error} `vitrail models` lists all") from None
 
@@ -180,7 +180,7 @@ def adapt_config(
     known = [field.name for field in fields(config)]
     for field in replacements:
         if field not in known:
-            raise unknown("config field", field, known)
+            raise unknown_name("config field", field, known)
     changes = dict(replacements)
     for field in ("image", "patch"):
         if field in changes:

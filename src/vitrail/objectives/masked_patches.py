@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import format_size
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
@@ -95,7 +95,7 @@ class MaskedPatches(ObjectiveConfig):
 
     def __post_init__(self) -> None:
         if self.target not in get_args(Target):
-            raise unknown("objective.target", str(self.target), get_args(Target))
+            raise unknown_name("objective.target", str(self.target), get_args(Target))
         if not 0 < self.rate <= 1:
             raise ConfigError(f"objective.rate={self.rate} must be above 0 and at most 1")
         if min(self.mask, self.swap) < 0 or self.mask + self.swap > 1 + 1e-9:

@@ -16,7 +16,7 @@ from vitrail.core.errors import ConfigError
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation
-from vitrail.distributed.collectives import gathered
+from vitrail.distributed.collectives import gather_rows
 from vitrail.distributed.process_group import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.family import ModelConfig
@@ -104,8 +104,8 @@ class MoCoObjective(Objective):
         with torch.no_grad():
             y = self.teacher.network.represent(images).unflatten(0, (2, -1))
             own = F.normalize(self.teacher.head(y, rows), dim=-1)
-        keys = gathered(own.transpose(0, 1), self.world).transpose(0, 1)  # of all processes [2, B', width]
-        known = gathered(valid, self.world)
+        keys = gather_rows(own.transpose(0, 1), self.world).transpose(0, 1)  # of all processes [2, B', width]
+        known = gather_rows(valid, self.world)
         first = self.world.rank * len(valid)
         found = [
             info_nce(query, key, known, first=first, temperature=self.config.temperature)

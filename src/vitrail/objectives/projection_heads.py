@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.distributed.collectives import summed
-from vitrail.distributed.meta_init import local
+from vitrail.distributed.collectives import sum_across
+from vitrail.distributed.meta_init import local_rows
 from vitrail.distributed.process_group import World
 from vitrail.models.backbone import Backbone
 from vitrail.models.vit import ViT
@@ -31,12 +31,12 @@ class ValidRows(NamedTuple):
 
     @classmethod
     def of(cls, valid: Tensor, world: World) -> "ValidRows":
-        return cls(valid, summed(valid.float().sum(), world).clamp(min=1.0), world)
+        return cls(valid, sum_across(valid.float().sum(), world).clamp(min=1.0), world)
 
     def mean(self, x: Tensor) -> Tensor:
         """Over the rows of all processes that hold an image: [..., B, D] -> [..., 1, D]."""
         own = torch.where(self.valid[:, None], x, 0.0).sum(-2, keepdim=True)
-        return summed(own, self.world) / self.number
+        return sum_across(own, self.world) / self.number
 
 
 class BatchNorm(nn.Module):
@@ -159,7 +159,7 @@ class Teacher(nn.Module):
 
 def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
     """What this process holds of each."""
-    return [local(tensor)[0] for tensor in tensors]
+    return [local_rows(tensor)[0] for tensor in tensors]
 
 
 def momentum_at(step: int, *, start: float, steps: int) -> float:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.errors import ConfigError, unknown_name
 
 Kind: TypeAlias = Literal["adamw", "sgd"]
 MomentumType: TypeAlias = Literal["float32", "bfloat16"]
@@ -30,7 +30,7 @@ class Optim:
     def __post_init__(self) -> None:
         for name, value, kinds in (("kind", self.kind, Kind), ("momentum_type", self.momentum_type, MomentumType)):
             if value not in get_args(kinds):
-                raise unknown(f"optim.{name}", str(value), get_args(kinds))
+                raise unknown_name(f"optim.{name}", str(value), get_args(kinds))
         if not self.lr > 0:
             raise ConfigError(f"optim.lr={self.lr} must be above 0")
         for name in ("weight_decay", "clip"):
@@ -57,7 +57,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.decay not in get_args(Decay):
-            raise unknown("schedule.decay", str(self.decay), get_args(Decay))
+            raise unknown_name("schedule.decay", str(self.decay), get_args(Decay))
         if self.warmup < 0 or self.end < 0:
             raise ConfigError(f"schedule.warmup={self.warmup} and schedule.end={self.end} must not be below 0")
         if list(self.milestones) != sorted(self.milestones) or not all(0 < at < 1 for at in self.milestones):

@@ -22,7 +22,7 @@ from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
 from vitrail.checkpoint.weights import build_network, replace_head_and_resize, to_bundle
-from vitrail.core.errors import BadImage, ConfigError, UnknownName, unknown
+from vitrail.core.errors import BadImage, ConfigError, UnknownName, unknown_name
 from vitrail.core.text import Pair, format_size
 from vitrail.data.decode.image import upright_rgb
 from vitrail.data.preprocessing import Preprocessing
@@ -286,7 +286,7 @@ class Predictor(Generic[PredictionT]):
 def network_of(weights: str | Path | Model, image_size: int | Pair | None, precision: Precision | None) -> Model:
     """The network itself, or that of weights by name, at another size and in another type where that is asked for."""
     if precision not in (None, *get_args(Precision)):
-        raise unknown("precision", str(precision), get_args(Precision))
+        raise unknown_name("precision", str(precision), get_args(Precision))
     kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
     if isinstance(weights, str | Path):
         return build_network(replace_head_and_resize(find_weights(weights), image_size=image_size), kind)

@@ -14,7 +14,7 @@ from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
-from vitrail.core.errors import UnknownName, unknown
+from vitrail.core.errors import UnknownName, unknown_name
 
 if TYPE_CHECKING:
     from vitrail.train.config import RunRequest
@@ -86,7 +86,7 @@ def find(name: str) -> Entry:
     if entry is not None:
         return entry
     try:
-        raise unknown("recipe", name, recipes())
+        raise unknown_name("recipe", name, recipes())
     except UnknownName as error:
         raise UnknownName(f"{error} `vitrail recipes` lists all") from None
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from vitrail.checkpoint.bundle import Card
-from vitrail.core.config_overrides import with_settings
+from vitrail.core.config_overrides import apply_settings
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import Pair, pair
 from vitrail.data.datasets.catalogue import VTAB_TASKS, VtabTask
@@ -37,7 +37,7 @@ def with_changes(run: AnyRun, settings: Iterable[str]) -> AnyRun:
         if one in named and other not in named:
             texts.append(f"{other}=0")
     makers = {"model": named_model, "objective": named_objective, "data.names": class_names}
-    return with_settings(run, texts, makers)
+    return apply_settings(run, texts, makers)
 
 
 def on_data(run: AnyRun, source: str) -> AnyRun:

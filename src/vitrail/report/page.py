@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from PIL import Image
 
-from vitrail.core.atomic_files import replacing
-from vitrail.core.console import clean_line
+from vitrail.core.atomic_files import replace_on_success
+from vitrail.core.console import escape_line
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -137,7 +137,7 @@ def digest(text: str) -> str:
 
 def printable(text: str) -> str:
     """Text that UTF-8 can hold: a byte of a file name that is not text is escaped, as is a control character."""
-    return clean_line(text)
+    return escape_line(text)
 
 
 def data_uri(picture: Image.Image, side: int = THUMBNAIL) -> str:
@@ -156,5 +156,5 @@ def data_uri(picture: Image.Image, side: int = THUMBNAIL) -> str:
 def save_page(path: Path, text: str) -> None:
     """Writes the file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
+    with replace_on_success(path) as file:
         file.write(text.encode())

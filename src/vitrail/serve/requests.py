@@ -19,7 +19,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.datastructures import Headers
 
-from vitrail.core.errors import reason_of
+from vitrail.core.errors import describe_error
 from vitrail.serve.http_errors import Gone, Refused, busy
 from vitrail.serve.settings import Settings
 
@@ -223,7 +223,7 @@ def of_json(body: bytes, most: int) -> list[Upload]:
     try:
         given: Any = json.loads(body)
     except (ValueError, RecursionError) as error:
-        words = reason_of(error)
+        words = describe_error(error)
         raise Refused(400, "unsound JSON", f"the body cannot be read as JSON: {words}") from None
     if not isinstance(given, dict) or set(cast("dict[str, Any]", given)) != {"images"}:
         raise Refused(400, "unknown JSON", 'an object with one key is wanted: {"images": [base64, ...]}')

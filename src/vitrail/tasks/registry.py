@@ -1,6 +1,6 @@
 """The tasks that come with the package, and how one is found."""
 
-from vitrail.core.errors import unknown
+from vitrail.core.errors import unknown_name
 from vitrail.data.collection import Collection
 from vitrail.data.targets import Targets
 from vitrail.objectives.objective import ObjectiveConfig
@@ -15,7 +15,7 @@ for own in (CLASSIFICATION, SEGMENTATION):
 def find_task(name: str) -> Task:
     """A task by its name; ConfigError with the names there are where it is not registered."""
     if name not in TASKS:
-        raise unknown("task", name, tuple(TASKS))
+        raise unknown_name("task", name, tuple(TASKS))
     return TASKS[name]
 
 

@@ -18,7 +18,7 @@ from vitrail.checkpoint.weights import build_network, head_changes, replace_head
 from vitrail.core.errors import ConfigError
 from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.data.unreadable_log import UnreadableLog
-from vitrail.distributed.meta_init import draw
+from vitrail.distributed.meta_init import draw_parameters
 from vitrail.distributed.parallel import Parallel, parallelise
 from vitrail.distributed.process_group import World
 from vitrail.models.build import Model, build, build_on_meta, network_class
@@ -89,7 +89,7 @@ def initialise_sharded(module: nn.Module, run: ResolvedRun) -> None:
     network: Any = module.network
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start_seed(run.seed))
-        draw(network, initialise)
+        draw_parameters(network, initialise)
     run.objective.prepare_head(network)
 
 

@@ -22,7 +22,7 @@ from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import build_network, replace_head_and_resize
 from vitrail.core.atomic_files import cache_folder
 from vitrail.core.errors import ConfigError, DataError, TrainingError, VitrailError, WeightsError
-from vitrail.data.dataset import ImageDataset, Subset
+from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.closed_form_classifier import sample_stratified
@@ -116,7 +116,7 @@ def prepare_baseline(
     metrics tell it. `observer` hears what is going on."""
     if resumed:
         known = [row for row in read_metrics(folder.path / METRICS)[0] if row.get("kind") == "baseline"]
-        return Baseline(rows=tuple(world.agree(known)))
+        return Baseline(rows=tuple(world.broadcast(known)))
     if run.baseline != "on":
         return Baseline()
     found, refused = Baseline(), ""
@@ -125,7 +125,7 @@ def prepare_baseline(
             found = compute_baseline(run, splits, world, folder.path, observer)
         except (VitrailError, torch.OutOfMemoryError) as error:
             refused = " ".join(str(error).split())
-    found, refused = world.agree((found, refused))
+    found, refused = world.broadcast((found, refused))
     if refused and run.start == "closed-form":
         raise TrainingError(f"the head to start with could not be computed ({refused}); start=zero goes without")
     if refused:
@@ -227,7 +227,7 @@ class FeatureExtractor:
 
     def features(self, source: ImageDataset) -> tuple[Tensor, Tensor]:
         """Features [N, D] and labels [N] or [N, M]."""
-        if not (isinstance(source, Subset) and len(source.source) <= LEARNT):
+        if not (isinstance(source, SubsetDataset) and len(source.source) <= LEARNT):
             return self.extracted(source)[:2]
         whole = source.source
         if id(whole) not in self.wholes:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args, get_origin
 
-from vitrail.core.config_overrides import hints, members
-from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.config_overrides import field_types, union_members
+from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import format_size
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation, Mix
@@ -64,7 +64,7 @@ class Data:
         if not 0 <= self.dev < 1:
             raise ConfigError(f"data.dev={self.dev} must be at least 0 and below 1")
         if self.resident not in get_args(Switch):
-            raise unknown("data.resident", str(self.resident), get_args(Switch))
+            raise unknown_name("data.resident", str(self.resident), get_args(Switch))
         if self.repeats < 1 or self.workers < -1:
             raise ConfigError(f"data.repeats={self.repeats} must be at least 1, data.workers={self.workers} -1 or more")
 
@@ -225,10 +225,10 @@ def configure(run: RunRequest) -> Run:
 
 def check_choices(run: RunRequest) -> None:
     """Refuses what the stage of a run does not allow: a word that is not among the choices of its field, or none."""
-    for name, hint in hints(type(run)).items():
+    for name, hint in field_types(type(run)).items():
         value = getattr(run, name)
         if get_origin(hint) is Literal and value not in get_args(hint):
-            raise unknown(name, str(value), get_args(hint))
-        if value is None and NoneType not in members(hint):
+            raise unknown_name(name, str(value), get_args(hint))
+        if value is None and NoneType not in union_members(hint):
             remedy = "; a fine-tuning run takes it from its weights" if name == "model" else ""
             raise ConfigError(f"{name} is not set{remedy}")

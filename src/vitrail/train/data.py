@@ -19,8 +19,8 @@ from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data import loader
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset, total_bytes
-from vitrail.data.device_dataset import DeviceDataset, fits
-from vitrail.data.loader import Batch, Plain, Views
+from vitrail.data.device_dataset import DeviceDataset, fits_on_device
+from vitrail.data.loader import Batch, EvalView, Views
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import Selection, dev_split, share_split
 from vitrail.data.targets import CLASS_LABELS, Targets
@@ -35,7 +35,7 @@ from vitrail.data.training_record import (
     record_training,
 )
 from vitrail.data.transforms.augmentation import Augmentation, check_geometries
-from vitrail.data.transforms.batched import unsupported
+from vitrail.data.transforms.batched import find_unsupported
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.tasks.classification.task import CLASSIFICATION
@@ -212,7 +212,7 @@ def record_training_images(
         (record["fingerprint"], record["digest"]) == (splits.train.fingerprint, splits.train.content_digest)
         for record in before
     )
-    if world.agree(same):
+    if world.broadcast(same):
         return before
     selection = {
         "source": data.source,
@@ -276,9 +276,9 @@ def can_reside(
     source: ImageDataset, augmentations: Sequence[Augmentation], device: torch.device, targets: Targets = CLASS_LABELS
 ) -> tuple[bool, str]:
     """Whether a set can lie on the device and be augmented there, and why."""
-    can, reason = fits(source, resident_budget(device), targets)
+    can, reason = fits_on_device(source, resident_budget(device), targets)
     for augmentation in augmentations:
-        if can and (lacking := unsupported(augmentation)):
+        if can and (lacking := find_unsupported(augmentation)):
             return False, lacking
     return can, reason
 
@@ -366,7 +366,7 @@ class EvalBatches:
         targets: Targets = CLASS_LABELS,
     ) -> None:
         self.source, self.data, self.targets = source, data, targets
-        self.views = Plain(views) if isinstance(views, Preprocessing) else views
+        self.views = EvalView(views) if isinstance(views, Preprocessing) else views
         self.batch, self.world, self.ledger = batch * world.size, world, ledger
         pixels = sum(height * width for height, width in self.views.sizes)
         self.small = len(source) * 3 * pixels <= KEPT_BYTES * (16 if world.device.type == "cuda" else 1)

@@ -24,7 +24,7 @@ from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.core.text import Pair, format_size
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
-from vitrail.data.targets import ClassLabels
+from vitrail.data.targets import ClassTargets
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World, synchronise
@@ -274,9 +274,9 @@ def seconds_per_image(run: Run, splits: DataSplits, world: World) -> float:
                 begun = time.perf_counter()
                 continue
             images += trial.batch
-            if world.agree(time.perf_counter() - begun > ENOUGH_S):
+            if world.broadcast(time.perf_counter() - begun > ENOUGH_S):
                 break
-    return world.agree((time.perf_counter() - begun) / images)
+    return world.broadcast((time.perf_counter() - begun) / images)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,7 +323,7 @@ def replay(run: Run, splits: DataSplits, folder: Path, step: int, world: World) 
     parts.optimiser.zero_grad()
     loss = float(outcome.total / count)
     seen: list[ReplayedImage] = []
-    labels = name_labels(batch, splits.class_names) if isinstance(targets_of(run.objective), ClassLabels) else None
+    labels = name_labels(batch, splits.class_names) if isinstance(targets_of(run.objective), ClassTargets) else None
     with torch.no_grad():
         for at, part in enumerate(split_micro_batches(inputs, 1)):
             seed_generators(world.device, resolved.seed, step, world.rank, at)

@@ -18,7 +18,7 @@ import torch
 from vitrail.checkpoint.store.reader import SavedCheckpoint
 from vitrail.checkpoint.store.writer import CheckpointWriter
 from vitrail.core.errors import DataError, Diverged, OutOfMemory, TrainingError, VitrailError
-from vitrail.data.loader import Batch, blamed
+from vitrail.data.loader import Batch, name_dead_worker
 from vitrail.data.randomness import EpochOrder
 from vitrail.data.unreadable_log import UnreadableLog, UnreadableSample
 from vitrail.distributed.collectives import FlagSync
@@ -88,7 +88,7 @@ def train(
             folder.status("interrupted", message=early if training is None else late)
             raise
         except BaseException as error:
-            cause = blamed(error)
+            cause = name_dead_worker(error)
             if training is not None:
                 training.close()  # a checkpoint that is being written: the folder is given free behind it
             message = messages.describe_failure(cause, world.size)
@@ -120,7 +120,7 @@ class Training:
             folder.path / "checkpoints",
             rank=world.rank,
             world=world.size,
-            token=world.agree(f"{time.time_ns():x}"),
+            token=world.broadcast(f"{time.time_ns():x}"),
             keep=run.keep.last,
             tell=folder.note,
         )
@@ -158,7 +158,7 @@ class Training:
         self.meter.restore(facts.get("meter", {}))  # checkpoints of 0.1.0 have none
         self.folder.rewind(saved.step)
         scores = [row for row in read_metrics(self.folder.path / METRICS)[0] if row["kind"] in ("watch", "fewshot")]
-        self.rows = self.world.agree({row["kind"]: row for row in scores})
+        self.rows = self.world.broadcast({row["kind"]: row for row in scores})
         self.folder.note(f"resumes from step {saved.step:,} of {self.run.steps:,}")
 
     def go(self) -> TrainingResult:
@@ -339,8 +339,8 @@ class Training:
         state: State = "interrupted" if ending == "interrupted" else "done"
         watched = self.rows.get("watch")
         current = watched if watched is not None and watched["step"] == self.step else None
-        written = self.world.agree(self.write(LAST, current))
-        if not self.world.agree(written and safe):
+        written = self.world.broadcast(self.write(LAST, current))
+        if not self.world.broadcast(written and safe):
             self.fail(written)
         if state == "done":
             row, self.shown = score_final_weights(
@@ -371,7 +371,7 @@ class Training:
     def fail(self, written: bool) -> None:
         """At the end nothing may be lost in silence. What cannot be written is the disk's fault or the weights' own."""
         self.check_folder()
-        kept = self.world.agree(self.store.newest())
+        kept = self.world.broadcast(self.store.newest())
         faults = self.world.gather(
             find_non_finite(collect_state(self.parts.objective, self.parts.optimiser, self.parts.average))
         )
@@ -383,7 +383,7 @@ class Training:
 
     def check_folder(self) -> None:
         """Ends the run where its folder was removed or moved: nothing could be kept any more."""
-        if self.world.agree(not self.folder.is_there()):
+        if self.world.broadcast(not self.folder.is_there()):
             raise TrainingError(messages.describe_missing_folder(self.folder.path, self.step, self.run.steps))
 
     def write(self, name: str, row: dict[str, Any] | None) -> bool:

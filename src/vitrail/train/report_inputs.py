@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from vitrail.core.config_overrides import plain
+from vitrail.core.config_overrides import to_plain
 from vitrail.core.errors import VitrailError
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.unreadable_log import UnreadableLog
@@ -115,7 +115,7 @@ def present(
         command=folder.next if state != "done" else "",
         step=step,
         steps=run.steps,
-        config=plain(run),
+        config=to_plain(run),
         environment=environment(folder),
         cost=[] if run.weights else [paper_cost(cost)],
         chosen=chosen,

@@ -16,9 +16,9 @@ from torch import Tensor
 from vitrail.checkpoint.files.safetensors import first_unsound
 from vitrail.checkpoint.store.layout import TensorPiece
 from vitrail.checkpoint.store.reader import SavedCheckpoint, latest
-from vitrail.core.config_overrides import plain, restored
+from vitrail.core.config_overrides import from_plain, to_plain
 from vitrail.core.errors import ConfigError, MismatchedWeights
-from vitrail.distributed.meta_init import local, owned, put
+from vitrail.distributed.meta_init import copy_rows, is_writer, local_rows
 from vitrail.distributed.process_group import World
 from vitrail.objectives.objective import Objective
 from vitrail.optim.averaging import Average
@@ -44,7 +44,7 @@ def read_run(folder: Path) -> Run:
     read_command(folder)  # says so where the folder is none of a run
     config = read_json(folder / CONFIG)
     data = {name: value for name, value in config.get("data", {}).items() if name not in (FINGERPRINT, CONTENT)}
-    return restored(Run, {**config, "data": data})
+    return from_plain(Run, {**config, "data": data})
 
 
 def adapt_to_machine(run: Run, typed: Iterable[str], processes: int) -> Run:
@@ -60,7 +60,7 @@ def adapt_to_machine(run: Run, typed: Iterable[str], processes: int) -> Run:
 def config_with_fingerprints(run: ResolvedRun, splits: DataSplits) -> dict[str, Any]:
     """The run as plain data, with the fingerprints of its images and a digest of what they contain: other images,
     another run."""
-    config = plain(run)
+    config = to_plain(run)
     data = {**config["data"], FINGERPRINT: splits.fingerprint, CONTENT: splits.content}
     return {**config, "data": data}
 
@@ -98,7 +98,7 @@ def open_folder(
         )
     except ConfigError as error:
         refused = str(error)
-    refused = world.agree(refused)
+    refused = world.broadcast(refused)
     if refused or folder is None:
         raise ConfigError(refused)
     return folder
@@ -133,15 +133,15 @@ def own_pieces(state: Mapping[str, Tensor], world: World) -> dict[str, TensorPie
     """What this process writes of it."""
     found: dict[str, TensorPiece] = {}
     for name, tensor in state.items():
-        if owned(tensor, world):
-            part, shape, start = local(tensor.detach())
+        if is_writer(tensor, world):
+            part, shape, start = local_rows(tensor.detach())
             found[name] = TensorPiece(tensor=part, shape=shape, start=start)
     return found
 
 
 def find_non_finite(state: Mapping[str, Tensor]) -> str:
     """The first tensor that is not finite in what this process holds, in words; nothing where all are sound."""
-    unsound = first_unsound({name: local(tensor.detach())[0] for name, tensor in state.items()})
+    unsound = first_unsound({name: local_rows(tensor.detach())[0] for name, tensor in state.items()})
     return "" if unsound is None else f"{unsound[0]} holds {unsound[1]}"
 
 
@@ -155,10 +155,10 @@ def restore_state(state: Mapping[str, Tensor], saved: SavedCheckpoint) -> None:
                 "it is of another network or optimiser; start in another folder"
             )
     for name, tensor in state.items():
-        part, shape, start = local(tensor.detach())
+        part, shape, start = local_rows(tensor.detach())
         found = saved.names[name][0]
         if tuple(found) != tuple(shape):
             raise MismatchedWeights(
                 f"the checkpoint of step {saved.step} holds {name} as {tuple(found)}, the network as {tuple(shape)}"
             )
-        put(tensor.detach(), saved.read(name, start, part.shape[0]) if shape else saved.read(name))
+        copy_rows(tensor.detach(), saved.read(name, start, part.shape[0]) if shape else saved.read(name))

@@ -28,7 +28,7 @@ from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
 from vitrail.data.unreadable_log import UnreadableLog
-from vitrail.distributed.meta_init import local, put
+from vitrail.distributed.meta_init import copy_rows, local_rows
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.features import features
@@ -101,7 +101,7 @@ class ShardedNetwork(nn.Module):
         self.network, self.parallel = network, parallel
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.parallel.ask(answer, images)
+        return self.parallel.evaluate_with(answer, images)
 
 
 def answer(network: nn.Module, images: Tensor) -> Tensor:
@@ -295,7 +295,7 @@ def score_final_weights(
 def read_best(path: Path, world: World, tell: Callable[[str], None]) -> Bundle | None:
     """The best weights of a run, in every process; none where there are none, or where one cannot read them."""
     found, refused = None, ""
-    if world.agree(path.exists()):
+    if world.broadcast(path.exists()):
         try:
             found = read_bundle(path)
         except (OSError, VitrailError) as error:
@@ -314,8 +314,8 @@ def swap_weights(tensors: Mapping[str, Tensor], parts: Parts) -> Generator[None]
     try:
         with torch.no_grad():
             for name, tensor in live.items():
-                part, shape, start = local(tensor.detach())
-                put(tensor.detach(), tensors[name][start : start + part.shape[0]] if shape else tensors[name])
+                part, shape, start = local_rows(tensor.detach())
+                copy_rows(tensor.detach(), tensors[name][start : start + part.shape[0]] if shape else tensors[name])
         yield
     finally:
         with torch.no_grad():

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.core.errors import DataError
-from vitrail.data.dataset import ImageDataset, Subset
-from vitrail.data.loader import Augmented, Batch, eval_batches
+from vitrail.data.dataset import ImageDataset, SubsetDataset
+from vitrail.data.loader import Batch, TrainViews, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
@@ -111,7 +111,7 @@ class FeatureScorer:
         there = [at for sample in shown[:ASKED] for at in (mine.samples == int(sample)).nonzero()[:, 0].tolist()]
         queries = Frozen(features=mine.features[there], samples=mine.samples[there], labels=mine.labels[there])
         return ReportSamples(
-            rebuilt=self.rebuilt(Subset(source, shown)),
+            rebuilt=self.rebuilt(SubsetDataset(source, shown)),
             company=find_similar_samples(queries, beside, itself=source is self.beside) if there else (),
             source=source,
             beside=self.beside,
@@ -138,12 +138,12 @@ class FeatureScorer:
     def read(self, images: Tensor) -> Tensor:
         """What the last layer reads; of weights that lie in several processes, these read together."""
         if self.run.sharding in ("fsdp", "hsdp"):
-            return self.parts.parallel.ask(compute_features, images)
+            return self.parts.parallel.evaluate_with(compute_features, images)
         return compute_features(self.objective.eval_network, images)
 
     def loss(self, split: str, source: ImageDataset) -> float:
         """The objective's own, of at most 5,000 images, in the precision of training."""
-        views = Augmented(self.objective.views(self.run.augmentation))
+        views = TrainViews(self.objective.views(self.run.augmentation))
         sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
         whole = self.run.batch if self.objective.config.needs_whole_batch else BATCH
         step = self.run.steps - 1  # a fixed one for what is drawn, at which what warms up is warm
@@ -157,7 +157,7 @@ class FeatureScorer:
 
     def asked(self, question: Callable[[], ObjectiveOutput]) -> ObjectiveOutput:
         # Without inputs, for floats among those would be rounded; targets are to stay as they are.
-        return self.parts.parallel.ask(lambda _: question())
+        return self.parts.parallel.evaluate_with(lambda _: question())
 
     def rebuilt(self, source: ImageDataset) -> tuple[tuple[NDArray[np.uint8], ...], ...]:
         objective = self.objective
@@ -170,12 +170,12 @@ class FeatureScorer:
         if not len(pixels):
             return ()
         with inference_context(objective, self.world.device, "float32"):
-            shown = self.parts.parallel.ask(lambda _: objective.pictures(pixels, SEED))
+            shown = self.parts.parallel.evaluate_with(lambda _: objective.pictures(pixels, SEED))
         arrays = [one.permute(0, 2, 3, 1).cpu().numpy() for one in shown]
         return tuple(zip(*arrays, strict=True))
 
     def sweep(
-        self, name: str, source: ImageDataset, views: Preprocessing | Augmented, *, batch: int = BATCH
+        self, name: str, source: ImageDataset, views: Preprocessing | TrainViews, *, batch: int = BATCH
     ) -> Iterator[Batch]:
         """The batches of a source, made once."""
         if name not in self.sweeps:

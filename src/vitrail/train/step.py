@@ -107,7 +107,7 @@ class TrainingStep:
     def __call__(self, batch: Batch, *, step: int, rate: float, micro: int) -> StepResult:
         inputs = self.objective.inputs(batch, seed=self.seed, step=step)
         if self.graphs:
-            self.world.moved()  # a recording does not say so
+            self.world.count_collective()  # a recording does not say so
             seed_generators(self.world.device, self.seed, step, self.world.rank, 0)
             done = self.recording(micro)(inputs, rate)
         else:

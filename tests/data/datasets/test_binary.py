@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.data.datasets import writers
 from tests.data.datasets.writers import put, shade
 from vitrail.core.errors import BadImage, BadLabels, DataError
-from vitrail.data.dataset import Arrays, ImageDataset
+from vitrail.data.dataset import ArrayDataset, ImageDataset
 from vitrail.data.datasets import cifar_mnist as cifar
 from vitrail.data.datasets import natural_sets, open_by_name, specialized_sets, structured_sets
 from vitrail.data.datasets.file_formats import masked_crc, parse_example
@@ -141,7 +141,7 @@ def test_svhn_keeps_rows_columns_and_colours_apart(tmp_path: Path) -> None:
     picture = pixels(splits["train"], 7)
     assert picture[0, 1].tolist() == [shade(7), shade(7), 200]
     assert picture[1, 0].tolist() == [shade(7)] * 3
-    assert isinstance(splits["train"], Arrays)
+    assert isinstance(splits["train"], ArrayDataset)
     assert splits["train"].pictures.flags["C_CONTIGUOUS"]
 
 

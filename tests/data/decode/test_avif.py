@@ -9,11 +9,14 @@ import pytest
 from PIL import Image
 
 from vitrail.core.errors import BadImage
-from vitrail.data.decode.exif_tiff import Walk
+from vitrail.data.decode.exif_tiff import PieceLimit
 from vitrail.data.decode.headers import read_header
-from vitrail.data.decode.image import EncodedImage, suffixes
+from vitrail.data.decode.image import EncodedImage, readable_suffixes
 
-KINDS = ["AVIF", pytest.param("HEIF", marks=pytest.mark.skipif(".heic" not in suffixes(), reason="no pillow-heif"))]
+KINDS = [
+    "AVIF",
+    pytest.param("HEIF", marks=pytest.mark.skipif(".heic" not in readable_suffixes(), reason="no pillow-heif")),
+]
 
 
 def drawn(width: int = 96, height: int = 64, mode: str = "RGB") -> Image.Image:
@@ -135,4 +138,4 @@ def test_sequence_headers_are_read() -> None:
     from vitrail.data.decode.heif import av1_size
 
     with pytest.raises(BadImage, match="sequence header"):
-        av1_size([b"\x12\x00"], Walk("AVIF", b""))
+        av1_size([b"\x12\x00"], PieceLimit("AVIF", b""))

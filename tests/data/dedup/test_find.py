@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.data.dedup.planted import COPIES, Files, encoded, mirrored, plant, scenes, score
 from vitrail.core.errors import ConfigError, DataError, WorkerDied
-from vitrail.data.dataset import Arrays, ImageDataset
+from vitrail.data.dataset import ArrayDataset, ImageDataset
 from vitrail.data.dedup import deduplicate as module
 from vitrail.data.dedup.deduplicate import DedupJob, DedupResult, deduplicate
 from vitrail.data.dedup.fingerprints import Fingerprints, compute_fingerprints
@@ -231,9 +231,9 @@ def test_prints_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_other_pictures_under_the_same_names_are_not_taken_from_the_cache(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 255, (5, 40, 40, 3), np.uint8)
-    train, changed = Arrays(pictures), Arrays(rng.integers(0, 255, (5, 40, 40, 3), np.uint8))
-    assert len(run(tmp_path, train, tests={"test": Arrays(pictures, called="test")}).pairs) == 5
-    assert not len(run(tmp_path, changed, tests={"test": Arrays(pictures, called="test")}, out="other").pairs)
+    train, changed = ArrayDataset(pictures), ArrayDataset(rng.integers(0, 255, (5, 40, 40, 3), np.uint8))
+    assert len(run(tmp_path, train, tests={"test": ArrayDataset(pictures, called="test")}).pairs) == 5
+    assert not len(run(tmp_path, changed, tests={"test": ArrayDataset(pictures, called="test")}, out="other").pairs)
 
 
 def test_a_torn_file_in_the_cache_is_named(tmp_path: Path) -> None:

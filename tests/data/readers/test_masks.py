@@ -14,7 +14,7 @@ from PIL import Image
 from vitrail.core.errors import BadImage, BadLabels, DataError
 from vitrail.data.collection import Collection, open_collection
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.decode.image import read_indices
+from vitrail.data.decode.image import read_mask
 from vitrail.data.readers import masks
 from vitrail.data.readers.masks import MaskedFiles
 from vitrail.data.splits import dev_split, share_split
@@ -48,7 +48,7 @@ def write_set(root: Path, *layout: tuple[str, str], count: int = 3) -> Path:
 
 
 def masks_of(source: ImageDataset) -> list[NDArray[np.uint8]]:
-    return [read_indices(source.mask(i)) for i in range(len(source))]
+    return [read_mask(source.mask(i)) for i in range(len(source))]
 
 
 LAYOUTS = {
@@ -219,10 +219,10 @@ def test_damaged_masks_are_left_to_whoever_reads_them(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "masks/3.png")
     source = open_collection(tmp_path).splits["train"]
     assert source.pixel_classes == ("class 0", "class 1", "class 2")
-    assert np.array_equal(read_indices(source.mask(4)), indices(4))
+    assert np.array_equal(read_mask(source.mask(4)), indices(4))
     for i in range(3):
         with pytest.raises((BadImage, OSError)):
-            read_indices(source.mask(i))
+            read_mask(source.mask(i))
 
 
 def test_black_and_white_masks(tmp_path: Path) -> None:
@@ -340,14 +340,14 @@ def test_a_set_without_masks(tmp_path: Path) -> None:
 
 
 def test_splits_must_agree(tmp_path: Path) -> None:
-    from vitrail.data.collection import collected
+    from vitrail.data.collection import build_collection
 
     sources: dict[str, ImageDataset] = {}
     for split, names in (("train", NAMES), ("val", NAMES[:2])):
         sources[split] = MaskedFiles(str(tmp_path), ["a.jpg"], ["a.png"])
         sources[split].pixel_classes = names
     with pytest.raises(BadLabels, match="val"):
-        collected("x", tmp_path, ("images and masks", sources))
+        build_collection("x", tmp_path, ("images and masks", sources))
 
 
 def test_parts_and_dev_splits_keep_masks(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_parts_and_dev_splits_keep_masks(tmp_path: Path) -> None:
         assert source.pixel_classes == whole.pixel_classes
         for i in range(len(source)):
             number = int(source.name(i).split("/")[1].removesuffix(".jpg"))
-            assert np.array_equal(read_indices(source.mask(i)), indices(number))
+            assert np.array_equal(read_mask(source.mask(i)), indices(number))
 
 
 def test_identity_of_a_set(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from vitrail.data.decode import image as support
 @pytest.fixture(autouse=True)
 def without_heic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(support, "find_spec", lambda name: None)
-    support.suffixes.cache_clear()
+    support.readable_suffixes.cache_clear()
     yield  # type: ignore[misc]
-    support.suffixes.cache_clear()
+    support.readable_suffixes.cache_clear()
 
 
 def write(folder: Path, *names: str) -> Path:
@@ -59,5 +59,5 @@ def test_predict_lists_them_too(tmp_path: Path) -> None:
 
 def test_with_the_library_heic_is_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(support, "find_spec", lambda name: object())
-    support.suffixes.cache_clear()
+    support.readable_suffixes.cache_clear()
     assert len(open_collection(write(tmp_path, "a/1.heic", "b/1.png")).split("train")) == 2

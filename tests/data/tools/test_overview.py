@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from vitrail.core.errors import BadImage, WorkerDied
-from vitrail.data.collection import Collection, agree, open_collection
-from vitrail.data.dataset import Arrays, ImageDataset, Labels
+from vitrail.data.collection import Collection, open_collection, unify_classes
+from vitrail.data.dataset import ArrayDataset, ImageDataset, Labels
 from vitrail.data.tools import overview as samples
 from vitrail.data.tools import overview as summary
 from vitrail.data.tools import overview as survey
@@ -81,7 +81,7 @@ def test_strict_stops_at_the_first(photos: Path) -> None:
 
 
 def test_large_sets_are_sampled_the_same_way_each_time() -> None:
-    source = Arrays(np.zeros((5000, 3, 4), np.uint8))
+    source = ArrayDataset(np.zeros((5000, 3, 4), np.uint8))
     first, again = (summary.summarise(one(source), sample=100)["train"] for _ in range(2))
     assert first.looked == 100
     assert first.all_bytes == 5000 * 12
@@ -92,7 +92,7 @@ def test_large_sets_are_sampled_the_same_way_each_time() -> None:
 
 
 def test_several_labels() -> None:
-    source = Arrays(np.zeros((3, 2, 2), np.uint8), Labels.several([[0, 1], [], [1]]), ("a", "b"))
+    source = ArrayDataset(np.zeros((3, 2, 2), np.uint8), Labels.several([[0, 1], [], [1]]), ("a", "b"))
     found = summary.summarise(one(source))["train"]
     assert (found.labelled, found.labels, found.multiple, found.counts.tolist()) == (2, 3, True, [1, 2])
 
@@ -108,7 +108,7 @@ def test_processes_see_what_one_sees(photos: Path, monkeypatch: pytest.MonkeyPat
     assert heard == [3, 3, 2]
 
 
-class Deadly(Arrays):
+class Deadly(ArrayDataset):
     """Ends the process that reads the fourth sample, as a crashing decoder would."""
 
     def read(self, index: int) -> np.ndarray:
@@ -138,11 +138,11 @@ def test_summary_as_plain_values(photos: Path) -> None:
 # Sheets.
 
 
-def coloured(values: list[int], classes: int, several: bool = False) -> Arrays:
+def coloured(values: list[int], classes: int, several: bool = False) -> ArrayDataset:
     """Each image is as bright as its class number, times ten."""
     pixels = np.broadcast_to((np.array(values) * 10 + 5)[:, None, None, None], (len(values), 4, 4, 3)).astype(np.uint8)
     labels = Labels.several([v] for v in values) if several else Labels(np.array(values))
-    return Arrays(pixels, labels, tuple(f"class {k}" for k in range(classes)))
+    return ArrayDataset(pixels, labels, tuple(f"class {k}" for k in range(classes)))
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -159,8 +159,8 @@ def test_sheet_shows_classes_that_are_there_and_counts_the_rest() -> None:
     few = samples.sheet_of(one(coloured([0, 0, 2, 2], 4)), "train")
     many = samples.sheet_of(one(coloured([i % 25 for i in range(50)], 25)), "train")
     assert few.size[1] < many.size[1]
-    huge = Arrays(np.zeros((3000, 2, 2), np.uint8), Labels(np.arange(3000) // 3), tuple(map(str, range(1000))))
-    agreed, _ = agree("x", {"train": huge})
+    huge = ArrayDataset(np.zeros((3000, 2, 2), np.uint8), Labels(np.arange(3000) // 3), tuple(map(str, range(1000))))
+    agreed, _ = unify_classes("x", {"train": huge})
     assert samples.sheet_of(one(agreed["train"]), "train").size[1] < 3000
 
 

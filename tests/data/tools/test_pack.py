@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitrail.core.errors import BadImage, BadLabels, ConfigError, DataError, WorkerDied
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels, Subset
-from vitrail.data.decode.image import read_indices
+from vitrail.data.dataset import ArrayDataset, Encoded, ImageDataset, Labels, SubsetDataset
+from vitrail.data.decode.image import read_mask
 from vitrail.data.readers import shards
 from vitrail.data.tools import pack as packing
 from vitrail.data.tools import shard_writer as pool
@@ -191,11 +191,11 @@ def test_masks_are_packed(tmp_path: Path) -> None:
     train = splits["train"]
     assert (train.pixel_classes, splits["test"].pixel_classes) == (source.pixel_classes, ())
     assert train.mask(0) == masks[0]
-    assert all(np.array_equal(read_indices(train.mask(i)), values) for i in range(3))
+    assert all(np.array_equal(read_mask(train.mask(i)), values) for i in range(3))
     pack({"train": train}, tmp_path / "small", max_side=50, workers=1)
     small = shards.read(tmp_path / "small")["train"]
     assert [small.open_image(i).size for i in range(3)] == [(30, 50)] * 3
-    assert all(np.array_equal(read_indices(small.mask(i)), values[::2, ::2]) for i in range(3))
+    assert all(np.array_equal(read_mask(small.mask(i)), values[::2, ::2]) for i in range(3))
     assert small.pixel_classes == source.pixel_classes
 
 
@@ -238,12 +238,12 @@ def test_nothing_readable_is_an_error(tmp_path: Path) -> None:
 def test_several_labels_and_none(tmp_path: Path) -> None:
     pictures = np.zeros((3, 4, 4, 3), np.uint8)
     several = Labels.several([[2, 0], [], [1]])
-    pack({"train": Arrays(pictures, several, "abc"), "test": Arrays(pictures)}, tmp_path / "out", workers=1)
+    pack({"train": ArrayDataset(pictures, several, "abc"), "test": ArrayDataset(pictures)}, tmp_path / "out", workers=1)
     again = shards.read(tmp_path / "out")
     assert [again["train"].labels[i] for i in range(3)] == [(2, 0), (), (1,)]
     assert [again["test"].labels[i] for i in range(3)] == [(), (), ()]
     assert again["train"].classes == ("a", "b", "c")
-    pack({"train": Arrays(pictures)}, tmp_path / "plain", workers=1)
+    pack({"train": ArrayDataset(pictures)}, tmp_path / "plain", workers=1)
     assert shards.read(tmp_path / "plain")["train"].classes == ()
 
 
@@ -436,7 +436,7 @@ def test_keys_say_what_a_person_knows(name: str, want: str) -> None:
 def test_real_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     source = shards.read(DATA / "imagenet_val_1000.tar")["val"]
-    some = Subset(source, np.arange(0, 1000, 20))
+    some = SubsetDataset(source, np.arange(0, 1000, 20))
     report = pack({"val": some}, tmp_path / "out", max_side=256, workers=1)
     assert (report.splits, report.unreadable) == ({"val": 50}, 0)
     again = shards.read(tmp_path / "out")["val"]

@@ -22,8 +22,8 @@ from vitrail.data.transforms.augmentation import (
     multi_crop,
     three_augment,
 )
-from vitrail.data.transforms.batched import BatchedAugmentation, run, supported, unsupported
-from vitrail.data.transforms.batched_ops import Moves, bells, grey
+from vitrail.data.transforms.batched import BatchedAugmentation, find_unsupported, list_supported, run_programme
+from vitrail.data.transforms.batched_ops import WarpParameters, gaussian_kernels, grey
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
 from vitrail.data.transforms.policy import NUMBER, OPERATIONS, Distort, Programme, RandAugment, ThreeAugment
 
@@ -99,7 +99,7 @@ def test_a_padded_crop_of_a_resized_picture(crop: ResizeCrop, interpolation: Any
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", [name for name in NUMBER if name in supported()])
+@pytest.mark.parametrize("name", [name for name in NUMBER if name in list_supported()])
 def test_each_operation_with_a_level_a_sample(name: str, device: str) -> None:
     span = {"posterise": (3, 8), "solarise": (0, 255), "blur": (0.1, 2.0), "rotate": (-30, 30)}.get(name)
     span = span or ((-0.3, 0.3) if "shear" in name else (-9, 9) if "translate" in name else (0.1, 1.9))
@@ -107,11 +107,11 @@ def test_each_operation_with_a_level_a_sample(name: str, device: str) -> None:
     levels = np.round(levels) if name == "posterise" else levels
     batch = torch.from_numpy(SMOOTH).permute(0, 3, 1, 2).contiguous()
     programme = Programme(np.full((24, 1), NUMBER[name]), levels[:, None])
-    got = run(programme, batch.to(device)).cpu()
+    got = run_programme(programme, batch.to(device)).cpu()
     wanted = torch.stack(
         [OPERATIONS[NUMBER[name]](picture, level) for picture, level in zip(batch, levels, strict=True)]
     )
-    if name in Moves._fields:  # a nearest neighbour may be another one, where two are as near
+    if name in WarpParameters._fields:  # a nearest neighbour may be another one, where two are as near
         assert (got != wanted).any(1).float().mean() < 0.01
     else:
         close(got, wanted, 1, 0.01)
@@ -179,16 +179,16 @@ def test_a_plan_is_for_one_shape() -> None:
 
 def test_the_operations_of_a_step_do_not_touch_each_other() -> None:
     """Images with any mix of operations come out as they do when each is alone in its batch."""
-    names = [name for name in NUMBER if name in supported()]
+    names = [name for name in NUMBER if name in list_supported()]
     first = np.array([NUMBER[name] for name in names for _ in names])
     which = np.stack([first, np.array([NUMBER[name] for _ in names for name in names])], 1)
     spread = {"posterise": 5.0, "solarise": 90.0, "translate_x": 3.0, "translate_y": -2.0, "rotate": 9.0}
     levels = np.array([spread.get(name, 0.3 if "shear" in name else 1.4) for name in NUMBER])
     batch = torch.from_numpy(SMOOTH).permute(0, 3, 1, 2).contiguous()[np.arange(len(which)) % 24]
-    together = run(Programme(which, levels[which]), batch)
+    together = run_programme(Programme(which, levels[which]), batch)
     for place in range(0, len(which), 7):
         some = slice(place, place + 1)
-        assert torch.equal(together[some], run(Programme(which[some], levels[which[some]]), batch[some]))
+        assert torch.equal(together[some], run_programme(Programme(which[some], levels[which[some]]), batch[some]))
 
 
 @pytest.mark.parametrize("size", [(32, 40), (13, 9), (64, 64)])
@@ -217,11 +217,11 @@ def test_grey_is_exact() -> None:
 @pytest.mark.parametrize("size", [(9, 40), (3, 2)])
 def test_the_weights_of_a_blur_do_not_depend_on_wider_ones(size: tuple[int, int]) -> None:
     sigma = np.array([0.1, 0.4, 1.1, 2.0])
-    together = bells(sigma, size)
+    together = gaussian_kernels(sigma, size)
     assert together.shape == (2, min(6, max(size) - 1) + 1, 4)
     np.testing.assert_allclose(2 * together.sum(1) - together[:, 0], 1, rtol=1e-6)
     for place, one in enumerate(sigma):
-        alone = bells(np.array([one]), size)[:, :, 0]
+        alone = gaussian_kernels(np.array([one]), size)[:, :, 0]
         np.testing.assert_array_equal(alone, together[:, : alone.shape[1], place])
         assert not together[:, alone.shape[1] :, place].any()
 
@@ -229,8 +229,8 @@ def test_the_weights_of_a_blur_do_not_depend_on_wider_ones(size: tuple[int, int]
 def test_what_is_not_supported_is_refused_with_what_is() -> None:
     with pytest.raises(ConfigError, match=r"Distort uses hue.*supported: InceptionCrop.*blur"):
         BatchedAugmentation(multi_crop()[0])
-    assert unsupported(inception(8)) is None
-    assert "hue" in (unsupported(multi_crop()[0]) or "")
+    assert find_unsupported(inception(8)) is None
+    assert "hue" in (find_unsupported(multi_crop()[0]) or "")
     with pytest.raises(ConfigError, match="3 draws"):
         together(inception(8), SMOOTH, drawn(3))
 

@@ -18,11 +18,11 @@ from vitrail.data.decode.image import EncodedImage
 from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import (
     Augmentation,
+    augment_views,
     inception,
     multi_crop,
     simple_three_augment,
     three_augment,
-    views,
 )
 from vitrail.data.transforms.crop import InceptionCrop, Squash
 from vitrail.data.transforms.policy import NUMBER, OPERATIONS, Distort, RandAugment, ThreeAugment
@@ -155,7 +155,7 @@ def test_views_are_those_of_their_own_draws() -> None:
     several = multi_crop(size=32, local=16, count=3)
     array = pixels(60, 80)
     draws = [CounterRng.for_samples(seed=0, epoch=0, sample=0, view=view) for view in range(5)]
-    got = views(several, EncodedImage(array), draws)
+    got = augment_views(several, EncodedImage(array), draws)
     assert [tuple(view.shape) for view in got] == [(3, 32, 32)] * 2 + [(3, 16, 16)] * 3
     for view, augmentation, drawn_for in zip(got, several, draws, strict=True):
         assert torch.equal(view, augmentation(EncodedImage(array), drawn_for))

@@ -15,7 +15,7 @@ from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.weights import build_fresh
 from vitrail.cli.app import main
 from vitrail.core.errors import DataError
-from vitrail.data.dataset import Subset
+from vitrail.data.dataset import SubsetDataset
 from vitrail.data.training_record import KEY, record_training
 from vitrail.evaluation.intervals import correct_bias
 from vitrail.evaluation.result import Result
@@ -142,7 +142,7 @@ def test_masks_that_cannot_be_used_are_counted_and_named(here: Path, tmp_path: P
 def test_images_seen_in_training_are_left_out(here: Path) -> None:
     data = vitrail.open_collection("drawn")
     source, seen = data.split("test"), [0, 1, 2, 7]
-    record = record_training(Subset(source, np.array(seen)), out_of=COUNT, selection={}, others={})
+    record = record_training(SubsetDataset(source, np.array(seen)), out_of=COUNT, selection={}, others={})
     known = network(data.pixel_classes, provenance={KEY: [record]})
     found = vitrail.evaluate(known, data, device="cpu")
     assert (found.count, found.left_out) == (COUNT - 4, 4)

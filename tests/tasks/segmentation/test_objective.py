@@ -56,7 +56,7 @@ def batch() -> Batch:
 
 
 def take(given: Batch, places: list[int]) -> Batch:
-    return given.moved(lambda tensor: tensor[places])
+    return given.map_tensors(lambda tensor: tensor[places])
 
 
 def ask(of: SegmentationObjective, given: Batch) -> ObjectiveOutput:

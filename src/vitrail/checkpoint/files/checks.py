@@ -7,7 +7,7 @@ shown; and every reader draws on the one allowance for memory that is set here.
 from pathlib import Path
 from typing import TypeVar
 
-from vitrail.core.errors import UnsafeWeights, WeightsError, reason_of
+from vitrail.core.errors import UnsafeWeights, WeightsError, describe_error
 
 DOWNLOAD_AGAIN = "fetch or copy the file again"
 RESAVE = "re-save the tensors as .safetensors where they were made"
@@ -42,7 +42,7 @@ def quote(name: object, limit: int = 120) -> str:
 
 def shorten(error: BaseException, limit: int = 200) -> str:
     """Another library's error as a short cause; some of them write pages."""
-    text = reason_of(error)
+    text = describe_error(error)
     return text if len(text) <= limit else text[:limit] + "..."
 
 

@@ -38,8 +38,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, RESAVE, quote, refuse, shorten
-from vitrail.core.atomic_files import NotOnDisk, replacing, unobserved
-from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError, reason_of
+from vitrail.core.atomic_files import WriteFailed, ignore_os_errors, replace_on_success
+from vitrail.core.errors import (
+    ConfigError,
+    CorruptWeights,
+    MismatchedWeights,
+    UnsafeWeights,
+    WeightsError,
+    describe_error,
+)
 
 LENGTH_BYTES = 8
 HEADER_LIMIT = 100_000_000  # bytes; the format's own bound
@@ -108,7 +115,7 @@ def parse_header(path: Path, raw: bytes, data_size: int) -> SafetensorsHeader:
         content = json.loads(raw[LENGTH_BYTES:].decode("utf-8"), object_pairs_hook=unique_pairs)
     except (ValueError, RecursionError) as error:
         raise refuse(
-            CorruptWeights, path, f"header is not JSON as it should be ({reason_of(error)})", DOWNLOAD_AGAIN
+            CorruptWeights, path, f"header is not JSON as it should be ({describe_error(error)})", DOWNLOAD_AGAIN
         ) from None
     if not isinstance(content, dict):
         raise refuse(CorruptWeights, path, "header is not a JSON object", DOWNLOAD_AGAIN)
@@ -255,7 +262,7 @@ def write_sealed(
     path: str | Path,
     tensors: Mapping[str, Tensor],
     description: Mapping[str, Any],
-    reached: Callable[[str], None] = unobserved,
+    reached: Callable[[str], None] = ignore_os_errors,
 ) -> None:
     """Write tensors and their description as one sealed file; equal input gives equal bytes.
 
@@ -270,7 +277,7 @@ def write_sealed(
     header = _build_header(path, ordered, description, checksums)
     _apply_seal(path, header)
     try:
-        with replacing(path, reached) as file:
+        with replace_on_success(path, reached) as file:
             reached("before write")
             file.write(header)
             for name, tensor in ordered.items():
@@ -282,7 +289,7 @@ def write_sealed(
             reached("before write")
             file.write(_apply_seal(path, _build_header(path, ordered, description, checksums)))
             reached("after write")
-    except NotOnDisk as error:
+    except WriteFailed as error:
         cause = f"is written, but its folder could not be put on disk ({error.strerror or shorten(error)})"
         raise refuse(WeightsError, path, cause, "check the disk before relying on it") from error
     except OSError as error:

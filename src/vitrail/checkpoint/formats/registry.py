@@ -7,7 +7,7 @@ from functools import partial
 from vitrail.checkpoint.formats import google, huggingface, timm, torchvision
 from vitrail.checkpoint.formats import google as google_bit
 from vitrail.checkpoint.formats.key_table import KeyEntry, Tensors, TensorShapes
-from vitrail.core.errors import unknown
+from vitrail.core.errors import unknown_name
 from vitrail.core.text import Pair
 from vitrail.data.preprocessing import HALF, IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.models.family import ModelConfig
@@ -108,7 +108,7 @@ def find_format(name: str, config: ModelConfig | None = None) -> Format:
     if name == "npz" and config is not None and not config.tokens:
         name = "npz-bit"
     if name not in FORMATS:
-        raise unknown("weight format", name, ["vitrail", *FORMATS, *SHORT])
+        raise unknown_name("weight format", name, ["vitrail", *FORMATS, *SHORT])
     return FORMATS[name]
 
 

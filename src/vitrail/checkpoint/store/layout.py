@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from vitrail.checkpoint.files.checks import quote, refuse, shorten
-from vitrail.core.atomic_files import replacing, sync_folder, unobserved
+from vitrail.core.atomic_files import ignore_os_errors, replace_on_success, sync_folder
 from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, WeightsError
 
 _FILE: Final = (
@@ -73,7 +73,7 @@ CRASH_POINTS: Final = (
     "old: after remove",
 )
 
-reached: Callable[[str], None] = unobserved
+reached: Callable[[str], None] = ignore_os_errors
 """Told of each point as a save comes to it. A test puts its own here; nothing else does."""
 
 
@@ -244,7 +244,7 @@ def write_manifest(path: Path, *, step: int, world: int, shards: list[ShardNote]
     raw = json.dumps(content, indent=1, allow_nan=False).encode("ascii") + b"\n"
     digest = hashlib.sha256(raw).hexdigest().encode()
     tell = crash_point("manifest")
-    with replacing(path, tell) as file:
+    with replace_on_success(path, tell) as file:
         tell("before write")
         file.write(raw[: -len(ZEROS + AFTER)] + digest + AFTER)
         tell("after write")

@@ -37,7 +37,7 @@ from vitrail.checkpoint.store.layout import (
     write_manifest,
 )
 from vitrail.checkpoint.store.reader import describe_fault, describe_shard, open_saved, verify
-from vitrail.core.atomic_files import replacing, sync_folder
+from vitrail.core.atomic_files import replace_on_success, sync_folder
 from vitrail.core.errors import ConfigError, WeightsError
 
 FIRST_RETRY: Final = 30.0  # seconds after a save that failed; doubled each time
@@ -183,7 +183,7 @@ class CheckpointWriter:
     def _report(self, place: Path, what: dict[str, Any]) -> None:
         """Leave a note for the first process, which may commit the folder under its new name as soon as it sees it."""
         tell = crash_point("part")
-        with replacing(place / part_name(self.rank), tell, folder_too=False) as file:
+        with replace_on_success(place / part_name(self.rank), tell, folder_too=False) as file:
             tell("before write")
             file.write(json.dumps({"attempt": self._attempt, **what}).encode())
             tell("after write")

@@ -26,7 +26,7 @@ from vitrail.core.errors import ConfigError, DataError, TrainingError
 from vitrail.core.text import format_size
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 from vitrail.data.datasets.vtab import find_task as find_vtab_task
-from vitrail.distributed.process_group import World, joined
+from vitrail.distributed.process_group import World, join_world
 from vitrail.evaluation.result import Measure, describe_weights, format_interval, format_value
 from vitrail.evaluation.scoring import Scope, ScoringOptions, choose_split
 from vitrail.evaluation.speed import tpuv3_core_days, training_flops
@@ -52,7 +52,7 @@ def run_evaluate(options: EvaluateOptions) -> int:
         raise ConfigError(f"--threshold {options.threshold:g} must be between 0 and 1")
     check_batch(options)
     check_distinct({"--out": options.out, "--page": options.page, "--answers": options.answers})
-    with joined(options.device) as world:
+    with join_world(options.device) as world:
         for path in (options.out, options.page, options.answers) if world.is_main else ():
             if path is not None:
                 check_writable(path)
@@ -247,7 +247,7 @@ def vtab_command(options: VtabOptions) -> str:
 
 
 def start_vtab(study: Study, facts: dict[str, Any], options: VtabOptions) -> int:
-    with joined(options.device) as world:
+    with join_world(options.device) as world:
         if options.dry_run:
             return forecast_vtab(study, world) if world.is_main else 0
 

@@ -29,10 +29,10 @@ from vitrail.cli.progress import bars, on_interrupt
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table
 from vitrail.core.errors import BadLabels, ConfigError, DataError
-from vitrail.data.collection import Collection, agree
-from vitrail.data.dataset import ImageDataset, Subset
+from vitrail.data.collection import Collection, unify_classes
+from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import Batch
-from vitrail.data.splits import stratified
+from vitrail.data.splits import split_stratified
 from vitrail.evaluation.frozen.features import Kept, SquareView, list_missing, load_or_extract
 from vitrail.evaluation.frozen.fewshot import (
     PENALTIES,
@@ -84,11 +84,11 @@ class FrozenTask:
     def learnt_from(self) -> ImageDataset:
         source = self.collection.splits[self.train]
         left = [part for part in (self.held, self.shared) if part is not None and len(part)]
-        return Subset(source, np.setdiff1d(np.arange(len(source)), np.concatenate(left))) if left else source
+        return SubsetDataset(source, np.setdiff1d(np.arange(len(source)), np.concatenate(left))) if left else source
 
     def scored(self) -> ImageDataset:
         source = self.collection.splits[self.test]
-        return source if self.held is None else Subset(source, self.held)
+        return source if self.held is None else SubsetDataset(source, self.held)
 
     def scored_places(self) -> "NDArray[np.int64]":
         """Where the samples to score are in their split."""
@@ -131,7 +131,7 @@ def drop_shared(task: FrozenTask, called: str) -> FrozenTask:
     """The task without the images to learn from that are scored as well, under whatever name."""
     source = task.collection.splits[task.train]
     places = np.arange(len(source)) if task.held is None else np.setdiff1d(np.arange(len(source)), task.held)
-    shared = find_shared(Subset(source, places), task.scored())
+    shared = find_shared(SubsetDataset(source, places), task.scored())
     if shared is None:
         note = f"{task.title}: too many images to look for those to score among those to learn from"
         return replace(task, notes=(note,))
@@ -151,7 +151,7 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
     collection.need_labels()
     train, source = choose_split(collection, "train")
     if options.held_out is not None:
-        held = stratified(source.labels, options.held_out)
+        held = split_stratified(source.labels, options.held_out)
         if not len(held):
             raise ConfigError(f"--held-out {options.held_out} of {len(source):,} images leaves none to score")
         return FrozenTask(collection=collection, train=train, test=train, held=held)
@@ -160,7 +160,7 @@ def open_task(options: FrozenOptions, text: str, test: str | None) -> FrozenTask
         other.need_labels()
         split, scored = choose_split(other, "test", "val")
         name = f"{other.title}@{split}"
-        both, _ = agree(collection.name, {train: source, name: scored})
+        both, _ = unify_classes(collection.name, {train: source, name: scored})
         there = (other.title, split)
         return FrozenTask(collection=replace(collection, splits=both), train=train, test=name, elsewhere=there)
     name = next((split for split in ("test", "val") if split in collection.splits and split != train), None)

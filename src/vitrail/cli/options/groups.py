@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
 from vitrail.cli.options.grammar import add_data_word
-from vitrail.data.class_names import BUNDLED
+from vitrail.data.class_names import BUNDLED_SETS
 from vitrail.evaluation.defaults import Precision
 
 SOURCE = "a folder with one subfolder per class, a list, shards, or a data set by name"
@@ -137,7 +137,7 @@ def add_labels(parser: argparse.ArgumentParser, *, rename: bool = True) -> None:
     parser.add_argument(
         "--labels",
         metavar="FILE",
-        help=f"class names, one per line in the order of the classes; or {', '.join(BUNDLED)} for the bundled names",
+        help=f"class names, one per line in class order; or {', '.join(BUNDLED_SETS)} for the bundled names",
     )
     if rename:
         parser.add_argument(

@@ -33,7 +33,7 @@ from vitrail.cli.train.display import PlainDisplay, QuietDisplay, TrainingPanel,
 from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
-from vitrail.distributed.process_group import joined
+from vitrail.distributed.process_group import join_world
 from vitrail.recipes.launch import record_command
 from vitrail.recipes.registry import Entry, find, recipes
 from vitrail.recipes.run_request import Asked, planned
@@ -66,16 +66,16 @@ def list_recipes() -> None:
 
 def show_recipe(entry: Entry, settings: Sequence[str], *, as_json: bool) -> None:
     """The docstring and the flat config; what is not the default is marked."""
-    from vitrail.core.config_overrides import flat, plain
+    from vitrail.core.config_overrides import list_fields, to_plain
     from vitrail.recipes.registry import recipe
     from vitrail.recipes.run_overrides import with_changes
 
     chosen = with_changes(recipe(entry.name), settings)
     if as_json:
-        print(json.dumps(plain(chosen), indent=2))
+        print(json.dumps(to_plain(chosen), indent=2))
         return
     print(f"{entry.name}: {entry.text}\n")
-    rows = [(line.name, line.text, "" if line.default else "*") for line in flat(chosen)]
+    rows = [(line.name, line.text, "" if line.default else "*") for line in list_fields(chosen)]
     print_table(["setting", "value", ""], rows, left=3)
     print("* not the default. Any of these can be changed with --set NAME=VALUE.")
 
@@ -91,7 +91,7 @@ MAX_TILES = 64
 
 def run_replay(options: ReplayOptions) -> int:
     config = read_run(options.run)
-    with joined(options.device) as world, waiting(f"running step {options.step} again"):
+    with join_world(options.device) as world, waiting(f"running step {options.step} again"):
         splits = open_splits(config.data, task_of(config.objective))
         found = replay(config, splits, options.run, options.step, world)
     show_replay(found)
@@ -188,7 +188,7 @@ class DemoObserver:
 
 def train_stage(asked: Asked, out: Path, device: str, watching: Observer) -> TrainingResult:
     """One run of the two; what was begun before is resumed."""
-    with joined(device) as world:
+    with join_world(device) as world:
         if world.size > 1:
             raise ConfigError("the demo is for one process; start it without torchrun")
         command = record_command(asked, out, None)

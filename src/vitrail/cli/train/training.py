@@ -24,7 +24,7 @@ from vitrail.cli.train.display import duration, make_observer
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import open_collection
-from vitrail.distributed.process_group import World, joined
+from vitrail.distributed.process_group import World, join_world
 from vitrail.recipes.budget import Budget, more_time
 from vitrail.recipes.launch import free_folder, plan_run, record_command, resume_command, short_settings
 from vitrail.recipes.registry import recipe
@@ -117,7 +117,7 @@ def exit_now(status: int) -> NoReturn:
 
 
 def start_run(options: TrainingOptions, asked: Asked, out: Path | None, going_on: bool) -> int:
-    with joined(options.device) as world, make_observer(world.rank) as watching:
+    with join_world(options.device) as world, make_observer(world.rank) as watching:
         if options.download and world.is_main:
             download_data(asked.data or recipe(asked.recipe).data.source)
         world.barrier()
@@ -127,7 +127,7 @@ def start_run(options: TrainingOptions, asked: Asked, out: Path | None, going_on
             for text in plan.why:
                 watching.log(text)
             return show_forecast(plan, asked, world)
-        out = out or world.agree(free_folder(plan.run))
+        out = out or world.broadcast(free_folder(plan.run))
         try:
             places = () if options.jobs == 1 else device_slots(options.device, options.jobs)
             return train_or_sweep(

@@ -32,7 +32,7 @@ from vitrail.core.text import format_size
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.loader import Batch
-from vitrail.distributed.process_group import World, joined
+from vitrail.distributed.process_group import World, join_world
 from vitrail.evaluation.frozen.closed_form_classifier import FittedClassifier, MultiLabelMeasures, fit
 from vitrail.evaluation.frozen.embed import EmbeddingSummary, embed
 from vitrail.evaluation.frozen.embedding_file import FORMATS
@@ -164,7 +164,7 @@ def run_embed(options: EmbedOptions) -> int:
         raise ConfigError(f"{out}: embeddings are written as {' or '.join(FORMATS)}; give such a name")
     if options.batch < 0:
         raise ConfigError(f"--batch {options.batch} must be at least 1")
-    with joined(options.device, timeout_s=PATIENCE_S) as world:
+    with join_world(options.device, timeout_s=PATIENCE_S) as world:
         if world.is_main:
             check_writable(out)
             if options.download:

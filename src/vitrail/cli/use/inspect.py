@@ -11,8 +11,8 @@ from vitrail.cli.inputs import read_labels
 from vitrail.cli.options.inspect import InspectOptions
 from vitrail.cli.progress import bars
 from vitrail.core.atomic_files import check_writable, write_file
-from vitrail.core.console import millions, print_table
-from vitrail.core.errors import BadImage, ConfigError, DataError, unknown
+from vitrail.core.console import format_millions, print_table
+from vitrail.core.errors import BadImage, ConfigError, DataError, unknown_name
 from vitrail.core.text import format_size
 from vitrail.models.family import ModelConfig
 
@@ -102,7 +102,7 @@ def parse_kinds(text: str | None) -> list[str]:
         raise ConfigError(f"--only names no kind; known: {', '.join(known)}")
     for word in asked:
         if word not in known:
-            raise unknown("kind of figure", word, known)
+            raise unknown_name("kind of figure", word, known)
     return [kind for kind in known if kind in asked]
 
 
@@ -164,7 +164,7 @@ def open_samples(options: InspectOptions, data: str) -> "tuple[str, ImageDataset
     import numpy as np
 
     from vitrail.cli.inputs import open_data
-    from vitrail.data.dataset import Subset
+    from vitrail.data.dataset import SubsetDataset
     from vitrail.evaluation.frozen.features import is_readable
     from vitrail.evaluation.scoring import choose_split
 
@@ -179,7 +179,7 @@ def open_samples(options: InspectOptions, data: str) -> "tuple[str, ImageDataset
             f"none of the {len(places):,} images of {collection.title}@{split} can be read; give other data"
         )
     gone = tuple(source.name(int(at)) for at in places[~sound])
-    return f"{collection.title}@{split}", Subset(source, places[sound]), gone
+    return f"{collection.title}@{split}", SubsetDataset(source, places[sound]), gone
 
 
 def iter_batches(options: InspectOptions, about: "Subject", source: "ImageDataset") -> "Iterator[torch.Tensor]":
@@ -260,7 +260,7 @@ def parse_class(text: str | None, labels: tuple[str, ...] | None, classes: int) 
         raise ConfigError(f"--class {text}: the names of the classes are not known; give a number, or --labels FILE")
     found = [at for at, name in enumerate(labels) if name.lower() == text.lower().replace("_", " ")]
     if not found:
-        raise unknown("class", text, labels)
+        raise unknown_name("class", text, labels)
     if len(found) > 1:
         raise ConfigError(
             f"--class {text}: classes {' and '.join(map(str, found))} are both called {labels[found[0]]}; give a number"
@@ -404,7 +404,10 @@ def describe_network(looked: InspectionInput) -> "list[Tile]":
 
     config = looked.about.network.config
     count = sum(parameter.numel() for parameter in looked.about.network.parameters())
-    tiles = [Tile(value=millions(count), label="parameters"), Tile(value=format_size(config.image), label="pixels")]
+    tiles = [
+        Tile(value=format_millions(count), label="parameters"),
+        Tile(value=format_size(config.image), label="pixels"),
+    ]
     if config.tokens:
         about = dict(config.table)
         tiles += [

@@ -11,10 +11,10 @@ from vitrail.cli.inputs import rename_predictor
 from vitrail.cli.options.predict import PredictOptions
 from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.cli.use.predict_outputs import PredictionWriter, make_writer
-from vitrail.core.console import millions
+from vitrail.core.console import format_millions
 from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.core.text import format_size
-from vitrail.data.class_names import bundled_names
+from vitrail.data.class_names import read_class_names
 from vitrail.report.page import printable
 
 if TYPE_CHECKING:
@@ -104,12 +104,12 @@ def describe_predictor(weights: str, asker: "Predictor[Any]") -> str:
     from vitrail.checkpoint.known_weights import is_bundled
 
     network, image = asker.network, asker.preprocessing.image
-    count = millions(sum(parameter.numel() for parameter in network.parameters()))
+    count = format_millions(sum(parameter.numel() for parameter in network.parameters()))
     named = f"{weights} (comes with vitrail)" if is_bundled(weights) else printable(weights)
     classes = asker.task.describe_outputs(asker.labels) + (
         f", each by itself; chosen from {100 * asker.threshold:g} %" if asker.multi_label else ""
     )
-    classes += ", named as ImageNet's" if asker.labels == bundled_names("imagenet") else ""
+    classes += ", named as ImageNet's" if asker.labels == read_class_names("imagenet") else ""
     return f"{named}: {type(network).__name__}, {count} parameters, {format_size(image)} px, {classes}"
 
 

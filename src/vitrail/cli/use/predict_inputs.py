@@ -12,9 +12,9 @@ from vitrail.checkpoint.find_weights import FOLDER_FILES
 from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS, is_bundled
 from vitrail.core.atomic_files import similar_paths
 from vitrail.core.errors import BadImage, ConfigError, DataError
-from vitrail.data.dataset import Strings
-from vitrail.data.decode.headers import format_of
-from vitrail.data.decode.image import is_unsupported, suffixes
+from vitrail.data.dataset import StringArray
+from vitrail.data.decode.headers import detect_format
+from vitrail.data.decode.image import is_unsupported, readable_suffixes
 from vitrail.data.readers.folder import is_folder, is_picture, listed, unread_files
 
 STDIN: Final = "-"
@@ -69,7 +69,7 @@ def is_image_file(path: str) -> bool:
     """Whether a file begins as an image does, whatever it is called."""
     try:
         with open(path, "rb") as file:
-            format_of(file.read(CHUNK))
+            detect_format(file.read(CHUNK))
     except (OSError, BadImage):
         return False
     return True
@@ -80,7 +80,7 @@ class ImageListing:
     """The images that words stand for, by name: a hundred thousand of them take some megabytes."""
 
     words: tuple[str, ...]
-    paths: Strings
+    paths: StringArray
     starts: tuple[int, ...]  # where each word's images begin in `paths`, and the end
     notes: tuple[str, ...]  # on files that were passed over
     closed: tuple[str, ...]  # folders that could not be read, and why
@@ -132,12 +132,12 @@ def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
             paths.append(word)
         starts.append(len(paths))
     if not paths and STDIN not in words:
-        why = f"; {closed[0]}" if closed else f"; names end in {', '.join(suffixes()[:6])}, ..."
+        why = f"; {closed[0]}" if closed else f"; names end in {', '.join(readable_suffixes()[:6])}, ..."
         if left and not closed:
             why = f" but {unread_files(left)}"
         raise DataError(f"{', '.join(words)}: no images there{why}")
     return ImageListing(
-        words=tuple(words), paths=Strings(paths), starts=tuple(starts), notes=tuple(notes), closed=tuple(closed)
+        words=tuple(words), paths=StringArray(paths), starts=tuple(starts), notes=tuple(notes), closed=tuple(closed)
     )
 
 

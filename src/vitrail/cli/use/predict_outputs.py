@@ -21,8 +21,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.cli.use.predict_inputs import ImageFile
-from vitrail.core.atomic_files import check_writable, replacing, write_file
-from vitrail.core.console import make_console, wrap
+from vitrail.core.atomic_files import check_writable, replace_on_success, write_file
+from vitrail.core.console import make_console, wrap_words
 from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.context import run_in_portions
@@ -111,7 +111,7 @@ class TerminalWriter:
         room = max(min(self.console.width - BAR_WIDTH - 12, 40), 8)
         wide = min(max((len(one.label) for one in bars), default=0), room)
         for one in bars:
-            label, *more = wrap(printable(one.label), wide) or [""]
+            label, *more = wrap_words(printable(one.label), wide) or [""]
             strong = "bold" if one.chosen else "not bold"
             block.append(f"\n  {label:<{wide}}  ", style=strong)
             block.append(
@@ -276,7 +276,7 @@ class AttentionImages:
         path = self.folder / self.named(inside)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as target:
+            with replace_on_success(path) as target:
                 target.write(file.getvalue())
         except OSError as error:
             raise ConfigError(

@@ -20,8 +20,8 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import ConfigError, unknown
-from vitrail.data.dataset import Arrays, ImageDataset, Labels, hash_content, hash_names
+from vitrail.core.errors import ConfigError, unknown_name
+from vitrail.data.dataset import ArrayDataset, ImageDataset, Labels, hash_content, hash_names
 from vitrail.data.randomness import CounterRng
 
 Plane: TypeAlias = NDArray[np.floating[Any]]  # [H, W], float32
@@ -144,7 +144,7 @@ def read_digits() -> dict[str, ImageDataset]:
     test = np.sort(by_class[::TEST_EVERY])
     splits = {"train": np.setdiff1d(by_class, test), "test": test}
     return {
-        split: Arrays(images[chosen], Labels(labels[chosen]), DIGIT_CLASSES, called=f"{DIGITS}/{split}")
+        split: ArrayDataset(images[chosen], Labels(labels[chosen]), DIGIT_CLASSES, called=f"{DIGITS}/{split}")
         for split, chosen in splits.items()
     }
 
@@ -163,7 +163,7 @@ class ShapesDataset(ImageDataset):
 
     def __init__(self, count: int, *, size: int = SIDE, label: str = "shape", seed: int = 0) -> None:
         if label not in get_args(Label):
-            raise unknown("label", label, get_args(Label))
+            raise unknown_name("label", label, get_args(Label))
         if count < 1 or not 8 <= size <= 8192:
             raise ConfigError(f"count={count}, size={size}: at least one image, of 8 to 8192 pixels per side")
         self.count, self.size, self.label, self.seed = count, size, label, seed

@@ -20,8 +20,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import DataError, reason_of
-from vitrail.data.dataset import Arrays, ImageDataset
+from vitrail.core.errors import DataError, describe_error
+from vitrail.data.dataset import ArrayDataset, ImageDataset
 from vitrail.data.datasets.file_formats import make_labels
 from vitrail.data.datasets.open_by_name import FilesMissing, find_file, refuse_damaged
 
@@ -129,7 +129,7 @@ def build_splits(files: dict[str, bytes], version: CifarVersion, where: Path) ->
         parts = [read_part(files[name], version, f"{where}: {name}") for name in names]
         images = np.concatenate([data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for data, _ in parts])
         labels = make_labels(np.concatenate([labels for _, labels in parts]), len(classes), where)
-        splits[split] = Arrays(images, labels, classes, called=f"{version.folder}/{split}")
+        splits[split] = ArrayDataset(images, labels, classes, called=f"{version.folder}/{split}")
     return splits
 
 
@@ -215,7 +215,7 @@ def unpickle(data: bytes, where: str) -> dict[bytes, Any]:
             for key, value in held.items()
         }
     except Exception as error:  # a damaged pickle raises anything at all
-        raise DataError(f"{where} is damaged or not a file of CIFAR: {reason_of(error)}") from None
+        raise DataError(f"{where} is damaged or not a file of CIFAR: {describe_error(error)}") from None
 
 
 def read_mnist(root: Path) -> dict[str, ImageDataset]:
@@ -234,7 +234,7 @@ def read_idx_sets(root: Path, classes: tuple[str, ...]) -> dict[str, ImageDatase
         if images.ndim != 3 or labels.shape != images.shape[:1]:
             raise DataError(f"{image_file} has {images.shape} and {label_file.name} {labels.shape}: they do not match")
         checked = make_labels(labels, len(classes), label_file)
-        splits[split] = Arrays(images, checked, classes, called=f"{root.name}/{split}")
+        splits[split] = ArrayDataset(images, checked, classes, called=f"{root.name}/{split}")
     return splits
 
 

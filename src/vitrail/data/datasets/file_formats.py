@@ -20,9 +20,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.atomic_files import cache_folder, replacing
-from vitrail.core.errors import BadImage, DataError, reason_of
-from vitrail.data.dataset import ImageDataset, Labels, Strings
+from vitrail.core.atomic_files import cache_folder, replace_on_success
+from vitrail.core.errors import BadImage, DataError, describe_error
+from vitrail.data.dataset import ImageDataset, Labels, StringArray
 from vitrail.data.datasets.open_by_name import FilesMissing, import_extra, refuse_damaged
 from vitrail.data.readers.folder import Files, below
 
@@ -56,10 +56,10 @@ class ByteRangeDataset(ImageDataset):
     def __init__(
         self, paths: Sequence[Path], table: IndexTable, classes: Sequence[str], labels: Labels | None = None
     ) -> None:
-        self.paths, self.classes = Strings(map(str, paths)), tuple(classes)
+        self.paths, self.classes = StringArray(map(str, paths)), tuple(classes)
         self.archive, self.offset = table["archive"].astype(np.int32), table["offset"].astype(np.int64)
         self.length: NDArray[np.int64] = table["length"].astype(np.int64)
-        self.names = Strings.over(table["names"].astype(np.uint8), table["starts"].astype(np.int64))
+        self.names = StringArray.over(table["names"].astype(np.uint8), table["starts"].astype(np.int64))
         self.labels = labels or Labels(table["label"].astype(np.int32))
 
     def read(self, index: int) -> bytes:
@@ -75,7 +75,7 @@ class ByteRangeDataset(ImageDataset):
 def build_index(rows: Sequence[tuple[int, int, int, int]], names: Iterable[str]) -> IndexTable:
     """One row per image: number of its file, offset and length in it, label; and its name."""
     table = np.array(rows, np.int64).reshape(-1, 4)
-    packed = Strings(names)
+    packed = StringArray(names)
     columns = {name: table[:, i] for i, name in enumerate(("archive", "offset", "length", "label"))}
     return {"names": packed.bytes, "starts": packed.starts, **columns}
 
@@ -94,7 +94,7 @@ def cached_index(kind: str, files: Sequence[Path], build: Callable[[], IndexTabl
         tables = build()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+        with replace_on_success(path) as file:
             np.savez(file, allow_pickle=False, **tables)
     except OSError:
         pass  # a read-only cache only costs time as well
@@ -193,7 +193,7 @@ class ZipDataset(ImageDataset):
         self, path: Path, members: Sequence[zipfile.ZipInfo], labels: Labels, classes: Sequence[str] = ()
     ) -> None:
         self.path, self.labels, self.classes = str(path), labels, tuple(classes)
-        self.names = Strings(member.filename for member in members)
+        self.names = StringArray(member.filename for member in members)
         fields = [(m.header_offset, m.compress_size, m.file_size, m.compress_type, m.CRC) for m in members]
         self.table: NDArray[np.int64] = np.array(fields, np.int64).reshape(-1, 5)
 
@@ -249,7 +249,9 @@ def read_mat(file: "Path | bytes", where: object, *names: str) -> dict[str, Any]
     except OSError as error:
         raise DataError(f"{where}: {error.strerror or error}") from None
     except Exception as error:  # scipy raises anything at all on a damaged file
-        raise DataError(f"{where} is damaged or not a MATLAB file ({reason_of(error)}); download it again") from None
+        raise DataError(
+            f"{where} is damaged or not a MATLAB file ({describe_error(error)}); download it again"
+        ) from None
     missing = [name for name in names if name not in found]
     if missing:
         raise DataError(f"{where} has no variable {missing[0]!r}; download it again")

@@ -33,8 +33,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitrail.core.errors import BadLabels, DataError, reason_of
-from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset, Subset
+from vitrail.core.errors import BadLabels, DataError, describe_error
+from vitrail.data.dataset import ImageDataset, Labels, RelabelledDataset, SubsetDataset
 from vitrail.data.datasets.file_formats import (
     ByteRangeDataset,
     FolderTree,
@@ -168,7 +168,7 @@ def read_torchvision_meta(path: Path) -> list[str]:
         _, synsets = torch.load(path, weights_only=True)
         return [str(wnid) for wnid in synsets]
     except Exception as error:
-        raise DataError(f"{path} is not torchvision's meta.bin of ImageNet ({reason_of(error)})") from None
+        raise DataError(f"{path} is not torchvision's meta.bin of ImageNet ({describe_error(error)})") from None
 
 
 def read_devkit(path: Path) -> list[str]:
@@ -190,7 +190,7 @@ def read_real(path: Path) -> list[tuple[int, ...]]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{path} is not a list of lists of class numbers ({reason_of(error)})") from None
+        raise DataError(f"{path} is not a list of lists of class numbers ({describe_error(error)})") from None
 
 
 def match_real_labels(source: ImageDataset, path: Path) -> list[tuple[int, ...]]:
@@ -239,7 +239,7 @@ def read_multilabel_imagenet21k(root: Path) -> dict[str, ImageDataset]:
         if stem in rows:
             rows[stem] += [numbers[wnid] for wnid in wnids]
     labels = Labels.several(dict.fromkeys(row) for row in rows.values())
-    return {"train": RelabelledDataset(Subset(source, list(first.values())), labels, source.classes)}
+    return {"train": RelabelledDataset(SubsetDataset(source, list(first.values())), labels, source.classes)}
 
 
 def read_multilabel(path: Path) -> dict[str, list[str]]:

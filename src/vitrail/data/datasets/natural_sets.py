@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from vitrail.core.atomic_files import replacing
+from vitrail.core.atomic_files import replace_on_success
 from vitrail.core.errors import BadLabels, DataError
-from vitrail.data.dataset import Arrays, ImageDataset
+from vitrail.data.dataset import ArrayDataset, ImageDataset
 from vitrail.data.datasets.file_formats import FolderTree, make_labels, read_mat
 from vitrail.data.datasets.open_by_name import FilesMissing, find_file, read_text, refuse_damaged, unpack
 from vitrail.data.randomness import EpochOrder, hash_word
@@ -56,7 +56,7 @@ def find_caltech(root: Path) -> Path:
         refuse_damaged(f"{wrapper}: {CALTECH_WRAPPED}"),
         zipfile.ZipFile(wrapper) as opened,
         opened.open(CALTECH_WRAPPED) as inner,
-        replacing(root / CALTECH_ARCHIVE) as file,
+        replace_on_success(root / CALTECH_ARCHIVE) as file,
     ):
         shutil.copyfileobj(inner, file, 1 << 20)
     return unpack(root, CALTECH_FOLDER, CALTECH_ARCHIVE)
@@ -73,7 +73,7 @@ def read_svhn(root: Path) -> dict[str, ImageDataset]:
             raise DataError(f"{path} has X {images.shape} and y {labels.shape}, not 32 x 32 x 3 x N and N")
         digits = make_labels(np.where(labels == 10, 0, labels), 10, path)  # the digit 0 is class 10 in the file
         images = np.ascontiguousarray(images.transpose(3, 0, 1, 2))
-        splits[split] = Arrays(images, digits, tuple("0123456789"), called=path.name)
+        splits[split] = ArrayDataset(images, digits, tuple("0123456789"), called=path.name)
     return splits
 
 

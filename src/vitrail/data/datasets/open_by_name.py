@@ -20,8 +20,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
 
-from vitrail.core.atomic_files import cache_folder, replacing
-from vitrail.core.errors import DataError, SourceNotFound, reason_of, unknown
+from vitrail.core.atomic_files import cache_folder, replace_on_success
+from vitrail.core.errors import DataError, SourceNotFound, describe_error, unknown_name
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.datasets.catalogue import SETS, DataFile, NamedSet
 from vitrail.data.datasets.download import Progress, fetch
@@ -48,11 +48,11 @@ def refuse_damaged(where: object, what: str = "") -> Generator[None]:
         yield
     except OSError as error:
         if isinstance(error, DAMAGED):
-            raise DataError(f"{where} is damaged or cut short ({reason_of(error)}); download it again") from None
+            raise DataError(f"{where} is damaged or cut short ({describe_error(error)}); download it again") from None
         raise DataError(f"{where}: {error.strerror or error}") from None
     except DAMAGED as error:
         kind = f", or is not {what}" if what else ""
-        raise DataError(f"{where} is damaged or cut short{kind} ({reason_of(error)}); download it again") from None
+        raise DataError(f"{where} is damaged or cut short{kind} ({describe_error(error)}); download it again") from None
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def extract(archive: Path, into: Path) -> None:
             with tarfile.open(archive) as opened:
                 opened.extractall(into, filter="data")
     except DAMAGED as error:
-        raise DataError(f"{archive} is damaged or cut short ({reason_of(error)}); download it again") from None
+        raise DataError(f"{archive} is damaged or cut short ({describe_error(error)}); download it again") from None
 
 
 def decompress(root: Path, name: str) -> Path:
@@ -124,10 +124,10 @@ def decompress(root: Path, name: str) -> Path:
     packed = find_file(root, f"{name}.gz")
     with refuse_unwritable(packed, path):
         try:
-            with gzip.open(packed) as source, replacing(path) as file:
+            with gzip.open(packed) as source, replace_on_success(path) as file:
                 shutil.copyfileobj(source, file, CHUNK)
         except DAMAGED as error:
-            raise DataError(f"{packed} is damaged or cut short ({reason_of(error)}); download it again") from None
+            raise DataError(f"{packed} is damaged or cut short ({describe_error(error)}); download it again") from None
     return path
 
 
@@ -140,7 +140,7 @@ def read_text(path: Path) -> str:
 def find_set(name: str) -> NamedSet:
     """The catalogue's entry; UnknownName, with the nearest names, where there is none."""
     if name not in SETS:
-        raise unknown("data set", name, SETS)
+        raise unknown_name("data set", name, SETS)
     return SETS[name]
 
 

@@ -26,8 +26,8 @@ from typing import IO, Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.atomic_files import cache_folder, replacing
-from vitrail.core.errors import DataError, reason_of
+from vitrail.core.atomic_files import cache_folder, replace_on_success
+from vitrail.core.errors import DataError, describe_error
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.datasets.file_formats import (
     BitmapDataset,
@@ -120,7 +120,7 @@ def index_dmlab(paths: list[Path]) -> IndexTable:
                     raise ValueError(f"its label is {label}")
             except (KeyError, IndexError, ValueError) as error:
                 raise DataError(
-                    f"{path}: the record at byte {start:,} is not an image of DMLab ({reason_of(error)})"
+                    f"{path}: the record at byte {start:,} is not an image of DMLab ({describe_error(error)})"
                 ) from None
             rows.append((number, start + image[0], image[1] - image[0], label))
             names.append(PurePosixPath(data[name[0] : name[1]].decode("utf-8", "replace")).name)
@@ -166,7 +166,7 @@ def pack_dsprites(path: Path) -> tuple[Path, tuple[int, ...]]:
         if target.is_file() and target.stat().st_size == prod(shape) // 8:
             return target, shape
         target.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(target) as file:
+        with replace_on_success(target) as file:
             left, chunk = prod(shape), DSPRITES_CHUNK * prod(shape[1:])
             while left:
                 data = member.read(min(chunk, left))

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import DataError, unknown
-from vitrail.data.dataset import Concat, ImageDataset, Subset
+from vitrail.core.errors import DataError, unknown_name
+from vitrail.data.dataset import ConcatDataset, ImageDataset, SubsetDataset
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS, VtabTask
 from vitrail.data.datasets.download import Progress
 from vitrail.data.datasets.open_by_name import only_split, open_named
@@ -24,7 +24,7 @@ def find_task(name: str) -> VtabTask:
     """The task of a name, with or without a leading "vtab/"."""
     short = name.removeprefix("vtab/")
     if short not in VTAB_TASKS:
-        raise unknown("VTAB task", name, (f"vtab/{task}" for task in VTAB_TASKS))
+        raise unknown_name("VTAB task", name, (f"vtab/{task}" for task in VTAB_TASKS))
     return VTAB_TASKS[short]
 
 
@@ -61,13 +61,13 @@ def open_vtab(
     splits: dict[str, ImageDataset] = {}
     for split, (official, _, _) in task.plan.items():
         source = only_split(sets, official, task.source)
-        splits[split] = Subset(source, choose_samples(task, split, len(source)))
+        splits[split] = SubsetDataset(source, choose_samples(task, split, len(source)))
     for split, count in zip(("train", "val"), first, strict=True):
         if len(splits[split]) < count:
             raise DataError(
                 f"vtab/{task.name}: {split} has {len(splits[split])} samples, VTAB-1k takes {count}; "
                 f"the copy of {SETS[task.source].title} is not complete"
             )
-    train, val = Subset(splits["train"], np.arange(first[0])), Subset(splits["val"], np.arange(first[1]))
+    train, val = SubsetDataset(splits["train"], np.arange(first[0])), SubsetDataset(splits["val"], np.arange(first[1]))
     names = f"train{first[0]}", f"val{first[1]}", f"trainval{sum(first)}"
-    return {**splits, **dict(zip(names, (train, val, Concat([train, val])), strict=True))}
+    return {**splits, **dict(zip(names, (train, val, ConcatDataset([train, val])), strict=True))}

@@ -18,7 +18,7 @@ from vitrail.core.errors import BadImage
 FREE: Final = 10_000  # pieces that any file may have, whatever its size
 
 
-class Walk:
+class PieceLimit:
     """Counts the pieces of one file. BadImage where they are more than FREE and hold fewer than `average` bytes."""
 
     __slots__ = ("kind", "most", "pieces")
@@ -46,7 +46,7 @@ LONGEST_PROFILE: Final = 1 << 16  # bytes; the tag in question is among the firs
 UPRIGHT: Final = 1
 
 
-class Entry(NamedTuple):
+class TiffTag(NamedTuple):
     """One tag: its type, how many values, and the 4 (BigTIFF: 8) bytes that hold them or say where they are."""
 
     tag: int
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
     value: bytes
 
 
-class Directory:
+class TiffDirectory:
     """The first directory of a TIFF or of an EXIF block. struct.error or KeyError where there is none."""
 
     def __init__(self, data: bytes) -> None:
@@ -68,17 +68,17 @@ class Directory:
         row = struct.Struct(f"{self.order}HH{self.word}{'8s' if self.big else '4s'}")
         count = min(self.number("Q" if self.big else "H", start), (len(data) - first) // row.size, 65535)
         rows = row.iter_unpack(data[first : first + count * row.size])
-        self.entries: dict[int, Entry] = {}
-        for entry in map(Entry._make, rows):
+        self.entries: dict[int, TiffTag] = {}
+        for entry in map(TiffTag._make, rows):
             self.entries.setdefault(entry.tag, entry)  # the first one counts, as in libtiff
 
     def number(self, code: str, where: int) -> int:
         return int(struct.unpack_from(self.order + code, self.data, where)[0])
 
-    def length(self, entry: Entry) -> int:
+    def length(self, entry: TiffTag) -> int:
         return UNITS.get(entry.kind, 0) * entry.amount
 
-    def inline(self, entry: Entry) -> bool:
+    def inline(self, entry: TiffTag) -> bool:
         return self.length(entry) <= len(entry.value)
 
     def first(self, tag: int, otherwise: int) -> int:
@@ -95,7 +95,7 @@ class Directory:
 def orientation_of_exif(exif: bytes) -> int:
     """1 to 8 from an EXIF block, with or without its first words; 1 where it is damaged or does not say."""
     try:
-        value = Directory(exif.removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0")).first(ORIENTATION, UPRIGHT)
+        value = TiffDirectory(exif.removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0")).first(ORIENTATION, UPRIGHT)
     except (KeyError, struct.error, OverflowError):
         return UPRIGHT
     return value if 1 <= value <= 8 else UPRIGHT
@@ -123,7 +123,7 @@ TURNING: Final[dict[str, Callable[[bytes], int]]] = {
 }
 
 
-def orientation_of(info: Mapping[Any, Any]) -> int:
+def find_orientation(info: Mapping[Any, Any]) -> int:
     """Which way up, from what Pillow keeps of a file (`Image.info`); EXIF's word goes before XMP's."""
     for key, read in TURNING.items():
         value = info.get(key)
@@ -134,10 +134,10 @@ def orientation_of(info: Mapping[Any, Any]) -> int:
     return UPRIGHT
 
 
-def bare_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
+def strip_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
     """The first image of a TIFF with no tag but those its pixels need, its orientation, its (width, height)."""
-    directory = Directory(data)
-    kept, total = list[Entry](), 0
+    directory = TiffDirectory(data)
+    kept, total = list[TiffTag](), 0
     for entry in sorted(directory.entries.values()):
         length = directory.length(entry)
         if entry.tag not in NEEDED or not length or (entry.tag in SINGLE and entry.amount != 1):
@@ -152,10 +152,10 @@ def bare_tiff(data: bytes) -> tuple[bytes, int, tuple[int, int]]:
     size = (directory.first(WIDTH, 0), directory.first(HEIGHT, 0))
     check_layout(directory, *size)
     turned = directory.first(ORIENTATION, UPRIGHT)
-    return rewritten(directory, kept), turned if 1 <= turned <= 8 else UPRIGHT, size
+    return rewrite_directory(directory, kept), turned if 1 <= turned <= 8 else UPRIGHT, size
 
 
-def check_layout(directory: Directory, width: int, height: int) -> None:
+def check_layout(directory: TiffDirectory, width: int, height: int) -> None:
     """BadImage for a packing that is not read, and for blocks whose number or size is not an image's."""
     packing = directory.first(COMPRESSION, 1)
     if packing not in PACKINGS:
@@ -169,10 +169,10 @@ def check_layout(directory: Directory, width: int, height: int) -> None:
     blocks = max((entry.amount for tag, entry in directory.entries.items() if tag in (STRIPS, TILES)), default=0)
     if blocks > across * down * max(1, directory.first(SAMPLES, 1)):
         raise BadImage(f"damaged TIFF: {blocks:,} pieces for an image of {width} x {height}")
-    Walk("TIFF", directory.data, 512).step(blocks)  # Pillow lists them, in Python
+    PieceLimit("TIFF", directory.data, 512).step(blocks)  # Pillow lists them, in Python
 
 
-def rewritten(directory: Directory, kept: list[Entry]) -> bytes:
+def rewrite_directory(directory: TiffDirectory, kept: list[TiffTag]) -> bytes:
     """The file with a new directory at its end. Values stay where they are, so no offset changes."""
     data, order, word = directory.data, directory.order, directory.word
     start = len(data) + len(data) % 2

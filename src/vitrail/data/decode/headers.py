@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from vitrail.core.errors import BadImage
 from vitrail.data.decode.exif_tiff import (
     UPRIGHT,
-    Walk,
-    bare_tiff,
+    PieceLimit,
     orientation_of_exif,
     orientation_of_profile,
     orientation_of_xmp,
+    strip_tiff,
 )
-from vitrail.data.decode.heif import bare_heif, brand
+from vitrail.data.decode.heif import detect_brand, strip_heif
 
 LONGEST: Final = 1 << 16  # bytes of a header, its comments included
 GAP: Final = rb"(?:\s|#[^\r\n]*+[\r\n])++"
@@ -40,7 +40,7 @@ DIGITS: Final = re.compile(rb"[0-9\s]*+")
 LONG_NUMBER: Final = re.compile(rb"\d{11}")
 
 
-def bare_netpbm(data: bytes) -> tuple[bytes, tuple[int, int]]:
+def strip_netpbm(data: bytes) -> tuple[bytes, tuple[int, int]]:
     """The same image as a binary file with a short header, and its (width, height). BadImage where it is cut."""
     head = data[:LONGEST]
     found = BITMAP.match(head) or PIXMAP.match(head) or FLOATS.match(head)
@@ -55,11 +55,11 @@ def bare_netpbm(data: bytes) -> tuple[bytes, tuple[int, int]]:
     if magic == b"4":
         return b"P4 %d %d\n" % size + body, size
     if magic == b"1":
-        return b"P4 %d %d\n" % size + packed_bits(body, size), size
-    return rescaled(int(magic), size, int(found[4]), body), size
+        return b"P4 %d %d\n" % size + pack_bits(body, size), size
+    return rescale_values(int(magic), size, int(found[4]), body), size
 
 
-def rescaled(kind: int, size: tuple[int, int], most: int, body: bytes) -> bytes:
+def rescale_values(kind: int, size: tuple[int, int], most: int, body: bytes) -> bytes:
     """Grey or colour with a maximum of 255, or grey with one of 65535."""
     if not 0 < most < 65536:
         raise BadImage(f"damaged PPM: its largest value is {most}; it lies between 1 and 65535")
@@ -90,7 +90,7 @@ def text_values(body: bytes, count: int) -> "NDArray[np.int64]":
     """Numbers in text, with comments between them."""
     if len(body) < 2 * count - 1:
         raise BadImage("truncated PPM: it ends before its pixels do")
-    text = without_comments(body)
+    text = drop_comments(body)
     if DIGITS.fullmatch(text) is None:
         raise BadImage("damaged PPM: something other than numbers is among its pixels")
     if LONG_NUMBER.search(text):
@@ -101,10 +101,10 @@ def text_values(body: bytes, count: int) -> "NDArray[np.int64]":
     return values
 
 
-def packed_bits(body: bytes, size: tuple[int, int]) -> bytes:
+def pack_bits(body: bytes, size: tuple[int, int]) -> bytes:
     """Zeros and ones in text, with or without space between them, eight to a byte."""
     width, height = size
-    bits = without_comments(body).translate(None, b" \t\n\r\v\f")[: width * height]
+    bits = drop_comments(body).translate(None, b" \t\n\r\v\f")[: width * height]
     if len(bits) < width * height:
         raise BadImage("truncated PPM: it ends before its pixels do")
     if bits.translate(None, b"01"):
@@ -113,8 +113,8 @@ def packed_bits(body: bytes, size: tuple[int, int]) -> bytes:
     return np.packbits(rows, axis=1).tobytes()
 
 
-def without_comments(body: bytes) -> bytes:
-    Walk("PPM", body).step(body.count(b"#"))
+def drop_comments(body: bytes) -> bytes:
+    PieceLimit("PPM", body).step(body.count(b"#"))
     return COMMENT.sub(b" ", body) if b"#" in body else body
 
 
@@ -160,7 +160,7 @@ MAX_TABLES: Final = 1 << 20  # bytes of a JPEG's tables and frame; Pillow takes 
 PROFILES: Final = (b"Raw profile type exif\0", b"Raw profile type APP1\0")  # texts that ImageMagick writes
 
 
-class Header(NamedTuple):
+class ImageHeader(NamedTuple):
     """What to decode: Pillow's name of the format, the bytes for its decoder, how the image is turned (EXIF's 1 to
     8), and (width, height) in the formats whose decoder takes memory as soon as it is made."""
 
@@ -170,14 +170,14 @@ class Header(NamedTuple):
     size: tuple[int, int] | None = None
 
 
-def read_header(data: bytes) -> Header:
+def read_header(data: bytes) -> ImageHeader:
     """BadImage where the format is not on the list; struct.error, KeyError or IndexError where the header is cut."""
-    kind = format_of(data)
+    kind = detect_format(data)
     reader = READERS.get(kind)
-    return Header(kind, data) if reader is None else reader(data)
+    return ImageHeader(kind, data) if reader is None else reader(data)
 
 
-def format_of(data: bytes) -> str:
+def detect_format(data: bytes) -> str:
     """The name of the format by its first bytes, whatever the file is called. BadImage says what else it is."""
     for magic, kind in MAGIC:
         if data.startswith(magic):
@@ -186,12 +186,12 @@ def format_of(data: bytes) -> str:
         return "WEBP"
     if re.match(rb"P[1-6f]\s", data):
         return "PPM"
-    if data[4:8] == b"ftyp" and (kind := brand(data)):
+    if data[4:8] == b"ftyp" and (kind := detect_brand(data)):
         return kind
-    raise BadImage(what_it_is(data))
+    raise BadImage(describe_content(data))
 
 
-def what_it_is(data: bytes) -> str:
+def describe_content(data: bytes) -> str:
     """A file that is not an image we read, in words."""
     if not data:
         return "empty file"
@@ -208,10 +208,10 @@ def what_it_is(data: bytes) -> str:
     return f"not an image: starts with the bytes {data[:8].hex(' ')}"
 
 
-def jpeg(data: bytes) -> Header:
+def read_jpeg(data: bytes) -> ImageHeader:
     """Tables, frame and scans are kept, and the JFIF and Adobe segments, which say how colours are coded."""
     pieces, since, at, frame = list[bytes](), 0, 2, b""
-    walk, tables, tagged = Walk("JPEG", data), 0, Tagged()
+    walk, tables, tagged = PieceLimit("JPEG", data), 0, OrientationFinder()
     while True:
         walk.step()
         start = data.find(b"\xff", at)  # what lies between two segments is skipped, as everybody does
@@ -235,10 +235,10 @@ def jpeg(data: bytes) -> Header:
     if tables > MAX_TABLES:
         raise BadImage(f"JPEG with {tables:,} bytes of tables, made to take long; {MAX_TABLES:,} are read")
     refuse_many_scans(data, start, frame)
-    return Header("JPEG", b"".join([*pieces, data[since:]]) if pieces else data, tagged.orientation)
+    return ImageHeader("JPEG", b"".join([*pieces, data[since:]]) if pieces else data, tagged.orientation)
 
 
-class Tagged:
+class OrientationFinder:
     """Which way up an image is, by the first of its metadata blocks that says so; only so many are asked."""
 
     def __init__(self) -> None:
@@ -266,10 +266,10 @@ def refuse_many_scans(data: bytes, start: int, frame: bytes) -> None:
             raise BadImage(f"JPEG of {scans:,} scans, made to take for ever; {MAX_SCANS} are read")
 
 
-def png(data: bytes) -> Header:
+def read_png(data: bytes) -> ImageHeader:
     """Header, palette and pixels are kept. An animated PNG is its still image, alpha is not asked for (tRNS)."""
     kept, since, at = list[bytes](), 0, 8
-    walk, tagged = Walk("PNG", data), Tagged()
+    walk, tagged = PieceLimit("PNG", data), OrientationFinder()
     while at < len(data):
         walk.step()
         if at + 12 > len(data):
@@ -288,7 +288,7 @@ def png(data: bytes) -> Header:
         at = end
         if name == b"IEND":
             break
-    return Header("PNG", b"".join([*kept, data[since:at]]), tagged.orientation)
+    return ImageHeader("PNG", b"".join([*kept, data[since:at]]), tagged.orientation)
 
 
 def reader_of_chunk(name: bytes, data: bytes, at: int) -> Callable[[bytes], int] | None:
@@ -326,11 +326,11 @@ def check_png(data: bytes) -> None:
         at = end
 
 
-def gif(data: bytes) -> Header:
+def read_gif(data: bytes) -> ImageHeader:
     """The canvas as the first frame stretches it. Of what comes before that frame only its transparency is kept."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     first = at = 13 + (3 << ((flags & 7) + 1) if flags & 128 else 0)
-    control, walk = b"", Walk("GIF", data, 64)
+    control, walk = b"", PieceLimit("GIF", data, 64)
     while data[at] != 0x2C:
         walk.step()
         if data[at] == 0x3B:
@@ -346,12 +346,12 @@ def gif(data: bytes) -> Header:
             at += 1
     left, top, across, down = struct.unpack_from("<4H", data, at + 1)
     size = (max(width, left + across), max(height, top + down))
-    return Header("GIF", data[:first] + control + data[at:], UPRIGHT, size)
+    return ImageHeader("GIF", data[:first] + control + data[at:], UPRIGHT, size)
 
 
-def webp(data: bytes) -> Header:
+def read_webp(data: bytes) -> ImageHeader:
     """The size of the canvas; libwebp refuses frames that do not fit it, and lists all chunks as it opens a file."""
-    walk, at, stop = Walk("WEBP", data), 12, min(8 + int.from_bytes(data[4:8], "little"), len(data))
+    walk, at, stop = PieceLimit("WEBP", data), 12, min(8 + int.from_bytes(data[4:8], "little"), len(data))
     while at + 8 <= stop:
         walk.step()
         at += 8 + int.from_bytes(data[at + 4 : at + 8], "little")
@@ -367,35 +367,35 @@ def webp(data: bytes) -> Header:
         size = (width & 0x3FFF, height & 0x3FFF)
     else:
         raise BadImage("damaged WEBP: no image in it")
-    return Header("WEBP", data, UPRIGHT, size)
+    return ImageHeader("WEBP", data, UPRIGHT, size)
 
 
-def avif(data: bytes) -> Header:
-    content, size = bare_heif(data, "AVIF")
-    return Header("AVIF", content, UPRIGHT, size)
+def read_avif(data: bytes) -> ImageHeader:
+    content, size = strip_heif(data, "AVIF")
+    return ImageHeader("AVIF", content, UPRIGHT, size)
 
 
-def heic(data: bytes) -> Header:
-    content, size = bare_heif(data, "HEIC")
-    return Header("HEIC", content, UPRIGHT, size)
+def read_heic(data: bytes) -> ImageHeader:
+    content, size = strip_heif(data, "HEIC")
+    return ImageHeader("HEIC", content, UPRIGHT, size)
 
 
-def tiff(data: bytes) -> Header:
-    return Header("TIFF", *bare_tiff(data))
+def read_tiff(data: bytes) -> ImageHeader:
+    return ImageHeader("TIFF", *strip_tiff(data))
 
 
-def ppm(data: bytes) -> Header:
-    content, size = bare_netpbm(data)
-    return Header("PPM", content, UPRIGHT, size)
+def read_netpbm(data: bytes) -> ImageHeader:
+    content, size = strip_netpbm(data)
+    return ImageHeader("PPM", content, UPRIGHT, size)
 
 
-READERS: Final[dict[str, Callable[[bytes], Header]]] = {
-    "JPEG": jpeg,
-    "PNG": png,
-    "GIF": gif,
-    "WEBP": webp,
-    "TIFF": tiff,
-    "PPM": ppm,
-    "AVIF": avif,
-    "HEIC": heic,
+READERS: Final[dict[str, Callable[[bytes], ImageHeader]]] = {
+    "JPEG": read_jpeg,
+    "PNG": read_png,
+    "GIF": read_gif,
+    "WEBP": read_webp,
+    "TIFF": read_tiff,
+    "PPM": read_netpbm,
+    "AVIF": read_avif,
+    "HEIC": read_heic,
 }

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from vitrail.core.errors import BadImage
-from vitrail.data.decode.exif_tiff import Walk
+from vitrail.data.decode.exif_tiff import PieceLimit
 
 SEQUENCE_HEADER = 1  # type of an OBU
 PARAMETER_SET = 33  # type of a NAL unit
 
 
-class Bits:
+class BitReader:
     """Bits from the first on. BadImage where there are no more."""
 
     def __init__(self, data: bytes) -> None:
@@ -42,17 +42,20 @@ class Bits:
         return (1 << zeros) - 1 + self.take(zeros)
 
 
-def av1_size(streams: Iterable[bytes], walk: Walk) -> tuple[int, int]:
+def av1_size(streams: Iterable[bytes], walk: PieceLimit) -> tuple[int, int]:
     """The largest frame that the sequence headers of some OBUs allow."""
     found = [
-        sequence_size(payload) for stream in streams for kind, payload in obus(stream, walk) if kind == SEQUENCE_HEADER
+        sequence_size(payload)
+        for stream in streams
+        for kind, payload in read_obus(stream, walk)
+        if kind == SEQUENCE_HEADER
     ]
     if not found:
         raise BadImage("damaged AVIF: its stream has no sequence header")
     return max(found, key=lambda size: size[0] * size[1])
 
 
-def obus(stream: bytes, walk: Walk) -> Iterator[tuple[int, bytes]]:
+def read_obus(stream: bytes, walk: PieceLimit) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at < len(stream):
         walk.step()
@@ -73,17 +76,17 @@ def obus(stream: bytes, walk: Walk) -> Iterator[tuple[int, bytes]]:
 
 
 def sequence_size(payload: bytes) -> tuple[int, int]:
-    bits = Bits(payload)
+    bits = BitReader(payload)
     bits.take(4)  # profile, still image
     if bits.take(1):  # a still image of the short kind
         bits.take(5)
     else:
-        operating_points(bits)
+        skip_operating_points(bits)
     across, down = bits.take(4) + 1, bits.take(4) + 1
     return bits.take(across) + 1, bits.take(down) + 1
 
 
-def operating_points(bits: Bits) -> None:
+def skip_operating_points(bits: BitReader) -> None:
     """What stands between, read over."""
     model, delay = 0, 0
     if bits.take(1):  # timing
@@ -105,7 +108,7 @@ def operating_points(bits: Bits) -> None:
             bits.take(4)
 
 
-def hevc_size(configurations: Sequence[bytes], stream: bytes, walk: Walk) -> tuple[int, int]:
+def hevc_size(configurations: Sequence[bytes], stream: bytes, walk: PieceLimit) -> tuple[int, int]:
     """The largest image of the parameter sets in hvcC boxes, and in the stream itself."""
     found: list[tuple[int, int]] = []
     width = 4
@@ -135,7 +138,7 @@ def parameter_size(unit: bytes) -> list[tuple[int, int]]:
     """Of a sequence parameter set; nothing of another NAL unit."""
     if len(unit) < 3 or unit[0] >> 1 & 63 != PARAMETER_SET:
         return []
-    bits = Bits(unit[2:].replace(b"\0\0\3", b"\0\0"))
+    bits = BitReader(unit[2:].replace(b"\0\0\3", b"\0\0"))
     bits.take(4)
     layers = bits.take(3)
     bits.take(1 + 96)
@@ -161,7 +164,7 @@ Size = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Boxes:
+class HeifBoxes:
     """What the boxes say, by the number of an item: its type, its properties, and where its bytes lie."""
 
     kinds: dict[int, bytes] = field(default_factory=dict[int, bytes])
@@ -174,7 +177,7 @@ class Boxes:
     framed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # sizes that tracks claim
 
 
-def brand(data: bytes) -> str | None:
+def detect_brand(data: bytes) -> str | None:
     """AVIF or HEIC by the brands of a file, or none."""
     length = min(int.from_bytes(data[:4]), len(data), 4096)
     brands = {data[8:12], *(data[at : at + 4] for at in range(16, length - 3, 4))}
@@ -183,10 +186,10 @@ def brand(data: bytes) -> str | None:
     return "HEIC" if brands & HEIC else None
 
 
-def bare_heif(data: bytes, kind: str) -> tuple[bytes, Size]:
+def strip_heif(data: bytes, kind: str) -> tuple[bytes, Size]:
     """The file without its metadata, and the (width, height) of the image as it is stored."""
-    boxes, walk = Boxes(), Walk(kind, data, 256)
-    for name, start, end in children(data, 0, len(data), walk):
+    boxes, walk = HeifBoxes(), PieceLimit(kind, data, 256)
+    for name, start, end in iter_boxes(data, 0, len(data), walk):
         if name == b"meta":
             read_meta(data, start + 4, end, boxes, walk)
         elif name == b"moov" and kind == "AVIF":
@@ -194,7 +197,7 @@ def bare_heif(data: bytes, kind: str) -> tuple[bytes, Size]:
     refuse_repeated(data, boxes, kind)
     coded = {item: size_of_item(data, item, boxes, walk) for item, name in boxes.kinds.items() if CODED.get(name)}
     sizes = [*coded.values(), *(av1_size([data[at : at + length]], walk) for at, length in boxes.tracks)]
-    claimed = [(max(size[0], 1), max(size[1], 1)) for size in claims(data, boxes)]
+    claimed = [(max(size[0], 1), max(size[1], 1)) for size in claimed_sizes(data, boxes)]
     if not sizes or (boxes.primary not in boxes.kinds and not boxes.tracks):
         raise BadImage(f"damaged {kind}: no image in it")
     width, height = max([*claimed, *sizes], key=lambda size: size[0] * size[1])
@@ -203,10 +206,10 @@ def bare_heif(data: bytes, kind: str) -> tuple[bytes, Size]:
     total = sum(across * down for across, down in sizes)
     if total > SPARE * width * height + SMALL:
         raise BadImage(f"a decompression bomb: {kind} of {total:,} pixels in {len(sizes)} pieces")
-    return without_metadata(data, boxes), (width, height)
+    return hide_metadata(data, boxes), (width, height)
 
 
-def refuse_repeated(data: bytes, boxes: Boxes, kind: str) -> None:
+def refuse_repeated(data: bytes, boxes: HeifBoxes, kind: str) -> None:
     """Items that all lie on the same bytes would be read again and again."""
     read = [item for item, name in boxes.kinds.items() if name in SHOWN]
     total = sum(length or max(len(data) - at, 0) for item in read for at, length in boxes.extents.get(item, []))
@@ -214,7 +217,7 @@ def refuse_repeated(data: bytes, boxes: Boxes, kind: str) -> None:
         raise BadImage(f"damaged {kind}: its items claim {total:,} bytes of {len(data):,}")
 
 
-def children(data: bytes, start: int, end: int, walk: Walk) -> Iterator[tuple[bytes, int, int]]:
+def iter_boxes(data: bytes, start: int, end: int, walk: PieceLimit) -> Iterator[tuple[bytes, int, int]]:
     """The boxes within a span: their names, and where their contents begin and end."""
     while start + 8 <= end:
         walk.step()
@@ -229,137 +232,139 @@ def children(data: bytes, start: int, end: int, walk: Walk) -> Iterator[tuple[by
         start = stop
 
 
-def read_meta(data: bytes, start: int, end: int, boxes: Boxes, walk: Walk) -> None:
+def read_meta(data: bytes, start: int, end: int, boxes: HeifBoxes, walk: PieceLimit) -> None:
     base = 0
-    for name, first, last in children(data, start, end, walk):
+    for name, first, last in iter_boxes(data, start, end, walk):
         match name:
             case b"pitm":
-                boxes.primary = number(data, first + 4, 2 if data[first] == 0 else 4)
+                boxes.primary = read_number(data, first + 4, 2 if data[first] == 0 else 4)
             case b"iinf":
                 read_items(data, first, last, boxes, walk)
             case b"iprp":
-                for inner, begin, stop in children(data, first, last, walk):
+                for inner, begin, stop in iter_boxes(data, first, last, walk):
                     if inner == b"ipco":
-                        boxes.properties = [(kind, data[a:b]) for kind, a, b in children(data, begin, stop, walk)]
+                        boxes.properties = [(kind, data[a:b]) for kind, a, b in iter_boxes(data, begin, stop, walk)]
                     elif inner == b"ipma":
                         read_owners(data, begin, boxes, walk)
             case b"idat":
                 base = first
             case _:
                 pass
-    for name, first, _ in children(data, start, end, walk):
+    for name, first, _ in iter_boxes(data, start, end, walk):
         if name == b"iloc":
             read_places(data, first, base, boxes, walk)
 
 
-def number(data: bytes, at: int, width: int) -> int:
+def read_number(data: bytes, at: int, width: int) -> int:
     if at + width > len(data):
         raise BadImage("truncated: it ends within its header")
     return int.from_bytes(data[at : at + width])
 
 
-def read_items(data: bytes, start: int, end: int, boxes: Boxes, walk: Walk) -> None:
+def read_items(data: bytes, start: int, end: int, boxes: HeifBoxes, walk: PieceLimit) -> None:
     """infe: the type of each item."""
     first = start + 4 + (2 if data[start] == 0 else 4)
-    for name, at, _ in children(data, first, end, walk):
+    for name, at, _ in iter_boxes(data, first, end, walk):
         if name == b"infe" and data[at] in (2, 3):
             wide = 2 if data[at] == 2 else 4
             place = at + 4 + wide + 2
-            item = number(data, at + 4, wide)
+            item = read_number(data, at + 4, wide)
             boxes.kinds[item], boxes.places[item] = data[place : place + 4], place
 
 
-def read_owners(data: bytes, start: int, boxes: Boxes, walk: Walk) -> None:
+def read_owners(data: bytes, start: int, boxes: HeifBoxes, walk: PieceLimit) -> None:
     """ipma: the properties of each item."""
     wide, long = (2 if data[start] < 1 else 4), data[start + 3] & 1
     at = start + 8
-    for _ in range(number(data, start + 4, 4)):
+    for _ in range(read_number(data, start + 4, 4)):
         walk.step()
-        item, count = number(data, at, wide), number(data, at + wide, 1)
+        item, count = read_number(data, at, wide), read_number(data, at + wide, 1)
         at += wide + 1
         each = 2 if long else 1
         mask = 0x7FFF if long else 0x7F
-        boxes.owned.setdefault(item, []).extend((number(data, at + each * i, each) & mask) - 1 for i in range(count))
+        boxes.owned.setdefault(item, []).extend(
+            (read_number(data, at + each * i, each) & mask) - 1 for i in range(count)
+        )
         at += each * count
 
 
-def read_places(data: bytes, start: int, base: int, boxes: Boxes, walk: Walk) -> None:
+def read_places(data: bytes, start: int, base: int, boxes: HeifBoxes, walk: PieceLimit) -> None:
     """iloc: where the bytes of each item lie."""
     version = data[start]
-    sizes = number(data, start + 4, 2)
+    sizes = read_number(data, start + 4, 2)
     offset, length, origin, index = (sizes >> shift & 15 for shift in (12, 8, 4, 0))
     wide = 2 if version < 2 else 4
     at = start + 6 + wide
-    for _ in range(number(data, start + 6, wide)):
+    for _ in range(read_number(data, start + 6, wide)):
         walk.step()
-        item = number(data, at, wide)
+        item = read_number(data, at, wide)
         at += wide
-        method = number(data, at, 2) & 15 if version else 0
+        method = read_number(data, at, 2) & 15 if version else 0
         at += (2 if version else 0) + 2
-        begin = number(data, at, origin) + (base if method == 1 else 0)
-        count = number(data, at + origin, 2)
+        begin = read_number(data, at, origin) + (base if method == 1 else 0)
+        count = read_number(data, at + origin, 2)
         at += origin + 2
         for _ in range(count):
             walk.step()
             at += index if version else 0
             boxes.extents.setdefault(item, []).append(
-                (begin + number(data, at, offset), number(data, at + offset, length))
+                (begin + read_number(data, at, offset), read_number(data, at + offset, length))
             )
             at += offset + length
 
 
-def bytes_of(data: bytes, item: int, boxes: Boxes) -> list[bytes]:
+def item_bytes(data: bytes, item: int, boxes: HeifBoxes) -> list[bytes]:
     return [data[at : at + length] if length else data[at:] for at, length in boxes.extents.get(item, [])]
 
 
-def owned(item: int, boxes: Boxes, *names: bytes) -> list[bytes]:
+def properties_of(item: int, boxes: HeifBoxes, *names: bytes) -> list[bytes]:
     """The properties of an item by their names."""
     known = [boxes.properties[at] for at in boxes.owned.get(item, []) if 0 <= at < len(boxes.properties)]
     return [content for name, content in known if name in names]
 
 
-def size_of_item(data: bytes, item: int, boxes: Boxes, walk: Walk) -> Size:
+def size_of_item(data: bytes, item: int, boxes: HeifBoxes, walk: PieceLimit) -> Size:
     """What the stream of an item says."""
-    stream = b"".join(bytes_of(data, item, boxes))
+    stream = b"".join(item_bytes(data, item, boxes))
     if CODED[boxes.kinds[item]] == "AVIF":
-        return av1_size([*(one[4:] for one in owned(item, boxes, b"av1C")), stream], walk)
-    return hevc_size(owned(item, boxes, b"hvcC"), stream, walk)
+        return av1_size([*(one[4:] for one in properties_of(item, boxes, b"av1C")), stream], walk)
+    return hevc_size(properties_of(item, boxes, b"hvcC"), stream, walk)
 
 
-def claims(data: bytes, boxes: Boxes) -> list[Size]:
+def claimed_sizes(data: bytes, boxes: HeifBoxes) -> list[Size]:
     """What the description says: ispe of every item, and the canvas of a grid."""
     found: list[Size] = [*boxes.framed]
     for name, content in boxes.properties:
         if name == b"ispe":
             found.append(struct.unpack_from(">II", content, 4))
     for item, name in boxes.kinds.items():
-        content = b"".join(bytes_of(data, item, boxes))[:12] if name == b"grid" else b""
+        content = b"".join(item_bytes(data, item, boxes))[:12] if name == b"grid" else b""
         if content:
             found.append(struct.unpack_from(">II" if content[1] & 1 else ">HH", content, 4))
     return found
 
 
-def read_movie(data: bytes, start: int, end: int, boxes: Boxes, walk: Walk) -> None:
+def read_movie(data: bytes, start: int, end: int, boxes: HeifBoxes, walk: PieceLimit) -> None:
     """moov: the first sample of each track, which is what is decoded of an animation."""
     inner = {b"trak", b"mdia", b"minf", b"stbl"}
     offset = length = 0
-    for name, first, last in children(data, start, end, walk):
+    for name, first, last in iter_boxes(data, start, end, walk):
         if name in inner:
             read_movie(data, first, last, boxes, walk)
-        elif name in (b"stco", b"co64") and number(data, first + 4, 4):
-            offset = number(data, first + 8, 4 if name == b"stco" else 8)
+        elif name in (b"stco", b"co64") and read_number(data, first + 4, 4):
+            offset = read_number(data, first + 8, 4 if name == b"stco" else 8)
         elif name == b"tkhd":
             place = first + (88 if data[first] == 1 else 76)
-            boxes.framed.append((number(data, place, 4) >> 16, number(data, place + 4, 4) >> 16))
+            boxes.framed.append((read_number(data, place, 4) >> 16, read_number(data, place + 4, 4) >> 16))
         elif name == b"stsd":
-            boxes.framed.append((number(data, first + 40, 2), number(data, first + 42, 2)))
+            boxes.framed.append((read_number(data, first + 40, 2), read_number(data, first + 42, 2)))
         elif name == b"stsz":
-            length = number(data, first + 4, 4) or (number(data, first + 12, 4) if last > first + 12 else 0)
+            length = read_number(data, first + 4, 4) or (read_number(data, first + 12, 4) if last > first + 12 else 0)
     if offset and length:
         boxes.tracks.append((offset, length))
 
 
-def without_metadata(data: bytes, boxes: Boxes) -> bytes:
+def hide_metadata(data: bytes, boxes: HeifBoxes) -> bytes:
     hidden = [place for item, place in boxes.places.items() if boxes.kinds[item] not in SHOWN]
     if not hidden:
         return data

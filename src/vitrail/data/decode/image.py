@@ -37,8 +37,8 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from vitrail.core.errors import BadImage
 from vitrail.core.text import Pair
-from vitrail.data.decode.exif_tiff import TURNING, UPRIGHT, orientation_of
-from vitrail.data.decode.headers import check_png, format_of, read_header
+from vitrail.data.decode.exif_tiff import TURNING, UPRIGHT, find_orientation
+from vitrail.data.decode.headers import check_png, detect_format, read_header
 
 USUAL: Final = 12  # bytes a pixel
 # Formats whose decoders keep more; one that is not known counts as much.
@@ -84,7 +84,7 @@ CONVERT: Final = "convert them to JPEG or PNG"
 
 
 @cache
-def suffixes() -> tuple[str, ...]:
+def readable_suffixes() -> tuple[str, ...]:
     """Those that are read here; HEIC where its library is installed."""
     return (*READ, *HEIC) if find_spec("pillow_heif") is not None else READ
 
@@ -92,10 +92,10 @@ def suffixes() -> tuple[str, ...]:
 def is_unsupported(name: str) -> bool:
     """Whether a file is an image by its name, of a format that is not read here."""
     lower = name.lower()
-    return not lower.endswith(suffixes()) and lower.endswith((*HEIC, *RAW, *OTHER))
+    return not lower.endswith(readable_suffixes()) and lower.endswith((*HEIC, *RAW, *OTHER))
 
 
-def remedy(names: Iterable[str]) -> str:
+def describe_remedy(names: Iterable[str]) -> str:
     """What to do about image files that are not read."""
     lower = [name.lower() for name in names]
     heic = any(name.endswith(HEIC) for name in lower)
@@ -153,9 +153,9 @@ class EncodedImage:
         how many bytes decoding will take, before any are taken; it may wait, or raise."""
         self.failed = ""
         if isinstance(data, np.ndarray):
-            self.image, self.orientation = image_of(data), UPRIGHT
+            self.image, self.orientation = image_from_array(data), UPRIGHT
         else:
-            self.image, self.orientation = opened(data, max_pixels, reserve)
+            self.image, self.orientation = open_decoder(data, max_pixels, reserve)
         width, height = self.image.size
         self.size: Pair = (width, height) if self.orientation >= 5 else (height, width)  # (H, W) as a person sees it
 
@@ -172,9 +172,9 @@ class EncodedImage:
             elif isinstance(image, PngImageFile) and isinstance(image.fp, io.BytesIO):
                 check_png(image.fp.getvalue())
             image.load()
-            return turned(to_rgb(image), self.orientation)
+            return turn_upright(to_rgb(image), self.orientation)
         except Exception as error:
-            self.failed = reason(error, image.format, "pixels")
+            self.failed = describe_failure(error, image.format, "pixels")
             raise BadImage(self.failed) from None
 
 
@@ -182,30 +182,30 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     """Any Pillow image by the same rules: turned as its EXIF says, 16-bit and float scaled, transparency dropped."""
     try:
         image.load()  # some formats keep EXIF behind the pixels; TIFF turns itself here
-        return turned(to_rgb(image), orientation_of(image.info))
+        return turn_upright(to_rgb(image), find_orientation(image.info))
     except BadImage:
         raise
     except Exception as error:
-        raise BadImage(reason(error, image.format, "pixels")) from None
+        raise BadImage(describe_failure(error, image.format, "pixels")) from None
 
 
-def opened(data: bytes, max_pixels: int, reserve: Callable[[int], object] | None = None) -> tuple[ImageFile, int]:
+def open_decoder(data: bytes, max_pixels: int, reserve: Callable[[int], object] | None = None) -> tuple[ImageFile, int]:
     """The decoder of a file, not run yet, and how the image is turned."""
-    kind, content, orientation, size = attempted(read_header, data, format_of(data))
+    kind, content, orientation, size = read_or_refuse(read_header, data, detect_format(data))
     if kind in ("GIF", "TIFF"):  # here Pillow's own limit warns on the way
         max_pixels = min(max_pixels, Image.MAX_IMAGE_PIXELS or max_pixels)
     if size is not None:
-        admit(kind, size, len(data), max_pixels, reserve)
-    image = attempted(DECODERS[kind], io.BytesIO(content), kind)
+        check_size(kind, size, len(data), max_pixels, reserve)
+    image = read_or_refuse(DECODERS[kind], io.BytesIO(content), kind)
     if is_run_length(image):
         max_pixels = min(max_pixels, RUNS)
         if len(data) > RUN_BYTES:
             raise BadImage(f"a run-length BMP of {len(data):,} bytes, of at most {RUN_BYTES:,}; save it again as PNG")
     if size is None:
-        admit(kind, image.size, len(data), max_pixels, reserve)
+        check_size(kind, image.size, len(data), max_pixels, reserve)
     else:
         refuse_bomb(kind, image.size, len(data), max_pixels)
-    return image, orientation_of(image.info) if kind in ("WEBP", "AVIF") else orientation
+    return image, find_orientation(image.info) if kind in ("WEBP", "AVIF") else orientation
 
 
 def open_avif(file: io.BytesIO) -> ImageFile:
@@ -224,17 +224,17 @@ def open_heic(file: io.BytesIO) -> ImageFile:
     return library.HeifImageFile(file)
 
 
-def attempted(read: Callable[[Given], Read], given: Given, kind: str) -> Read:
+def read_or_refuse(read: Callable[[Given], Read], given: Given, kind: str) -> Read:
     """What `read` makes of a file's header; BadImage, in our words, whatever goes wrong."""
     try:
         return read(given)
     except BadImage:
         raise
     except Exception as error:
-        raise BadImage(reason(error, kind, "header")) from None
+        raise BadImage(describe_failure(error, kind, "header")) from None
 
 
-def admit(
+def check_size(
     kind: str, size: tuple[int, int], length: int, max_pixels: int, reserve: Callable[[int], object] | None
 ) -> None:
     """Refuses what is too large, and says to `reserve` how much memory the rest will take."""
@@ -252,7 +252,7 @@ def is_run_length(image: ImageFile) -> bool:
     return bool(image.tile) and image.tile[0][0] == "bmp_rle"
 
 
-def reason(error: Exception, kind: str | None, part: str) -> str:
+def describe_failure(error: Exception, kind: str | None, part: str) -> str:
     """One short line, in our own words, on what a decoder stumbled over in the "header" or the "pixels" of a file."""
     if isinstance(error, BadImage):
         return str(error)
@@ -264,7 +264,7 @@ def reason(error: Exception, kind: str | None, part: str) -> str:
     return f"unreadable {what}: its {part} cannot be decoded; the file is damaged, or of a rare variety"
 
 
-def image_of(pixels: "NDArray[np.uint8]") -> Image.Image:
+def image_from_array(pixels: "NDArray[np.uint8]") -> Image.Image:
     """Pixels that are in memory already."""
     grey = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 1)
     if pixels.dtype != np.uint8 or not (grey or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))) or not pixels.size:
@@ -273,7 +273,7 @@ def image_of(pixels: "NDArray[np.uint8]") -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(pixels.reshape(pixels.shape[:2]) if grey else pixels[:, :, :3]))
 
 
-def turned(image: Image.Image, orientation: int) -> Image.Image:
+def turn_upright(image: Image.Image, orientation: int) -> Image.Image:
     turn = TURNS.get(orientation)
     if turn is None:
         return image
@@ -334,26 +334,26 @@ BIT_DEPTH: Final = 24  # where a PNG says how many bits a value has
 WIDENED: Final = {2: 85, 4: 17}  # by what Pillow multiplies grey values of so few bits
 
 
-def read_indices(data: "bytes | NDArray[np.uint8]") -> NDArray[np.uint8]:
+def read_mask(data: "bytes | NDArray[np.uint8]") -> NDArray[np.uint8]:
     """The class index of every pixel [H, W], upright. BadImage where this is no PNG, or uint8 array, of one channel
     of whole numbers up to 255."""
     if isinstance(data, np.ndarray):
         if data.dtype != np.uint8 or data.ndim != 2 or not data.size:
             raise BadImage(f"an array of {data.dtype} {list(data.shape)}; a mask is uint8 [H, W]")
         return np.array(data, order="C")  # which may be read-only, or a view with steps of its own
-    if format_of(data) != "PNG":
-        raise BadImage(f"{format_of(data)}; a mask is a PNG of class indices")
+    if detect_format(data) != "PNG":
+        raise BadImage(f"{detect_format(data)}; a mask is a PNG of class indices")
     picture = EncodedImage(data)
     assert isinstance(picture.image, PngImageFile)
     try:
         check_png(data)
         picture.image.load()
     except Exception as error:
-        raise BadImage(reason(error, "PNG", "pixels")) from None
+        raise BadImage(describe_failure(error, "PNG", "pixels")) from None
     mode = picture.image.mode
     if mode not in ("1", "L", "P", "I") and not mode.startswith("I;16"):
         raise BadImage(f"PNG in colour ({mode}); a mask has one channel of class indices, or a palette")
-    values = np.asarray(turned(picture.image, picture.orientation))
+    values = np.asarray(turn_upright(picture.image, picture.orientation))
     if values.dtype != np.bool_ and int(values.max()) > 255:
         raise BadImage(f"the value {int(values.max())}; class indices go up to 254, and 255 counts for nothing")
     return values.astype(np.uint8) // np.uint8(WIDENED.get(data[BIT_DEPTH], 1) if mode == "L" else 1)

@@ -21,7 +21,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.atomic_files import cache_folder, replacing
+from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.processes import map_in_processes
 from vitrail.data.dataset import ImageDataset
@@ -270,5 +270,5 @@ def write_csv(path: Path, job: DedupJob, pairs: PairArray) -> None:
     for where, train, test, kind, distance in pairs.tolist():
         names = job.train.name(train), job.sources[where + 1].name(test)
         table.writerow([titles[where + 1], KINDS[kind], f"{distance:.4f}", train, names[0], test, names[1]])
-    with replacing(path) as file:
+    with replace_on_success(path) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.core.atomic_files import replacing
-from vitrail.core.errors import BadImage, DataError, reason_of
+from vitrail.core.atomic_files import replace_on_success
+from vitrail.core.errors import BadImage, DataError, describe_error
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.dedup.align_pair import SIDE, Thumbnails, measure_contrast
 
@@ -246,7 +246,7 @@ class BlockFiles:
 def write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     """Writes an .npz file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
+    with replace_on_success(path) as file:
         np.savez(file, allow_pickle=False, **arrays)
 
 
@@ -257,7 +257,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except (ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise DataError(f"{path} cannot be read ({reason_of(error)}); remove it") from None
+        raise DataError(f"{path} cannot be read ({describe_error(error)}); remove it") from None
 
 
 def save_fingerprints(path: Path, prints: Fingerprints) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.atomic_files import replacing
+from vitrail.core.atomic_files import replace_on_success
 from vitrail.core.errors import BadImage, DataError
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.dedup.fingerprints import decode
@@ -56,7 +56,7 @@ class DedupRecord:
         """Writes the file atomically."""
         body = rename_key(asdict(self), "images", "pictures")
         body["checked"] = [rename_key(one, "images", "pictures") for one in body["checked"]]
-        with replacing(path) as file:
+        with replace_on_success(path) as file:
             file.write(json.dumps({"kind": FORMAT, **body}, indent=1).encode())
 
     @classmethod

@@ -16,7 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
-from vitrail.data.dataset import Arrays, Encoded, ImageDataset, Labels, number_classes, refuse_negative, refuse_sparse
+from vitrail.data.dataset import (
+    ArrayDataset,
+    Encoded,
+    ImageDataset,
+    Labels,
+    number_classes,
+    refuse_negative,
+    refuse_sparse,
+)
 from vitrail.data.readers.folder import split_name
 
 PICTURES: Final = ("images", "image", "x", "data", "pictures", "arr_0")
@@ -43,7 +51,7 @@ class Mapped:
         return np.asarray(self.array[index])
 
 
-class Pictures(Arrays):
+class Pictures(ArrayDataset):
     """Images of an array. Those with three channels first, or with a single one, are turned as they are read."""
 
     def read(self, index: int) -> Encoded:

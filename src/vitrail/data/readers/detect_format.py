@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Final
 
-from vitrail.core.errors import DataError, SourceNotFound, unknown
+from vitrail.core.errors import DataError, SourceNotFound, unknown_name
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import is_unsupported
 from vitrail.data.readers.folder import (
@@ -105,7 +105,7 @@ def read_as(kind: str, path: Path) -> Found:
 
             return "arrays", arrays.read(path)
         case other:
-            raise unknown("reading", other, READINGS)
+            raise unknown_name("reading", other, READINGS)
 
 
 def read_columns(path: Path, text: str) -> Found:

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, BadLabels, DataError
-from vitrail.data.dataset import ImageDataset, Labels, Strings
-from vitrail.data.decode.image import is_unsupported, remedy, suffixes
+from vitrail.data.dataset import ImageDataset, Labels, StringArray
+from vitrail.data.decode.image import describe_remedy, is_unsupported, readable_suffixes
 
 MAX_BYTES: Final = 512 * 2**20
 LEFTOVERS: Final = ("__MACOSX", "lost+found")  # what unpacking and file systems leave behind
@@ -61,7 +61,7 @@ class Files(ImageDataset):
     """Files by their names, relative to `root`: the names stay the same when the folder moves, and so does the hash."""
 
     def __init__(self, root: str, names: Iterable[str], labels: Labels | None = None) -> None:
-        self.root, self.names = root, names if isinstance(names, Strings) else Strings(names)
+        self.root, self.names = root, names if isinstance(names, StringArray) else StringArray(names)
         self.labels = Labels.none(len(self.names)) if labels is None else labels
         self.note = ""  # how it was read, where that is not plain
         self.ignored: tuple[int, tuple[str, ...]] = (0, ())  # files that are not images: how many, and a few of them
@@ -136,7 +136,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def is_picture(name: str) -> bool:
-    return name.lower().endswith(suffixes())
+    return name.lower().endswith(readable_suffixes())
 
 
 def below(root: str, start: str) -> tuple[list[str], list[str]]:
@@ -195,7 +195,11 @@ def refuse_empty(where: str, classes: tuple[str, ...], counts: list[int], others
         unread = [name for name in others if is_unsupported(name)]
         raise BadLabels(
             f"{where}: no images in the class folder {', '.join(empty[:5])}{more} (of {len(classes)}); "
-            + (unread_files(unread) if unread else f"remove it or put images there ({', '.join(suffixes()[:5])}, ...)")
+            + (
+                unread_files(unread)
+                if unread
+                else f"remove it or put images there ({', '.join(readable_suffixes()[:5])}, ...)"
+            )
         )
 
 
@@ -203,7 +207,7 @@ def unread_files(names: Sequence[str]) -> str:
     """3 image files of formats that are not read (a.heic, ...): what to do"""
     some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     files = "image file of a format that is" if len(names) == 1 else "image files of formats that are"
-    return f"{len(names):,} {files} not read ({some}); {remedy(names)}"
+    return f"{len(names):,} {files} not read ({some}); {describe_remedy(names)}"
 
 
 WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_]+")  # "trainingSet2" -> training, Set

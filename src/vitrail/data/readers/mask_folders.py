@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from vitrail.core.errors import BadImage, DataError
-from vitrail.data.decode.headers import format_of
+from vitrail.data.decode.headers import detect_format
 from vitrail.data.readers.folder import below, brief, look, read_file, split_in_name, split_name
 
 MARKS: Final = ("_mask", ".mask")  # a_mask.png, a.mask.png
@@ -114,7 +114,7 @@ def why_no_mask(path: Path | str) -> str:
     """What a file is that is no PNG of class indices, by its first bytes; nothing where it is one. BadImage where it
     is not an image, OSError where it cannot be read."""
     header = read_file(str(path), HEADER)
-    kind = format_of(header)
+    kind = detect_format(header)
     if kind != "PNG":
         return f"is a {kind} file, but a mask is a PNG of class indices; save it again as PNG from where it came from"
     colours = IN_COLOUR.get(header[COLOUR_TYPE]) if len(header) == HEADER else None

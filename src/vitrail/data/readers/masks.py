@@ -15,10 +15,10 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from vitrail.core.atomic_files import cache_folder, replacing
+from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import BadImage, DataError
-from vitrail.data.dataset import ImageDataset, Strings, hashed
-from vitrail.data.decode.image import read_indices
+from vitrail.data.dataset import ImageDataset, StringArray, hash_parts
+from vitrail.data.decode.image import read_mask
 from vitrail.data.readers.folder import Files, below, find_splits, look, read_file, size_of, split_name
 from vitrail.data.readers.mask_folders import (
     LAYOUTS,
@@ -50,7 +50,7 @@ class MaskedFiles(Files):
 
     def __init__(self, root: str, names: Iterable[str], masks: Iterable[str]) -> None:
         super().__init__(root, names)
-        self.masks = Strings(masks)
+        self.masks = StringArray(masks)
 
     def mask_path(self, index: int) -> str:
         return os.path.join(self.root, self.masks[index])
@@ -62,7 +62,7 @@ class MaskedFiles(Files):
     def fingerprint(self) -> str:
         """Another when masks change in size, too."""
         sizes = np.fromiter((size_of(self.mask_path(i)) for i in range(len(self))), np.int64, len(self))
-        return hashed("masks", [super().fingerprint], [sizes])
+        return hash_parts("masks", [super().fingerprint], [sizes])
 
 
 def read(path: Path) -> dict[str, ImageDataset]:
@@ -169,14 +169,14 @@ def survey_once(paths: Sequence[str]) -> tuple[int | None, bool]:
         return survey(paths)
     times = np.fromiter((changed(path) for path in paths), np.int64, len(paths))
     sizes = np.fromiter(map(size_of, paths), np.int64, len(paths))
-    place = cache_folder("masks") / f"{hashed('indices', map(os.path.abspath, paths), [sizes, times])[:32]}.json"
+    place = cache_folder("masks") / f"{hash_parts('indices', map(os.path.abspath, paths), [sizes, times])[:32]}.json"
     with suppress(OSError, ValueError, TypeError):
         top, ignored = json.loads(place.read_text())
         return top, ignored
     found = survey(paths)
     with suppress(OSError):  # the cache may be read-only
         place.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(place) as file:
+        with replace_on_success(place) as file:
             file.write(json.dumps(found).encode())
     return found
 
@@ -197,7 +197,7 @@ def survey(paths: Sequence[str]) -> tuple[int | None, bool]:
 
 def highest_index(file: str) -> tuple[int, bool] | None:
     try:
-        values = read_indices(read_file(file))
+        values = read_mask(read_file(file))
     except (BadImage, OSError):
         return None
     ignored = values == IGNORED

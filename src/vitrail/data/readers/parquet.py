@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from vitrail.core.errors import DataError, SourceNotFound
-from vitrail.data.dataset import ImageDataset, Subset
+from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.readers.arrow_columns import (
     ArrowFiles,
     Blocks,
@@ -80,7 +80,7 @@ def from_table(
     for split, t in tables.items():
         chosen: Any = getattr(t, "_indices", None)  # a Dataset that was shuffled, filtered or selected from
         if chosen is not None:
-            sources[split] = Subset(sources[split], chosen.column(0).to_numpy())
+            sources[split] = SubsetDataset(sources[split], chosen.column(0).to_numpy())
     return sources
 
 

@@ -24,9 +24,9 @@ from typing import IO, Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.atomic_files import cache_folder, replacing
+from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import DataError, SourceNotFound
-from vitrail.data.dataset import NONE, Labels, Strings
+from vitrail.data.dataset import NONE, Labels, StringArray
 from vitrail.data.readers.tar import Scanned, scan
 
 MAGIC: Final = b"vitrail shards 1"
@@ -109,8 +109,8 @@ class Index:
         """The highest label of all."""
         return max((shard.highest for shard in self.shards), default=-1)
 
-    def names(self, first: int, last: int) -> Strings:
-        return Strings.over(self.columns["names"], self.columns["name_starts"][first : last + 1])
+    def names(self, first: int, last: int) -> StringArray:
+        return StringArray.over(self.columns["names"], self.columns["name_starts"][first : last + 1])
 
     def labels(self, first: int, last: int) -> Labels:
         if "several" not in self.columns:
@@ -290,7 +290,7 @@ def write(place: Path, shards: Sequence[Shard], spools: dict[str, IO[bytes]]) ->
         header["length"] = at + column["count"] * np.dtype(DTYPES[name]).itemsize
         at = aligned(header["length"])
     text = json.dumps(header).encode().ljust(room)
-    with replacing(place) as file:
+    with replace_on_success(place) as file:
         file.write(MAGIC + len(text).to_bytes(8, "little") + sha256(text).digest() + text)
         for name, spool in spools.items():
             file.write(bytes(columns[name]["offset"] - file.tell()))

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound, reason_of
+from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound, describe_error
 from vitrail.data.dataset import Encoded, ImageDataset, number_classes, pixel_class_words
 from vitrail.data.readers.detect_format import by_split, expand
 from vitrail.data.readers.folder import MAX_BYTES, look, split_name
@@ -230,7 +230,7 @@ def described(path: Path) -> dict[str, list[str]]:
             splits.setdefault(str(row["split"]), []).append(os.path.basename(row["name"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path / DESCRIPTION} is damaged ({reason_of(error)}); remove it to read the shards by name"
+            f"{path / DESCRIPTION} is damaged ({describe_error(error)}); remove it to read the shards by name"
         ) from None
     return splits
 

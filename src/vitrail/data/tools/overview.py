@@ -22,7 +22,7 @@ from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, Labels
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.randomness import EpochOrder, hash_keys, hash_word
-from vitrail.data.targets import Masks
+from vitrail.data.targets import MaskTargets
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -53,7 +53,7 @@ def see(source: ImageDataset, index: int, *, decode: bool) -> Seen:
         if decode:
             picture.rgb()
             if source.pixel_classes:
-                Masks().read(source, index, picture.size)
+                MaskTargets().read(source, index, picture.size)
     except BadImage as error:
         return Seen(index, reason=str(error))
     except OSError as error:

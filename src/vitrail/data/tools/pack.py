@@ -29,8 +29,8 @@ from typing import IO, Any, Final
 import PIL
 from PIL import features
 
-from vitrail.core.atomic_files import replacing
-from vitrail.core.errors import BadLabels, ConfigError, DataError, reason_of
+from vitrail.core.atomic_files import replace_on_success
+from vitrail.core.errors import BadLabels, ConfigError, DataError, describe_error
 from vitrail.core.locks import try_lock
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.readers.shards import DESCRIPTION, INDEX, JOURNAL, read
@@ -203,7 +203,9 @@ def resumed(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[Written]:
             )
         shards = [Written.of(json.loads(line)) for line in lines[1:]]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{out / JOURNAL} is damaged ({reason_of(error)}); remove the folder and pack again") from None
+        raise DataError(
+            f"{out / JOURNAL} is damaged ({describe_error(error)}); remove the folder and pack again"
+        ) from None
     kept: list[Written] = []
     reached: dict[str, int] = {}
     for shard in shards:
@@ -256,7 +258,7 @@ def finish(out: Path, plan: dict[str, Any], shards: list[Written]) -> None:
     }
     for name, text in files.items():
         if text:
-            with replacing(out / name) as file:
+            with replace_on_success(out / name) as file:
                 file.write(text.encode("utf-8", "surrogatepass"))
     (out / INDEX).unlink(missing_ok=True)
     (out / JOURNAL).unlink()

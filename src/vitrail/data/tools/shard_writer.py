@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.core.atomic_files import replacing
+from vitrail.core.atomic_files import replace_on_success
 from vitrail.core.errors import BadImage, DataError, WorkerDied
 from vitrail.core.text import Pair
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.readers.tar import BLOCK, MASKS, scan
-from vitrail.data.targets import Masks
+from vitrail.data.targets import MaskTargets
 
 STARTS: Final = {
     b"\xff\xd8\xff": "jpg",
@@ -105,7 +105,7 @@ class Encoding:
 
     def mask(self, source: ImageDataset, index: int, size: Pair, packed: bytes) -> bytes:
         """The mask of a sample, whose image had `size`, as PNG: as it is, or made smaller with the image."""
-        indices = Masks().read(source, index, size).numpy()
+        indices = MaskTargets().read(source, index, size).numpy()
         height, width = EncodedImage(packed).size
         if indices.shape != (height, width):
             return encoded(Image.fromarray(indices).resize((width, height), Image.Resampling.NEAREST), "png")
@@ -246,7 +246,7 @@ def write_shard(
     """Takes samples from the stream until the next one would make the file too big, or there are none."""
     name = f"{split}-{number:05d}.tar"
     left: list[Left] = []
-    with replacing(folder / name) as file:
+    with replace_on_success(folder / name) as file:
         tar = TarFile(file)
         while stream.head is not None:
             if isinstance(stream.head, Packed):

@@ -26,7 +26,7 @@ from vitrail.data.decode.image import EncodedImage
 from vitrail.data.randomness import GOLDEN, CounterRng, Keys, hash_keys, hash_word, splitmix64
 from vitrail.data.targets import Geometry
 from vitrail.data.transforms.crop import TRIES, Crop, Cut, InceptionCrop, Range, ResizeCrop, column, rectangles
-from vitrail.data.transforms.policy import GEOMETRIC, Distort, Policy, Programme, ThreeAugment, used
+from vitrail.data.transforms.policy import GEOMETRIC, Distort, Policy, Programme, ThreeAugment, operations_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -126,7 +126,7 @@ class Augmentation:
 
     def __call__(self, picture: EncodedImage, draws: CounterRng) -> Tensor:
         """One image to pixels [3, H, W], uint8; `draws` are those of one sample and view."""
-        return views([self], picture, [draws])[0]
+        return augment_views([self], picture, [draws])[0]
 
     def finish(self, image: "Image", whole: Pair, cut: Cut, draws: CounterRng) -> Tensor:
         """All that follows the decoding. `whole` is the size of the image, which may have come smaller."""
@@ -135,11 +135,11 @@ class Augmentation:
             seen = seen[:, ::-1]
         pixels = torch.from_numpy(np.array(seen.transpose(2, 0, 1), order="C"))  # mirrored and reordered in one copy
         if self.policy is not None:
-            pixels = run(self.policy.draw(draws, self.size), pixels)
+            pixels = apply_programme(self.policy.draw(draws, self.size), pixels)
         return pixels if self.erase is None else self.erase(pixels, draws)
 
 
-def views(
+def augment_views(
     augmentations: Sequence[Augmentation], picture: EncodedImage, draws: Sequence[CounterRng]
 ) -> tuple[Tensor, ...]:
     """Several views of one image, which is decoded once, as finely as the most demanding of them needs."""
@@ -154,7 +154,7 @@ def views(
 def check_geometries(augmentations: Sequence[Augmentation]) -> None:
     """ConfigError where a policy moves pixels in ways that masks, boxes and points do not follow."""
     for policy in (augmentation.policy for augmentation in augmentations):
-        if policy is not None and (moving := sorted(GEOMETRIC & used(policy))):
+        if policy is not None and (moving := sorted(GEOMETRIC & operations_of(policy))):
             raise ConfigError(
                 f"augmentation.policy={type(policy).__name__} uses {', '.join(moving)}, which masks and other targets "
                 "with places in the image do not follow; use augmentation.policy=ThreeAugment or Distort, which "
@@ -162,7 +162,7 @@ def check_geometries(augmentations: Sequence[Augmentation]) -> None:
             )
 
 
-def run(programme: Programme, pixels: Tensor) -> Tensor:
+def apply_programme(programme: Programme, pixels: Tensor) -> Tensor:
     """What was drawn for one image, done to it."""
     from vitrail.data.transforms.policy import OPERATIONS  # loads torchvision
 

@@ -30,38 +30,38 @@ from vitrail.data.preprocessing import Interpolation
 from vitrail.data.randomness import GOLDEN, CounterRng, as_int64, splitmix64_tensor
 from vitrail.data.targets import TIE
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, noise_keys
-from vitrail.data.transforms.batched_ops import SUPPORTED, Work, programmed
+from vitrail.data.transforms.batched_ops import SUPPORTED, BatchStage, plan_programme
 from vitrail.data.transforms.crop import Crop, InceptionCrop, ResizeCrop
-from vitrail.data.transforms.policy import NUMBER, Programme, used
+from vitrail.data.transforms.policy import NUMBER, Programme, operations_of
 
 UNIT: Final = 2.0**15  # of weights: times 255 it leaves a bit of float32's 24, which negative weights may need
 
 
-def supported() -> tuple[str, ...]:
+def list_supported() -> tuple[str, ...]:
     """What can be done to whole batches."""
     names = [name for name, which in NUMBER.items() if which in SUPPORTED]
     return ("InceptionCrop", "ResizeCrop", "Squash", "flip", "RandomErasing", *names)
 
 
-def unsupported(augmentation: Augmentation) -> str | None:
+def find_unsupported(augmentation: Augmentation) -> str | None:
     """Why an augmentation has no batched form; None where it has one."""
     policy = augmentation.policy
-    missing = [] if policy is None else sorted(name for name in used(policy) if NUMBER[name] not in SUPPORTED)
+    missing = [] if policy is None else sorted(name for name in operations_of(policy) if NUMBER[name] not in SUPPORTED)
     if missing:
         return (
             f"{type(policy).__name__} uses {', '.join(missing)}, which has no batched form; "
-            f"supported: {', '.join(supported())}"
+            f"supported: {', '.join(list_supported())}"
         )
     return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class BatchPlan:
     """What was drawn for a batch of B images of one size, and what it takes to do it. Has no part on a device."""
 
     count: int
     size: Pair
-    works: tuple[Work, ...]
+    works: tuple[BatchStage, ...]
 
     @property
     def arrays(self) -> "list[NDArray[Any]]":
@@ -76,7 +76,7 @@ class BatchedAugmentation:
     augmentation: Augmentation
 
     def __post_init__(self) -> None:
-        if reason := unsupported(self.augmentation):
+        if reason := find_unsupported(self.augmentation):
             raise ConfigError(reason)
 
     @property
@@ -89,68 +89,68 @@ class BatchedAugmentation:
             raise ConfigError(f"{len(draws)} draws for {len(pixels)} images")
         return self.apply(self.plan(draws, (pixels.shape[-2], pixels.shape[-1])), pixels)
 
-    def plan(self, draws: CounterRng, size: Pair) -> Plan:
+    def plan(self, draws: CounterRng, size: Pair) -> BatchPlan:
         """The host's part, for images of this size: arrays only, the same in any thread."""
         augmentation = self.augmentation
-        works = cropped(augmentation.crop, augmentation.flips(draws), draws, size)
+        works = plan_crop(augmentation.crop, augmentation.flips(draws), draws, size)
         if augmentation.policy is not None:
-            works.append(programmed(augmentation.policy.draw(draws, self.size), self.size))
+            works.append(plan_programme(augmentation.policy.draw(draws, self.size), self.size))
         if augmentation.erase is not None:
-            works += erased(augmentation.erase, draws, self.size)
-        return Plan(len(draws), size, tuple(works))
+            works += plan_erasing(augmentation.erase, draws, self.size)
+        return BatchPlan(len(draws), size, tuple(works))
 
-    def apply(self, plan: Plan, pixels: Tensor, sent: Iterator[Tensor] | None = None) -> Tensor:
+    def apply(self, plan: BatchPlan, pixels: Tensor, sent: Iterator[Tensor] | None = None) -> Tensor:
         """The device's part. `sent` gives the plan's arrays where they are on the device already."""
         if pixels.dtype != torch.uint8 or tuple(pixels.shape) != (plan.count, 3, *plan.size):
             wanted = f"uint8 {(plan.count, 3, *plan.size)}"
             raise ConfigError(f"a plan for {wanted} was given {pixels.dtype} {tuple(pixels.shape)}")
-        arrays = iter(PackedArrays(plan.arrays).sent(pixels.device)) if sent is None else sent
+        arrays = iter(PackedArrays(plan.arrays).to_device(pixels.device)) if sent is None else sent
         for work in plan.works:
             pixels = work.stage(pixels, [next(arrays) for _ in work.arrays])
         return pixels
 
 
-def run(programme: Programme, pixels: Tensor) -> Tensor:
+def run_programme(programme: Programme, pixels: Tensor) -> Tensor:
     """What was drawn for each image, done to it."""
-    work = programmed(programme, (pixels.shape[-2], pixels.shape[-1]))
-    return work.stage(pixels, PackedArrays(work.arrays).sent(pixels.device))
+    work = plan_programme(programme, (pixels.shape[-2], pixels.shape[-1]))
+    return work.stage(pixels, PackedArrays(work.arrays).to_device(pixels.device))
 
 
-def cropped(crop: Crop, flips: NDArray[np.bool_], draws: CounterRng, whole: Pair) -> list[Work]:
+def plan_crop(crop: Crop, flips: NDArray[np.bool_], draws: CounterRng, whole: Pair) -> list[BatchStage]:
     """The crop and the flip of images of one size."""
     height, width = whole
-    flipped = Work((flips[:, None, None, None],), mirrored)
+    flipped = BatchStage((flips[:, None, None, None],), apply_flips)
     if isinstance(crop, ResizeCrop):
         resized = crop.resized(whole)
         windows = crop.windows(draws, whole)
         if resized == whole:
-            return [windowed(crop, windows, flips)]
+            return [plan_windows(crop, windows, flips)]
         if crop.padding:  # which lies around the resized image
-            return [*squashed(len(draws), whole, resized, crop.interpolation), windowed(crop, windows, flips)]
+            return [*plan_squash(len(draws), whole, resized, crop.interpolation), plan_windows(crop, windows, flips)]
         scale = np.array([height / resized[0], width / resized[1]])
         # A window of the resized image is a box of this one, and what lies outside the box may shine in.
         boxes = np.concatenate([windows * scale, np.broadcast_to(np.array(crop.size) * scale, windows.shape)], 1)
-        return [resampled(boxes, whole, crop.size, crop.interpolation, tight=False), flipped]
+        return [plan_resampling(boxes, whole, crop.size, crop.interpolation, tight=False), flipped]
     if isinstance(crop, InceptionCrop):
         boxes = crop.boxes(draws, height, width)
-        return [resampled(boxes, whole, crop.size, crop.interpolation, tight=True), flipped]
-    return [*squashed(len(draws), whole, crop.size, crop.interpolation), flipped]
+        return [plan_resampling(boxes, whole, crop.size, crop.interpolation, tight=True), flipped]
+    return [*plan_squash(len(draws), whole, crop.size, crop.interpolation), flipped]
 
 
-def squashed(count: int, whole: Pair, size: Pair, interpolation: Interpolation) -> list[Work]:
+def plan_squash(count: int, whole: Pair, size: Pair, interpolation: Interpolation) -> list[BatchStage]:
     """So many whole images brought to a size."""
     if size == whole:
         return []
     boxes = np.broadcast_to(np.array([0, 0, *whole]), (count, 4))
-    return [resampled(boxes, whole, size, interpolation, tight=True)]
+    return [plan_resampling(boxes, whole, size, interpolation, tight=True)]
 
 
-def mirrored(pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+def apply_flips(pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
     (flips,) = arrays
     return torch.where(flips, pixels.flip(-1), pixels)
 
 
-def windowed(crop: ResizeCrop, windows: NDArray[np.int64], flips: NDArray[np.bool_]) -> Work:
+def plan_windows(crop: ResizeCrop, windows: NDArray[np.int64], flips: NDArray[np.bool_]) -> BatchStage:
     """From each padded image its own window, from the left or from the right."""
     height, width = crop.size
     left = np.where(flips, windows[:, 1] + width - 1, windows[:, 1])
@@ -163,24 +163,24 @@ def windowed(crop: ResizeCrop, windows: NDArray[np.int64], flips: NDArray[np.boo
         np.where(flips, -1, 1)[:, None, None, None],
         np.arange(width),
     )
-    return Work(arrays, partial(through_windows, crop))
+    return BatchStage(arrays, partial(apply_windows, crop))
 
 
-def through_windows(crop: ResizeCrop, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+def apply_windows(crop: ResizeCrop, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
     every, channels, top, down, left, sense, across = arrays
     mode = "constant" if crop.edge == "zeros" else "reflect"
     padded = pad(pixels, (crop.padding,) * 4, mode=mode) if crop.padding else pixels
     return padded[every, channels, top + down, torch.addcmul(left, sense, across)]
 
 
-def resampled(
+def plan_resampling(
     boxes: "NDArray[np.integer[Any] | np.floating[Any]]",
     whole: Pair,
     size: Pair,
     interpolation: Interpolation,
     *,
     tight: bool,
-) -> Work:
+) -> BatchStage:
     """A box of each image at one size, with the filters of Pillow, as two matrix products. Where the two axes are
     alike, their weights are computed together."""
     sides = boxes.astype(np.float32)
@@ -194,26 +194,26 @@ def resampled(
         arrays += [first, first + length, scale, np.maximum(scale, np.float32(1))]
         arrays += [np.arange(size[some[0]], dtype=np.float32)[:, None] + np.float32(0.5)]
         arrays += [np.arange(whole[some[0]], dtype=np.float32) + np.float32(0.5)]
-    return Work(tuple(arrays), partial(through_weights, interpolation, tight))
+    return BatchStage(tuple(arrays), partial(apply_resampling, interpolation, tight))
 
 
-def through_weights(interpolation: Interpolation, tight: bool, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
-    several = [weights(arrays[at : at + 6], interpolation, tight) for at in range(0, len(arrays), 6)]
+def apply_resampling(interpolation: Interpolation, tight: bool, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+    several = [resampling_weights(arrays[at : at + 6], interpolation, tight) for at in range(0, len(arrays), 6)]
     down, across = several if len(several) == 2 else several[0].split(len(pixels))  # [B, h, H] and [B, w, W]
     (count, tall, high), wide = down.shape, across.shape[1]
     rows = pixels.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)  # [B, H, 3, W]
-    narrow = whole_levels(rows.view(count, high * 3, -1) @ across.transpose(1, 2))  # Pillow too rounds in between
+    narrow = round_levels(rows.view(count, high * 3, -1) @ across.transpose(1, 2))  # Pillow too rounds in between
     del rows
-    done = whole_levels(down @ narrow.view(count, high, 3 * wide)).view(count, tall, 3, wide)
+    done = round_levels(down @ narrow.view(count, high, 3 * wide)).view(count, tall, 3, wide)
     return done.transpose(1, 2).to(torch.uint8, memory_format=torch.contiguous_format)
 
 
-def whole_levels(levels: Tensor) -> Tensor:
+def round_levels(levels: Tensor) -> Tensor:
     """From sums by `weights` to 0 to 255, halves upwards."""
     return levels.mul_(1 / UNIT).add_(0.5).floor_().clamp_(0, 255)
 
 
-def weights(arrays: Sequence[Tensor], interpolation: Interpolation, tight: bool) -> Tensor:
+def resampling_weights(arrays: Sequence[Tensor], interpolation: Interpolation, tight: bool) -> Tensor:
     """How much of each of `side` pixels goes into each of `out`, for B boxes [B, out, side], of UNIT. Where pixels get
     fewer, the filter is as wide as what becomes one of them, so nothing is left out. They are whole numbers, so that
     sums of levels times weights are exact in float32, in whatever order a product of matrices takes them."""
@@ -230,7 +230,7 @@ def weights(arrays: Sequence[Tensor], interpolation: Interpolation, tight: bool)
     return shares.div_(shares.sum(-1, keepdim=True)).mul_(UNIT).round_()
 
 
-def erased(erase: RandomErasing, draws: CounterRng, size: Pair) -> list[Work]:
+def plan_erasing(erase: RandomErasing, draws: CounterRng, size: Pair) -> list[BatchStage]:
     """The holes of those that have one."""
     height, width = size
     some = np.flatnonzero(erase.chosen(draws))
@@ -241,10 +241,10 @@ def erased(erase: RandomErasing, draws: CounterRng, size: Pair) -> list[Work]:
     edges = (top, top + tall, left, left + wide)  # [n, 1, 1, 1] each
     rulers = (np.arange(height)[:, None], np.arange(width))
     keys = noise_keys(draws).view(np.int64)[:, None]
-    return [Work((some, *edges, *rulers, keys), partial(with_holes, erase.fill))]
+    return [BatchStage((some, *edges, *rulers, keys), partial(apply_erasing, erase.fill))]
 
 
-def with_holes(fill: int | None, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+def apply_erasing(fill: int | None, pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
     """In place: the pixels are those of the steps before."""
     some, top, bottom, left, right, row, column, keys = arrays
     hole = ((row >= top) & (row < bottom)) & ((column >= left) & (column < right))  # [n, 1, H, W]

@@ -29,7 +29,7 @@ SMOOTH: Final = np.ones((1, 1, 3, 3), np.float32)  # 13 times what a pixel gets 
 SMOOTH[0, 0, 1, 1] = 5
 
 
-class Blends(NamedTuple):
+class BlendParameters(NamedTuple):
     """How many neighbours are blended with what."""
 
     brightness: int
@@ -38,7 +38,7 @@ class Blends(NamedTuple):
     sharpness: int
 
 
-def blend(pixels: Tensor, level: Tensor, rest: Tensor, kinds: Blends, kernel: Tensor) -> None:
+def blend(pixels: Tensor, level: Tensor, rest: Tensor, kinds: BlendParameters, kernel: Tensor) -> None:
     """`level` of each image and `rest`, 1 - level, of another: black (brightness), the image in grey (saturation),
     its mean grey (contrast), or smooth by a kernel (sharpness). Both are [n, 1, 1, 1]; the rest may be negative."""
     first, last = kinds.brightness, len(pixels) - kinds.sharpness
@@ -123,7 +123,7 @@ def blur(pixels: Tensor, weights: Sequence[Tensor]) -> None:
     pixels.copy_(rows.round_())
 
 
-def bells(sigma: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
+def gaussian_kernels(sigma: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
     """The weights of a blur with standard deviations [n], for both axes [2, far + 1, n]. It reaches three of them, or
     to the end of a very small image; one that reaches less far than the widest has zeros there."""
     reach = np.minimum(np.ceil(3 * sigma), np.array(size)[:, None] - 1)[:, None]  # [2, 1, n]
@@ -132,7 +132,7 @@ def bells(sigma: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
     return (shares / (2 * shares.cumsum(1)[:, -1:] - 1)).astype(np.float32)  # in order: zeros must change nothing
 
 
-class Moves(NamedTuple):
+class WarpParameters(NamedTuple):
     """How many neighbours are moved in which way."""
 
     shear_x: int
@@ -142,7 +142,7 @@ class Moves(NamedTuple):
     rotate: int
 
 
-def matrices(kinds: Moves, level: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
+def matrices(kinds: WarpParameters, level: NDArray[np.float64], size: Pair) -> NDArray[np.float32]:
     """From a place in the image that comes out, from the centre in pixels, to the place it is taken from, from the
     centre in halves of the image: [n, 3, 2], for (x, y, 1) from the left."""
     height, width = size
@@ -160,7 +160,7 @@ def matrices(kinds: Moves, level: NDArray[np.float64], size: Pair) -> NDArray[np
     return out.astype(np.float32) / np.array([width / 2, height / 2], np.float32)
 
 
-def centred(size: Pair) -> tuple[NDArray[np.float32], ...]:
+def center_matrix(size: Pair) -> tuple[NDArray[np.float32], ...]:
     """The places of a row of pixels, x [W, 1], and of a column of them, y [H, 1, 1], from the centre."""
     y, x = (np.arange(side, dtype=np.float32) - np.float32((side - 1) / 2) for side in size)
     return x[:, None], y[:, None, None]
@@ -176,7 +176,7 @@ def warp(pixels: Tensor, matrix: Tensor, x: Tensor, y: Tensor) -> None:
 Stage: TypeAlias = Callable[[Tensor, Sequence[Tensor]], Tensor]
 
 
-class Work(NamedTuple):
+class BatchStage(NamedTuple):
     """Something to do to a batch: the arrays that are sent for it, and what takes the pixels and the arrays there."""
 
     arrays: tuple[NDArray[Any], ...]
@@ -185,12 +185,15 @@ class Work(NamedTuple):
 
 # The order in which a batch is sorted: those that are done together are neighbours. What stays comes last.
 SORTED: Final = (
-    *Moves._fields,
-    *Blends._fields,
+    *WarpParameters._fields,
+    *BlendParameters._fields,
     *("posterise", "solarise", "autocontrast", "equalise", "grey", "blur", "identity"),
 )
 SUPPORTED: Final = frozenset(NUMBER[name] for name in SORTED)
-MOVED, BLENDED = len(Moves._fields), len(Moves._fields) + len(Blends._fields)  # where these end in it
+MOVED, BLENDED = (
+    len(WarpParameters._fields),
+    len(WarpParameters._fields) + len(BlendParameters._fields),
+)  # where these end in it
 BLURRED = SORTED.index("blur")
 # The place of each operation in that order, as small numbers, which sort quickest.
 PLACES: Final = np.full(len(NAMES), len(SORTED), np.uint8)
@@ -198,24 +201,24 @@ PLACES[[NUMBER[name] for name in SORTED]] = np.arange(len(SORTED))
 LEVELS: Final = np.arange(256)
 
 
-class Step(NamedTuple):
+class ProgrammeStep(NamedTuple):
     """One operation for each image of a sorted batch: how many go through which, in the order of the batch."""
 
-    moves: Moves
-    blends: Blends
+    moves: WarpParameters
+    blends: BlendParameters
     rest: list[int]  # from posterise on
 
     def counts(self) -> list[int]:
         return [sum(self.moves), sum(self.blends), *self.rest]
 
 
-def programmed(programme: Programme, size: Pair) -> Work:
+def plan_programme(programme: Programme, size: Pair) -> BatchStage:
     """What it takes to run a programme on a batch of images of this size."""
     places, exact = PLACES[programme.which.T], programme.level.T  # [S, B]
     order = places.argsort(axis=1, kind="stable")
     level = np.empty(exact.shape, np.float32)
     gathers, back = np.empty((len(order) + 1, order.shape[1]), np.int64), np.arange(order.shape[1])
-    steps: list[Step] = []
+    steps: list[ProgrammeStep] = []
     matrix: list[NDArray[np.float32]] = []
     rests: list[NDArray[np.float32]] = []
     masks: list[NDArray[np.uint8]] = []
@@ -226,8 +229,8 @@ def programmed(programme: Programme, size: Pair) -> Work:
         counts = np.bincount(places[row], minlength=len(SORTED)).tolist()
         ends = [0, *itertools.accumulate(counts)]
         sigmas.append(by[ends[BLURRED] : ends[BLURRED + 1]])
-        moves, blends = Moves(*counts[:MOVED]), Blends(*counts[MOVED:BLENDED])
-        steps.append(Step(moves, blends, counts[BLENDED:]))
+        moves, blends = WarpParameters(*counts[:MOVED]), BlendParameters(*counts[MOVED:BLENDED])
+        steps.append(ProgrammeStep(moves, blends, counts[BLENDED:]))
         matrix.append(matrices(moves, by[: ends[MOVED]], size))
         rests.append(1 - level[row, ends[MOVED] : ends[BLENDED]])
         bits = level[row, ends[BLENDED] : ends[BLENDED + 1]].astype(np.int64)
@@ -236,8 +239,10 @@ def programmed(programme: Programme, size: Pair) -> Work:
         back[sorting] = np.arange(len(back))
     gathers[-1] = back
     arrays = (gathers, column(level), column(np.concatenate(rests)), column(np.concatenate(masks)))
-    shares = column(bells(np.concatenate(sigmas), size))
-    return Work((*arrays, np.concatenate(matrix), shares, SMOOTH, LEVELS, *centred(size)), partial(done, steps))
+    shares = column(gaussian_kernels(np.concatenate(sigmas), size))
+    return BatchStage(
+        (*arrays, np.concatenate(matrix), shares, SMOOTH, LEVELS, *center_matrix(size)), partial(run_steps, steps)
+    )
 
 
 def column(numbers: NDArray[Any]) -> NDArray[Any]:
@@ -245,7 +250,7 @@ def column(numbers: NDArray[Any]) -> NDArray[Any]:
     return numbers[..., None, None, None]
 
 
-def done(steps: list[Step], pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
+def run_steps(steps: list[ProgrammeStep], pixels: Tensor, arrays: Sequence[Tensor]) -> Tensor:
     """The steps of a programme, on a copy of the batch."""
     gathers, level, rest, kept, matrix, shares, kernel, levels, x, y = arrays
     rests = rest.split([sum(step.blends) for step in steps])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, ge
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.core.text import Pair, format_size, pair
 from vitrail.data.preprocessing import Interpolation
 from vitrail.data.randomness import CounterRng
@@ -52,7 +52,7 @@ class Cut(NamedTuple):
 
     def __call__(self, image: "Image", whole: Pair) -> "Image":
         """Does it to an image of size `whole`, which may have come smaller than that."""
-        mode = resampling(self.interpolation)
+        mode = pillow_resampling(self.interpolation)
         top, left, height, width = self.box
         size = (self.inner[1], self.inner[0])
         if self.tight and (image.height, image.width) == whole:  # what torchvision does with an image of Pillow's
@@ -61,17 +61,17 @@ class Cut(NamedTuple):
             down, across = image.height / whole[0], image.width / whole[1]
             bottom, right = min((top + height) * down, image.height), min((left + width) * across, image.width)
             done = image.resize(size, mode, box=(left * across, top * down, right, bottom))
-        return padded(done, self.pad, self.edge) if any(self.pad) else done
+        return pad_image(done, self.pad, self.edge) if any(self.pad) else done
 
 
-def padded(image: "Image", pad: tuple[int, int, int, int], edge: Edge) -> "Image":
+def pad_image(image: "Image", pad: tuple[int, int, int, int], edge: Edge) -> "Image":
     from torchvision.transforms.v2 import functional as F  # heavy: loaded when there is something to pad
 
     functional: Any = F  # takes images too, whatever its annotation says
     return functional.pad(image, list(pad), padding_mode="constant" if edge == "zeros" else "reflect")
 
 
-def resampling(interpolation: Interpolation) -> Any:
+def pillow_resampling(interpolation: Interpolation) -> Any:
     from PIL import Image
 
     return Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
@@ -93,9 +93,9 @@ class InceptionCrop:
     sampler: Sampler = "torchvision"
 
     def __post_init__(self) -> None:
-        check(self.size, self.interpolation)
+        check_crop(self.size, self.interpolation)
         if self.sampler not in get_args(Sampler):
-            raise unknown("sampler", str(self.sampler), get_args(Sampler))
+            raise unknown_name("sampler", str(self.sampler), get_args(Sampler))
         if not 0 < self.area[0] <= self.area[1] <= 1:
             raise ConfigError(f"area={self.area} must be two fractions of the image, the smaller first")
         if not 0 < self.aspect[0] <= self.aspect[1]:
@@ -123,12 +123,12 @@ class InceptionCrop:
     ) -> NDArray[np.int64]:
         """The first of 100 attempts that fits; where none does, the whole image. All but a few need one attempt."""
         tall, wide = (np.broadcast_to(side, (len(draws), 1)) for side in (tall, wide))
-        boxes, fits = attempted(draws.uniform("crop", 4)[:, None], tall, wide, self.area, self.aspect)
+        boxes, fits = draw_attempts(draws.uniform("crop", 4)[:, None], tall, wide, self.area, self.aspect)
         out = np.where(fits, boxes[:, 0], np.concatenate([0 * tall, 0 * wide, tall, wide], 1))
         again = np.flatnonzero(~fits[:, 0])
         if again.size:
             drawn = draws.rows(again).uniform("crop again", 4 * (ATTEMPTS - 1)).reshape(len(again), -1, 4)
-            boxes, fits = attempted(drawn, tall[again], wide[again], self.area, self.aspect)
+            boxes, fits = draw_attempts(drawn, tall[again], wide[again], self.area, self.aspect)
             found = fits.any(1)
             out[again[found]] = boxes[np.flatnonzero(found), fits.argmax(1)[found]]
         return out.astype(np.int64)
@@ -158,9 +158,9 @@ class ResizeCrop:
     interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
-        check(self.size, self.interpolation)
+        check_crop(self.size, self.interpolation)
         if self.edge not in get_args(Edge):
-            raise unknown("edge", str(self.edge), get_args(Edge))
+            raise unknown_name("edge", str(self.edge), get_args(Edge))
         smallest = self.resize if isinstance(self.resize, tuple) else pair(self.resize)
         if smallest[0] + 2 * self.padding < self.size[0] or smallest[1] + 2 * self.padding < self.size[1]:
             raise ConfigError(f"resize={self.resize} and padding={self.padding} leave less than a crop of {self.size}")
@@ -202,7 +202,7 @@ class Squash:
     interpolation: Interpolation = "bilinear"
 
     def __post_init__(self) -> None:
-        check(self.size, self.interpolation)
+        check_crop(self.size, self.interpolation)
 
     def cut(self, whole: Pair, draws: CounterRng) -> Cut:
         del draws  # nothing is random here
@@ -229,7 +229,7 @@ def rectangles(
     return np.rint(side * root), np.rint(side / root)
 
 
-def attempted(
+def draw_attempts(
     drawn: NDArray[np.float64], tall: NDArray[np.int64], wide: NDArray[np.int64], area: Range, aspect: Range
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Boxes [B, n, 4] from numbers [B, n, 4] as TensorFlow makes one, and which of them fit [B, n]. A width is aspect
@@ -250,8 +250,8 @@ def attempted(
     return np.stack([top, left, rows, columns], -1), fits
 
 
-def check(size: Pair, interpolation: Interpolation) -> None:
+def check_crop(size: Pair, interpolation: Interpolation) -> None:
     if min(size) < 1:
         raise ConfigError(f"a crop of {format_size(size)} has no pixels")
     if interpolation not in get_args(Interpolation):
-        raise unknown("interpolation", str(interpolation), get_args(Interpolation))
+        raise unknown_name("interpolation", str(interpolation), get_args(Interpolation))

@@ -111,8 +111,8 @@ class ThreeAugment:
         sigma = uniform(draws, "blur", self.sigma)
         first = np.array([NUMBER["grey"], NUMBER["solarise"], NUMBER["blur"]])[choice]
         level = np.where(choice == 2, sigma, np.where(choice == 1, float(self.threshold), 0.0))
-        jitter = jittered(draws, (self.jitter, self.jitter, self.jitter, 0.0))
-        return joined(Programme(first, level), jitter)
+        jitter = draw_jitter(draws, (self.jitter, self.jitter, self.jitter, 0.0))
+        return join_programmes(Programme(first, level), jitter)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,21 +139,21 @@ class Distort:
 
     def draw(self, draws: CounterRng, size: Pair) -> Programme:
         del size
-        jitter = jittered(draws, self.jitter)
+        jitter = draw_jitter(draws, self.jitter)
         shaken = draws.uniform("jitter") < self.jitter_probability
         sigma = uniform(draws, "blur", self.sigma)
-        return joined(
+        return join_programmes(
             Programme(np.where(shaken, jitter.which, IDENTITY), jitter.level),
-            sometimes(draws, "grey", self.grey, np.zeros_like(sigma)),
-            sometimes(draws, "blur", self.blur, sigma),
-            sometimes(draws, "solarise", self.solarise, np.full_like(sigma, self.threshold)),
+            apply_sometimes(draws, "grey", self.grey, np.zeros_like(sigma)),
+            apply_sometimes(draws, "blur", self.blur, sigma),
+            apply_sometimes(draws, "solarise", self.solarise, np.full_like(sigma, self.threshold)),
         )
 
 
 Policy: TypeAlias = RandAugment | ThreeAugment | Distort
 
 
-def jittered(draws: CounterRng, strength: tuple[float, float, float, float]) -> Programme:
+def draw_jitter(draws: CounterRng, strength: tuple[float, float, float, float]) -> Programme:
     """Brightness, contrast and saturation by a factor within 1 +- strength, hue turned within +- strength; those that
     are on, in a drawn order."""
     names = ("brightness", "contrast", "saturation", "hue")
@@ -172,12 +172,12 @@ def jittered(draws: CounterRng, strength: tuple[float, float, float, float]) -> 
     return Programme(numbers.take(order), np.take_along_axis(level, order, 1))
 
 
-def sometimes(draws: CounterRng, name: str, probability: float, level: NDArray[np.float64]) -> Programme:
+def apply_sometimes(draws: CounterRng, name: str, probability: float, level: NDArray[np.float64]) -> Programme:
     on = draws.uniform(f"{name} or not") < probability
     return Programme(np.where(on, NUMBER[name], IDENTITY), level)
 
 
-def joined(*parts: Programme) -> Programme:
+def join_programmes(*parts: Programme) -> Programme:
     return Programme(
         np.concatenate([part.which for part in parts], 1), np.concatenate([part.level for part in parts], 1)
     )
@@ -187,7 +187,7 @@ def uniform(draws: CounterRng, purpose: str, span: Range) -> NDArray[np.float64]
     return span[0] + (span[1] - span[0]) * draws.uniform(purpose)
 
 
-def used(policy: Policy) -> set[str]:
+def operations_of(policy: Policy) -> set[str]:
     """The operations that a policy may choose."""
     if isinstance(policy, RandAugment):
         return set(policy.choices((1, 1)))

@@ -21,10 +21,10 @@ from vitrail.checkpoint.bundle import Bundle, Card, get_card
 from vitrail.checkpoint.weights import build_network as built
 from vitrail.checkpoint.weights import to_bundle
 from vitrail.core.errors import BadLabels, ConfigError, DataError
-from vitrail.data.collection import Collection, agree, open_collection
-from vitrail.data.dataset import ImageDataset, Labels, Subset
+from vitrail.data.collection import Collection, open_collection, unify_classes
+from vitrail.data.dataset import ImageDataset, Labels, SubsetDataset
 from vitrail.data.loader import Batch, eval_batches
-from vitrail.data.splits import stratified
+from vitrail.data.splits import split_stratified
 from vitrail.data.training_record import KEY, find_exposure, record_training
 from vitrail.evaluation.frozen.features import Kept, hash_network, list_missing, load_or_extract
 from vitrail.evaluation.frozen.ridge_head import SHARE, RidgeHead, fit_head, fit_multi_label_head
@@ -99,7 +99,7 @@ def fit(
     collection = data if isinstance(data, Collection) else open_collection(data)
     split, source = to_learn_from(collection)
     if shots is not None:
-        source = Subset(source, at_most(source.labels, len(collection.classes), shots))
+        source = SubsetDataset(source, at_most(source.labels, len(collection.classes), shots))
     where = to_score(collection, split, source, test)
     prepared = get_card(network).preprocessing
     pictures = batches or (lambda bare: eval_batches(bare, prepared, batch=min(BATCH, max(len(bare), 1))))
@@ -238,7 +238,7 @@ def to_score(
     if len(other.splits) > 1 and name not in ("test", "val"):
         raise DataError(f"{other.name} has the splits {', '.join(other.splits)}; say which one: {other.name}@{name}")
     called = f"{other.title}@{name}"
-    both, _ = agree(collection.name, {split: source, called: other.splits[name]})
+    both, _ = unify_classes(collection.name, {split: source, called: other.splits[name]})
     return called, both[called]
 
 
@@ -255,7 +255,7 @@ def at_most(labels: Labels, classes: int, shots: int) -> NDArray[np.int64]:
 
 def sample_stratified(source: ImageDataset, most: int) -> ImageDataset:
     """All of a source, or a sample of it with the same share of every class."""
-    return source if len(source) <= most else Subset(source, stratified(source.labels, most / len(source)))
+    return source if len(source) <= most else SubsetDataset(source, split_stratified(source.labels, most / len(source)))
 
 
 def notes_of(split: str, source: ImageDataset, took: Kept) -> list[str]:
@@ -287,7 +287,7 @@ def record_fit(
 ) -> dict[str, Any]:
     """Which images a classifier was made from, and the weights that it started from with theirs."""
     record = record_training(
-        Subset(source, samples.numpy()),
+        SubsetDataset(source, samples.numpy()),
         out_of=len(collection.splits[split]),
         selection={"source": collection.name, "split": split},
         others={one: part for one, part in collection.splits.items() if one != split},

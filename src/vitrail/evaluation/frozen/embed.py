@@ -26,10 +26,10 @@ from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.files.read_weights import read_weights
 from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.core.atomic_files import check_writable, write_file
-from vitrail.core.config_overrides import differences
-from vitrail.core.errors import ConfigError, DataError, VitrailError, WeightsError, unknown
+from vitrail.core.config_overrides import diff_plain
+from vitrail.core.errors import ConfigError, DataError, VitrailError, WeightsError, unknown_name
 from vitrail.core.locks import FileLock, LockTaken
-from vitrail.data.dataset import Concat, ImageDataset, RelabelledDataset, Subset
+from vitrail.data.dataset import ConcatDataset, ImageDataset, RelabelledDataset, SubsetDataset
 from vitrail.data.loader import Batch, eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.unreadable_log import UnreadableSample
@@ -90,7 +90,7 @@ def embed(
     if out.suffix not in FORMATS:
         raise ConfigError(f"{out}: embeddings are written as {' or '.join(FORMATS)}; give such a name")
     if dtype not in get_args(Stored):
-        raise unknown("type", str(dtype), get_args(Stored))
+        raise unknown_name("type", str(dtype), get_args(Stored))
     if batch < 1:
         raise ConfigError(f"batch={batch} must be at least 1")
     source = whole(splits)
@@ -130,7 +130,7 @@ def whole(splits: Mapping[str, ImageDataset]) -> ImageDataset:
     parts = [
         part if part.classes == classes else RelabelledDataset(part, part.labels, classes) for part in splits.values()
     ]
-    return parts[0] if len(parts) == 1 else Concat(parts)
+    return parts[0] if len(parts) == 1 else ConcatDataset(parts)
 
 
 def agreed(world: World, work: Callable[[], Any]) -> Any:
@@ -141,7 +141,7 @@ def agreed(world: World, work: Callable[[], Any]) -> Any:
             value = work()
         except VitrailError as error:
             refused = error
-    value, refused = world.agree((value, refused))
+    value, refused = world.broadcast((value, refused))
     if refused is not None:
         raise refused
     return value
@@ -180,7 +180,7 @@ def begun(work: "EmbeddingJob", facts: dict[str, Any], world: World, *, force: b
 
 def refuse(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Other weights, images or settings than those of a file are named."""
-    changes = differences(old, new)
+    changes = diff_plain(old, new)
     if changes:
         shown = "; ".join(line if len(line) < 120 else f"{line[:117]}..." for line in changes)
         raise ConfigError(
@@ -274,7 +274,7 @@ class EmbeddingJob:
             return
         places = np.concatenate([np.asarray(self.span(number), np.int64) for number in mine])
         batches = eval_batches(
-            Subset(self.source, places),
+            SubsetDataset(self.source, places),
             self.preprocessing,
             batch=self.batch,
             workers=workers,

@@ -32,7 +32,7 @@ from vitrail import __version__
 from vitrail.checkpoint.files.read_weights import read_weights
 from vitrail.checkpoint.files.safetensors import write_sealed
 from vitrail.checkpoint.weights import to_bundle
-from vitrail.core.errors import BadImage, DataError, WeightsError, WeightsNotFound, unknown
+from vitrail.core.errors import BadImage, DataError, WeightsError, WeightsNotFound, unknown_name
 from vitrail.core.text import Pair
 from vitrail.data import preprocessing as tensorflow
 from vitrail.data.dataset import ImageDataset, RelabelledDataset
@@ -50,7 +50,7 @@ from vitrail.models.family import to_dict
 def inference_context(network: object, device: torch.device, precision: Precision) -> Generator[None]:
     """Puts a module into evaluation mode and every part of it back as it was. A plain callable is taken as it is."""
     if precision not in get_args(Precision):
-        raise unknown("precision", str(precision), get_args(Precision))
+        raise unknown_name("precision", str(precision), get_args(Precision))
     mode = eval_mode(network) if isinstance(network, nn.Module) else contextlib.nullcontext()
     # Not inference_mode: a sharded network gathers weights here that training goes on with.
     with mode, torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "autocast"):
@@ -95,7 +95,7 @@ class SquareView:
         height, width = self.image
         larger = (round(height * 8 / 7), round(width * 8 / 7))
         rgb = torch.from_numpy(np.array(picture.rgb())).permute(2, 0, 1)
-        whole = tensorflow.truncated(tensorflow.bilinear(rgb, larger))
+        whole = tensorflow.truncate_levels(tensorflow.resize_bilinear(rgb, larger))
         top, left = (larger[0] - height) // 2, (larger[1] - width) // 2
         return (whole[:, top : top + height, left : left + width],)
 

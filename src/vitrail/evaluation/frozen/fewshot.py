@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import BadLabels, ConfigError, DataError
 from vitrail.data.dataset import Labels
-from vitrail.data.splits import few_shot, first_shots
+from vitrail.data.splits import select_few_shot, select_first_shots
 from vitrail.evaluation.intervals import Interval, wilson_interval
 from vitrail.evaluation.metrics import score_predictions
 
@@ -186,7 +186,7 @@ def score_few_shot(
     """The test accuracy for each seed's draw of `shots` training samples a class, as the reference draws them."""
     pool, accuracies = require_single_labels(train_labels), list[float]()
     for seed in seeds:
-        drawn = torch.from_numpy(few_shot(pool, classes, shots, seed=seed))
+        drawn = torch.from_numpy(select_few_shot(pool, classes, shots, seed=seed))
         made = fit_ridge(train_features[drawn], train_labels[drawn], classes, penalty)
         accuracies.append(made.accuracy(test_features, test_labels))
     return accuracies
@@ -203,7 +203,7 @@ def sweep_penalties(
 ) -> dict[float, float]:
     """The sweep variant, nearer to the paper's time: the first `shots` samples of each class, and the test accuracy of
     every penalty. Over several sets the penalty of the best mean rank is the one to take for all."""
-    drawn = torch.from_numpy(first_shots(require_single_labels(train_labels), classes, shots))
+    drawn = torch.from_numpy(select_first_shots(require_single_labels(train_labels), classes, shots))
     parts = decompose(train_features[drawn], train_labels[drawn], classes)
     return {penalty: parts.classifier(penalty).accuracy(test_features, test_labels) for penalty in penalties}
 

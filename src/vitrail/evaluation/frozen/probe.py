@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.dataset import Labels
-from vitrail.data.splits import stratified
+from vitrail.data.splits import split_stratified
 from vitrail.evaluation.defaults import ITERATIONS
 from vitrail.evaluation.frozen.fewshot import whiten
 from vitrail.evaluation.metrics import score_predictions
@@ -134,7 +134,7 @@ def search_penalty(
 ) -> tuple[float, dict[float, float]]:
     """The penalty that does best on a part of the training samples, held out of every class alike, and the accuracy
     there of all of them. Of equal ones that with the smaller loss wins."""
-    held = torch.from_numpy(stratified(Labels(labels.cpu().numpy()), dev))
+    held = torch.from_numpy(split_stratified(Labels(labels.cpu().numpy()), dev))
     rest = torch.ones(len(labels), dtype=torch.bool)
     rest[held] = False
     if not len(held) or not bool(rest.any()):

@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from vitrail.core.errors import BadLabels, ConfigError
 from vitrail.data.dataset import Labels
-from vitrail.data.splits import stratified
+from vitrail.data.splits import split_stratified
 from vitrail.evaluation.defaults import SHARE
 from vitrail.evaluation.frozen.fewshot import CONSTANT, PENALTIES, PENALTY, ROWS, RidgeClassifier, decompose
 from vitrail.evaluation.metrics import count_right
@@ -126,7 +126,7 @@ def draws(labels: Tensor, classes: int, share: float) -> list[tuple[Tensor, Tens
     fraction = max(min(share, MOST / count), min(several / count, 0.5))
     found: list[tuple[Tensor, Tensor]] = []
     for seed in range(DRAWS):
-        held = stratified(plain, fraction, seed=seed)
+        held = split_stratified(plain, fraction, seed=seed)
         if not len(held):
             break
         rest = np.setdiff1d(np.arange(count), held)

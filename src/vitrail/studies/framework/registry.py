@@ -9,7 +9,7 @@ from importlib.abc import InspectLoader
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
-from vitrail.core.errors import unknown
+from vitrail.core.errors import unknown_name
 
 if TYPE_CHECKING:
     from vitrail.studies.framework.definition import Study
@@ -52,7 +52,7 @@ def study(name: str) -> "Study":
     """A study by its name, with hyphens or underscores."""
     wanted = name.strip().lower().replace("_", "-")
     if wanted not in STUDIES:
-        raise unknown("study", name, STUDIES)
+        raise unknown_name("study", name, STUDIES)
     found: Study = getattr(import_module(STUDIES[wanted]), VALUE)
     return found
 

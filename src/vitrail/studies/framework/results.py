@@ -26,7 +26,7 @@ import numpy as np
 
 from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
 from vitrail.checkpoint.store.layout import list_checkpoints
-from vitrail.core.config_overrides import differences, plain, restored, without_fields
+from vitrail.core.config_overrides import diff_plain, drop_fields, from_plain, to_plain
 from vitrail.core.errors import ConfigError
 from vitrail.train.config import RunRequest
 from vitrail.train.grid.plan import OUTCOME, Cell, CellOutcome, Coordinate, read_outcome
@@ -87,13 +87,13 @@ def changed(out: Path, cell: Cell) -> list[str]:
     if not trained or not (folder / COMMAND).exists():
         return []
     command = read_json(folder / COMMAND)
-    before, now = command.get(ASKED), as_read(plain(cell.run))
+    before, now = command.get(ASKED), as_read(to_plain(cell.run))
     if not isinstance(before, Mapping):
         return [f"it holds a run of its own, and no cell of a study ({COMMAND})"]
-    lines = differences(with_defaults(before), now)
+    lines = diff_plain(with_defaults(before), now)
     if command.get("after", "") != cell.after:
         lines.append(f"after: {command.get('after') or 'nothing'} -> {cell.after or 'nothing'}")
-    return without_fields(lines, FREE)
+    return drop_fields(lines, FREE)
 
 
 def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def as_read(values: Mapping[str, Any]) -> dict[str, Any]:
 def with_defaults(before: Mapping[str, Any]) -> Mapping[str, Any]:
     """A run as it was written, with fields that there were not yet; as it is where it cannot be read any more."""
     try:
-        return as_read(plain(restored(RunRequest, before)))
+        return as_read(to_plain(from_plain(RunRequest, before)))
     except ConfigError:
         return before
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.core.config_overrides import plain
+from vitrail.core.config_overrides import to_plain
 from vitrail.data.collection import Collection, open_collection
 from vitrail.distributed.process_group import World
 from vitrail.recipes.run_overrides import started_from
@@ -85,7 +85,7 @@ class StudyJob:
             "study": self.study,
             "cell": cell.name,
             "after": cell.after,
-            ASKED: plain(cell.run),
+            ASKED: to_plain(cell.run),
             "go_on": self.go_on,
         }
         return PreparedCell(run=run, splits=pictures_of(run), command=command)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from vitrail.checkpoint.find_weights import find_weights
-from vitrail.core.config_overrides import differences, plain, without_fields
+from vitrail.core.config_overrides import diff_plain, drop_fields, to_plain
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.collection import open_collection
 from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS, VtabTask
@@ -106,7 +106,7 @@ def base_run(weights: str, *, image_size: int = 0, seed: int | None = None, sett
 def changed(study: Study) -> list[str]:
     """Where a study is not the paper's recipe: "steps: 2500 -> 100"."""
     free = (*FREE, "seed", "model", "weights", "preprocessing")
-    found = without_fields(differences(plain(recipe(RECIPE)), plain(study.base)), free)
+    found = drop_fields(diff_plain(to_plain(recipe(RECIPE)), to_plain(study.base)), free)
     return found + [text for text in study.settings if text.startswith("model.")]
 
 
@@ -139,7 +139,7 @@ def pictures_of(
 
 def facts_of(study: Study) -> dict[str, Any]:
     """What must not change between two starts, as it comes back from study.json."""
-    return json.loads(json.dumps({"weights": study.weights_hash, "run": plain(study.base)}))
+    return json.loads(json.dumps({"weights": study.weights_hash, "run": to_plain(study.base)}))
 
 
 def check_folder(study: Study) -> None:
@@ -148,7 +148,7 @@ def check_folder(study: Study) -> None:
     if path.exists():
         before = read_json(path)
         before = {name: before[name] for name in now if name in before}
-        found = without_fields(differences(before, now), (*(f"run.{name}" for name in FREE), "run.weights"))
+        found = drop_fields(diff_plain(before, now), (*(f"run.{name}" for name in FREE), "run.weights"))
         if found:
             raise ConfigError(
                 f"{study.out} holds a study with another config ({'; '.join(found[:12])}); give another --out"
@@ -213,7 +213,7 @@ def go(
     report = run_grid(
         vtab_plan(study), places or world, watcher=watcher, present=lambda now: noted(outcome_of(study, now))
     )
-    return world.broadcast(outcome_of(study, report) if world.is_main else None)
+    return world.broadcast_from_main(outcome_of(study, report) if world.is_main else None)
 
 
 def vtab_plan(study: Study) -> GridPlan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from vitrail.core.config_overrides import plain
+from vitrail.core.config_overrides import to_plain
 from vitrail.core.paper_tables import TABLE_9
 from vitrail.data.datasets.catalogue import VTAB_TASKS
 from vitrail.evaluation.intervals import Interval, wilson_interval
@@ -131,7 +131,7 @@ def result(study: Study, outcome: Outcome, weights: Mapping[str, Any]) -> Result
         weights=dict(weights),
         data=data,
         measures=tuple(measures),
-        config=plain(study.base),
+        config=to_plain(study.base),
         details=details,
     )
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from vitrail.core.atomic_files import read_text
 from vitrail.core.errors import BadLabels, DataError
-from vitrail.data.class_names import bundled_names
+from vitrail.data.class_names import read_class_names
 from vitrail.data.dataset import NONE, Labels
 from vitrail.data.loader import Batch
 from vitrail.evaluation.intervals import Calibration, Floats, Reliability, bootstrap
@@ -196,7 +196,7 @@ def match_classes(
         for names in also:
             if set(classes) <= set(names):
                 return replace(match_by_name(tuple(names), classes, outputs), names=theirs)
-        if len(classes) == outputs and theirs == bundled_names("imagenet"):
+        if len(classes) == outputs and theirs == read_class_names("imagenet"):
             note = (
                 f"{where} has other names than ImageNet's ({brief(strange)}), so its classes are taken in their order"
             )

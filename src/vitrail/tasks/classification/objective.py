@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.core.errors import ConfigError, unknown
+from vitrail.core.errors import ConfigError, unknown_name
 from vitrail.data.dataset import Labels
 from vitrail.data.loader import Batch
 from vitrail.data.preprocessing import Preprocessing
@@ -32,7 +32,7 @@ class Classification(ObjectiveConfig):
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(Loss):
-            raise unknown("objective.loss", str(self.loss), get_args(Loss))
+            raise unknown_name("objective.loss", str(self.loss), get_args(Loss))
         if not 0 <= self.smoothing < 1:
             raise ConfigError(f"objective.smoothing={self.smoothing} must be at least 0 and below 1")
 

@@ -10,7 +10,7 @@ from vitrail.checkpoint.bundle import Bundle, list_other_names
 from vitrail.core.errors import ConfigError
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset, RelabelledDataset
-from vitrail.data.targets import ClassLabels, Geometry
+from vitrail.data.targets import ClassTargets, Geometry
 from vitrail.evaluation.metrics import ClassificationMetric, ClassificationScore
 from vitrail.evaluation.scoring import EvaluationOutcome, EvaluationSetting, ScoringOptions, Subject
 from vitrail.objectives.objective import ObjectiveConfig
@@ -28,7 +28,7 @@ class ClassificationTask(Task):
 
     name = "classification"
     objective = Classification
-    targets = ClassLabels()
+    targets = ClassTargets()
     criteria = ClassificationScore.criteria
     mixes = True
     has_classes = True

@@ -15,8 +15,8 @@ from torch import Tensor
 from vitrail.core.errors import ConfigError, VitrailError
 from vitrail.data.collection import Collection
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.decode.image import read_indices
-from vitrail.data.targets import IGNORED, Geometry, Masks
+from vitrail.data.decode.image import read_mask
+from vitrail.data.targets import IGNORED, Geometry, MaskTargets
 from vitrail.evaluation.intervals import Interval
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config
@@ -74,7 +74,7 @@ def build_panes(one: SegmentedImage, source: ImageDataset, names: Sequence[str])
     network saw a part of it, the masks of that part stand by themselves."""
     try:
         image = source.open_image(one.sample).rgb()
-        truth = read_indices(source.mask(one.sample))
+        truth = read_mask(source.mask(one.sample))
     except (OSError, VitrailError):
         return [pane(None, name) for name in names]
     if np.array_equal(stretch_mask(truth, one.truth.shape), one.truth):
@@ -98,7 +98,7 @@ class SegmentationTask(Task):
 
     name = "segmentation"
     objective = Segmentation
-    targets = Masks()
+    targets = MaskTargets()
     criteria = SegmentationScore.criteria
     has_classes = True
 

@@ -43,7 +43,9 @@ class GridState:
     def __init__(self, plan: GridPlan, world: World, watcher: Watcher, present: Present) -> None:
         self.plan, self.world, self.watcher, self.present = plan, world, watcher, present
         self.cells = {cell.name: cell for cell in plan.cells}
-        found, seconds = world.broadcast((self.finished(), read_seconds(plan.record)) if world.is_main else None)
+        found, seconds = world.broadcast_from_main(
+            (self.finished(), read_seconds(plan.record)) if world.is_main else None
+        )
         self.outcomes: dict[str, CellOutcome] = found
         self.seconds = {name: seconds[name] for name in self.outcomes if name in seconds}
         self.states: dict[str, CellState] = {
@@ -255,7 +257,7 @@ def hold_folder(plan: GridPlan, world: World, watcher: Watcher) -> Generator[Non
                 refused = str(error)
             except OSError as error:
                 refused = f"{plan.out} cannot be written ({error.strerror or error}); give another --out"
-        if refused := world.agree(refused):
+        if refused := world.broadcast(refused):
             raise ConfigError(refused)
         yield
     finally:

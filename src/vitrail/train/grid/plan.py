@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
 from vitrail.checkpoint.store.layout import list_checkpoints
-from vitrail.core.atomic_files import replacing, write_file
+from vitrail.core.atomic_files import replace_on_success, write_file
 from vitrail.core.errors import ConfigError, VitrailError
 from vitrail.train.config import Run, RunRequest
 from vitrail.train.data import DataSplits
@@ -128,7 +128,7 @@ def write_record(record: Path, content: Mapping[str, Any]) -> None:
     """The record of a grid: which one it is, and how every cell stands."""
     told = {**content, "updated": datetime.now().astimezone().isoformat(timespec="seconds")}
     record.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(record) as file:
+    with replace_on_success(record) as file:
         file.write(json.dumps(told, indent=1).encode() + b"\n")
 
 

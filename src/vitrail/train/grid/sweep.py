@@ -10,8 +10,8 @@ from typing import Any
 
 from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
 from vitrail.checkpoint.store.layout import list_checkpoints as saves_in
-from vitrail.core.atomic_files import replacing
-from vitrail.core.config_overrides import differences, with_settings
+from vitrail.core.atomic_files import replace_on_success
+from vitrail.core.config_overrides import apply_settings, diff_plain
 from vitrail.core.errors import ConfigError, Diverged, TrainingError
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.metrics import Criterion
@@ -140,7 +140,7 @@ def make_cells(run: Run, grid: Grid, change: Change) -> list[Cell]:
     ]
 
 
-def relative_cost(run: Run, grid: Grid, world: World, change: Change = with_settings) -> float:
+def relative_cost(run: Run, grid: Grid, world: World, change: Change = apply_settings) -> float:
     """How many times as long as the run on all images a search takes, its last run included, by images and their
     multiply-accumulates; nobody can know what patience will save. Points that cannot work are refused."""
     seen: dict[Data, DataSplits] = {}
@@ -172,7 +172,7 @@ def run_sweep(
     command: dict[str, Any] | None = None,
     force: bool = False,
     observer: Observer | None = None,
-    change: Change = with_settings,
+    change: Change = apply_settings,
     places: Sequence[DeviceSlot] = (),
 ) -> SweepResult:
     """Tries every point in OUT/sweep, then trains in OUT. The same call again resumes; points that are done stay. A
@@ -264,7 +264,7 @@ def check_points(points: Sequence[Cell], *, out: Path, world: World, force: bool
                     (folder / OUTCOME).unlink(missing_ok=True)  # other looks at the dev split, another score
     except ConfigError as error:
         refused = str(error)
-    if refused := world.agree(refused):
+    if refused := world.broadcast(refused):
         raise ConfigError(refused)
 
 
@@ -305,7 +305,7 @@ def with_all_images(run: Run) -> Run:
     return run if chooses else replace(run, evaluation=replace(run.evaluation, patience=0))
 
 
-def is_finished(run: Run, grid: Grid, *, out: Path, world: World, change: Change = with_settings) -> bool:
+def is_finished(run: Run, grid: Grid, *, out: Path, world: World, change: Change = apply_settings) -> bool:
     """Whether this very search is done in a folder. One of another grid or another run is refused."""
     check_same_grid(out, grid, world)
     if not is_done(out) or not (out / SWEEP).exists():
@@ -321,9 +321,9 @@ def check_same_grid(out: Path, grid: Grid, world: World) -> None:
     if before is None and (out / CONFIG).exists():
         refused = f"{out} holds a run and no sweep"
     else:
-        found = differences(before, after) if before else []
+        found = diff_plain(before, after) if before else []
         refused = f"{out} holds a sweep of another grid ({'; '.join(found)})" if found else ""
-    refused = world.agree(refused)
+    refused = world.broadcast(refused)
     if refused:
         raise ConfigError(f"{refused}; add --force to go on with the new one, or give another --out")
 
@@ -342,7 +342,7 @@ def write_command(out: Path, command: dict[str, Any], observer: Observer) -> Non
     """What resuming needs to know; the last run writes its own over it. A full disk does not end the search."""
     path = out / COMMAND
     try:
-        with replacing(path) as file:
+        with replace_on_success(path) as file:
             file.write(json.dumps(command, indent=1).encode() + b"\n")
     except OSError as error:
         observer.log(f"{path} could not be written ({error.strerror}); the search goes on")

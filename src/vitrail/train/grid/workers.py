@@ -94,7 +94,7 @@ def run_cell(task: CellTask, world: World, observer: Observer | None = None) -> 
         values = (
             keep_outcome(task.cell, task.folder, task.job, checkpoints=task.keep_checkpoints) if world.is_main else None
         )
-        return CellEnd(cell=name, state="done", values=world.broadcast(values))
+        return CellEnd(cell=name, state="done", values=world.broadcast_from_main(values))
     except Exception as error:
         diverged = isinstance(error, Diverged)
         if world.size > 1 and not diverged:

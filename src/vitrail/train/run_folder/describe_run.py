@@ -7,7 +7,7 @@ from typing import Any, Final
 from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints, list_unfinished
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.data.unreadable_log import FILE as UNREADABLE
-from vitrail.data.unreadable_log import earlier
+from vitrail.data.unreadable_log import read_log
 from vitrail.evaluation.metrics import Criterion
 from vitrail.train.run_folder.files import (
     BEST,
@@ -176,7 +176,7 @@ def _unreadable(path: Path) -> str:
     if not (path / UNREADABLE).exists():
         return ""
     try:
-        count = len(earlier(path / UNREADABLE))
+        count = len(read_log(path / UNREADABLE))
     except (DataError, OSError) as error:
         return f"unreadable images: {error}"
     return f"unreadable images: {count}, listed in {UNREADABLE}" if count else ""

@@ -18,8 +18,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from vitrail.core.atomic_files import replacing
-from vitrail.core.errors import ConfigError, reason_of
+from vitrail.core.atomic_files import replace_on_success
+from vitrail.core.errors import ConfigError, describe_error
 from vitrail.core.locks import FileLock, LockTaken, is_locked
 
 CONFIG: Final = "config.json"
@@ -64,7 +64,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); is {path.parent} a run folder?") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is damaged ({reason_of(error)}); remove it, or give another --out") from error
+        raise ConfigError(f"{path} is damaged ({describe_error(error)}); remove it, or give another --out") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is damaged (no table); remove it, or give another --out")
     return cast(dict[str, Any], content)
@@ -201,7 +201,7 @@ def rewind_rows(path: Path, step: int) -> None:
         return
     kept = b"".join(encode_row(row) for row in read_rows(path) if not _later(row, step))
     if kept != path.read_bytes():
-        with replacing(path) as file:
+        with replace_on_success(path) as file:
             file.write(kept)
 
 

@@ -27,11 +27,11 @@ from typing import Any, Final, cast
 from vitrail.checkpoint.bundle import Bundle, get_card
 from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
 from vitrail.checkpoint.weights import write_bundle
-from vitrail.core.atomic_files import replacing
-from vitrail.core.config_overrides import differences, without_fields
-from vitrail.core.console import clean
+from vitrail.core.atomic_files import replace_on_success
+from vitrail.core.config_overrides import diff_plain, drop_fields
+from vitrail.core.console import escape_controls
 from vitrail.core.errors import ConfigError
-from vitrail.distributed.meta_init import whole
+from vitrail.distributed.meta_init import gather_tensor
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.result import describe_environment
 from vitrail.models.backbone import Backbone
@@ -192,7 +192,7 @@ class RunFolder:
         """A line in the log, with the time."""
         with self._writing:
             self.warnings = [*self.warnings[-REMEMBERED + 1 :], text]
-            self._log.append(f"{now()} {clean(' '.join(text.splitlines()))}\n".encode())
+            self._log.append(f"{now()} {escape_controls(' '.join(text.splitlines()))}\n".encode())
             if not self._log.failing:
                 self._reserve.hold()
 
@@ -287,8 +287,8 @@ def compare_config(folder: Path, config: Mapping[str, Any], *, free: Collection[
         if force:
             return [f"{CONFIG} was damaged"]
         raise
-    lines = differences(old, json.loads(json.dumps(config)))
-    found = without_fields(lines, (name.removesuffix(".*") for name in free))
+    lines = diff_plain(old, json.loads(json.dumps(config)))
+    found = drop_fields(lines, (name.removesuffix(".*") for name in free))
     if not found or force:
         return found
     more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
@@ -331,13 +331,13 @@ def _untrained(folder: Path) -> bool:
 
 
 def _write_json(path: Path, content: Any) -> None:
-    with replacing(path) as file:
+    with replace_on_success(path) as file:
         file.write(json.dumps(content, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def _replace(path: Path, content: bytes, *, sync: bool) -> None:
     if sync:
-        with replacing(path) as file:
+        with replace_on_success(path) as file:
             file.write(content)
         return
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}.tmp")
@@ -353,7 +353,9 @@ def _replace(path: Path, content: bytes, *, sync: bool) -> None:
 def write_weights(path: Path, network: Backbone, world: World, provenance: dict[str, Any]) -> None:
     """All processes take part in gathering; the first one writes."""
     card = get_card(network)
-    tensors = {name: whole(tensor.detach(), world) for name, tensor in network.state_dict(keep_vars=True).items()}
+    tensors = {
+        name: gather_tensor(tensor.detach(), world) for name, tensor in network.state_dict(keep_vars=True).items()
+    }
     if world.rank == 0:
         told = {**card.provenance, **provenance}
         bundle = Bundle(
