@@ -42,7 +42,7 @@ from vitrail.checkpoint.formats import huggingface
 from vitrail.checkpoint.formats.registry import FORMATS
 from vitrail.checkpoint.weights import build_fresh, to_bundle
 from vitrail.cli import networks as models
-from vitrail.cli.app import COMMANDS, main, parser_of
+from vitrail.cli.app import COMMANDS, command_parser, main
 from vitrail.core.errors import ExportRefused, VitrailError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.build import tensor_shapes
@@ -207,7 +207,7 @@ def test_every_command_is_one_that_there_is(page: Path) -> None:
         else:
             assert not words or words[0].startswith(("<", "-")), f"{id_of(page)}:{line}: {text}"
             continue
-        parser = parser_of(name)
+        parser = command_parser(name)
         try:
             parser.parse_intermixed_args(words[len(name.split()) :])
         except VitrailError as error:

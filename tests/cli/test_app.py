@@ -1,19 +1,27 @@
 """What the command line promises whichever command is asked for."""
 
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
-from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from vitrail.cli import app
+from vitrail.cli.options.grammar import command_options, option
 from vitrail.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
+
+
+@command_options
+class CountOptions:
+    """Count."""
+
+    n: int = option(1, help="a number")
 
 
 @pytest.fixture
@@ -21,13 +29,7 @@ def command(monkeypatch: pytest.MonkeyPatch):
     """Puts a command `probe` on the command line that does what the test says."""
 
     def install(run) -> None:
-        module = SimpleNamespace(
-            __doc__="A probe.",
-            run=run,
-            add_arguments=lambda parser: parser.add_argument("--n", type=int, default=1),
-            OPTIONS=make_dataclass("ProbeOptions", [("n", int)]),
-        )
-        monkeypatch.setitem(app.COMMANDS, "probe", app.Command("Tests", "a probe", "probe"))
+        module = SimpleNamespace(run_probe=run, ProbeOptions=CountOptions)
         monkeypatch.setattr(app, "import_module", lambda name: module)
 
     return install
@@ -48,15 +50,6 @@ def test_help_lists_every_command_under_its_group(capsys: pytest.CaptureFixture[
     for name, command in app.COMMANDS.items():
         assert text.index(f"{command.group}:") < text.index(f"  {name} ")
         assert command.help in text
-
-
-def test_every_command_has_its_own_module() -> None:
-    for name, command in app.COMMANDS.items():
-        file = name.replace(" ", "_")
-        assert command.module == f"vitrail.cli.{file}"
-        assert (ROOT / "src" / "vitrail" / "cli" / f"{file}.py").is_file()
-        assert command.options == f"vitrail.cli.options.{file}"
-        assert (ROOT / "src" / "vitrail" / "cli" / "options" / f"{file}.py").is_file()
 
 
 def test_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,22 +107,29 @@ def test_interrupt(command, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "vitrail: interrupted\n"
 
 
-@pytest.mark.parametrize("writer", ["print", "rich.print"])
-@pytest.mark.parametrize("lines", [1, 100_000])
+@pytest.mark.parametrize(
+    ("writer", "lines"),
+    [
+        ("rich.print", 1),
+        ("print", 100_000),
+        pytest.param("print", 1, marks=pytest.mark.slow),
+        pytest.param("rich.print", 100_000, marks=pytest.mark.slow),
+    ],
+)
 def test_a_reader_that_leaves_is_no_error(writer: str, lines: int) -> None:
     """`vitrail models | head -1`, with as much output as a pipe holds and with more."""
     code = f"""
 import sys, time, rich
-from dataclasses import make_dataclass
 from types import SimpleNamespace
 from vitrail.cli import app
+from vitrail.cli.options.look import ModelsOptions
+from vitrail.cli.options.grammar import command_options, option
 def run(options):
     time.sleep(0.2)
     for i in range({lines}):
         {writer}(i)
     return 0
-module = SimpleNamespace(__doc__="", run=run, add_arguments=lambda parser: None, OPTIONS=make_dataclass("Options", []))
-app.import_module = lambda name: module
+app.import_module = lambda name: SimpleNamespace(run_models=run, ModelsOptions=ModelsOptions)
 sys.exit(app.main(["models"]))
 """
     read, write = os.pipe()
@@ -156,3 +156,92 @@ def test_an_error_of_another_process_than_the_first_says_of_which(
         monkeypatch.setenv("RANK", rank)
         assert app.main(["probe"]) == 2
         assert capsys.readouterr().err.startswith(said)
+
+
+def test_groups_stand_in_the_order_in_which_a_newcomer_meets_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["--help"]) == 0
+    heads = [line[:-1] for line in capsys.readouterr().out.splitlines() if line.endswith(":") and line[0] != " "]
+    assert heads == [
+        "options",
+        "Start here",
+        "Use a model",
+        "Train",
+        "Evaluate",
+        "Look at networks",
+        "Look at data",
+        "Ship it",
+        "Your shell",
+    ]
+    groups = [command.group for command in app.COMMANDS.values()]
+    assert groups == sorted(groups, key=heads.index), "the commands of a group stand together"
+    assert next(iter(app.COMMANDS)) == "demo"
+
+
+def test_no_line_of_the_overview_is_too_long_for_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    app.main(["--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_examples_parse() -> None:
+    for name in app.COMMANDS:
+        examples = app.options_type(name).EXAMPLES
+        assert examples
+        for line in examples:
+            words = shlex.split(line.partition(" > ")[0])
+            assert " ".join(words).startswith(name)
+            app.parse_options(name, words[len(name.split()) :])
+
+
+@pytest.mark.parametrize("name", list(app.COMMANDS))
+def test_help_of_a_command_ends_with_its_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main([*name.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    shown = text.partition("\nexamples:\n")[2].splitlines()
+    assert shown == [f"  vitrail {line}" for line in app.options_type(name).EXAMPLES]
+
+
+def test_paragraphs_of_a_description_stay_apart(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    app.main(["fit", "--help"])
+    text = capsys.readouterr().out
+    assert "a CPU will do.\n\nThe network's features" in text
+    assert max(map(len, text.partition("\nexamples:")[0].splitlines())) <= 80
+
+
+# Imports of heavy libraries fail, as in an environment without them.
+REFUSE = """
+import contextlib, io, shlex, sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision", "numpy", "PIL"):
+            raise ImportError(name + " is refused")
+
+sys.meta_path.insert(0, Refuse())
+from vitrail.cli.app import COMMANDS, main, options_type
+"""
+
+
+def run_refusing(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", REFUSE + code], capture_output=True, text=True, timeout=100)
+
+
+def test_help_and_mistakes_need_no_heavy_library() -> None:
+    done = run_refusing("""
+for name in ("", *COMMANDS):
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        status = main([*name.split(), "--help"])
+    assert status == 0, name
+    assert "usage: vitrail " + name in text.getvalue(), name
+for name in COMMANDS:
+    with contextlib.redirect_stderr(io.StringIO()) as text:
+        status = main([*shlex.split(options_type(name).EXAMPLES[0].partition(" > ")[0]), "--no-such-option"])
+    assert status == 2, name
+    assert "--no-such-option" in text.getvalue(), name
+print(len(COMMANDS))
+""")
+    assert done.stdout == f"{len(app.COMMANDS)}\n", done.stderr
+
+
+def test_the_refusal_works() -> None:
+    assert "numpy is refused" in run_refusing("import numpy").stderr

@@ -105,7 +105,7 @@ def test_here_it_finds_what_is_installed() -> None:
 
 def test_the_command_itself_needs_no_library() -> None:
     code = "import sys; sys.modules.update(dict.fromkeys(['torch', 'numpy', 'rich', 'PIL', 'jinja2']))\n"
-    code += "from vitrail.cli.app import parser_of; parser_of('doctor')\n"
+    code += "from vitrail.cli.app import command_parser; command_parser('doctor')\n"
     code += "import vitrail.cli.doctor, vitrail.cli.doctor_facts"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
 

@@ -16,7 +16,7 @@ import vitrail
 from tests.export.digits import VIT, trained
 from vitrail.checkpoint.weights import build_fresh, load, save
 from vitrail.cli.app import main
-from vitrail.cli.options.export import FORMS
+from vitrail.cli.options.use import FORMS
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.export import OnnxOptions, to_onnx
 from vitrail.models.vit_config import ViTConfig

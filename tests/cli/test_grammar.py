@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vitrail.cli.app import COMMANDS, MEANT, main, parse_options
+from vitrail.cli.app import ALIASES, COMMANDS, main, parse_options
 from vitrail.cli.train import training
 from vitrail.cli.train import training as finetune
 from vitrail.cli.use import inspect
@@ -106,8 +106,8 @@ def test_a_misspelt_word_gets_a_suggestion(
 
 
 def test_suggested_commands_are_commands() -> None:
-    assert {name for names in MEANT.values() for name in names} <= set(COMMANDS)
-    assert not set(MEANT) & set(COMMANDS)
+    assert {name for names in ALIASES.values() for name in names} <= set(COMMANDS)
+    assert not set(ALIASES) & set(COMMANDS)
 
 
 def test_short_options_are_settings() -> None:

@@ -151,7 +151,7 @@ def test_results_are_read_without_torch(tmp_path: Path) -> None:
     result().write(tmp_path / "result.json")
     code = (
         "import sys; from pathlib import Path; "
-        "from vitrail.cli.evaluate.study import run_compare; from vitrail.cli.options.compare import CompareOptions; "
+        "from vitrail.cli.evaluate.study import run_compare; from vitrail.cli.options.evaluate import CompareOptions; "
         "run_compare(CompareOptions(results=(Path(sys.argv[1]),))); sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)

@@ -1,12 +1,11 @@
 """The Dockerfile keeps the rules that hadolint checks, and names only what is there; no engine is needed to know."""
 
-import argparse
 import json
 import re
 import shlex
 from pathlib import Path
 
-from vitrail.cli.options.serve import add_arguments
+from vitrail.cli.app import command_parser
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "Dockerfile").read_text("utf-8")
@@ -76,8 +75,7 @@ def test_what_is_copied_is_there_and_not_ignored() -> None:
 
 
 def test_the_command_takes_these_options() -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    parser = command_parser("serve")
     words = json.loads(those("ENTRYPOINT")[0])
     assert words[:2] == ["vitrail", "serve"]
     assert parser.parse_args(words[2:]).host == "0.0.0.0"

@@ -1,4 +1,4 @@
-"""The command line: parsing and printing, one file a command."""
+"""The command line: parsing and printing, with one `run_...` function per command."""
 
 from vitrail.cli.app import main
 

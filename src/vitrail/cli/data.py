@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from vitrail.cli.options.data import DataOptions
-from vitrail.cli.options.data_dedup import DedupOptions
-from vitrail.cli.options.data_pack import PackOptions
+from vitrail.cli.options.look import DataOptions, DedupOptions, PackOptions
 from vitrail.cli.progress import bars, on_interrupt
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError, DataError

@@ -169,6 +169,7 @@ NEEDED: Final = {
     "safetensors": "0.5",
     "rich": "13.9",
     "jinja2": "3.1",
+    "shtab": "1.13",
 }
 EXTRAS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "data": ("Parquet and Hugging Face's saved sets, Patch Camelyon", {"pyarrow": "20", "h5py": "3.12"}),
@@ -428,6 +429,7 @@ STAGES: Final[dict[str, Callable[[], Facts]]] = {
     "safetensors": check_import("safetensors"),
     "rich": check_import("rich.console"),
     "jinja2": check_import("jinja2"),
+    "shtab": check_import("shtab"),
     "torch": check_torch,
     "devices": list_devices,
     "torchvision": check_torchvision,

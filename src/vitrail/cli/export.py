@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.inputs import resolve_class_names
-from vitrail.cli.options.convert import ConvertOptions
-from vitrail.cli.options.export import ExportOptions
+from vitrail.cli.options.use import ConvertOptions, ExportOptions
 from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError

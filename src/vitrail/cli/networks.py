@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitrail.checkpoint.bundle import Bundle
-from vitrail.cli.options.cost import CostOptions
-from vitrail.cli.options.models import ModelsOptions
-from vitrail.cli.options.trace import TraceOptions
+from vitrail.cli.options.look import CostOptions, ModelsOptions, TraceOptions
 from vitrail.cli.progress import bars
 from vitrail.core.atomic_files import check_writable
 from vitrail.core.console import format_giga, format_millions, print_table

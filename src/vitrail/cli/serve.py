@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.inputs import rename_predictor
-from vitrail.cli.options.serve import TOKEN, ServeOptions
+from vitrail.cli.options.use import TOKEN, ServeOptions
 from vitrail.core.console import format_millions
 from vitrail.core.errors import ConfigError
 from vitrail.core.text import format_size

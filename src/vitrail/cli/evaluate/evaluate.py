@@ -15,8 +15,7 @@ from vitrail.checkpoint.bundle import get_card
 from vitrail.checkpoint.find_weights import find_weights
 from vitrail.checkpoint.weights import build_network
 from vitrail.cli.inputs import check_batch, load_subject, open_data, read_labels, weights_line
-from vitrail.cli.options.evaluate import EvaluateOptions
-from vitrail.cli.options.vtab import VtabOptions
+from vitrail.cli.options.evaluate import EvaluateOptions, VtabOptions
 from vitrail.cli.progress import bars
 from vitrail.cli.train.display import duration, make_observer
 from vitrail.cli.train.training import exit_now

@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.cli.inputs import load_batches, load_subject, open_data, single_process, weights_line
-from vitrail.cli.options.fewshot import ALL, FewshotOptions
+from vitrail.cli.options.evaluate import ALL, FewshotOptions, KnnOptions, ProbeOptions
 from vitrail.cli.options.groups import FrozenOptions
-from vitrail.cli.options.knn import KnnOptions
-from vitrail.cli.options.probe import ProbeOptions
 from vitrail.cli.progress import bars, on_interrupt
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table

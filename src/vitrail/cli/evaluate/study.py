@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.cli.options.compare import CompareOptions
-from vitrail.cli.options.study import StudyOptions
+from vitrail.cli.options.evaluate import CompareOptions, StudyOptions
 from vitrail.core.atomic_files import write_file
 from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError

@@ -1,1 +1,1 @@
-"""The options of every command. Nothing here waits for torch: help and a misspelt option answer at once."""
+"""The options of every command, declared once. Nothing here imports torch, so help answers at once."""

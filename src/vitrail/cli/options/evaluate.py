@@ -1,74 +1,211 @@
-"""Score weights on labelled images: top-1 and top-5 accuracy, the mean over classes, calibration and loss, each with
-its 95% interval, and what is taken for what. Multi-label weights are scored by mean average precision and F1, weights
-of another task (segmentation) by its own measures.
-
-With --real, ImageNet's validation images are scored on their ReaL labels, too. Every image counts once; under
-torchrun the processes share them and get the same numbers. Several image sizes give a row each.
-
-Images that the weights were trained on are left out, as far as the weights record which those are: of the folder of a
-fine-tuning, the images that it held out are scored."""
+"""Options of the commands that measure."""
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, Final, Literal, TypeAlias, get_args
 
+from vitrail.cli.options.grammar import command_options, option, word
 from vitrail.cli.options.groups import (
+    BY_NUMBER,
+    DEDUPLICATED,
+    IMAGE_SIZE,
+    SOURCE,
+    WEIGHTS,
+    FrozenOptions,
     WeightsOptions,
-    add_data,
-    add_deduplicated,
-    add_include_seen,
-    add_labels,
-    add_precision,
-    add_weights,
+    data_word,
+    device_option,
+    jobs_option,
+    labels_option,
+    optional_data_word,
+    precision_option,
+    settings_option,
 )
-from vitrail.evaluation.defaults import Precision
+from vitrail.evaluation.defaults import ITERATIONS, TEMPERATURE, Precision
+
+ALL: Final = 1 << 53  # shots: every image of train, without a draw
+FROZEN: Final = f"{SOURCE}; learns from its train split and scores its test (or val) split"
+TEST: Final = "images to score, if they are not in DATA"
+Scale: TypeAlias = Literal["tiny", "small", "paper"]
+SCALES: Final = get_args(Scale)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+def parse_shots(text: str) -> int:
+    if text != "all" and not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f'{text!r} is not a count; give an integer or "all"')
+    return ALL if text == "all" else int(text)
+
+
+@command_options
 class EvaluateOptions(WeightsOptions):
-    """The options of `vitrail evaluate`."""
+    """Score weights on labelled images: top-1 and top-5 accuracy, mean per-class accuracy, calibration and loss, each
+    with its 95% interval, and the most frequent confusions. Multi-label weights are scored by mean average precision
+    and F1, weights of another task (segmentation) by its own metrics.
 
-    data: str
-    image_size: tuple[int, ...] | None = None
-    real: Path | None = None
-    labels: str | None = None
-    by_number: bool = False
-    threshold: float | None = None
-    precision: Precision = "float32"
-    out: Path | None = None
-    page: Path | None = None
-    answers: Path | None = None
-    seed: int = 0
-    deduplicated_by: Path | None = None
-    without: Path | None = None
-    include_seen: bool = False
+    With --real, ImageNet's validation images are also scored on their ReaL labels. Every image counts once; under
+    torchrun the processes share the images and print the same numbers. Several image sizes give one row each.
 
+    Images that the weights were trained on are skipped, as far as the weights record which those are: for a fine-tuned
+    run, the images that it held out are scored."""
 
-OPTIONS = EvaluateOptions
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_weights(parser, sizes=True)
-    add_data(parser)
-    parser.add_argument("--real", type=Path, metavar="FILE", help="real.json: ReaL labels of ImageNet's val")
-    add_labels(parser, rename=False)
-    parser.add_argument("--by-number", action="store_true", help="class 7 is output 7, whatever they are called")
-    parser.add_argument(
-        "--threshold",
-        type=float,
+    EXAMPLES: ClassVar = (
+        "evaluate vitrail-cifar10 cifar10 --download",
+        "evaluate runs/photos photos@test --page score.html --out results/photos.json",
+    )
+    data: str = data_word(f"{SOURCE}; DATA@SPLIT for one split")
+    image_size: tuple[int, ...] | None = option(None, metavar="N", help=f"{IMAGE_SIZE}. Several give one row each")
+    real: Path | None = option(None, metavar="FILE", help="real.json: ReaL labels of ImageNet's validation images")
+    labels: str | None = labels_option()
+    by_number: bool = option(False, help=BY_NUMBER)
+    threshold: float | None = option(
+        None,
         metavar="P",
-        help="of a multi-label network: F1 is of the classes of this probability or more (default: 0.5)",
+        default_text="0.5",
+        help="multi-label weights: lowest probability of a predicted class, for F1",
     )
-    add_precision(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the result as JSON")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write a page of HTML with images")
-    parser.add_argument("--answers", type=Path, metavar="FILE", help="write what was said to each image, as CSV")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: 0)")
-    add_deduplicated(parser)
-    parser.add_argument(
-        "--without",
-        type=Path,
+    precision: Precision = precision_option()
+    out: Path | None = option(None, metavar="FILE", help="write the result as JSON")
+    page: Path | None = option(None, metavar="FILE", help="write an HTML page with images")
+    answers: Path | None = option(None, metavar="FILE", help="write per-image predictions as CSV")
+    seed: int = option(0, help="random seed of the bootstrap")
+    deduplicated_by: Path | None = option(None, metavar="FILE", help=DEDUPLICATED)
+    without: Path | None = option(
+        None,
         metavar="FILE",
-        help="leave out what `vitrail data dedup SOURCE --against TRAINED` found: its drop.json",
+        help="skip the copies that `vitrail data dedup SOURCE --against TRAINED` found: its drop.json",
     )
-    add_include_seen(parser)
+    include_seen: bool = option(
+        False, help="also score images that the weights were trained on; by default they are skipped"
+    )
+
+
+@command_options
+class FewshotOptions(FrozenOptions):
+    """Few-shot accuracy of frozen features (Section 4.1): a linear classifier in closed form from a few images per
+    class.
+
+    Follows the reference: features whitened with the training images, a constant feature of 100, targets of -1 and 1,
+    a penalty of 1024, and three draws of the images. --sweep is its earlier variant: the first images of each class,
+    every penalty from 2^-10 to 2^19, and for each number of shots the penalty that ranks best on average over all data
+    sets. Features are cached, also for `vitrail probe` and `vitrail knn`."""
+
+    EXAMPLES: ClassVar = ("fewshot WEIGHTS photos --shots 1 5 10 25",)
+    data: tuple[str, ...] = data_word(f"{FROZEN}. Several sets are scored one after the other")
+    test: tuple[str, ...] | None = option(None, metavar="DATA", repeated=True, completes="set", help=TEST)
+    shots: tuple[int, ...] | None = option(
+        None, metavar="N", parse=parse_shots, default_text="1 5 10 25", help='images per class to learn from, or "all"'
+    )
+    seeds: tuple[int, ...] | None = option(
+        None, metavar="S", default_text="0 1 2", help="random seeds, one draw of the images each"
+    )
+    penalty: float | None = option(None, metavar="L2", default_text="1024", help="L2 penalty of the classifier")
+    sweep: bool = option(False, help="no draws: try all penalties and take the best one for all sets")
+
+
+@command_options
+class ProbeOptions(FrozenOptions):
+    """Linear probe: multinomial logistic regression on frozen features, by L-BFGS until the gradient vanishes.
+
+    The penalty is chosen on a tenth of every class of train, and the probe is then fitted on all of train; or it is
+    given. Features are cached, also for `vitrail fewshot` and `vitrail knn`."""
+
+    EXAMPLES: ClassVar = ("probe WEIGHTS photos --test others --out results/probe.json",)
+    data: str = data_word(FROZEN)
+    test: str | None = option(None, metavar="DATA", completes="set", help=TEST)
+    penalty: float | None = option(
+        None, metavar="L2", default_text="the best of 10 to 1e-6", help="L2 penalty, added to the mean loss"
+    )
+    iterations: int = option(ITERATIONS, metavar="N", help="maximum number of L-BFGS iterations")
+
+
+@command_options
+class KnnOptions(FrozenOptions):
+    """Nearest neighbours of frozen features: every image gets the class that its most similar images vote for.
+
+    Similarity is the cosine. A neighbour's vote weighs exp(cosine / temperature), or all votes weigh the same; both
+    are shown. Every pair is compared. Features are cached, also for `vitrail fewshot` and `vitrail probe`."""
+
+    EXAMPLES: ClassVar = ("knn WEIGHTS photos -k 10 20",)
+    data: str = data_word(FROZEN)
+    test: str | None = option(None, metavar="DATA", completes="set", help=TEST)
+    neighbours: tuple[int, ...] | None = option(
+        None, flag="-k", metavar="N", default_text="1 5 10 20 50", help="number of neighbours that vote"
+    )
+    temperature: float = option(TEMPERATURE, metavar="T", help="temperature of the weighted votes")
+
+
+@command_options
+class VtabOptions:
+    """Fine-tune weights on the 19 tasks of VTAB-1k, a thousand images each, and print the results next to the paper's.
+
+    One recipe for all tasks, the paper's: 2,500 steps of 512 images at a learning rate of 0.01, 384 px (Table 4). The
+    same command resumes where it stopped, task by task; missing data sets are skipped and named."""
+
+    EXAMPLES: ClassVar = ("vtab WEIGHTS --root sets --dry-run", "vtab WEIGHTS --root sets --tasks cifar100 pets")
+    weights: str = word(metavar="WEIGHTS", completes="weights", help=WEIGHTS)
+    tasks: tuple[str, ...] = option(
+        (), metavar="TASK", default_text="all", completes="task", help="some of the 19 tasks, or a group: natural, ..."
+    )
+    root: Path | None = option(
+        None, metavar="DIR", default_text="$VITRAIL_DATA", help="folder with one subfolder per data set"
+    )
+    out: Path | None = option(
+        None,
+        metavar="DIR",
+        default_text="runs/vtab-WEIGHTS",
+        help="folder for the results, with one run folder per task",
+    )
+    image_size: int = option(0, metavar="N", default_text="384, as in the paper", help="pixels per side")
+    settings: tuple[str, ...] = settings_option()
+    seed: int | None = option(None, default_text="0", help="random seed")
+    download: bool = option(False, help="download the data sets that may be downloaded")
+    dry_run: bool = option(False, help="print which data sets are available and what it will take, and stop")
+    jobs: int = jobs_option("tasks")
+    device: str = device_option()
+
+
+@command_options
+class StudyOptions:
+    """Run one of the paper's studies: a grid of trainings, a table, a figure and one sentence of result.
+
+    The same command resumes where it stopped: finished cells stay, an interrupted one resumes from its checkpoint, a
+    failed one is tried again. --list shows what each cell costs before anything starts; without a name it lists the
+    studies.
+
+    Scales: tiny takes a minute or two on two cores and shows that everything works; small is for one GPU and some
+    minutes; paper is the paper's own grid with its recipes, for those who have its data and the time."""
+
+    EXAMPLES: ClassVar = (
+        "study --list",
+        "study positions",
+        "study data-size --scale small --list",
+        "study data-size cifar10 --scale small",
+    )
+    name: str = word("", order=0, completes="study", help="the study; `vitrail study --list` lists them")
+    data: str | None = optional_data_word("a folder, a list, shards, or a data set by name; by default the scale's own")
+    scale: Scale = option("tiny", help="size of the grid and of its networks")
+    out: Path | None = option(
+        None,
+        metavar="DIR",
+        default_text="runs/study-NAME-SCALE",
+        help="folder for the results, with one run folder per cell",
+    )
+    list: bool = option(False, help="show every cell and its cost, and stop; without a name, list the studies")
+    jobs: int = option(0, metavar="N", default_text="4 per GPU; half the cores of a CPU", help="processes at once")
+    seeds: int = option(0, metavar="N", default_text="the study's own", help="number of seeds per point of the grid")
+    force: bool = option(False, help="retrain cells whose config has changed")
+    device: str = device_option()
+
+
+@command_options
+class CompareOptions:
+    """Compare results in one table: one row per weights, one column per metric and data set, with 95% intervals.
+
+    Reads what `vitrail evaluate`, `fewshot`, `probe`, `knn`, `vtab` and `cost` write with --out: files, or folders with
+    everything below them. Warns where two numbers of a column are not comparable: other images, another image size or
+    setting, or copies that were excluded from one training only."""
+
+    EXAMPLES: ClassVar = ("compare results", "compare results --measures top-1 loss --out table.md")
+    results: tuple[Path, ...] = word(metavar="RESULTS", completes="file", help="result files, or folders to search")
+    measures: tuple[str, ...] = option((), metavar="NAME", default_text="all", help="metrics to show")
+    out: Path | None = option(None, metavar="FILE", help="write the table: .md, .csv or .html")

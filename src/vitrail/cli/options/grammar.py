@@ -1,15 +1,40 @@
-"""One grammar for all commands: WEIGHTS and DATA are words, what is written is --out. Older forms are still taken.
+"""One declaration per option: a field of a frozen dataclass, from which the parser is generated.
 
-A word and its older form store into one place; giving both is refused. What is misspelt gets a suggestion.
+    @command_options
+    class KnnOptions(FrozenOptions):
+        '''The command's description.'''
+
+        data: str = word(metavar="DATA", older="--data", help="...")
+        temperature: float = option(0.07, metavar="T", help="temperature of the votes")
+
+The annotation says how a value is read: a bool is a switch, a Literal has choices, a tuple takes several values.
+WEIGHTS and DATA are words and what is written is --out; older forms are still accepted, and giving both is an error.
 """
 
 import argparse
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final
+from types import NoneType
+from typing import (
+    Any,
+    Final,
+    Literal,
+    NoReturn,
+    TypeVar,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-# What people type that is called otherwise here; the first that a command has is suggested.
+from vitrail.core.errors import VitrailError
+
+T = TypeVar("T")
+
+# What people type for options with another name here; the first that a command has is suggested.
 SYNONYMS: Final = {
     "--learning-rate": ("--lr",),
     "--learning_rate": ("--lr",),
@@ -36,6 +61,43 @@ SYNONYMS: Final = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Declaration:
+    """How a field appears on the command line."""
+
+    help: str
+    metavar: str | None = None
+    flag: str = ""  # default: the field's name
+    default_text: str = ""  # what the help says of the default; default: its value
+    parse: Callable[[str], Any] | None = None
+    choices: tuple[str, ...] = ()
+    nargs: str | None = None
+    repeated: bool = False  # given several times, once per value
+    hidden: bool = False
+    group: str = ""  # a heading of its own in the help
+    exclusive: str = ""  # options of one such name exclude each other
+    word: bool = False
+    older: str = ""  # an option that means the same as the word
+    order: int = 1  # of words
+    completes: str = ""  # kind of names that the shell offers
+
+
+def option(default: Any = MISSING, *, help: str, **about: Any) -> Any:
+    """An option; one without a default is required."""
+    return field(default=default, metadata={"cli": Declaration(help=help, **about)})
+
+
+def word(default: Any = MISSING, *, help: str, **about: Any) -> Any:
+    """A positional argument; one without a default is required, by itself or by its older form."""
+    return option(default, help=help, word=True, **about)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def command_options(cls: type[T]) -> type[T]:
+    """Makes the options of a command, or a group of options, a dataclass."""
+    return dataclass(frozen=True, kw_only=True, slots=True)(cls)
+
+
 class Word(argparse.Action):
     """A positional, or the older option that means the same."""
 
@@ -53,7 +115,7 @@ class Word(argparse.Action):
         if isinstance(values, list):
             values = [*(before or []), *values]
         elif before is not None and before != self.default and before != values:
-            parser.error(f"{named(self)} is given twice, as {before} and as {values}; leave one out")
+            parser.error(f"{name_argument(self)} is given twice, as {before} and as {values}; give it once")
         setattr(namespace, self.dest, values)
 
 
@@ -61,51 +123,138 @@ class NeededWord(Word):
     """A positional that has to be given, in one form or the other."""
 
 
-def add_word(
-    parser: argparse.ArgumentParser,
-    dest: str,
-    metavar: str,
-    older: str,
-    *,
-    help: str,
-    needed: bool = True,
-    several: bool = False,
-    type: Any = None,
-) -> None:
-    """A positional with an older form, which help does not show."""
-    kind = NeededWord if needed else Word
-    parser.add_argument(dest, action=kind, nargs="*" if several else "?", metavar=metavar, help=help, type=type)
-    nargs = 1 if several else None
-    parser.add_argument(older, action=Word, dest=dest, nargs=nargs, metavar=metavar, help=argparse.SUPPRESS, type=type)
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are reported like all others."""
+
+    def parse_intermixed_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Options and words in any order; a misspelt option gets a suggestion, a missing word its name."""
+        found, extra = self.parse_known_intermixed_args(args, namespace)
+        if extra:
+            self.error(describe_extra_words(extra, self._actions))
+        missing = [
+            f"--out {name_argument(action)}" if action.help == argparse.SUPPRESS else name_argument(action)
+            for action in self._actions
+            if isinstance(action, NeededWord) and not action.option_strings and not getattr(found, action.dest, None)
+        ]
+        if missing:
+            self.error(f"the following arguments are required: {', '.join(missing)}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        raise VitrailError(f"{message}{' ' if message.endswith('?') else '; '}see {self.prog} --help")
 
 
-def add_data_word(parser: argparse.ArgumentParser, text: str, *, needed: bool = True, several: bool = False) -> None:
-    """DATA, or --data."""
-    add_word(parser, "data", "DATA", "--data", help=text, needed=needed, several=several)
+class ParagraphFormatter(argparse.HelpFormatter):
+    """Wraps a description paragraph by paragraph; indented text such as examples stays as it is."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        text = super()._format_args(action, default_metavar)
+        return text.strip("[]") if isinstance(action, NeededWord) and action.nargs == "?" else text
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip("\n").split("\n\n")
+        return "\n\n".join(
+            part if part.startswith((" ", "examples:")) else super(ParagraphFormatter, self)._fill_text(part, width, "")
+            for part in parts
+        )
 
 
-def add_out(parser: argparse.ArgumentParser, text: str, *, dest: str = "out", kind: Any = Path) -> None:
-    """--out, or as the last word."""
-    parser.add_argument(dest, action=NeededWord, nargs="?", metavar="OUT", help=argparse.SUPPRESS, type=kind)
-    parser.add_argument("--out", action=Word, dest=dest, metavar="OUT", help=text, type=kind)
+def build_parser(kind: type[Any], prog: str) -> Parser:
+    """The parser of a command, from the dataclass of its options."""
+    examples: tuple[str, ...] = getattr(kind, "EXAMPLES", ())
+    parser = Parser(
+        prog=prog,
+        usage=getattr(kind, "USAGE", None),
+        description="\n".join(line.removeprefix("    ") for line in (kind.__doc__ or "").splitlines()),
+        epilog="\n".join(["examples:", *(f"  vitrail {line}" for line in examples)]) if examples else None,
+        formatter_class=ParagraphFormatter,
+        allow_abbrev=False,
+    )
+    hints, places = get_type_hints(kind), dict[str, Any]()
+    declared = [(one, cast(Declaration, one.metadata["cli"])) for one in fields(kind)]
+    for one, about in sorted(declared, key=lambda each: (not each[1].word, each[1].order)):
+        key = about.group or about.exclusive
+        if key and key not in places:
+            places[key] = parser.add_argument_group(key) if about.group else parser.add_mutually_exclusive_group()
+        place = places[key] if key else parser
+        add_declared(place, one.name, about, hints[one.name], one.default)
+    return parser
 
 
-def named(action: argparse.Action) -> str:
-    """What help calls an argument."""
+def add_declared(place: Any, name: str, about: Declaration, hint: Any, default: Any) -> None:
+    """Adds the argument of one field, with its older form."""
+    required = default is MISSING
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
+    kind = kinds[0]
+    several = get_origin(kind) is tuple
+    kind = get_args(kind)[0] if several else kind
+    flag, text = about.flag or f"--{name.replace('_', '-')}", describe(about, default)
+    if kind is bool:
+        place.add_argument(flag, dest=name, action="store_true", help=text)
+        return
+    settings: dict[str, Any] = {"dest": name, "metavar": about.metavar, "help": text}
+    if not required:
+        settings["default"] = list(default) if isinstance(default, tuple) else default
+    choices = about.choices or (get_args(kind) if get_origin(kind) is Literal else ())
+    if choices:
+        settings["choices"] = choices
+    reader = about.parse or (kind if kind in (int, float, Path) else None)
+    if reader is not None:
+        settings["type"] = reader
+    if about.word:
+        add_word(place, settings, about, required=required, several=several)
+        return
+    settings["required"] = required
+    if about.repeated:
+        settings["action"] = "append"
+    elif several or about.nargs:
+        settings["nargs"] = about.nargs or "+"
+        if about.nargs == "?":
+            settings["const"] = ""
+    place.add_argument(flag, **settings)
+
+
+def add_word(place: Any, settings: dict[str, Any], about: Declaration, *, required: bool, several: bool) -> None:
+    """Adds a positional; with an older form, either of them may be given."""
+    dest, text = settings.pop("dest"), settings["help"]
+    if about.older:
+        action = NeededWord if required else Word
+        place.add_argument(dest, **{**settings, "action": action, "nargs": "*" if several else "?"})
+        older = {**settings, "action": Word, "dest": dest, "nargs": 1 if several else None, "help": argparse.SUPPRESS}
+        if about.older == "--out":  # the option is the usual form, and the last word the older one
+            place._actions[-1].help, older["help"] = argparse.SUPPRESS, text
+        place.add_argument(about.older, **older)
+        return
+    if several:
+        settings["nargs"] = "+" if required else "*"
+    elif not required:
+        settings |= {"nargs": "?", "action": Word}
+    place.add_argument(dest, **settings)
+
+
+def describe(about: Declaration, default: Any) -> str:
+    """The help of an argument, with its default."""
+    if about.hidden:
+        return argparse.SUPPRESS
+    text = about.default_text
+    if not text and isinstance(default, str | int | float | Path) and not isinstance(default, bool) and default != "":
+        text = f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{about.help} (default: {text})".replace("%", "%%") if text else about.help.replace("%", "%%")
+
+
+def build_options(kind: type[T], values: Mapping[str, object]) -> T:
+    """The dataclass of parsed values, lists as tuples."""
+    lists = {name: tuple(cast("list[object]", value)) for name, value in values.items() if isinstance(value, list)}
+    return kind(**{**values, **lists})
+
+
+def name_argument(action: argparse.Action) -> str:
+    """The name of an argument in the help."""
     return action.metavar if isinstance(action.metavar, str) else action.dest
 
 
-def missing_words(actions: Iterable[argparse.Action], found: argparse.Namespace) -> list[str]:
-    """The positionals that have to be given and were not."""
-    return [
-        f"--out {named(action)}" if action.help == argparse.SUPPRESS else named(action)
-        for action in actions
-        if isinstance(action, NeededWord) and not action.option_strings and not getattr(found, action.dest, None)
-    ]
-
-
-def complain(extra: Sequence[str], actions: Iterable[argparse.Action]) -> str:
-    """What to say of words that a command does not take."""
+def describe_extra_words(extra: Sequence[str], actions: Iterable[argparse.Action]) -> str:
+    """The error for words that a command does not take."""
     options = [option for action in actions for option in action.option_strings]
     wrong = next((word for word in extra if word.startswith("-") and word != "-"), None)
     if wrong is None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from vitrail.cli.app import silence
+from vitrail.cli.app import silence_stdout
 from vitrail.cli.progress import PLAIN_S as WAIT_S
 from vitrail.cli.progress import SPINNER, amount
 from vitrail.core.console import make_console
@@ -83,7 +83,7 @@ class PlainDisplay:
         try:
             self.write(text)
         except BrokenPipeError:  # whoever read has left; the run goes on
-            silence()
+            silence_stdout()
             self.write = lambda text: None
 
     def progress(self, row: dict[str, Any]) -> None:

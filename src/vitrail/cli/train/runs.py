@@ -24,10 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.cli.options.demo import DemoOptions
-from vitrail.cli.options.recipes import RecipesOptions
-from vitrail.cli.options.replay import ReplayOptions
-from vitrail.cli.options.report import ReportOptions
+from vitrail.cli.options.train import DemoOptions, RecipesOptions, ReplayOptions, ReportOptions
 from vitrail.cli.progress import waiting
 from vitrail.cli.train.display import PlainDisplay, QuietDisplay, TrainingPanel, duration, make_observer
 from vitrail.core.atomic_files import write_file

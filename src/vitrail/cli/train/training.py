@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from vitrail.cli.inputs import resolve_class_names
-from vitrail.cli.options.finetune import FinetuneOptions
 from vitrail.cli.options.groups import TrainingOptions
-from vitrail.cli.options.pretrain import PretrainOptions
+from vitrail.cli.options.train import FinetuneOptions, PretrainOptions
 from vitrail.cli.progress import bars
 from vitrail.cli.train.display import duration, make_observer
 from vitrail.core.console import print_table

@@ -22,8 +22,7 @@ from vitrail.cli.inputs import (
     single_process,
     weights_line,
 )
-from vitrail.cli.options.embed import EmbedOptions
-from vitrail.cli.options.fit import SUFFIX, FitOptions
+from vitrail.cli.options.use import SUFFIX, EmbedOptions, FitOptions
 from vitrail.cli.progress import Advance, bars, on_interrupt
 from vitrail.core.atomic_files import cache_folder, check_writable
 from vitrail.core.console import print_table

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.cli.inputs import read_labels
-from vitrail.cli.options.inspect import InspectOptions
+from vitrail.cli.options.use import InspectOptions
 from vitrail.cli.progress import bars
 from vitrail.core.atomic_files import check_writable, write_file
 from vitrail.core.console import format_millions, print_table

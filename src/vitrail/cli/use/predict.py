@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.cli.inputs import rename_predictor
-from vitrail.cli.options.predict import PredictOptions
+from vitrail.cli.options.use import PredictOptions
 from vitrail.cli.progress import bars, on_interrupt, reading
 from vitrail.cli.use.predict_outputs import PredictionWriter, make_writer
 from vitrail.core.console import format_millions

@@ -1,0 +1,104 @@
+"""Options of the commands that train and that look at runs."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from vitrail.cli.options.grammar import command_options, option, word
+from vitrail.cli.options.groups import (
+    BATCH_HELP,
+    EPOCHS_HELP,
+    LR_HELP,
+    SOURCE,
+    STEPS_HELP,
+    TrainingOptions,
+    device_option,
+    length_option,
+    optional_data_word,
+    settings_option,
+)
+from vitrail.recipes.defaults import BATCH, EPOCHS, LEAST_STEPS, RATE
+
+
+@command_options
+class PretrainOptions(TrainingOptions):
+    """Train a network from scratch following a recipe. The same command with the same --out resumes where it
+    stopped."""
+
+    EXAMPLES: ClassVar = (
+        "pretrain digits --out runs/first",
+        "pretrain vit-b16-imagenet21k DATA --batch 1024 --dry-run",
+        "pretrain --resume runs/first",
+    )
+    recipe: str = word("", metavar="RECIPE", order=0, completes="recipe", help="`vitrail recipes` lists them")
+    data: str | None = optional_data_word(f"{SOURCE}; by default the recipe's")
+
+
+@command_options
+class FinetuneOptions(TrainingOptions):
+    """Fine-tune weights on your images (Section 3.2): a new head that starts at zero, positions resized to
+    --image-size.
+
+    Weights and data are enough: image size, batch size, length and learning rate are chosen from them and printed
+    before the start. For comparison, a linear classifier on the frozen features is scored first: what `vitrail fit`
+    would give."""
+
+    EXAMPLES: ClassVar = (
+        "finetune vitrail-cifar10 photos --out runs/photos",
+        "finetune WEIGHTS photos --epochs 10 --lr 0.003 --image-size 384",
+        "finetune --resume runs/photos",
+    )
+    weights: str | None = word(
+        None, metavar="WEIGHTS", order=0, completes="weights", help="a weight file, a folder, a run, or NAME:TAG"
+    )
+    start: str = option("", flag="--from", metavar="WEIGHTS", hidden=True, help="")  # the older form
+    data: str | None = optional_data_word(SOURCE)
+    recipe: str = option(
+        "", completes="recipe", help="one of the paper's recipes (Table 4) instead of settings chosen from the data"
+    )
+    epochs: float | None = length_option("E", EPOCHS_HELP, f"{EPOCHS}, fewer on very large sets")
+    steps: int | None = length_option("N", STEPS_HELP, f"by the epochs, at least {LEAST_STEPS}")
+    batch: int | None = length_option("N", BATCH_HELP, f"a sixteenth of the images, at most {BATCH}")
+    lr: float | None = length_option("R", LR_HELP, f"{RATE:g}; --sweep tries others")
+
+
+@command_options
+class RecipesOptions:
+    """List the recipes, or show one: its purpose, what the paper reached with it, and every setting it resolves to."""
+
+    EXAMPLES: ClassVar = ("recipes", "recipes vit-l16-jft --set optim.lr=3e-4")
+    name: str | None = word(None, completes="recipe", help="a recipe to show; without one, all are listed")
+    set: tuple[str, ...] = settings_option(help="show the recipe with this change. Can be repeated")
+    json: bool = option(False, help="print the resolved config as JSON")
+
+
+@command_options
+class ReportOptions:
+    """Show a run's status: how far it got, what happened to it, and what to type next."""
+
+    EXAMPLES: ClassVar = ("report runs/first",)
+    run: Path = word(metavar="RUN", completes="file", help="the run's folder")
+
+
+@command_options
+class ReplayOptions:
+    """Repeat one training step of a run with its latest weights: which images it had, and the loss of each.
+
+    A run that stopped because its loss was not finite names the step; this shows the batch."""
+
+    EXAMPLES: ClassVar = ("replay runs/first --step 120",)
+    run: Path = word(metavar="RUN", completes="file", help="the run's folder")
+    step: int = option(help="the step, counted from 0")
+    device: str = device_option()
+
+
+@command_options
+class DemoOptions:
+    """Pre-train a small ViT on 8x8 digits at 16 px, fine-tune it at 32 px with resized positions, and show the report.
+
+    The paper's path from 224 to 384 px, on data included in the package, in about a minute. Ends with what to type
+    next: to see its report, to serve it, to predict with it."""
+
+    EXAMPLES: ClassVar = ("demo", "demo --out runs/again --seed 1")
+    out: Path = option(Path("runs/demo"), metavar="FOLDER", help="the folder to write")
+    seed: int = option(0, help="random seed")
+    device: str = device_option()
