@@ -13,7 +13,7 @@ import pytest
 
 from vitrail.core.errors import ConfigError, DataError
 from vitrail.core.locks import FAR, FileLock, LockTaken, is_locked, try_lock, unlock
-from vitrail.data.tools.pack import lock as lock_pack
+from vitrail.data.tools.pack import lock_journal as lock_pack
 from vitrail.evaluation.frozen.embed import lock_folder
 from vitrail.train.run_folder.files import RunLock, is_held, read_holder
 

@@ -71,30 +71,30 @@ def run_data(options: DataOptions) -> int:
 
 def show_summaries(collection: "Collection", summaries: "dict[str, SplitSummary]") -> None:
     """The table of the splits, then what does not fit into one."""
-    from vitrail.data.tools.overview import shown
+    from vitrail.data.tools.overview import printable_name
 
-    where = f" at {shown(str(collection.path))}" if collection.path is not None else ""
+    where = f" at {printable_name(str(collection.path))}" if collection.path is not None else ""
     heads = ["split", "images", "classes", "fewest", "most", "median HxW", "smallest", "largest", "bytes", "unreadable"]
     print_table(
         heads,
         [summary_row(split, summary) for split, summary in summaries.items()],
-        title=f"{shown(collection.name)}: {collection.kind}{where}",
+        title=f"{printable_name(collection.name)}: {collection.kind}{where}",
     )
-    classes = [shown(name) for name in collection.classes]
+    classes = [printable_name(name) for name in collection.classes]
     if classes:
         print(f"classes: {join_class_names(classes)}")
     if collection.pixel_classes:
         counts = [f"{summary.masks:,} in {split}" for split, summary in summaries.items() if summary.masks]
         print(f"images with a mask: {', '.join(counts)}")
-        print(f"pixel classes: {join_class_names([shown(name) for name in collection.pixel_classes])}")
+        print(f"pixel classes: {join_class_names([printable_name(name) for name in collection.pixel_classes])}")
     for split, summary in summaries.items():
         for line in describe_split(split, summary):
             print(line)
     for note in collection.notes:
-        print(f"note: {shown(note)}")
+        print(f"note: {printable_name(note)}")
     for split, summary in summaries.items():
         for name, reason in summary.unreadable[:SHOWN]:
-            print(f"unreadable in {split}: {shown(name)}: {shown(reason)}")
+            print(f"unreadable in {split}: {printable_name(name)}: {printable_name(reason)}")
         if len(summary.unreadable) > SHOWN:
             print(f"unreadable in {split}: and {len(summary.unreadable) - SHOWN:,} more; --json lists all")
 
@@ -126,7 +126,7 @@ def summary_row(split: str, summary: "SplitSummary") -> list[str]:
 
 def describe_split(split: str, summary: "SplitSummary") -> list[str]:
     """How much was looked at, formats, balance and labels of one split."""
-    from vitrail.data.tools.overview import shown
+    from vitrail.data.tools.overview import printable_name
 
     looked = f"{summary.looked:,}" if summary.looked < summary.images else f"all {summary.looked:,}"
     parts = [f"{count:,} {name}" for name, count in list(summary.formats.items())[:4]]
@@ -146,7 +146,7 @@ def describe_split(split: str, summary: "SplitSummary") -> list[str]:
         high = int(counts.argmax())
         lines.append(
             f"{split}: classes differ in size {counts[high] / counts[low]:.1f} times, from {counts[low]:,} "
-            f"({shown(summary.classes[low])}) to {counts[high]:,} ({shown(summary.classes[high])})"
+            f"({printable_name(summary.classes[low])}) to {counts[high]:,} ({printable_name(summary.classes[high])})"
         )
     return lines
 
@@ -182,7 +182,7 @@ def write_sheet(collection: "Collection", target: Path) -> str:
     from PIL.PngImagePlugin import PngInfo
 
     from vitrail.core.atomic_files import replace_on_success
-    from vitrail.data.tools.overview import sheet_of
+    from vitrail.data.tools.overview import make_sheet
 
     if target.suffix.lower() != ".png":
         raise DataError(f"--sheet {target}: a contact sheet is a PNG; let the name end in .png")
@@ -191,7 +191,7 @@ def write_sheet(collection: "Collection", target: Path) -> str:
         raise DataError(f"{target} is there and is not a contact sheet; remove it, or name another file with --sheet")
     info = PngInfo()
     info.add_text("Software", SOFTWARE)
-    image = sheet_of(collection, next(iter(collection.splits)))
+    image = make_sheet(collection, next(iter(collection.splits)))
     try:
         with replace_on_success(target) as file:
             image.save(file, "PNG", pnginfo=info, optimize=True)

@@ -9,9 +9,7 @@ from PIL import Image
 from vitrail.core.errors import BadImage, WorkerDied
 from vitrail.data.collection import Collection, open_collection, unify_classes
 from vitrail.data.dataset import ArrayDataset, ImageDataset, Labels
-from vitrail.data.tools import overview as samples
-from vitrail.data.tools import overview as summary
-from vitrail.data.tools import overview as survey
+from vitrail.data.tools import overview
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def one(source: ImageDataset, name: str = "x") -> Collection:
 
 
 def test_every_number(photos: Path) -> None:
-    found = summary.summarise(open_collection(photos))["train"]
+    found = overview.summarise(open_collection(photos))["train"]
     assert (found.images, found.classes, found.counts.tolist()) == (8, ("a", "b"), [3, 5])
     assert (found.looked, found.decoded, found.labelled, found.labels, found.multiple) == (8, False, 8, 8, False)
     assert found.formats == {"JPEG RGB": 2, "JPEG L": 1, "PNG P": 1, "WEBP RGB": 1}
@@ -54,7 +52,7 @@ def test_every_number(photos: Path) -> None:
 
 
 def test_check_decodes(photos: Path) -> None:
-    found = summary.summarise(open_collection(photos), check=True)["train"]
+    found = overview.summarise(open_collection(photos), check=True)["train"]
     assert found.decoded
     assert {name for name, _ in found.unreadable} == {"b/empty.jpg", "b/text.jpg", "b/gone.png", "b/cut.jpg"}
 
@@ -67,43 +65,44 @@ def test_masks_are_counted_and_checked(tmp_path: Path) -> None:
         Image.effect_noise((8, 6), 60).save(tmp_path / f"images/{i}.jpg")
         Image.new("L", (8 if i else 9, 6), i % 3).save(tmp_path / f"masks/{i}.png")
     (tmp_path / "classes.txt").write_text("wall\ndoor\n")
-    found = summary.summarise(open_collection(tmp_path))["train"]
+    found = overview.summarise(open_collection(tmp_path))["train"]
     assert (found.masks, found.unreadable) == (4, ())
-    found = summary.summarise(open_collection(tmp_path), check=True)["train"]
+    found = overview.summarise(open_collection(tmp_path), check=True)["train"]
     assert {name for name, _ in found.unreadable} == {"images/0.jpg", "images/2.jpg"}
 
 
 def test_strict_stops_at_the_first(photos: Path) -> None:
     with pytest.raises(BadImage, match=r"^b/cut.jpg: .*"):
-        summary.summarise(open_collection(photos), check=True, strict=True)
+        overview.summarise(open_collection(photos), check=True, strict=True)
     with pytest.raises(BadImage, match=r"^b/empty.jpg: .*empty"):
-        summary.summarise(open_collection(photos), strict=True)
+        overview.summarise(open_collection(photos), strict=True)
 
 
 def test_large_sets_are_sampled_the_same_way_each_time() -> None:
     source = ArrayDataset(np.zeros((5000, 3, 4), np.uint8))
-    first, again = (summary.summarise(one(source), sample=100)["train"] for _ in range(2))
+    first, again = (overview.summarise(one(source), sample=100)["train"] for _ in range(2))
     assert first.looked == 100
     assert first.all_bytes == 5000 * 12
     assert first.sizes.tolist() == again.sizes.tolist()
-    chosen = summary.sampled(5000, 100)
+    chosen = overview.choose_samples(5000, 100)
     assert len(set(chosen)) == 100
     assert max(chosen) > 4500  # from all over
 
 
 def test_several_labels() -> None:
     source = ArrayDataset(np.zeros((3, 2, 2), np.uint8), Labels.several([[0, 1], [], [1]]), ("a", "b"))
-    found = summary.summarise(one(source))["train"]
+    found = overview.summarise(one(source))["train"]
     assert (found.labelled, found.labels, found.multiple, found.counts.tolist()) == (2, 3, True, [1, 2])
 
 
+@pytest.mark.slow
 def test_processes_see_what_one_sees(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "HERE", 1)
-    monkeypatch.setattr(survey, "CHUNK", 3)
+    monkeypatch.setattr(overview, "FEW", 1)
+    monkeypatch.setattr(overview, "CHUNK", 3)
     source = open_collection(photos).split("train")
-    alone = list(survey.survey(source, range(len(source)), decode=True, workers=1))
+    alone = list(overview.inspect_samples(source, range(len(source)), decode=True, workers=1))
     heard: list[int] = []
-    together = list(survey.survey(source, range(len(source)), decode=True, workers=2, progress=heard.append))
+    together = list(overview.inspect_samples(source, range(len(source)), decode=True, workers=2, progress=heard.append))
     assert together == alone
     assert heard == [3, 3, 2]
 
@@ -119,18 +118,19 @@ class Deadly(ArrayDataset):
         return super().read(index)
 
 
+@pytest.mark.slow
 def test_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "HERE", 1)
-    monkeypatch.setattr(survey, "CHUNK", 2)
+    monkeypatch.setattr(overview, "FEW", 1)
+    monkeypatch.setattr(overview, "CHUNK", 2)
     source = Deadly(np.zeros((6, 2, 2), np.uint8), called="deadly")
     with pytest.raises(WorkerDied, match=r"deadly\["):
-        list(survey.survey(source, range(6), decode=True, workers=2))
+        list(overview.inspect_samples(source, range(6), decode=True, workers=2))
 
 
 def test_summary_as_plain_values(photos: Path) -> None:
     import json
 
-    plain = summary.summarise(open_collection(photos))["train"].to_dict()
+    plain = overview.summarise(open_collection(photos))["train"].to_dict()
     assert json.loads(json.dumps(plain))["size"]["largest"] == [80, 100]
     assert plain["classes"] == {"a": 3, "b": 5}
 
@@ -148,7 +148,7 @@ def coloured(values: list[int], classes: int, several: bool = False) -> ArrayDat
 @pytest.mark.parametrize("several", [False, True])
 def test_samples_belong_to_their_class(several: bool) -> None:
     source = coloured([i % 7 for i in range(100)], 7, several)
-    chosen = samples.samples_of(source.labels, np.array([2, 5]), 4)
+    chosen = overview.pick_samples(source.labels, np.array([2, 5]), 4)
     assert chosen.keys() == {2, 5}
     for k, indices in chosen.items():
         assert len(set(indices.tolist())) == 4
@@ -156,18 +156,18 @@ def test_samples_belong_to_their_class(several: bool) -> None:
 
 
 def test_sheet_shows_classes_that_are_there_and_counts_the_rest() -> None:
-    few = samples.sheet_of(one(coloured([0, 0, 2, 2], 4)), "train")
-    many = samples.sheet_of(one(coloured([i % 25 for i in range(50)], 25)), "train")
+    few = overview.make_sheet(one(coloured([0, 0, 2, 2], 4)), "train")
+    many = overview.make_sheet(one(coloured([i % 25 for i in range(50)], 25)), "train")
     assert few.size[1] < many.size[1]
     huge = ArrayDataset(np.zeros((3000, 2, 2), np.uint8), Labels(np.arange(3000) // 3), tuple(map(str, range(1000))))
     agreed, _ = unify_classes("x", {"train": huge})
-    assert samples.sheet_of(one(agreed["train"]), "train").size[1] < 3000
+    assert overview.make_sheet(one(agreed["train"]), "train").size[1] < 3000
 
 
 def test_sheet_of_what_has_no_labels_or_cannot_be_read(photos: Path) -> None:
     for text in (f"flat:{photos}", str(photos)):
         collection = open_collection(text)
-        image = samples.sheet_of(collection, "train")
+        image = overview.make_sheet(collection, "train")
         reddish = np.asarray(image).astype(int)
         assert (reddish[..., 0] - reddish[..., 1] > 60).sum() > 300  # the cracks of four broken panes
 
@@ -177,13 +177,13 @@ def test_pixels_for_a_tile_are_not_many(tmp_path: Path) -> None:
     Image.effect_noise((1500, 1000), 60).save(tmp_path / "2.png")
     source = open_collection(tmp_path).split("train")
     for i in range(2):
-        pixels = samples.pixels_of(source, i)
+        pixels = overview.load_tile(source, i)
         assert pixels is not None
-        assert samples.SIDE <= min(pixels.shape[:2]) <= 2 * samples.SIDE
+        assert overview.TILE_SIDE <= min(pixels.shape[:2]) <= 2 * overview.TILE_SIDE
         assert pixels.shape[1] / pixels.shape[0] == pytest.approx(1.5, abs=0.02)
 
 
 def test_names_for_people() -> None:
-    assert samples.shown("caf\udce9") == "caf�"
+    assert overview.printable_name("caf\udce9") == "caf�"
     assert Collection(name="a/b", kind="", path=Path("a/b"), splits={}).title == "b"
     assert Collection(name="digits", kind="", path=None, splits={}).title == "digits"

@@ -1,17 +1,17 @@
-"""Any source to tar shards: the road to big sets.
+"""Packs any data set as tar shards, the format for large sets.
 
-    report = pack(open_source("photos"), Path("packed"), max_side=512)
+    report = pack(open_collection("photos").splits, Path("packed"), max_side=512)
 
-Shards are cut where they reach their size, in the order of the source, so the bytes are the same for any number of
-processes. A pack that was stopped goes on where it was when it is asked for again: what is finished is kept if its
-checksum still fits. In the folder afterwards:
+Shards end where they reach their size, in the order of the data set, so the bytes are the same for any number of
+processes. The same call resumes an interrupted pack: finished shards are kept if their checksum still matches. The
+folder then holds:
 
     train-00000.tar ...   KEY.jpg with KEY.cls, or KEY.json where a sample may have several labels, and KEY.seg.png
     classes.json          the names of the classes, in order
-    pixel_classes.json    those of the class indices in masks
-    pack.json             what was packed, how, with which versions; every shard with its range and SHA-256
+    pixel_classes.json    the names of the class indices in masks
+    pack.json             the sources, options and versions; every shard with its range and SHA-256
     SHA256SUMS            the same checksums, for `sha256sum -c`
-    unreadable.jsonl      what was left out, and why (only if there is any)
+    unreadable.jsonl      the skipped samples, and why (only if there are any)
     vitrail.index         see vitrail.data.readers.shard_index
 """
 
@@ -20,6 +20,7 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -34,7 +35,15 @@ from vitrail.core.errors import BadLabels, ConfigError, DataError, describe_erro
 from vitrail.core.locks import try_lock
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.readers.shards import DESCRIPTION, INDEX, JOURNAL, read
-from vitrail.data.tools.shard_writer import Encoding, Left, Packed, Peek, Written, in_order, write_shard
+from vitrail.data.tools.shard_writer import (
+    PackedSample,
+    Peek,
+    SampleEncoder,
+    ShardInfo,
+    SkippedSample,
+    encode_samples,
+    write_shard,
+)
 
 KIND: Final = "vitrail pack 1"
 SMALLEST: Final = 10_240  # of a shard, in bytes
@@ -42,15 +51,15 @@ SMALLEST: Final = 10_240  # of a shard, in bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackReport:
-    """What is in a finished pack."""
+    """The contents of a finished pack."""
 
     out: Path
     splits: dict[str, int]  # samples of each
     shards: int
-    kept: int  # shards that were there already
+    kept: int  # shards from an earlier, interrupted pack
     bytes: int
     reencoded: int  # images that were made smaller
-    unreadable: int  # samples left out; see unreadable.jsonl
+    unreadable: int  # samples skipped; see unreadable.jsonl
     seconds: float
 
 
@@ -67,30 +76,30 @@ def pack(
 ) -> PackReport:
     """Writes the splits of a source as tar shards of at most `shard_size` bytes, with their index, into `out`.
 
-    With `max_side`, images whose longer side exceeds it are brought down to it, upright RGB: as JPEG of that
-    `quality`, or as PNG if they were lossless, and their masks with them. All others keep their bytes. Pixels become
-    PNG. What else belongs to a sample (a text, say) is not carried over. Every image, and every mask, is decoded
-    once: one that cannot be is left out, listed in unreadable.jsonl and counted, or, with `strict`, ends the pack.
-    Every shard is read back and its checksum and headers compared before it gets its name. `workers` is the number of
-    processes, by default one a core. `progress` hears how many samples are done, and of how many.
+    With `max_side`, images whose longer side exceeds it are made smaller, upright RGB: as JPEG of that `quality`, or as
+    PNG if they were lossless, and their masks with them. All others keep their bytes. Pixels become PNG. Other parts of
+    a sample (a text, say) are not packed. Every image, and every mask, is decoded once: an unreadable one is skipped,
+    listed in unreadable.jsonl and counted, or, with `strict`, ends the pack. Every shard is read back and its checksum
+    and headers compared before it gets its name. `workers` is the number of processes, by default one per core.
+    `progress` is called with the number of finished samples and the total.
     """
     began = time.monotonic()
     out = Path(out)
     options = {"shard_size": shard_size, "max_side": max_side, "quality": quality}
-    check(source_splits, shard_size, max_side, quality)
-    plan = planned(source_splits, options)
-    if finished := complete(out, plan):
-        return report(out, finished, len(finished), began)
+    check_options(source_splits, shard_size, max_side, quality)
+    plan = make_plan(source_splits, options)
+    if finished := read_finished(out, plan):
+        return make_report(out, finished, len(finished), began)
     total = sum(len(source) for source in source_splits.values())
-    encoding = Encoding(max_side=max_side, quality=quality, strict=strict)
-    with journal(out, plan) as (file, kept):
+    encoder = SampleEncoder(max_side=max_side, quality=quality, strict=strict)
+    with open_journal(out, plan) as (file, kept):
         written, done = list(kept), 0
         try:
             for split, source in source_splits.items():
                 mine = [shard for shard in kept if shard.split == split]
                 start = mine[-1].next if mine else 0
-                samples = counted(in_order(source, start, encoding, workers), done, total, progress)
-                for shard in split_shards(out, split, source, len(mine), start, samples, shard_size):
+                samples = report_progress(encode_samples(source, start, encoder, workers), done, total, progress)
+                for shard in write_shards(out, split, source, len(mine), start, samples, shard_size):
                     append(file, shard.line().encode())
                     written.append(shard)
                 done += len(source)
@@ -98,27 +107,27 @@ def pack(
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise DataError(
-                f"{out}: {error.strerror}; {len(written)} shards are finished and will be kept: make room and run the "
+                f"{out}: {error.strerror}; {len(written)} shards are finished and stay: free some space and run the "
                 "same command again"
             ) from None
         written.sort(key=lambda shard: (list(source_splits).index(shard.split), shard.first))
-        finish(out, plan, written)
+        write_description(out, plan, written)
     read(out)  # writes the index
-    return report(out, written, len(kept), began)
+    return make_report(out, written, len(kept), began)
 
 
-def check(splits: Mapping[str, ImageDataset], shard_size: int, max_side: int | None, quality: int) -> None:
+def check_options(splits: Mapping[str, ImageDataset], shard_size: int, max_side: int | None, quality: int) -> None:
     if shard_size < SMALLEST:
-        raise ConfigError(f"shard_size={shard_size}: a shard has at least {SMALLEST:,} bytes")
+        raise ConfigError(f"shard_size={shard_size}: must be at least {SMALLEST:,} bytes")
     if max_side is not None and max_side < 1:
         raise ConfigError(f"max_side={max_side} must be at least 1")
     if not 1 <= quality <= 100:
-        raise ConfigError(f"quality={quality} is not between 1 and 100")
+        raise ConfigError(f"quality={quality} must be between 1 and 100")
     if not splits:
-        raise DataError("there is no split to pack")
+        raise DataError("no split to pack")
     for name, source in splits.items():
         if not re.fullmatch(r"[A-Za-z0-9_]+", name):
-            raise ConfigError(f"split {name!r}: letters, digits and _ can stand in the name of a shard")
+            raise ConfigError(f"split {name!r}: the name of a shard may contain letters, digits and _")
         if not len(source):
             raise DataError(f"the split {name} has no samples")
         if source.classes:
@@ -129,8 +138,8 @@ def check(splits: Mapping[str, ImageDataset], shard_size: int, max_side: int | N
         raise BadLabels(f"the masks of {', '.join(splits)} have different classes; pack them into different folders")
 
 
-def planned(splits: Mapping[str, ImageDataset], options: dict[str, Any]) -> dict[str, Any]:
-    """What makes two packs the same."""
+def make_plan(splits: Mapping[str, ImageDataset], options: dict[str, Any]) -> dict[str, Any]:
+    """What determines the contents of a pack."""
     sources = {name: {"fingerprint": source.fingerprint, "samples": len(source)} for name, source in splits.items()}
     classes = next((list(source.classes) for source in splits.values() if source.classes), [])
     plan = {"kind": KIND, "options": options, "sources": sources, "classes": classes}
@@ -138,8 +147,9 @@ def planned(splits: Mapping[str, ImageDataset], options: dict[str, Any]) -> dict
     return plan if masked is None else {**plan, "pixel_classes": masked}
 
 
-def complete(out: Path, plan: dict[str, Any]) -> list[Written] | None:
-    """The shards, where all of this was packed here before. A folder with anything else in it is refused."""
+def read_finished(out: Path, plan: dict[str, Any]) -> list[ShardInfo] | None:
+    """The shards of an identical pack that is complete; None for a new or interrupted one. Refuses a folder with other
+    contents."""
     try:
         there = {name for name in os.listdir(out) if not re.fullmatch(r"\.vitrail-.*\.tmp", name)}
     except FileNotFoundError:
@@ -151,7 +161,7 @@ def complete(out: Path, plan: dict[str, Any]) -> list[Written] | None:
     try:
         description: dict[str, Any] = json.loads((out / DESCRIPTION).read_text("utf-8"))
         same = all(description[key] == value for key, value in plan.items())
-        shards = [Written.of(row) for row in description["shards"]] if same else []
+        shards = [ShardInfo.from_json(row) for row in description["shards"]] if same else []
     except (OSError, ValueError, KeyError, TypeError):
         raise DataError(f"{out} holds other files ({min(there)}, ...); name a new or an empty folder") from None
     if not same:
@@ -160,13 +170,13 @@ def complete(out: Path, plan: dict[str, Any]) -> list[Written] | None:
 
 
 @contextmanager
-def journal(out: Path, plan: dict[str, Any]) -> Generator[tuple[IO[bytes], list[Written]]]:
-    """The open list of finished shards, and those an earlier run left. One at a time may write here."""
+def open_journal(out: Path, plan: dict[str, Any]) -> Generator[tuple[IO[bytes], list[ShardInfo]]]:
+    """The open list of finished shards, and the shards of an earlier run. Only one process at a time may write here."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / JOURNAL
     with open(path, "ab+") as file:
-        lock(file, out)
-        kept = resumed(out, file, plan)
+        lock_journal(file, out)
+        kept = read_journal(out, file, plan)
         for stray in out.glob(".vitrail-*.tmp"):
             stray.unlink()
         text = (json.dumps(plan) + "\n" + "".join(shard.line() for shard in kept)).encode()
@@ -183,42 +193,48 @@ def append(file: IO[bytes], text: bytes) -> None:
     os.fsync(file.fileno())
 
 
-def lock(file: IO[bytes], out: Path) -> None:
+def lock_journal(file: IO[bytes], out: Path) -> None:
     with suppress(OSError):  # a file system without locks
         if not try_lock(file.fileno()):
             raise DataError(f"{out}: another process is packing into this folder")
 
 
-def resumed(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[Written]:
-    """The shards that can be kept: of each split those from the start on that are intact."""
+def read_journal(out: Path, file: IO[bytes], plan: dict[str, Any]) -> list[ShardInfo]:
+    """The shards to keep: those of each split that are intact, from its start on."""
     file.seek(0)
-    lines = file.read().split(b"\n")[:-1]  # a line that was cut short has no end
+    lines = file.read().split(b"\n")[:-1]  # an incomplete line has no end
     if not lines:
         return []
     try:
         if json.loads(lines[0]) != plan:
             raise DataError(
-                f"{out} holds the beginning of a pack of another source or with other options; finish that one, "
+                f"{out} holds an unfinished pack of another source or with other options; finish that one, "
                 "remove the folder or name another"
             )
-        shards = [Written.of(json.loads(line)) for line in lines[1:]]
+        shards = [ShardInfo.from_json(json.loads(line)) for line in lines[1:]]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{out / JOURNAL} is damaged ({describe_error(error)}); remove the folder and pack again"
         ) from None
-    kept: list[Written] = []
+    kept: list[ShardInfo] = []
     reached: dict[str, int] = {}
     for shard in shards:
-        if shard.first == reached.get(shard.split, 0) and shard.intact(out):
+        if shard.first == reached.get(shard.split, 0) and shard.is_intact(out):
             kept.append(shard)
             reached[shard.split] = shard.next
     return kept
 
 
-def split_shards(
-    out: Path, split: str, source: ImageDataset, number: int, start: int, samples: Iterator[Packed | Left], size: int
-) -> Iterator[Written]:
-    """One shard after the other, from sample `start` on."""
+def write_shards(
+    out: Path,
+    split: str,
+    source: ImageDataset,
+    number: int,
+    start: int,
+    samples: Iterator[PackedSample | SkippedSample],
+    size: int,
+) -> Iterator[ShardInfo]:
+    """Writes one shard after the other, from sample `start` on."""
     if start == len(source):
         return
     stream = Peek(samples)
@@ -228,22 +244,25 @@ def split_shards(
         yield shard
 
 
-def counted(
-    samples: Iterator[Packed | Left], before: int, total: int, progress: Callable[[int, int], None] | None
-) -> Iterator[Packed | Left]:
+def report_progress(
+    samples: Iterator[PackedSample | SkippedSample],
+    before: int,
+    total: int,
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[PackedSample | SkippedSample]:
     for sample in samples:
         if progress:
             progress(before + sample.index + 1, total)
         yield sample
 
 
-def finish(out: Path, plan: dict[str, Any], shards: list[Written]) -> None:
-    """The files that describe the pack; the description last, for it says that all is there."""
-    missing = [{"split": shard.split, **asdict(left)} for shard in shards for left in shard.unreadable]
+def write_description(out: Path, plan: dict[str, Any], shards: list[ShardInfo]) -> None:
+    """The files that describe the pack; pack.json last, because it marks the pack as complete."""
+    missing = [{"split": shard.split, **asdict(skipped)} for shard in shards for skipped in shard.unreadable]
     description = {
         **plan,
         "versions": {"pillow": PIL.__version__, "jpeg": features.version("jpg")},  # what the encoded bytes depend on
-        "splits": samples_of(shards),
+        "splits": count_samples(shards),
         "unreadable": len(missing),
         "shards": [asdict(shard) for shard in shards],
     }
@@ -264,17 +283,17 @@ def finish(out: Path, plan: dict[str, Any], shards: list[Written]) -> None:
     (out / JOURNAL).unlink()
 
 
-def samples_of(shards: list[Written]) -> dict[str, int]:
-    counts: dict[str, int] = {}
+def count_samples(shards: list[ShardInfo]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
     for shard in shards:
-        counts[shard.split] = counts.get(shard.split, 0) + shard.samples
-    return counts
+        counts[shard.split] += shard.samples
+    return dict(counts)
 
 
-def report(out: Path, shards: list[Written], kept: int, began: float) -> PackReport:
+def make_report(out: Path, shards: list[ShardInfo], kept: int, began: float) -> PackReport:
     return PackReport(
         out=out,
-        splits=samples_of(shards),
+        splits=count_samples(shards),
         shards=len(shards),
         kept=kept,
         bytes=sum(shard.bytes for shard in shards),
