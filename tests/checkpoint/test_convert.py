@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.models.tiny import VARIANTS, VIT, awake
+from tests.lanes import rest_slow
+from tests.models.tiny import SOME, VARIANTS, VIT, awake
 from vitrail.checkpoint import convert as module
 from vitrail.checkpoint import parity_check as certificate
 from vitrail.checkpoint.bundle import Bundle, sidecar_path
@@ -88,7 +89,7 @@ def attempted(made: Bundle, target: Path, form: str) -> Conversion | ExportRefus
         return refusal
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", SOME)
 def test_every_network_goes_whole_or_is_refused_by_field(variant: str, tmp_path: Path) -> None:
     made = bundle(VARIANTS[variant])
     for form, name in TARGETS.items():
@@ -184,7 +185,9 @@ UNBUILT: list[tuple[str, ModelConfig]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "config"), UNBUILT, ids=["pixels", "patch", "channels", "hybrid", "groups", "unit"])
+@pytest.mark.parametrize(
+    ("form", "config"), rest_slow(UNBUILT, 0, 3), ids=["pixels", "patch", "channels", "hybrid", "groups", "unit"]
+)
 def test_a_network_that_only_the_format_can_hold(form: str, config: ModelConfig, tmp_path: Path) -> None:
     made = bundle(config)
     done = export(made, tmp_path / TARGETS[form], form)
@@ -278,7 +281,7 @@ def test_a_source_that_is_not_there(tmp_path: Path) -> None:
         convert(tmp_path / "a.safetensors", tmp_path / "b.npz")
 
 
-@pytest.mark.parametrize("form", ["vitrail", "timm", "torchvision", "hf", "npz"])
+@pytest.mark.parametrize("form", rest_slow(["vitrail", "timm", "torchvision", "hf", "npz"], 0, 3))
 def test_an_existing_target_is_replaced_whole(form: str, source: Path, tmp_path: Path) -> None:
     target = tmp_path / TARGETS[form]
     export(bundle(replace(SQUARE, depth=3, norm_eps=1e-5, classes=7)), target, form)
@@ -325,7 +328,7 @@ def test_onto_itself(source: Path) -> None:
     assert "cls_token" in load_file(done.target)
 
 
-@pytest.mark.parametrize("form", ["timm", "npz", "torchvision", "hf"])
+@pytest.mark.parametrize("form", rest_slow(["timm", "npz", "torchvision", "hf"], 0, 3))
 def test_a_disk_that_is_full_leaves_the_old_file(
     form: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,7 +359,7 @@ def test_a_conversion_says_what_it_did(source: Path, tmp_path: Path) -> None:
     assert (done.config, done.lost_fields) == (SQUARE, ["preprocessing"])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", rest_slow([torch.float16, torch.bfloat16, torch.float64]))
 @pytest.mark.parametrize("form", ["vitrail", "timm", "torchvision", "hf", "npz"])
 def test_types_are_kept(dtype: torch.dtype, form: str, tmp_path: Path) -> None:
     made = bundle(SQUARE)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.lanes import rest_slow
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.find_weights import read_bundle
 from vitrail.checkpoint.weights import load
@@ -359,7 +360,7 @@ FILES: dict[str, tuple[str, Callable[[], Arrays]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", rest_slow(FILES, "npz-bit", "npz-big-vision, hybrid of 1-D norms", 0))
 def test_a_file_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     layout, make = FILES[name]
     arrays = make()
@@ -390,7 +391,7 @@ def test_npz_means_bit_for_a_bit(tmp_path: Path) -> None:
     assert convert(source, tmp_path / "out.npz").format == "npz-bit"
 
 
-@pytest.mark.parametrize("layout", ["npz", "npz-linen"])
+@pytest.mark.parametrize("layout", rest_slow(["npz", "npz-linen"]))
 def test_norm_vectors_of_one_and_of_four_dimensions_are_the_same(layout: str, tmp_path: Path) -> None:
     """The original hybrids store [1, 1, 1, C], later ones [C]; each layout is written its own way."""
     flat = written(hybrid_arrays(layout, rank=1), tmp_path / "flat.npz")
@@ -434,8 +435,8 @@ def stacked(arrays: Arrays) -> Arrays:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("scanned", [False, True], ids=["blocks apart", "scanned"])
-@pytest.mark.parametrize("prefix", ["", "params/", "params/img/", "opt/target/", "opt/target/params/"])
+@pytest.mark.parametrize("scanned", rest_slow([False, True], 1), ids=["blocks apart", "scanned"])
+@pytest.mark.parametrize("prefix", rest_slow(["", "params/", "params/img/", "opt/target/", "opt/target/params/"], 0, 4))
 def test_prefixes_and_scans_change_nothing(layout: str, scanned: bool, prefix: str, tmp_path: Path) -> None:
     plain = vit_arrays(layout)
     arrays = {prefix + name: array for name, array in (stacked(plain) if scanned else plain).items()}
@@ -526,7 +527,7 @@ def test_a_class_row_has_no_place_in_big_vision(tmp_path: Path) -> None:
 # Files that are not whole.
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", rest_slow(LAYOUTS))
 def test_every_tensor_is_missed_by_name(layout: str, tmp_path: Path) -> None:
     arrays = vit_arrays(layout, hidden=True)
     optional = {"cls", LAYOUTS[layout][3], "head/kernel", "pre_logits/kernel"}  # a network without them is another

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.mutations import Sample, flip_bit, mutate, same_tensors, samples
+from tests.lanes import rest_slow
 from vitrail.checkpoint.files.read_weights import read_weights
 from vitrail.core.errors import WeightsError
 
@@ -31,7 +32,7 @@ def loads(path: Path, content: bytes, sample: Sample) -> bool | None:
     return same_tensors(found.tensors, sample.tensors)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rest_slow(KINDS, "sealed", "torch"))
 def test_damaged_files_are_refused_or_equal(kind: str, made: dict[str, Sample], tmp_path: Path) -> None:
     """A rewritten zip has a right CRC, so only blind damage is held to equality there."""
     sample, others = made[kind], list(made.values())
@@ -42,7 +43,7 @@ def test_damaged_files_are_refused_or_equal(kind: str, made: dict[str, Sample], 
             assert equal in (None, True), (damage, index)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rest_slow(KINDS, "sealed"))
 def test_flipped_bits(kind: str, made: dict[str, Sample], tmp_path: Path) -> None:
     rng = random.Random(kind)
     sample = made[kind]

@@ -137,6 +137,7 @@ def test_weights_of_a_larger_size_are_not_cropped(serve: Serve) -> None:
     assert (prepared.image, prepared.resize) == ((384, 384), 384)
 
 
+@pytest.mark.slow
 def test_googles_hybrids_standardise_as_they_were_trained(serve: Serve) -> None:
     image = (32, 32)
     config = replace(TI, image=image, patch=(1, 1), backbone=hybrid_backbone((3, 4, 9), image))

@@ -31,6 +31,7 @@ from tests.checkpoint.mutations import (
     small_tensors,
     torch_bytes,
 )
+from tests.lanes import rest_slow
 from vitrail.checkpoint.files import safetensors as read_safetensors
 from vitrail.checkpoint.files import safetensors as safetensors_header
 from vitrail.checkpoint.files.read_weights import RawWeights, read_weights
@@ -107,7 +108,7 @@ class TestEveryKind:
         assert (found.description is not None) == (kind == "sealed")
         assert all(t.is_contiguous() and t.device.type == "cpu" for t in found.tensors.values())
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", rest_slow(KINDS, "sealed", "npz", "torch"))
     def test_cut_anywhere_is_refused(self, kind: str, sample: dict[str, Sample], refused: Refused) -> None:
         content = sample[kind].content
         for stop in [*range(0, len(content), 13), *range(len(content) - 30, len(content))]:
@@ -118,7 +119,7 @@ class TestEveryKind:
         for more in (b"\0", b"x" * 22, bytes(1000)):
             refused(sample[kind].content + more)
 
-    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+    @pytest.mark.parametrize("value", rest_slow([float("nan"), float("inf"), -float("inf")]))
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
     @pytest.mark.parametrize("kind", ["safetensors", "npz", "torch", "torch-old"])
     def test_not_finite_is_refused_by_name(self, kind: str, dtype: torch.dtype, value: float, refused: Refused) -> None:
@@ -391,6 +392,7 @@ class TestNpz:
             read_weights(path)
         assert not (tmp_path / "ran").exists()
 
+    @pytest.mark.slow
     def test_bomb_is_refused_by_its_budget(self, refused: Refused) -> None:
         content = zipped({"a.npy": bytes(200 << 20)}, zipfile.ZIP_DEFLATED)
         assert len(content) < 300_000
@@ -564,6 +566,7 @@ class TestTorch:
             read_weights(path)
         assert not (tmp_path / "ran").exists()
 
+    @pytest.mark.slow
     def test_malicious_pickle_with_the_unsafe_variable_set(self, tmp_path: Path) -> None:
         torch.save({"w": torch.ones(2), "evil": Trap(tmp_path / "ran")}, tmp_path / "weights.pt")
         code = "import sys; from vitrail.checkpoint.files.read_weights import read_weights; read_weights(sys.argv[1])"
@@ -590,6 +593,7 @@ class TestTorch:
         value = b"\x80\x02}X\x01\0\0\0a" + instructions + b"s."
         refused(rewrite_member(content, lambda n, d: value if n.endswith("data.pkl") else d), UnsafeWeights)
 
+    @pytest.mark.slow
     def test_a_pickle_without_end(self, refused: Refused) -> None:
         content = torch_bytes({"w": torch.ones(2)})
         value = b"\x80\x02" + b"N" * 2_100_000 + b"."

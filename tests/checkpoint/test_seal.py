@@ -129,6 +129,7 @@ class TestDeterminism:
         write_sealed(path, turned, dict(reversed(list(DESCRIPTION.items()))))
         assert path.read_bytes() == first
 
+    @pytest.mark.slow
     def test_in_another_process_too(self, path: Path) -> None:
         code = (
             "import sys, torch; from vitrail.checkpoint.files.safetensors import write_sealed;"
@@ -289,6 +290,7 @@ class TestFailedWrites:
             write_sealed(path, small_tensors(1), {"which": "new"})
         self.check_untouched(path, old)
 
+    @pytest.mark.slow
     def test_a_disk_that_fills_up(self, path: Path, old: bytes) -> None:
         """The system itself cuts the write off, in the middle of the tensors."""
         code = (

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.lanes import rest_slow
 from tests.models.tiny import RESNET, VIT, awake
 from vitrail.checkpoint.bundle import Bundle, Card, read_sidecar, sidecar_path, write_sidecar
 from vitrail.checkpoint.convert import Conversion, export
@@ -91,7 +92,7 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("form", "changes", "unheld"), CASES, ids=str)
+@pytest.mark.parametrize(("form", "changes", "unheld"), rest_slow(CASES, 0, 5, 10, 15, 20, 28), ids=str)
 def test_fields_of_a_vit(form: str, changes: dict[str, Any], unheld: list[str], tmp_path: Path) -> None:
     config = habits(form, **changes)
     done = written(bundle(config, form), form, tmp_path)
@@ -104,17 +105,26 @@ def test_fields_of_a_vit(form: str, changes: dict[str, Any], unheld: list[str], 
 
 @pytest.mark.parametrize(
     ("form", "changes", "unheld"),
-    [
-        ("timm", {}, []),
-        ("huggingface", {}, []),
-        ("npz-bit", {"standardisation_eps": 1e-10}, []),
-        ("timm", {"standardisation_eps": 1e-10}, ["standardisation_eps"]),
-        ("huggingface", {"standardisation_eps": 1e-10}, ["standardisation_eps"]),
-        ("npz-bit", {"standardisation_eps": 1e-8, "pool_padding": "infinity"}, ["standardisation_eps", "pool_padding"]),
-        ("timm", {"image": (64, 48)}, ["image"]),
-        ("huggingface", {"norm_eps": 1e-6}, ["norm_eps"]),
-        ("timm", {"padding": "same"}, ["padding"]),
-    ],
+    rest_slow(
+        [
+            ("timm", {}, []),
+            ("huggingface", {}, []),
+            ("npz-bit", {"standardisation_eps": 1e-10}, []),
+            ("timm", {"standardisation_eps": 1e-10}, ["standardisation_eps"]),
+            ("huggingface", {"standardisation_eps": 1e-10}, ["standardisation_eps"]),
+            (
+                "npz-bit",
+                {"standardisation_eps": 1e-8, "pool_padding": "infinity"},
+                ["standardisation_eps", "pool_padding"],
+            ),
+            ("timm", {"image": (64, 48)}, ["image"]),
+            ("huggingface", {"norm_eps": 1e-6}, ["norm_eps"]),
+            ("timm", {"padding": "same"}, ["padding"]),
+        ],
+        0,
+        3,
+        8,
+    ),
     ids=str,
 )
 def test_fields_of_a_bit(form: str, changes: dict[str, Any], unheld: list[str], tmp_path: Path) -> None:
@@ -144,9 +154,14 @@ CARDS: dict[str, Preprocessing] = {
 }
 
 
-@pytest.mark.parametrize("form", ["timm", "torchvision", "huggingface", "npz"])
+NAMES = ("ant", "bee", "cat", "dog", "LABEL_0")
+
+
+@pytest.mark.parametrize("form", rest_slow(["timm", "torchvision", "huggingface", "npz"], "timm", "huggingface"))
 @pytest.mark.parametrize("which", CARDS)
-@pytest.mark.parametrize("labels", [None, ("ant", "bee", "cat", "dog", "LABEL_0")], ids=["nameless", "named"])
+@pytest.mark.parametrize(
+    "labels", rest_slow([None, ("ant", "bee", "cat", "dog", "LABEL_0")], 1), ids=["nameless", "named"]
+)
 def test_cards(form: str, which: str, labels: tuple[str, ...] | None, tmp_path: Path) -> None:
     habit = {"timm": "imagenet", "torchvision": "imagenet", "npz": "tensorflow"}.get(form)
     made = bundle(habits(form), form, preprocessing=CARDS[which], labels=labels, provenance={"run": 7})

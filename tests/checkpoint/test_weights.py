@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from tests.models.tiny import HYBRID, RESNET, VARIANTS, VIT, awake, images
+from tests.lanes import rest_slow
+from tests.models.tiny import HYBRID, RESNET, SOME, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.bundle import Card, describe
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.files.safetensors import write_sealed
@@ -59,7 +60,7 @@ def file(tmp_path: Path) -> Path:
 # A round trip.
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", SOME)
 def test_every_kind_of_network_comes_back(variant: str, tmp_path: Path) -> None:
     model = network(VARIANTS[variant])
     save(model, tmp_path / "model.safetensors")
@@ -164,7 +165,7 @@ def test_labels_go_with_the_head_they_belonged_to(classes: int, file: Path, tmp_
 # Types.
 
 
-@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("stored", rest_slow([torch.float16, torch.bfloat16, torch.float32, torch.float64], 2))
 @pytest.mark.parametrize("wanted", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_types(stored: torch.dtype, wanted: torch.dtype, tmp_path: Path) -> None:
     model = network().to(stored)

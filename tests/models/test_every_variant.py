@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.lanes import rest_slow
 from tests.models.tiny import OTHERS, POSITIONS, RESNETS, VARIANTS, VIT, awake, images, small, tiny
 from vitrail.models.build import Model, build
 from vitrail.models.family import ModelConfig
@@ -72,7 +73,7 @@ def gradients(model: Model, run: object, x: Tensor) -> tuple[Tensor, dict[str, T
     return output.detach(), found
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", rest_slow(ALL, *QUICK))
 def test_one_step_reaches_every_parameter(name: str) -> None:
     """Gradients are finite, arrive everywhere, and a small step along them saves as much as they promise."""
     config = ALL[name]
@@ -109,7 +110,7 @@ def test_a_fresh_network_wakes_up(name: str) -> None:
     assert all(grad.abs().max() > 0 for grad in grads.values())
 
 
-@pytest.mark.parametrize("name", LANES)
+@pytest.mark.parametrize("name", rest_slow(LANES, "tiny ViT-Ti/8"))
 def test_compiled_whole_equals_eager(name: str) -> None:
     config = ALL[name]
     model, x = awake(config).train(), images(config)
@@ -121,6 +122,7 @@ def test_compiled_whole_equals_eager(name: str) -> None:
     torch.testing.assert_close(again_grads, grads, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_compiled_with_noise_draws_what_eager_draws() -> None:
     model = awake(replace(VIT, dropout=0.1, attention_dropout=0.2, stochastic_depth=0.5)).train()
     x = images(VIT, batch=4)
@@ -135,7 +137,7 @@ def test_compiled_with_noise_draws_what_eager_draws() -> None:
     assert not torch.equal(outputs[2], outputs[1])
 
 
-@pytest.mark.parametrize("name", LANES)
+@pytest.mark.parametrize("name", rest_slow(LANES, "tiny ViT-Ti/8"))
 def test_exported_equals_eager_at_any_batch(name: str) -> None:
     config = ALL[name]
     model = awake(config)

@@ -25,7 +25,7 @@ ROOMY = {"shared_memory_per_block_optin": 227 * 1024}
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 # torch.compile makes an object of what it traces, and torch warns of that.
 INSTANCE = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-BACKENDS = pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=INSTANCE)])
+BACKENDS = pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=[INSTANCE, pytest.mark.slow])])
 
 
 @pytest.fixture
@@ -275,6 +275,7 @@ def test_training_in_half_precision_on_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
     assert (quick - wanted).norm() < 1.2 * (plain - wanted).norm()
 
 
+@pytest.mark.slow
 def test_importing_it_does_not_import_the_compiler() -> None:
     """torch._dynamo takes more than a second, in every command that loads a network."""
     code = "import sys, vitrail.models.kernels.fused_ops, vitrail.models.vit; print('torch._dynamo' in sys.modules)"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.tiny import RESNET, VARIANTS, VIT, awake, images
+from tests.models.tiny import RESNET, SOME, VARIANTS, VIT, awake, images
 from vitrail.checkpoint.formats import timm as timm_format
 from vitrail.checkpoint.formats.key_table import export_tensors
 from vitrail.core.errors import ConfigError
@@ -19,7 +19,7 @@ from vitrail.models.vit_config import ViTConfig
 REGISTERS = replace(VIT, registers=2)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", SOME)
 @torch.no_grad()
 def test_the_last_layer_is_what_the_network_gives(name: str) -> None:
     config: ModelConfig = VARIANTS[name]
@@ -126,6 +126,7 @@ def test_prefix_tokens_come_beside_the_patches_as_in_timm() -> None:
         model.get_intermediate_layers(x, 1, return_class_token=True, return_prefix_tokens=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [REGISTERS, RESNET])
 def test_intermediates_compile_as_one_graph(config: ModelConfig) -> None:
     model, x = awake(config), images(config)

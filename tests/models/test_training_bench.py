@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import rest_slow
+
 pytest.importorskip("timm", exc_type=ImportError)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "autocast", "float32"])
+@pytest.mark.parametrize("precision", rest_slow(["bfloat16", "autocast", "float32"]))
 def test_bench_runs_on_a_cpu(tmp_path: Path, precision: str) -> None:
     from bench.training import main
 

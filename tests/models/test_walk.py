@@ -8,7 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.models.tiny import VARIANTS, VIT
+from tests.lanes import rest_slow
+from tests.models.tiny import SOME, VARIANTS, VIT
 from vitrail.models.build import Model, build, build_from, tensor_shapes
 from vitrail.models.family import CostStep, ModelConfig, list_steps, sum_steps
 from vitrail.models.vit_config import ViTConfig
@@ -34,35 +35,43 @@ def traced_macs(config: ModelConfig, device: str = "meta") -> int:
 
 # Tracing takes its time a layer; the other rows differ in numbers only.
 QUICK = ("ViT-B/16", "ViT-b/32", "ViT-Nano/4", "Axial-ViT-B/32", "R50+ViT-B/16", "R50+ViT-B/32")
+SMALL = ("ViT-Ti/16", "ViT-Nano/4", "Axial-ViT-B/32", "mini-R11+ViT-Nano/4", "BiT-mini-R14", "AxialResNet50")
 QUICK += ("mini-R11+ViT-Nano/4", "BiT-R50x1", "BiT-mini-R14", "AxialResNet50")
 TRACED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ZOO]
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name",
+    rest_slow(ZOO, *SMALL),
+)
 def test_parameters_of_every_network(name: str) -> None:
     config = ZOO[name]
     assert config.parameters == sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize("name", rest_slow(TRACED, "ViT-Nano/4", "mini-R11+ViT-Nano/4", "BiT-mini-R14"))
 def test_macs_of_every_network(name: str) -> None:
     assert ZOO[name].macs == traced_macs(ZOO[name])
 
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [
-        ("ViT-B/16", 384),
-        ("BiT-R50x1", 384),
-        ("AxialResNet50", 64),
-        ("mini-R11+ViT-Nano/4", 64),
-        ("BiT-mini-R14", 28),
-        pytest.param("R50+ViT-B/32", 384, marks=pytest.mark.slow),
-        pytest.param("Axial-ViT-B/32", 384, marks=pytest.mark.slow),
-        pytest.param("ViT-H/14", 378, marks=pytest.mark.slow),
-        pytest.param("BiT-R152x4", 384, marks=pytest.mark.slow),
-        pytest.param("AxialResNet50", 384, marks=pytest.mark.slow),
-    ],
+    rest_slow(
+        [
+            ("ViT-B/16", 384),
+            ("BiT-R50x1", 384),
+            ("AxialResNet50", 64),
+            ("mini-R11+ViT-Nano/4", 64),
+            ("BiT-mini-R14", 28),
+            pytest.param("R50+ViT-B/32", 384, marks=pytest.mark.slow),
+            pytest.param("Axial-ViT-B/32", 384, marks=pytest.mark.slow),
+            pytest.param("ViT-H/14", 378, marks=pytest.mark.slow),
+            pytest.param("BiT-R152x4", 384, marks=pytest.mark.slow),
+            pytest.param("AxialResNet50", 384, marks=pytest.mark.slow),
+        ],
+        3,
+        4,
+    ),
 )
 def test_both_at_other_sizes(name: str, size: int) -> None:
     config = model_config(name, image_size=size)
@@ -70,7 +79,7 @@ def test_both_at_other_sizes(name: str, size: int) -> None:
     assert config.macs == traced_macs(config)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", SOME)
 def test_both_for_every_kind(name: str) -> None:
     """Positions of each kind and place, registers, pools, heads, axial forms, backbones, nothing square."""
     config = VARIANTS[name]
@@ -78,7 +87,7 @@ def test_both_for_every_kind(name: str) -> None:
     assert config.macs == traced_macs(config, "cpu")
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", SOME)
 def test_shapes_on_the_way(name: str) -> None:
     """Where a step of the walk has a module of its own, its output has the shape that the walk says."""
     config = VARIANTS[name]

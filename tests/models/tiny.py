@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.lanes import rest_slow
 from vitrail.models.build import Model, build
 from vitrail.models.family import ModelConfig
 from vitrail.models.resnet_config import ResNetConfig
@@ -73,11 +74,14 @@ RESNETS: dict[str, ModelConfig] = {
     "hybrid, relative": replace(HYBRID, position="relative"),
     "hybrid, axial": replace(HYBRID, attention="axial", class_token=False, pool="mean"),
 }
+FEW = ("learned, stem", "relative, every", "sincos2d, shared", "registers", "mean, no class token", "tanh", "patches")
+FEW += ("axial", "bit", "axial resnet", "hybrid")
 VARIANTS: dict[str, ModelConfig] = {
     **{", ".join(changes.values()): replace(VIT, **changes) for changes in POSITIONS},
     **{name: replace(VIT, **changes) for name, changes in OTHERS.items()},
     **RESNETS,
 }
+SOME = rest_slow(VARIANTS, *FEW)  # the names, one of each kind in the fast lane
 
 
 def small(config: ModelConfig) -> ModelConfig:

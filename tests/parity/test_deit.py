@@ -41,6 +41,7 @@ def test_it_is_read_by_its_timm_names() -> None:
     )
 
 
+@pytest.mark.slow
 def test_it_goes_through_every_format_and_comes_back_as_it_was(tmp_path: Path) -> None:
     """One after the other, so that a loss anywhere would show at the end."""
     steps = [

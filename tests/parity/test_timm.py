@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tests.lanes import rest_slow
 from tests.parity.networks import assert_parity, assert_same, differences, pictures, randomise
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.weights import load
@@ -87,7 +88,7 @@ def there_and_back(
     return model
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", rest_slow(NAMED))
 def test_two_layers_of_every_vit(name: str, tmp_path: Path) -> None:
     shape, patch = name.split("_")[1], int(name.split("patch")[1].split("_")[0])
     side = 4 * patch if shape in ("large", "huge") else 224
@@ -97,6 +98,7 @@ def test_two_layers_of_every_vit(name: str, tmp_path: Path) -> None:
     assert (config.depth, config.classes, config.gelu, config.norm_eps) == (2, 11, "erf", 1e-6)
 
 
+@pytest.mark.slow
 def test_the_whole_of_b16(tmp_path: Path) -> None:
     model = there_and_back(made("vit_base_patch16_224", num_classes=1000), tmp_path)
     assert sum(p.numel() for p in model.parameters()) == 86_567_656
@@ -122,6 +124,7 @@ def test_one_layer_of_the_giants(name: str, mlp_width: int, tmp_path: Path) -> N
     assert_same(other.state_dict(), network.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", HYBRIDS)
 def test_hybrids_of_few_layers(paper: str, tmp_path: Path) -> None:
     name, arguments = HYBRIDS[paper]
@@ -143,14 +146,15 @@ def test_the_whole_of_r50_b16(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("blocks", "factor", "size"),
-    [((1, 2, 3, 1), 1, (64, 64)), ((1, 1, 2), 1, (75, 90)), ((1, 1, 1), 2, (32, 64))],
-    ids=["R101x1", "images of odd size", "R152x2 and R50x2"],
+    rest_slow([((1, 1), 1, (32, 48)), ((1, 2, 3, 1), 1, (64, 64)), ((1, 1, 2), 1, (75, 90)), ((1, 1, 1), 2, (32, 64))]),
+    ids=["small", "R101x1", "images of odd size", "R152x2 and R50x2"],
 )
 def test_bit_of_few_units(blocks: tuple[int, ...], factor: int, size: tuple[int, int], tmp_path: Path) -> None:
     model = there_and_back(bit(blocks, factor), tmp_path, size)
     assert model.config == ResNetConfig(blocks=blocks, factor=factor, classes=11, standardisation_eps=1e-8)
 
 
+@pytest.mark.slow
 def test_the_whole_of_bit_r50x1(tmp_path: Path) -> None:
     network = made("resnetv2_50x1_bit")
     there_and_back(network, tmp_path, (96, 96))
@@ -188,7 +192,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no bias on q, k, v": ({"qkv_bias": False}, {"qkv_bias": False}),
     "one channel": ({"in_chans": 1}, {"channels": 1}),
     "no head": ({"num_classes": 0}, {"classes": 0, "head": "none"}),
-    "a larger image": ({"img_size": 384}, {"image": (384, 384)}),
+    "a larger image": ({"img_size": 96}, {"image": (96, 96)}),
     "patches that are not square": (
         {"patch_size": (16, 8), "img_size": (112, 56)},
         {"patch": (16, 8), "image": (112, 56)},
@@ -196,10 +200,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    rest_slow(VARIANTS, "mean of patches, norm behind", "registers", "no head", "patches that are not square"),
+)
 def test_variants_of_ti16(variant: str, tmp_path: Path) -> None:
     arguments, expected = VARIANTS[variant]
-    network = made("vit_tiny_patch16_224", **{"depth": 2, **arguments})
+    network = made("vit_tiny_patch16_224", **{"depth": 2, "img_size": 64, **arguments})
     source = written(network, tmp_path / "in.safetensors")
     model = load(source)
     assert isinstance(model.config, ViTConfig)
@@ -232,7 +239,7 @@ def test_tanh_gelu_must_be_told(tmp_path: Path) -> None:
     assert max(differences(load(source), network, blocks_of(network), pictures((224, 224)))) > 3e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", rest_slow([torch.float16, torch.bfloat16, torch.float64]))
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
 def test_other_types_keep_their_bits(dtype: torch.dtype, suffix: str, tmp_path: Path) -> None:
     network = made("vit_tiny_patch16_224", depth=2).to(dtype)
@@ -250,13 +257,14 @@ def test_a_pth_file_with_a_holder_and_a_wrapper(tmp_path: Path) -> None:
     assert_parity(model, network, blocks_of(network), pictures((224, 224)))
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("suffix", rest_slow([".safetensors", ".pth"]))
 def test_timm_takes_our_file_as_a_checkpoint(suffix: str, tmp_path: Path) -> None:
-    network = made("vit_small_patch32_224", depth=2)
+    network = made("vit_tiny_patch16_224", depth=1, img_size=64)
     source = written(network, tmp_path / f"in{suffix}")
     target = convert(source, tmp_path / f"out{suffix}", to="timm").target
-    other = timm.create_model("vit_small_patch32_224", depth=2, num_classes=11, checkpoint_path=str(target)).eval()
-    images = pictures((224, 224))
+    arguments = {"depth": 1, "img_size": 64, "num_classes": 11}
+    other = timm.create_model("vit_tiny_patch16_224", checkpoint_path=str(target), **arguments).eval()
+    images = pictures((64, 64))
     with torch.no_grad():
         assert torch.equal(other(images), network(images))
 
@@ -356,7 +364,7 @@ def small_hybrid() -> Any:
 
 
 @pytest.mark.parametrize(
-    "fact", [{}, {"norm_eps": 1e-6}, {"standardisation_eps": 1e-10}, {"padding": "symmetric"}], ids=str
+    "fact", rest_slow([{}, {"norm_eps": 1e-6}, {"standardisation_eps": 1e-10}, {"padding": "symmetric"}], 0, 2), ids=str
 )
 def test_numerics_of_the_hybrid_count(fact: dict[str, Any], tmp_path: Path) -> None:
     network = faint(small_hybrid())

@@ -10,6 +10,7 @@ from torch import nn
 from torchvision.models import vision_transformer
 from torchvision.models.vision_transformer import VisionTransformer
 
+from tests.lanes import rest_slow
 from tests.parity.networks import assert_parity, assert_same, differences, pictures, randomise
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.weights import load
@@ -65,7 +66,7 @@ def there_and_back(network: VisionTransformer, folder: Path, side: int = 224, su
     return model
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", rest_slow(SHAPES, "Ti/16"))
 def test_two_layers_of_every_vit(name: str, tmp_path: Path) -> None:
     width, heads, mlp_width, patch = SHAPES[name]
     side = 4 * patch if name[0] in "LH" else 224
@@ -74,6 +75,7 @@ def test_two_layers_of_every_vit(name: str, tmp_path: Path) -> None:
     assert (config.depth, config.classes, config.head, config.gelu, config.norm_eps) == (2, 11, "linear", "erf", 1e-6)
 
 
+@pytest.mark.slow
 def test_the_whole_of_b16(tmp_path: Path) -> None:
     with torch.device("meta"):
         network = vision_transformer.vit_b_16(image_size=96)
@@ -118,7 +120,7 @@ def test_no_head(tmp_path: Path) -> None:
     assert (model.config.classes, model.config.head) == (0, "none")
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", rest_slow([torch.float16, torch.bfloat16]))
 def test_other_types_keep_their_bits(dtype: torch.dtype, tmp_path: Path) -> None:
     network = made("Ti/16").to(dtype)
     ours = convert(written(network, tmp_path / "in.pth"), tmp_path / "ours.safetensors").target

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from tests.lanes import rest_slow
 from tests.parity.networks import Tensors, assert_parity, assert_same, pictures, randomise
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.weights import load
@@ -103,7 +104,7 @@ def there_and_back(network: Any, folder: Path, side: int = 224) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", rest_slow(SHAPES))
 def test_two_layers_of_every_vit(name: str, tmp_path: Path) -> None:
     width, heads, mlp_width, patch = SHAPES[name]
     side = 4 * patch if name[0] in "LH" else 224
@@ -113,6 +114,7 @@ def test_two_layers_of_every_vit(name: str, tmp_path: Path) -> None:
     assert (config.gelu, config.norm_eps) == ("erf", 1e-12)
 
 
+@pytest.mark.slow
 def test_the_whole_of_b16(tmp_path: Path) -> None:
     model = there_and_back(made("B/16", depth=12, side=96, num_labels=1000, layer_norm_eps=1e-6), tmp_path, 96)
     assert sum(p.numel() for p in model.parameters()) == 86_567_656 - (14 * 14 - 6 * 6) * 768
@@ -124,6 +126,7 @@ def test_the_whole_of_all_up_to_base(name: str, tmp_path: Path) -> None:
     there_and_back(made(name, depth=12, num_labels=1000), tmp_path)
 
 
+@pytest.mark.slow
 def test_the_whole_of_bit_r50x1(tmp_path: Path) -> None:
     model = there_and_back(bit((3, 4, 6, 3)), tmp_path, 64)
     assert model.config == ResNetConfig(blocks=(3, 4, 6, 3), classes=11, standardisation_eps=1e-8)
@@ -131,8 +134,8 @@ def test_the_whole_of_bit_r50x1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("blocks", "factor", "side"),
-    [((1, 1, 1), 2, 32), ((1, 1, 2), 1, 75), ((1, 2, 3, 1), 1, 64)],
-    ids=["R50x2 and R152x2", "images of odd size", "R101x1"],
+    rest_slow([((1, 1), 1, 32), ((1, 1, 1), 2, 32), ((1, 1, 2), 1, 75), ((1, 2, 3, 1), 1, 64)]),
+    ids=["small", "R50x2 and R152x2", "images of odd size", "R101x1"],
 )
 def test_bit_of_few_units(blocks: tuple[int, ...], factor: int, side: int, tmp_path: Path) -> None:
     assert there_and_back(bit(blocks, factor), tmp_path, side).config.factor == factor

@@ -16,6 +16,7 @@ import torch
 
 from tests.checkpoint.store.states import closed, collected, no_message, same, saved_once, shared, state, whole
 from tests.forked import reports
+from tests.lanes import rest_slow
 from vitrail.checkpoint.store import layout as points
 from vitrail.checkpoint.store.layout import CRASH_POINTS, list_checkpoints
 from vitrail.checkpoint.store.reader import SavedCheckpoint, latest
@@ -77,7 +78,7 @@ def the_newest(folder: Path) -> SavedCheckpoint:
     return saved
 
 
-@pytest.mark.parametrize("before", [one_older, same_step])
+@pytest.mark.parametrize("before", rest_slow([one_older, same_step]))
 def test_killed_at_every_point_of_a_save(before: Callable[[Path], None], tmp_path: Path) -> None:
     """The next start, too, is killed at its points; it then saves as if nothing had happened."""
     trail = points_of(tmp_path / "trail", 2, before)
@@ -127,6 +128,7 @@ def two_processes(folder: Path, kill_rank: int, number: int) -> list[int]:
     return [os.waitstatus_to_exitcode(status) for status in (first, second)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill_rank", [0, 1])
 def test_one_of_two_processes_killed_at_every_point(
     kill_rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
