@@ -24,7 +24,7 @@ import torch
 
 from vitrail.data.dataset import ArrayDataset, Labels
 from vitrail.distributed.process_group import join_world
-from vitrail.recipes.registry import recipe
+from vitrail.recipes.registry import load_recipe
 from vitrail.recipes.run_overrides import with_changes
 from vitrail.train.config import Run
 from vitrail.train.data import DataSplits
@@ -74,7 +74,7 @@ def serve(run: Run, device: str, steps: int, pipe: Connection) -> None:
 
 def measured(args: argparse.Namespace) -> dict[str, list[float]]:
     """Milliseconds a step of each way, round by round."""
-    base = with_changes(recipe(args.recipe), [*args.set, *ALWAYS])
+    base = with_changes(load_recipe(args.recipe), [*args.set, *ALWAYS])
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, list[Connection]] = {}
     for way in args.ways:
@@ -110,7 +110,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
     rows = measured(args)
-    batch = with_changes(recipe(args.recipe), args.set).batch
+    batch = with_changes(load_recipe(args.recipe), args.set).batch
     for way, times in rows.items():
         middle = statistics.median(times)
         told = (

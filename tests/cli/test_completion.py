@@ -9,7 +9,7 @@ import pytest
 from vitrail.cli.app import COMMANDS, main
 from vitrail.cli.completion import build_tree, known_names
 from vitrail.models.zoo import ZOO
-from vitrail.recipes.registry import recipes
+from vitrail.recipes.registry import list_recipes
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 def test_every_command_and_option_is_in_every_script(shell: str, tmp_path: Path, capsys) -> None:
     assert main(["completion", shell]) == 0
     text = capsys.readouterr().out
-    for word in (*" ".join(COMMANDS).split(), "topk", "image-size", "shard-size", *recipes()):
+    for word in (*" ".join(COMMANDS).split(), "topk", "image-size", "shard-size", *list_recipes()):
         assert word in text
     program = shutil.which(shell)
     if program is not None and shell != "tcsh":
@@ -62,7 +62,7 @@ def test_every_command_and_option_is_in_every_script(shell: str, tmp_path: Path,
         (["data", "p"], {"pack"}),
         (["data", "pack", "--s"], {"--shard-size", "--strict"}),
         (["data", "pack", "pe"], {"pets"}),
-        (["pretrain", "vit-h14"], {name for name in recipes() if name.startswith("vit-h14")}),
+        (["pretrain", "vit-h14"], {name for name in list_recipes() if name.startswith("vit-h14")}),
         (["trace", "ViT-H"], {name for name in ZOO if name.startswith("ViT-H")}),
         (["export", "W", "--to", "t"], {"torch-export", "timm", "torchvision"}),
     ],

@@ -6,7 +6,7 @@ import pytest
 
 from vitrail.cli.app import main
 from vitrail.core.config_overrides import list_fields, to_plain
-from vitrail.recipes.registry import MODULES, recipe, recipes
+from vitrail.recipes.registry import GROUPS, list_recipes, load_recipe
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -19,17 +19,17 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 def test_the_list_has_every_recipe_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys)
     lines = [line.strip() for line in text.splitlines()]
-    for name, entry in recipes().items():
+    for name, entry in list_recipes().items():
         assert any(line.startswith(f"{name} ") and line.endswith(entry.help) for line in lines), name
-    assert [line for line in lines if line in MODULES.values()] == list(MODULES.values())
+    assert [line for line in lines if line in GROUPS] == list(GROUPS)
 
 
 @pytest.mark.parametrize("name", ["vit-b16-imagenet21k", "r50-vit-l16-jft", "bit-finetune-pets", "cifar10", "digits"])
 def test_one_recipe_whole(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = said(capsys, name)
-    assert text.startswith(f"{name}: {recipes()[name].text}")
+    assert text.startswith(f"{name}: {list_recipes()[name].text}")
     rows = [line.split() for line in text.splitlines()]
-    for line in list_fields(recipe(name)):
+    for line in list_fields(load_recipe(name)):
         value = [line.text] if line.text else []
         assert [line.name, *value, *([] if line.default else ["*"])] in rows
 
@@ -42,7 +42,7 @@ def test_with_changes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert json.loads(said(capsys, "cifar10", "--json")) == to_plain(recipe("cifar10"))
+    assert json.loads(said(capsys, "cifar10", "--json")) == to_plain(load_recipe("cifar10"))
 
 
 @pytest.mark.parametrize(

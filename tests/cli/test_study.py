@@ -14,7 +14,7 @@ import vitrail
 from tests.studies.tiny_study import TINY, cells, quick
 from vitrail.cli.app import main
 from vitrail.cli.evaluate import study as command
-from vitrail.studies.framework.definition import Scale
+from vitrail.studies.definition import Scale
 from vitrail.train.grid.plan import Cell, CellOutcome
 
 QUICK = ["--device", "cpu", "--jobs", "1"]
@@ -30,8 +30,8 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, 
         calls.append((study.name, str(out), scale, data, *(outcome.cell for outcome in outcomes)))
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vitrail.studies.framework.study_report.write", write)
-    monkeypatch.setattr(command, "study", lambda name: TINY)
+    monkeypatch.setattr("vitrail.studies.study_report.write_report", write)
+    monkeypatch.setattr(command, "find_study", lambda name: TINY)
     return calls
 
 
@@ -41,8 +41,8 @@ def test_a_study_to_its_end(written: list[tuple[str, ...]], capsys: pytest.Captu
     lines = out.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("start ")] == ["first-0", "second-0", "third-0"]
     assert sum(line.startswith("end   ") and "accuracy" in line for line in lines) == 3
-    assert "3 cells have an end." in lines
-    assert "The paper has no such study." in lines
+    assert "3 cells have ended." in lines
+    assert any(line.startswith("The paper has no such study.") for line in lines)
     assert lines[-1] == "page: runs/study-tiny-tiny/report.html"
     names = ("first-0", "second-0", "third-0")
     assert written == [("tiny", "runs/study-tiny-tiny", "tiny", "", *names)]
@@ -63,14 +63,14 @@ def test_a_failing_cell_gives_status_1_and_the_rest_is_shown(
         first, second, third = cells(scale, source)
         return replace(first, run=replace(quick(), data=replace(quick().data, source="nowhere"))), second, third
 
-    monkeypatch.setattr(command, "study", lambda name: replace(TINY, cells=broken))
+    monkeypatch.setattr(command, "find_study", lambda name: replace(TINY, cells=broken))
     assert main(["study", "tiny", "--out", "out", *QUICK]) == 1
     out = capsys.readouterr().out
     assert "failed: first-0: " in out
     assert "failed: third-0: not run: first-0, from whose weights it starts, failed" in out
-    assert "3 cells have an end." in out
+    assert "3 cells have ended." in out
     assert written[-1][-3:] == ("first-0", "second-0", "third-0")
-    monkeypatch.setattr(command, "study", lambda name: TINY)
+    monkeypatch.setattr(command, "find_study", lambda name: TINY)
     assert main(["study", "tiny", "--out", "out", *QUICK]) == 0
     assert "start second-0" not in capsys.readouterr().out
 
@@ -92,9 +92,9 @@ def test_the_papers_scale_is_listed_without_its_pictures(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path))
     monkeypatch.setenv("VITRAIL_OFFLINE", "1")
-    from vitrail.studies.framework.registry import entries
+    from vitrail.studies import STUDIES
 
-    for name in entries():
+    for name in STUDIES:
         assert main(["study", name, "--scale", "paper", "--list", "--device", "cpu"]) == 0, name
         out = capsys.readouterr().out
         assert "on one H200" in out

@@ -6,7 +6,7 @@ from vitrail.data.datasets.catalogue import SETS, VTAB_TASKS
 from vitrail.data.splits import DEV
 from vitrail.data.transforms.augmentation import bit, inception
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop
-from vitrail.recipes.bit_hyperrule import hyper_rule
+from vitrail.recipes.table4 import hyper_rule
 
 VTAB = {  # group, classes, train, val, test
     "caltech101": ("natural", 102, 2754, 306, 6084),

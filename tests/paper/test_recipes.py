@@ -9,7 +9,7 @@ from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 from vitrail.optim.schedules import learning_rate
 from vitrail.recipes import table3, table4
-from vitrail.recipes.registry import recipe, recipes
+from vitrail.recipes.registry import list_recipes, load_recipe
 from vitrail.recipes.run_overrides import grid, on_data
 from vitrail.train.config import Run
 
@@ -56,7 +56,7 @@ UNPRINTED = {
 @pytest.mark.parametrize("row", TABLE3, ids=lambda row: row[0])
 def test_row_of_table_3(row: tuple[str, str, int, int, float, str, float, float, int]) -> None:
     name, network, pictures, epochs, lr, decay, weight_decay, dropout, thousands = row
-    run = recipe(name)
+    run = load_recipe(name)
     assert (run.epochs, run.steps, run.batch) == (epochs, 0, 4096)
     assert round(run.epochs * pictures / run.batch / 1000) == thousands
     assert (run.optim.kind, run.optim.lr, run.optim.weight_decay) == ("adamw", lr, weight_decay)
@@ -100,7 +100,7 @@ TABLE4 = [
 @pytest.mark.parametrize("row", TABLE4, ids=lambda row: row[0])
 def test_row_of_table_4(row: tuple[str, str, int, tuple[float, ...], int, float]) -> None:
     name, source, steps, rates, warmup, dev = row
-    run = recipe(name)
+    run = load_recipe(name)
     assert (run.steps, run.epochs, run.batch) == (steps, 0, 512)
     assert grid(name) == {"optim.lr": rates}
     assert run.optim.lr in rates
@@ -126,10 +126,10 @@ def check_finetuning(run: Run) -> None:
 
 @pytest.mark.parametrize(("name", "size", "network"), [("512", 512, "ViT-L/16"), ("518", 518, "ViT-H/14")])
 def test_table_2_is_finer_and_averaged(name: str, size: int, network: str) -> None:
-    run = recipe(f"finetune-imagenet-{name}")
+    run = load_recipe(f"finetune-imagenet-{name}")
     assert run.augmentation.size == (size, size)
     assert run.average == 0.9999
-    assert (run.steps, run.optim) == (20_000, recipe("finetune-imagenet").optim)
+    assert (run.steps, run.optim) == (20_000, load_recipe("finetune-imagenet").optim)
     check_finetuning(run)
     assert model_config(network, image_size=size).image == (size, size)  # the patch divides it
 
@@ -150,7 +150,7 @@ def test_table_2_is_finer_and_averaged(name: str, size: int, network: str) -> No
 )
 def test_vtab_task_keeps_its_answer(task: str, crops: bool, flips: bool) -> None:
     """BiT's supplement F: no crop where it would cut the answer off, no flip where it would turn it."""
-    run = on_data(recipe("finetune-vtab"), f"vtab/{task}")
+    run = on_data(load_recipe("finetune-vtab"), f"vtab/{task}")
     assert run.data.source == f"vtab/{task}"
     assert run.data.train == "trainval1000"
     assert isinstance(run.augmentation.crop, ResizeCrop) == crops
@@ -172,7 +172,7 @@ HYPER_RULE = [
 def test_row_of_the_hyper_rule(row: tuple[str, int, int, int, int, tuple[int, ...], float]) -> None:
     """The released code's rate: linear to the first support, then a tenth behind each further one, not at it."""
     name, crop, resize, steps, warmup, supports, mixup = row
-    run = recipe(f"bit-finetune-{name}")
+    run = load_recipe(f"bit-finetune-{name}")
     assert (run.augmentation.size, run.steps, run.batch) == ((crop, crop), steps, 512)
     assert isinstance(run.augmentation.crop, ResizeCrop)
     assert run.augmentation.crop.resize == (resize, resize)
@@ -187,7 +187,7 @@ def test_row_of_the_hyper_rule(row: tuple[str, int, int, int, int, tuple[int, ..
 @pytest.mark.parametrize(("epochs", "steps"), [(90, 111_477), (150, 185_794), (300, 371_588)])
 def test_plain_vit_of_the_later_report(epochs: int, steps: int) -> None:
     """The values of its released configuration; the rate's decay of 1e-4 is 0.1 in ours, times the rate of 1e-3."""
-    run = recipe(f"plain-vit-s16-{epochs}ep")
+    run = load_recipe(f"plain-vit-s16-{epochs}ep")
     assert (run.epochs, run.batch) == (epochs, 1024)
     assert round(run.epochs * (IMAGENET - round(IMAGENET * run.data.dev)) / run.batch) == steps
     assert isinstance(run.model, ViTConfig)
@@ -207,10 +207,10 @@ def test_plain_vit_of_the_later_report(epochs: int, steps: int) -> None:
 def test_both_tables_are_whole() -> None:
     """No row without a recipe, no recipe of the tables without a row."""
     rows = {row[0] for row in TABLE3}
-    assert rows == {name for name, entry in recipes().items() if entry.module == table3.__name__}
+    assert rows == {name for name, entry in list_recipes().items() if entry.module == table3.__name__}
     finer = {"finetune-imagenet-512", "finetune-imagenet-518"}
     assert {row[0] for row in TABLE4} | finer == {
-        name for name, entry in recipes().items() if entry.module == table4.__name__
+        name for name, entry in list_recipes().items() if entry.module == table4.__name__
     }
 
 
@@ -227,4 +227,4 @@ TABLE6 = [
 
 @pytest.mark.parametrize(("name", "accuracy", "cost"), TABLE6)
 def test_docstring_has_the_number_of_table_6(name: str, accuracy: str, cost: str) -> None:
-    assert f": {accuracy} on ImageNet, {cost} exaFLOPs" in recipes()[name].help
+    assert f": {accuracy} on ImageNet, {cost} exaFLOPs" in list_recipes()[name].help

@@ -12,10 +12,10 @@ from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import network_name
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.objectives.registry import count_weights
-from vitrail.recipes.registry import recipe, recipes
+from vitrail.recipes.registry import list_recipes, load_recipe
 from vitrail.train.resolve import fit_network
 
-NAMES = [name for name in recipes() if name.startswith("selfsup/")]
+NAMES = [name for name in list_recipes() if name.startswith("selfsup/")]
 KINDS = {"masked": "MaskedPatches", "mae": "MAE", "moco": "MoCo", "dino": "DINO"}
 IMAGENET = 1_281_167
 
@@ -29,7 +29,7 @@ def test_there_is_one_of_each_kind_for_each_set() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_network_has_no_head_and_suits_its_objective(name: str) -> None:
-    run = recipe(name)
+    run = load_recipe(name)
     kind = name.removeprefix("selfsup/").partition("-")[0]
     assert type(run.objective).__name__ == KINDS[kind]
     assert isinstance(run.model, ViTConfig)
@@ -43,7 +43,7 @@ def test_the_network_has_no_head_and_suits_its_objective(name: str) -> None:
 
 
 def test_masked_patches_as_stated_in_b12() -> None:
-    run = recipe("selfsup/masked-b16-jft")
+    run = load_recipe("selfsup/masked-b16-jft")
     assert run.model is not None
     assert network_name(run.model) == "ViT-B/16"
     assert run.objective == MaskedPatches(target="mean-colour", rate=0.5, mask=0.8, swap=0.1)
@@ -65,19 +65,19 @@ def test_masked_patches_as_stated_in_b12() -> None:
 )
 def test_rates_are_by_their_papers_rule(name: str, lr: float, batch: int, warm: int) -> None:
     """A base rate for 256 images, and a warm-up of so many epochs."""
-    run = recipe(name)
+    run = load_recipe(name)
     assert run.batch == batch
     assert run.optim.lr == pytest.approx(lr * batch / 256)
     assert run.schedule.warmup * batch / IMAGENET == pytest.approx(warm, rel=0.01)
 
 
 def test_dino_sees_two_wide_views_and_eight_small_ones() -> None:
-    run = recipe("selfsup/dino-s16-imagenet")
+    run = load_recipe("selfsup/dino-s16-imagenet")
     sizes = [view.size for view in run.objective.views(run.augmentation)]
     assert sizes == [(224, 224)] * 2 + [(96, 96)] * 8
 
 
 def test_a_field_of_the_objective_is_set_by_its_name() -> None:
-    run = recipe("selfsup/masked-cifar10")
+    run = load_recipe("selfsup/masked-cifar10")
     changed = apply_settings(run, ["objective.rate=0.15", "objective.target=small-patch"])
     assert changed == replace(run, objective=MaskedPatches(rate=0.15, target="small-patch"))

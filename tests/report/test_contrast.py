@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vitrail.report.confusion_matrix import LEVELS, Heat, ground
-from vitrail.report.fonts import BLACK, WHITE, Colour, Scheme, colour, contrast, palette, reads_white
+from vitrail.report.contact_sheet import BLACK, RGB, WHITE, Scheme, colour, contrast, palette, reads_white
 from vitrail.report.page import page
 
 ENOUGH = 4.5  # WCAG 2, 1.4.3
@@ -42,7 +42,7 @@ def test_every_number_of_a_page_has_enough_contrast(scheme: Scheme) -> None:
     )
     heat = Heat(counts=counts, classes=[f"class {at}" for at in range(12)])
     text = page("a", [heat])
-    fills: dict[str, Colour] = {
+    fills: dict[str, RGB] = {
         name: colour(value) for name, value in re.findall(r"\.cells \.([\w-]+) \{ fill: (#[0-9a-f]{6})", text)
     }
     found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" dy="4" class="(\w+) ([\w-]+)">', text)

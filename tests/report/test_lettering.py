@@ -2,8 +2,8 @@
 
 import pytest
 
-from vitrail.report import fonts as lettering
-from vitrail.report.fonts import fitted, font, has, legible, length, named
+from vitrail.report import contact_sheet as lettering
+from vitrail.report.contact_sheet import fitted, font, has, legible, length, named
 
 TEXTS = ["short", "a very long name " * 20, "日本語" * 50, "tab\tand\nline\udcff", "", "chats été", "Hunde 🐶", "Ωμέγα"]
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from vitrail.report.figure_style import DARK, LIGHT, encoded
-from vitrail.studies.framework.plots import Dot, Dots, Line, Panel, Point, colours, dotted, plot
-from vitrail.studies.framework.results import Spread
+from vitrail.studies.plots import Dot, DotColumn, Line, Panel, pick_colours, plot_dots, plot_lines
+from vitrail.studies.statistics import Spread
 
 LINE = Line(
     name="ViT, first",
     family="ViT",
-    points=[Point(x=10, y=Spread((0.5, 0.7))), Point(x=1, y=Spread((0.2, 0.4))), Point(x=100, y=Spread((0.9,)))],
+    points=[(10, Spread((0.5, 0.7))), (1, Spread((0.2, 0.4))), (100, Spread((0.9,)))],
 )
 
 
@@ -20,7 +20,7 @@ def bars_of(axes: Any) -> list[list[float]]:
 
 
 def test_heights_and_bars_are_those_of_the_seeds() -> None:
-    axes = plot([Panel(lines=[LINE], along="x", up="y", log=True)]).axes[0]
+    axes = plot_lines([Panel(lines=[LINE], along="x", up="y", log=True)]).axes[0]
     line = axes.containers[0][0]
     assert line.get_xdata().tolist() == [1, 10, 100]
     assert line.get_ydata().tolist() == pytest.approx([30, 60, 90])
@@ -31,25 +31,25 @@ def test_heights_and_bars_are_those_of_the_seeds() -> None:
 
 
 def test_a_single_seed_has_no_bars() -> None:
-    single = Line(name="a", points=[Point(x=1, y=Spread((0.5,))), Point(x=2, y=Spread((0.6,)))])
-    assert plot([Panel(lines=[single], along="x", up="y")]).axes[0].containers[0][2] == ()
+    single = Line(name="a", points=[(1, Spread((0.5,))), (2, Spread((0.6,)))])
+    assert plot_lines([Panel(lines=[single], along="x", up="y")]).axes[0].containers[0][2] == ()
 
 
 def test_panels_share_one_key() -> None:
-    figure = plot([Panel(lines=[LINE], along="x", up="y"), Panel(lines=[LINE], along="x", up="z")])
+    figure = plot_lines([Panel(lines=[LINE], along="x", up="y"), Panel(lines=[LINE], along="x", up="z")])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ViT, first"]
     assert all(axes.get_legend() is None for axes in figure.axes)
 
 
 def test_ticks_are_named() -> None:
-    axes = plot([Panel(lines=[LINE], along="x", up="y", log=True, ticks={1.0: "1 %", 100.0: "all"})]).axes[0]
+    axes = plot_lines([Panel(lines=[LINE], along="x", up="y", log=True, ticks={1.0: "1 %", 100.0: "all"})]).axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["1 %", "all"]
 
 
 def test_nothing_to_draw_is_an_empty_figure() -> None:
-    assert encoded(plot([Panel(lines=[], along="x", up="y")]), LIGHT, "png")
-    assert encoded(plot([Panel(lines=[Line(name="a", points=[])], along="x", up="y", log=True)]), LIGHT, "png")
-    assert encoded(dotted([Dots(dots=[], along="x")]), LIGHT, "png")
+    assert encoded(plot_lines([Panel(lines=[], along="x", up="y")]), LIGHT, "png")
+    assert encoded(plot_lines([Panel(lines=[Line(name="a", points=[])], along="x", up="y", log=True)]), LIGHT, "png")
+    assert encoded(plot_dots([DotColumn(dots=[], along="x")]), LIGHT, "png")
 
 
 def test_dots_stand_under_each_other_in_their_order() -> None:
@@ -58,7 +58,7 @@ def test_dots_stand_under_each_other_in_their_order() -> None:
         Dot(name="learned", value=None),
         Dot(name="c", value=Spread((0.7,))),
     ]
-    axes = dotted([Dots(dots=dots, along="x")]).axes[0]
+    axes = plot_dots([DotColumn(dots=dots, along="x")]).axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == ["none", "learned", "c"]
     places = [(float(bar[0].get_xdata()[0]), float(bar[0].get_ydata()[0])) for bar in axes.containers]
     assert places == [(pytest.approx(55.0), 0.0), (pytest.approx(70.0), 2.0)]
@@ -68,8 +68,8 @@ def test_dots_stand_under_each_other_in_their_order() -> None:
 
 def test_a_family_has_one_colour_everywhere() -> None:
     for theme in (LIGHT, DARK):
-        shades = colours(["other", "BiT", "ViT", "another", "ViT"], theme)
+        shades = pick_colours(["other", "BiT", "ViT", "another", "ViT"], theme)
         assert (shades["ViT"], shades["BiT"]) == (theme.cobalt, theme.ruby)
         assert len(set(shades.values())) == 4
-    many = colours([str(at) for at in range(20)], LIGHT)
+    many = pick_colours([str(at) for at in range(20)], LIGHT)
     assert len(many) == 20

@@ -18,8 +18,21 @@ from vitrail.data.datasets.catalogue import VTAB_TASKS
 from vitrail.data.transforms.crop import ResizeCrop, Squash
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.result import Result
-from vitrail.studies.paper.vtab import Outcome, Score, Study, base_run, changed, go, place, so_far, task_run
-from vitrail.studies.paper.vtab_table import deduplicated, html, means, result, rows
+from vitrail.studies.paper.vtab import (
+    VtabOutcome,
+    VtabScore,
+    VtabStudy,
+    average_groups,
+    build_base_run,
+    build_page,
+    build_result,
+    build_rows,
+    build_task_run,
+    is_deduplicated,
+    locate_task,
+    read_progress,
+    run_vtab_tasks,
+)
 from vitrail.train import loop
 from vitrail.train.grid import workers as worker
 from vitrail.train.grid.engine import device_slots
@@ -27,46 +40,51 @@ from vitrail.train.grid.engine import device_slots
 HERE = World(device=torch.device("cpu"))
 
 
-def study_of(weights: str, out: Path, root: Path, *tasks: str, settings: tuple[str, ...] = ()) -> Study:
+def study_of(weights: str, out: Path, root: Path, *tasks: str, settings: tuple[str, ...] = ()) -> VtabStudy:
     every = (*QUICK, *settings)
-    base = base_run(weights, image_size=8, settings=every)
-    return Study(
+    base = build_base_run(weights, image_size=8, settings=every)
+    return VtabStudy(
         base=base, out=out, tasks=tasks or tuple(VTAB_TASKS), root=root, settings=every, go_on="vitrail vtab again"
     )
 
 
 def test_the_recipe_is_the_papers(weights: str) -> None:
     """Table 4: one setting for all tasks."""
-    run = base_run(weights)
+    run = build_base_run(weights)
     assert (run.steps, run.batch, run.optim.lr, run.augmentation.size) == (2500, 512, 0.01, (384, 384))
     assert run.data.train == "trainval1000"
-    assert not changed(Study(base=run, out=Path("x")))
-    other = Study(base=base_run(weights, settings=("steps=7",)), out=Path("x"))
-    assert changed(other) == ["steps: 2500 -> 7"]
+    assert not VtabStudy(base=run, out=Path("x")).changes
+    other = VtabStudy(base=build_base_run(weights, settings=("steps=7",)), out=Path("x"))
+    assert other.changes == ["steps: 2500 -> 7"]
 
 
 def test_a_set_that_is_not_in_its_usual_folder_keeps_its_answer(weights: str, tmp_path: Path) -> None:
     study = study_of(weights, tmp_path / "out", tmp_path)
-    located = task_run(study, VTAB_TASKS["dsprites-location"])
+    located = build_task_run(study, VTAB_TASKS["dsprites-location"])
     assert located.data.source == f"vtab/dsprites-location:{tmp_path / 'dsprites'}"
     assert isinstance(located.augmentation.crop, Squash)
     assert located.augmentation.flip == 0
-    assert isinstance(task_run(study, VTAB_TASKS["pets"]).augmentation.crop, ResizeCrop)
+    assert isinstance(build_task_run(study, VTAB_TASKS["pets"]).augmentation.crop, ResizeCrop)
     (tmp_path / "oxford-iiit-pet").mkdir()  # as torchvision keeps it
-    assert place(VTAB_TASKS["pets"], tmp_path) == f"vtab/pets:{tmp_path}"
-    assert place(VTAB_TASKS["pets"], None) == "vtab/pets"
+    assert locate_task(VTAB_TASKS["pets"], tmp_path) == f"vtab/pets:{tmp_path}"
+    assert locate_task(VTAB_TASKS["pets"], None) == "vtab/pets"
 
 
 @pytest.mark.slow
 def test_all_nineteen(weights: str, few: Path, tmp_path: Path, ten: None) -> None:
     study = study_of(weights, tmp_path / "out", few, settings=("data.train=trainval10", "steps=2", "batch=4"))
-    outcome = go(study, world=HERE)
-    assert outcome.of("done") == list(VTAB_TASKS), outcome.reasons
-    assert [mean.title for mean in means(outcome.scores)] == ["Natural", "Specialized", "Structured", "VTAB (19)"]
-    assert means(outcome.scores)[-1].value == pytest.approx(
+    outcome = run_vtab_tasks(study, world=HERE)
+    assert outcome.in_state("done") == list(VTAB_TASKS), outcome.reasons
+    assert [mean.title for mean in average_groups(outcome.scores)] == [
+        "Natural",
+        "Specialized",
+        "Structured",
+        "VTAB (19)",
+    ]
+    assert average_groups(outcome.scores)[-1].value == pytest.approx(
         sum(score.accuracy for score in outcome.scores.values()) / 19
     )
-    found = result(study, outcome, {"name": "tiny"})
+    found = build_result(study, outcome, {"name": "tiny"})
     found.write(tmp_path / "result.json")
     again = Result.read(tmp_path / "result.json")
     assert len(again.measures) == 19 + 4
@@ -77,13 +95,13 @@ def test_all_nineteen(weights: str, few: Path, tmp_path: Path, ten: None) -> Non
 def test_a_missing_set_is_passed_over_and_named(weights: str, sets: Path, tmp_path: Path) -> None:
     study = study_of(weights, tmp_path / "out", sets, "cifar100", "pets", "dsprites-location")
     seen: list[list[str]] = []
-    outcome = go(study, world=HERE, noted=lambda now: seen.append(now.of("done")))
-    assert outcome.of("done") == ["cifar100", "dsprites-location"]
-    assert outcome.of("missing") == ["pets"]
+    outcome = run_vtab_tasks(study, world=HERE, present=lambda now: seen.append(now.in_state("done")))
+    assert outcome.in_state("done") == ["cifar100", "dsprites-location"]
+    assert outcome.in_state("missing") == ["pets"]
     assert str(sets / "pets" / "images.tar.gz") in outcome.reasons["pets"]
     assert seen[0] == ["cifar100"]
     assert outcome.scores["cifar100"].count == 24  # all of test
-    shown = rows(outcome)
+    shown = build_rows(outcome)
     assert [line[0] for line in shown] == [
         *("CIFAR-100", "Pets", "dSpr-Loc"),
         *("Natural, 1 of 7", "Structured, 1 of 8", "VTAB (19), 2 of 19"),
@@ -91,32 +109,32 @@ def test_a_missing_set_is_passed_over_and_named(weights: str, sets: Path, tmp_pa
     assert shown[1][3] == "missing"
     paper = TABLE_9["ViT-H/14, JFT"]
     assert shown[-1][5] == f"{(paper['cifar100'] + paper['dsprites-location']) / 2:.1f}"  # over the same tasks
-    assert "images.tar.gz" in html(study, outcome, "tiny")
+    assert "images.tar.gz" in build_page(study, outcome, "tiny")
     writers.pets(tmp_path / "more" / "pets")  # too small a copy is not a thousand, and no reason to stop
     other = study_of(weights, tmp_path / "other", tmp_path / "more", "pets")
-    assert "VTAB-1k takes 800" in go(other, world=HERE).reasons["pets"]
+    assert "VTAB-1k takes 800" in run_vtab_tasks(other, world=HERE).reasons["pets"]
 
 
 def test_a_repeated_call_trains_nothing(
     weights: str, sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = study_of(weights, tmp_path / "out", sets, "cifar100")
-    first = go(study, world=HERE)
+    first = run_vtab_tasks(study, world=HERE)
     assert not (tmp_path / "out" / "cifar100" / "checkpoints").exists()
     monkeypatch.setattr(loop.Training, "update", lambda *_: pytest.fail("trained again"))
     gone = study_of(weights, tmp_path / "out", tmp_path / "nowhere", "cifar100")  # nor are images needed
     for again in (study, gone):
-        assert go(again, world=HERE).scores == first.scores
-    more = go(study_of(weights, tmp_path / "out", tmp_path / "nowhere", "pets"), world=HERE)
-    assert more.of("done") == ["cifar100"]  # what lies there counts, whichever were asked for
-    assert more.of("missing") == ["pets"]
+        assert run_vtab_tasks(again, world=HERE).scores == first.scores
+    more = run_vtab_tasks(study_of(weights, tmp_path / "out", tmp_path / "nowhere", "pets"), world=HERE)
+    assert more.in_state("done") == ["cifar100"]  # what lies there counts, whichever were asked for
+    assert more.in_state("missing") == ["pets"]
 
 
 def test_a_stop_in_a_task_and_its_sequel(
     weights: str, sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = ("cifar100", "dsprites-location", "dsprites-orientation")
-    whole = go(study_of(weights, tmp_path / "whole", sets, *tasks), world=HERE)
+    whole = run_vtab_tasks(study_of(weights, tmp_path / "whole", sets, *tasks), world=HERE)
     study, honest = study_of(weights, tmp_path / "out", sets, *tasks), loop.Training.draw
 
     def stop(self: loop.Training) -> None:
@@ -126,7 +144,7 @@ def test_a_stop_in_a_task_and_its_sequel(
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Training, "draw", stop)
-        outcome = go(study, world=HERE)
+        outcome = run_vtab_tasks(study, world=HERE)
     assert outcome.stopped
     assert [outcome.states[task] for task in tasks] == ["done", "stopped", "waiting"]
     status = json.loads((tmp_path / "out/dsprites-location/status.json").read_text())
@@ -134,7 +152,7 @@ def test_a_stop_in_a_task_and_its_sequel(
     assert not (tmp_path / "out/dsprites-orientation").exists()
     steps: list[tuple[str, int]] = []
     monkeypatch.setattr(loop.Training, "draw", lambda self: (honest(self), steps.append((self.run.name, self.step))))
-    assert go(study, world=HERE).scores == whole.scores  # on a CPU to the very same numbers
+    assert run_vtab_tasks(study, world=HERE).scores == whole.scores  # on a CPU to the very same numbers
     assert steps[0] == ("vtab-dsprites-location", status["step"] + 1)
     assert {name for name, _ in steps} == {"vtab-dsprites-location", "vtab-dsprites-orientation"}
 
@@ -152,7 +170,7 @@ def kill_in_step(patch: pytest.MonkeyPatch) -> None:
 
 
 def kill_before_outcome(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(worker, "keep", lambda *args, **named: os.kill(os.getpid(), signal.SIGKILL))
+    patch.setattr(worker, "keep_outcome", lambda *args, **named: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def kill_before_checkpoints_are_removed(patch: pytest.MonkeyPatch) -> None:
@@ -165,7 +183,7 @@ def test_a_study_that_is_killed_resumes_to_the_same_scores(
     weights: str, sets: Path, tmp_path: Path, arm: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     tasks, often = ("cifar100", "dsprites-location"), ("keep.steps=2",)
-    whole = go(study_of(weights, tmp_path / "whole", sets, *tasks, settings=often), world=HERE)
+    whole = run_vtab_tasks(study_of(weights, tmp_path / "whole", sets, *tasks, settings=often), world=HERE)
     study = study_of(weights, tmp_path / "out", sets, *tasks, settings=often)
     child = os.fork()
     if not child:
@@ -173,14 +191,14 @@ def test_a_study_that_is_killed_resumes_to_the_same_scores(
             torch.set_num_threads(1)
             with pytest.MonkeyPatch.context() as patch:
                 arm(patch)
-                go(study, world=HERE)
+                run_vtab_tasks(study, world=HERE)
         except BaseException:
             traceback.print_exc()  # the child ends here, and nobody else would say why
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert json.loads((tmp_path / "out/study.json").read_text())["state"] == "running"
-    again = go(study, world=HERE)
+    again = run_vtab_tasks(study, world=HERE)
     assert (again.states, again.scores) == (whole.states, whole.scores)
     logs = [(tmp_path / "out" / task / "log.txt").read_text() for task in tasks]
     if arm is kill_in_step:
@@ -191,10 +209,12 @@ def test_a_study_that_is_killed_resumes_to_the_same_scores(
 @pytest.mark.slow
 def test_tasks_in_processes_of_their_own_give_the_same(weights: str, sets: Path, tmp_path: Path) -> None:
     tasks = ("cifar100", "pets", "dsprites-location")
-    whole = go(study_of(weights, tmp_path / "whole", sets, *tasks), world=HERE)
-    spread = go(study_of(weights, tmp_path / "out", sets, *tasks), world=HERE, places=device_slots("cpu", 2))
+    whole = run_vtab_tasks(study_of(weights, tmp_path / "whole", sets, *tasks), world=HERE)
+    spread = run_vtab_tasks(
+        study_of(weights, tmp_path / "out", sets, *tasks), world=HERE, places=device_slots("cpu", 2)
+    )
     assert (spread.states, spread.scores) == (whole.states, whole.scores)
-    assert spread.of("missing") == ["pets"]
+    assert spread.in_state("missing") == ["pets"]
     pids = {json.loads((tmp_path / "out" / task / "lock").read_text())["pid"] for task in ("cifar100", tasks[2])}
     assert os.getpid() not in pids
 
@@ -202,11 +222,11 @@ def test_tasks_in_processes_of_their_own_give_the_same(weights: str, sets: Path,
 def test_a_folder_of_an_older_version_keeps_its_tasks(weights: str, sets: Path, tmp_path: Path) -> None:
     """0.1.0 wrote no outcomes, and only what must not change into study.json."""
     study = study_of(weights, tmp_path / "out", sets, "cifar100")
-    first, told = go(study, world=HERE), json.loads((tmp_path / "out/study.json").read_text())
+    first, told = run_vtab_tasks(study, world=HERE), json.loads((tmp_path / "out/study.json").read_text())
     (tmp_path / "out/cifar100/outcome.json").unlink()
     (tmp_path / "out/study.json").write_text(json.dumps({name: told[name] for name in ("weights", "run")}))
     gone = study_of(weights, tmp_path / "out", tmp_path / "nowhere", "cifar100")  # it is done: nothing is opened
-    assert go(gone, world=HERE).scores == first.scores
+    assert run_vtab_tasks(gone, world=HERE).scores == first.scores
 
 
 def test_a_stop_while_a_task_is_scored_ends_the_study_behind_it(
@@ -219,28 +239,32 @@ def test_a_stop_while_a_task_is_scored_ends_the_study_behind_it(
         return honest(self, ending)
 
     monkeypatch.setattr(loop.Training, "finish", late)
-    outcome = go(study_of(weights, tmp_path / "out", sets, "cifar100", "dsprites-location"), world=HERE)
+    outcome = run_vtab_tasks(study_of(weights, tmp_path / "out", sets, "cifar100", "dsprites-location"), world=HERE)
     assert outcome.states == {"cifar100": "done", "dsprites-location": "stopped"}
 
 
 def test_another_config_is_refused(weights: str, sets: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    go(study_of(weights, out, sets, "cifar100"), world=HERE)
+    run_vtab_tasks(study_of(weights, out, sets, "cifar100"), world=HERE)
     with pytest.raises(ConfigError, match=r"run\.optim\.lr: 0\.01 -> 0\.5\); give another --out"):
-        go(study_of(weights, out, sets, "cifar100", settings=("optim.lr=0.5",)), world=HERE)
-    other = Study(base=base_run(weights, image_size=8, settings=QUICK), out=out, weights_hash="another")
+        run_vtab_tasks(study_of(weights, out, sets, "cifar100", settings=("optim.lr=0.5",)), world=HERE)
+    other = VtabStudy(base=build_base_run(weights, image_size=8, settings=QUICK), out=out, weights_hash="another")
     with pytest.raises(ConfigError, match="weights"):
-        go(other, world=HERE)
-    go(study_of(weights, out, sets, "cifar100", settings=("log=1",)), world=HERE)  # changes nothing that is learnt
+        run_vtab_tasks(other, world=HERE)
+    run_vtab_tasks(
+        study_of(weights, out, sets, "cifar100", settings=("log=1",)), world=HERE
+    )  # changes nothing that is learnt
     with pytest.raises(ConfigError, match="holds a run, not a study"):
-        go(study_of(weights, out / "cifar100", sets, "cifar100"), world=HERE)
+        run_vtab_tasks(study_of(weights, out / "cifar100", sets, "cifar100"), world=HERE)
 
 
 def test_a_recipe_that_cannot_work_is_refused_before_anything_is_written(
     weights: str, sets: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="warmup=50"):
-        go(study_of(weights, tmp_path / "out", sets, "pets", "cifar100", settings=("schedule.warmup=50",)), world=HERE)
+        run_vtab_tasks(
+            study_of(weights, tmp_path / "out", sets, "pets", "cifar100", settings=("schedule.warmup=50",)), world=HERE
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -256,16 +280,16 @@ def test_a_task_that_explodes_leaves_the_others(
 
     monkeypatch.setattr(loop.Training, "go", blow)
     study = study_of(weights, tmp_path / "out", sets, "cifar100", "dsprites-location")
-    outcome = go(study, world=HERE)
+    outcome = run_vtab_tasks(study, world=HERE)
     assert outcome.states == {"cifar100": "failed", "dsprites-location": "done"}
-    assert so_far(study).of("done") == ["dsprites-location"]
+    assert read_progress(study).in_state("done") == ["dsprites-location"]
 
 
 def test_a_mean_is_plain_over_tasks_not_over_pictures() -> None:
-    one = Score(task=VTAB_TASKS["cifar100"], accuracy=0.9, count=1000, loss=0.0, step=1, fingerprint="")
-    two = Score(task=VTAB_TASKS["dtd"], accuracy=0.5, count=10, loss=0.0, step=1, fingerprint="")
-    outcome = Outcome(states={"cifar100": "done", "dtd": "done"}, scores={"cifar100": one, "dtd": two})
-    natural, every = means(outcome.scores)
+    one = VtabScore(task=VTAB_TASKS["cifar100"], accuracy=0.9, count=1000, loss=0.0, step=1, fingerprint="")
+    two = VtabScore(task=VTAB_TASKS["dtd"], accuracy=0.5, count=10, loss=0.0, step=1, fingerprint="")
+    outcome = VtabOutcome(states={"cifar100": "done", "dtd": "done"}, scores={"cifar100": one, "dtd": two})
+    natural, every = average_groups(outcome.scores)
     assert natural.value == every.value == 0.7
     assert natural.title == "Natural, 2 of 7"
     assert natural.interval.low < 0.7 < natural.interval.high
@@ -273,8 +297,8 @@ def test_a_mean_is_plain_over_tasks_not_over_pictures() -> None:
 
 def test_copies_are_left_out_where_the_weights_say_so_of_every_task() -> None:
     both = {"deduplicated": {"against": {"one": "1", "two": "2"}}}
-    assert deduplicated(both, ["1", "2"]) is True
-    assert deduplicated(both, ["1", "2", "3"]) is None
-    assert deduplicated({"deduplicated": False}, ["1", "2"]) is False
-    assert deduplicated({}, ["1"]) is None
-    assert deduplicated(both, []) is None
+    assert is_deduplicated(both, ["1", "2"]) is True
+    assert is_deduplicated(both, ["1", "2", "3"]) is None
+    assert is_deduplicated({"deduplicated": False}, ["1", "2"]) is False
+    assert is_deduplicated({}, ["1"]) is None
+    assert is_deduplicated(both, []) is None

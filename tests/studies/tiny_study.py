@@ -8,8 +8,8 @@ import torch
 
 from tests.train.tiny import tiny_run
 from vitrail.distributed.process_group import World
-from vitrail.studies.framework.definition import Findings, Scale, Study, Table, grid
-from vitrail.studies.framework.run_study import Plan, go
+from vitrail.studies.definition import Findings, ResultTable, Scale, Study
+from vitrail.studies.run_study import StudyPlan, run_study
 from vitrail.train.config import Data, Keep, Run, RunRequest, to_stage
 from vitrail.train.grid.engine import GridState, device_slots
 from vitrail.train.grid.plan import Cell, CellOutcome, GridReport, present_nothing
@@ -33,17 +33,18 @@ def cells(scale: Scale, source: str) -> Sequence[Cell]:
     return first, second, third
 
 
-def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
+def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
     rows = tuple((one.cell, one.fault or f"{one.values['accuracy']:.4f}") for one in outcomes)
     return Findings(
-        table=Table(columns=("cell", "accuracy"), rows=rows),
+        table=ResultTable(columns=("cell", "accuracy"), rows=rows),
         figure=lambda: None,  # type: ignore[return-value]
-        sentence=f"{len(rows)} cells have an end.",
-        beside="The paper has no such study.",
+        summary=f"{len(rows)} cells have ended.",
+        paper="The paper has no such study.",
+        claims=(),
     )
 
 
-TINY = Study(name="tiny", title="A study of nothing", anchor="D.0", cells=cells, conclude=conclude)
+TINY = Study(name="tiny", title="A study of nothing", anchor="D.0", cells=cells, analyse=analyse)
 
 
 @dataclass(slots=True)
@@ -68,15 +69,15 @@ class Recorder:
         return NullObserver()
 
 
-def plan_of(out: Path, changed: Sequence[Cell] = (), *, force: bool = False) -> Plan:
-    known = {cell.name: cell for cell in (*grid(TINY, "tiny"), *changed)}
-    return Plan(study=TINY, scale="tiny", cells=tuple(known.values()), out=out, go_on="again", force=force)
+def plan_of(out: Path, changed: Sequence[Cell] = (), *, force: bool = False) -> StudyPlan:
+    known = {cell.name: cell for cell in (*TINY.grid("tiny"), *changed)}
+    return StudyPlan(study=TINY, scale="tiny", cells=tuple(known.values()), out=out, go_on="again", force=force)
 
 
-def board_of(plan: Plan, recorder: Recorder | None = None) -> GridState:
+def board_of(plan: StudyPlan, recorder: Recorder | None = None) -> GridState:
     return GridState(plan.as_grid(), World(device=torch.device("cpu")), recorder or Recorder(), present_nothing)
 
 
-def play(plan: Plan, jobs: int = 1, recorder: Recorder | None = None) -> tuple[GridReport, Recorder]:
+def play(plan: StudyPlan, jobs: int = 1, recorder: Recorder | None = None) -> tuple[GridReport, Recorder]:
     recorder = recorder or Recorder()
-    return go(plan, places=device_slots("cpu", jobs), watcher=recorder, present=lambda outcomes: None), recorder
+    return run_study(plan, places=device_slots("cpu", jobs), watcher=recorder, present=lambda outcomes: None), recorder

@@ -17,7 +17,7 @@ from vitrail.cli.train.training import describe_scores
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.distributed.process_group import World
 from vitrail.optim.config import Optim, Schedule
-from vitrail.studies.framework.results import values_in
+from vitrail.studies.run_study import read_values
 from vitrail.train import loop
 from vitrail.train.config import Data, Evaluation, Keep, Run
 from vitrail.train.data import open_splits
@@ -137,7 +137,7 @@ def test_the_score_of_the_end_and_the_report_are_of_the_best_weights(
     confusion: Any = shown.scored.found.confusion  # type: ignore[union-attr]
     assert confusion.trace() / confusion.sum() == pytest.approx(best)
     assert accuracy(out / "best.safetensors", "dev") == pytest.approx(result.best.values["accuracy"])
-    values = values_in(out)
+    values = read_values(out)
     assert (values["watch"], values["accuracy"]) == pytest.approx((result.best.values["accuracy"], best))
     for text in (describe_run(out), "\n".join(describe_scores(result))):
         assert f"{best:.2%}" in text

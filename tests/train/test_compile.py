@@ -16,7 +16,7 @@ from tests.train.tiny import MODEL, tiny_run
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import World, join_world
 from vitrail.optim.config import Kind
-from vitrail.recipes.registry import recipe
+from vitrail.recipes.registry import load_recipe
 from vitrail.train.config import Compile, Data, Evaluation, Keep, Run
 from vitrail.train.loop import train
 from vitrail.train.resolve import choose_compilation
@@ -32,9 +32,9 @@ def chosen(run: Run, size: int = 1, device: torch.device = CUDA) -> Compile:
 
 def test_a_gpu_compiles_unless_it_is_told_otherwise_and_records_small_steps() -> None:
     assert chosen(tiny_run()) == "graphs"
-    assert chosen(recipe("cifar10")) == "graphs"
+    assert chosen(load_recipe("cifar10")) == "graphs"
     assert chosen(tiny_run(), size=2) == "on"
-    assert chosen(recipe("vit-b16-imagenet21k")) == "on"
+    assert chosen(load_recipe("vit-b16-imagenet21k")) == "on"
     assert chosen(tiny_run(), device=torch.device("cpu")) == "off"
 
 

@@ -10,7 +10,7 @@ from tests.train.gauge import GaugeTask, gauge_rows
 from vitrail.api import trained
 from vitrail.cli.train.display import describe_briefly, describe_row
 from vitrail.cli.train.training import describe_outcome
-from vitrail.studies.framework.results import values_in
+from vitrail.studies.run_study import read_values
 from vitrail.tasks.registry import TASKS
 from vitrail.train.run_folder.describe_run import describe_run
 from vitrail.train.run_folder.metric_rows import best_of, describe_score, headline, scores
@@ -93,7 +93,7 @@ def test_what_is_told_of_a_run_is_of_its_best_weights(tmp_path: Path) -> None:
     folder = finished(tmp_path, gauge_rows())
     lines = describe_run(folder).splitlines()
     assert "  dev: error 0.03125 (2,000 images) with the weights of step 20, the best" in lines
-    assert values_in(folder) == {"watch": 0.03125, "gauge_error": 0.03125}
+    assert read_values(folder) == {"watch": 0.03125, "gauge_error": 0.03125}
 
 
 def test_of_a_task_that_is_not_registered_no_weights_are_said_to_be_the_best(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from vitrail.core.config_overrides import diff_plain, field_types, from_plain, l
 from vitrail.core.errors import ConfigError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.distributed.process_group import World
-from vitrail.recipes.registry import recipe, recipes
+from vitrail.recipes.registry import list_recipes, load_recipe
 from vitrail.recipes.run_overrides import started_from, with_changes
 from vitrail.tasks.registry import task_of
 from vitrail.train.config import Data, Evaluation, ResolvedRun, Run, RunRequest, configure, to_stage
@@ -124,9 +124,9 @@ def test_a_run_has_a_network_and_a_request_need_not() -> None:
     assert configure(started) is started
 
 
-@pytest.mark.parametrize("name", list(recipes()))
+@pytest.mark.parametrize("name", list(list_recipes()))
 def test_a_recipe_is_a_run_where_it_has_a_network_and_a_request_where_it_has_none(name: str) -> None:
-    found = recipe(name)
+    found = load_recipe(name)
     assert type(found) is (RunRequest if found.model is None else Run)
     assert type(with_changes(found, ["seed=3"])) is type(found)
 

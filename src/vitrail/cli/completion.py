@@ -65,11 +65,11 @@ def known_names() -> dict[str, tuple[str, ...]]:
     from vitrail.cli.data import known_sets
     from vitrail.data.datasets.catalogue import VTAB_TASKS
     from vitrail.models.zoo import SLUGS, ZOO
-    from vitrail.recipes.registry import recipes
-    from vitrail.studies.framework.registry import STUDIES
+    from vitrail.recipes.registry import list_recipes
+    from vitrail.studies import STUDIES
 
     return {
-        "recipe": tuple(recipes()),
+        "recipe": tuple(list_recipes()),
         "model": tuple(dict.fromkeys([*ZOO, *SLUGS])),
         "weights": tuple(BUNDLED),
         "set": tuple(dict.fromkeys(row[0] for row in known_sets())),

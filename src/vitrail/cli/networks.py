@@ -25,7 +25,7 @@ from vitrail.models.family import CostStep, ModelConfig, list_steps, sum_steps, 
 from vitrail.models.zoo import SLUGS, ZOO, adapt_config, list_models, model_config, resolve_name, slug
 from vitrail.optim.config import Optim
 from vitrail.recipes.launch import RUNS
-from vitrail.studies.paper.inference_speed import Measured, measured, random_weights, sizes_for
+from vitrail.studies.paper.inference_speed import NetworkSpeeds, choose_sizes, draw_random_weights, measure_speeds
 from vitrail.train import metrics as memory
 
 
@@ -193,7 +193,7 @@ def run_cost(options: CostOptions) -> int:
     show_size(networks, options)
     show_training(networks, trainings, options)
     show_memory(networks, options)
-    found, how = list[Measured](), dict[str, Any]()
+    found, how = list[NetworkSpeeds](), dict[str, Any]()
     out = options.out
     if options.measure:
         out = out or RUNS / f"cost-{slug(networks[0].name)}"
@@ -370,14 +370,14 @@ def show_memory(networks: list[CostedNetwork], options: CostOptions) -> None:
     print_table(heads, rows, left=3, title=title)
 
 
-def measure_speed(networks: list[CostedNetwork], options: CostOptions) -> tuple[list[Measured], dict[str, Any]]:
+def measure_speed(networks: list[CostedNetwork], options: CostOptions) -> tuple[list[NetworkSpeeds], dict[str, Any]]:
     """Runs every network at every size, and prints a line for each; and how it was done, for the results."""
     import torch
 
     from vitrail.cli.inputs import single_process
     from vitrail.distributed.process_group import name_device
 
-    found: list[Measured] = []
+    found: list[NetworkSpeeds] = []
     with single_process(options.device) as place, bars() as progress:
         kind, threads = place.type, torch.get_num_threads()
         seconds = options.seconds or SECONDS.get(kind, SECONDS["cpu"])
@@ -386,18 +386,18 @@ def measure_speed(networks: list[CostedNetwork], options: CostOptions) -> tuple[
         for at, one in enumerate(networks):
             config = adapt_config(one.config, classes=options.classes)
             room = memory.free_bytes(place)
-            bundle = one.bundle if one.bundle is not None else random_weights(config)
-            sizes = options.image_size or sizes_for(config, place)
+            bundle = one.bundle if one.bundle is not None else draw_random_weights(config)
+            sizes = options.image_size or choose_sizes(config, place)
             tell = lambda text, at=at: progress(text, at, len(networks))  # noqa: E731
             found.append(
-                measured(one.name, bundle, sizes, device=place, precision=precision,
+                measure_speeds(one.name, bundle, sizes, device=place, precision=precision,
                          batches=tuple(options.batch), seconds=seconds, room=room, tell=tell)
             )  # fmt: skip
     show_speed(found, networks, f"Inference on {device}, {precision}")
     return found, {"precision": precision, "seconds": seconds, "device": device}
 
 
-def show_speed(found: list[Measured], networks: list[CostedNetwork], title: str) -> None:
+def show_speed(found: list[NetworkSpeeds], networks: list[CostedNetwork], title: str) -> None:
     rows: list[list[str]] = []
     for one, asked_for in zip(found, networks, strict=True):
         for size, speed in one.speeds.items():
@@ -425,13 +425,13 @@ def show_speed(found: list[Measured], networks: list[CostedNetwork], title: str)
     print_table(heads, rows, left=2, title=title)
 
 
-def draw_speed(found: list[Measured], device: str, out: Path) -> None:
+def draw_speed(found: list[NetworkSpeeds], device: str, out: Path) -> None:
     """D.5's figure; without matplotlib there is none, and that is said."""
     from vitrail.report.figure_style import save
-    from vitrail.studies.paper.inference_speed import figure
+    from vitrail.studies.paper.inference_speed import draw_figure
 
     try:
-        png, svg = save(figure(found, device), out / "speed")
+        png, svg = save(draw_figure(found, device), out / "speed")
     except ConfigError as error:
         print(f"no figure: {error}")
     else:
@@ -442,7 +442,7 @@ def cost_result(
     one: CostedNetwork,
     trainings: list[TrainingLength],
     options: CostOptions,
-    found: Measured | None,
+    found: NetworkSpeeds | None,
     how: dict[str, Any],
 ) -> Result:
     """All of it as data; `how` is how it was measured. A network by name has no weights, so no hash."""

@@ -14,7 +14,7 @@ from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config
 from vitrail.optim.config import Optim, Schedule
-from vitrail.recipes.defaults import BATCH, EPOCHS, LEAST_STEPS, RATE
+from vitrail.recipes import BATCH, EPOCHS, LEAST_STEPS, RATE
 from vitrail.recipes.run_overrides import started_from
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Data, Run, RunRequest

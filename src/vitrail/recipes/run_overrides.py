@@ -23,7 +23,7 @@ from vitrail.data.transforms.crop import Crop, ResizeCrop, Squash
 from vitrail.models.family import FAMILIES, ModelConfig
 from vitrail.models.zoo import ZOO, adapt_config, resolve_name
 from vitrail.objectives.registry import ObjectiveConfig
-from vitrail.recipes.registry import find
+from vitrail.recipes.registry import find_recipe
 from vitrail.tasks.registry import find_task
 from vitrail.train.config import AnyRun, Run, RunRequest, to_stage
 
@@ -155,7 +155,7 @@ GRIDS: Final[dict[str, Grid]] = {
 
 def grid(name: str) -> Grid:
     """What to vary in a recipe: its own grid, or the rates of Table 4 for any other fine-tuning."""
-    name = find(name).name
+    name = find_recipe(name).name
     if name in GRIDS:
         return GRIDS[name]
     if "finetune" in name:

@@ -12,7 +12,7 @@ from vitrail.core.text import Pair
 from vitrail.data.collection import open_collection
 from vitrail.data.dataset import ImageDataset
 from vitrail.recipes.finetune import for_data, reasons, warmup_for
-from vitrail.recipes.registry import recipe
+from vitrail.recipes.registry import load_recipe
 from vitrail.recipes.run_overrides import RATES, grid, on_data, resized, started_from, with_changes, with_task
 from vitrail.tasks.classification.task import CLASSIFICATION
 from vitrail.tasks.registry import find_task, recognise_task, task_of
@@ -27,7 +27,7 @@ class Asked:
     """A command as it was typed; kept in the run folder."""
 
     verb: str = "pretrain"
-    recipe: str = ""
+    load_recipe: str = ""
     weights: str = ""
     data: str = ""
     image_size: int = 0
@@ -63,7 +63,7 @@ def planned(asked: Asked) -> Planned:
     """The run that a command asks for; its data are opened where choices follow from them."""
     if asked.verb == "finetune" and not asked.recipe:
         return fitted(asked)
-    base = recipe(asked.recipe)
+    base = load_recipe(asked.recipe)
     request = base
     if asked.data:
         request = on_data(request, asked.data)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import ConfigError
-from vitrail.report.fonts import Colour, Scheme, blend, palette, reads_white
+from vitrail.report.contact_sheet import RGB, Scheme, blend, palette, reads_white
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def strength(level: int) -> float:
     return round(0.08 + 0.92 * level / LEVELS, 2)
 
 
-def ground(scheme: Scheme, right: bool, level: int) -> Colour:
+def ground(scheme: Scheme, right: bool, level: int) -> RGB:
     """The colour of a cell as it is seen."""
     colours = palette(scheme)
     return blend(colours["cobalt" if right else "ruby"], colours["paper"], strength(level))

@@ -17,7 +17,7 @@ from vitrail.data.decode.image import EncodedImage
 from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import Augmentation, bit, cifar, inception
 from vitrail.data.transforms.crop import InceptionCrop, ResizeCrop, Squash
-from vitrail.recipes.bit_hyperrule import hyper_rule
+from vitrail.recipes.table4 import hyper_rule
 
 
 def pixels(height: int, width: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:

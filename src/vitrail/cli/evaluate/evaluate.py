@@ -30,8 +30,19 @@ from vitrail.evaluation.result import Measure, describe_weights, format_interval
 from vitrail.evaluation.scoring import Scope, ScoringOptions, choose_split
 from vitrail.evaluation.speed import tpuv3_core_days, training_flops
 from vitrail.recipes.launch import RUNS
-from vitrail.studies.paper.vtab import Outcome, Study, base_run, changed, go, pictures_of, so_far
-from vitrail.studies.paper.vtab_table import GROUPS, HEADS, html, result, rows
+from vitrail.studies.paper.vtab import (
+    COLUMNS,
+    GROUPS,
+    VtabOutcome,
+    VtabStudy,
+    build_base_run,
+    build_page,
+    build_result,
+    build_rows,
+    open_task,
+    read_progress,
+    run_vtab_tasks,
+)
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.scoring import ScoredNetwork, score_network
 from vitrail.train.grid.engine import device_slots
@@ -204,8 +215,10 @@ def run_vtab(options: VtabOptions) -> int:
     tasks = select_tasks(options.tasks)
     bundle = find_weights(options.weights)
     facts = describe_weights(options.weights, build_network(bundle))
-    study = Study(
-        base=base_run(options.weights, image_size=options.image_size, seed=options.seed, settings=options.settings),
+    study = VtabStudy(
+        base=build_base_run(
+            options.weights, image_size=options.image_size, seed=options.seed, settings=options.settings
+        ),
         out=options.out or RUNS / f"vtab-{Path(options.weights).stem.replace(':', '-')}",
         tasks=tasks,
         root=options.root,
@@ -245,21 +258,21 @@ def vtab_command(options: VtabOptions) -> str:
     return shlex.join(words)
 
 
-def start_vtab(study: Study, facts: dict[str, Any], options: VtabOptions) -> int:
+def start_vtab(study: VtabStudy, facts: dict[str, Any], options: VtabOptions) -> int:
     with join_world(options.device) as world:
         if options.dry_run:
             return forecast_vtab(study, world) if world.is_main else 0
 
-        def noted(outcome: Outcome) -> None:
-            result(study, outcome, facts).write(study.out / "result.json")
-            write_file(study.out / "report.html", html(study, outcome, options.weights).encode())
+        def noted(outcome: VtabOutcome) -> None:
+            build_result(study, outcome, facts).write(study.out / "result.json")
+            write_file(study.out / "report.html", build_page(study, outcome, options.weights).encode())
 
         if options.download and world.is_main:
             download_tasks(study)
         world.barrier()
         places = () if options.jobs == 1 else device_slots(options.device, options.jobs)
         with make_observer(world.rank) as watching:
-            outcome = go(study, world=world, observer=watching, noted=noted, places=places)
+            outcome = run_vtab_tasks(study, world=world, observer=watching, present=noted, places=places)
         if world.is_main:
             noted(outcome)
             show_vtab(study, outcome)
@@ -267,26 +280,28 @@ def start_vtab(study: Study, facts: dict[str, Any], options: VtabOptions) -> int
     return 0
 
 
-def download_tasks(study: Study) -> None:
+def download_tasks(study: VtabStudy) -> None:
     """Downloads what is missing and may be had; what is not is said when its task comes."""
     with bars(bytes_=True) as progress:
         for name in study.tasks:
-            pictures_of(study, VTAB_TASKS[name], download=True, progress=progress)
+            open_task(study, VTAB_TASKS[name], download=True, progress=progress)
 
 
-def show_vtab(study: Study, outcome: Outcome) -> None:
-    print_table(HEADS, rows(outcome), left=2, title="VTAB-1k: accuracy in per cent, next to the paper's Table 9")
+def show_vtab(study: VtabStudy, outcome: VtabOutcome) -> None:
+    print_table(
+        COLUMNS, build_rows(outcome), left=2, title="VTAB-1k: accuracy in per cent, next to the paper's Table 9"
+    )
     show_missing(outcome, whole=False)
-    if other := changed(study):
+    if other := study.changes:
         print(f"not the paper's recipe: {'; '.join(other)}")
     print("The thousand images are drawn as VTAB draws them, but are not the very same (docs/data-sets.md).")
     print(f"result: {study.out / 'result.json'}   page: {study.out / 'report.html'}")
 
 
-def show_missing(outcome: Outcome, *, whole: bool) -> None:
+def show_missing(outcome: VtabOutcome, *, whole: bool) -> None:
     """What is passed over, a data set once: in a line, or with all that goes where."""
     told: dict[str, list[str]] = {}
-    for name in outcome.of("missing"):
+    for name in outcome.in_state("missing"):
         told.setdefault(SETS[VTAB_TASKS[name].source].folder, []).append(name)
     for names in told.values():
         lines = outcome.reasons[names[0]].splitlines()
@@ -296,11 +311,11 @@ def show_missing(outcome: Outcome, *, whole: bool) -> None:
         print("where to get these and where to put them: the same command with --dry-run")
 
 
-def check_outcome(study: Study, outcome: Outcome) -> None:
+def check_outcome(study: VtabStudy, outcome: VtabOutcome) -> None:
     """Says how to go on; raises where there is something to complain of."""
     if outcome.stopped:
         print(f"stopped and saved; go on with: {study.go_on}")
-    failed = outcome.of("failed")
+    failed = outcome.in_state("failed")
     if failed:
         first = f"{VTAB_TASKS[failed[0]].title}: {outcome.reasons[failed[0]]}"
         raise TrainingError(f"{len(failed)} of {len(study.tasks)} tasks failed, first {first}")
@@ -312,18 +327,18 @@ def check_outcome(study: Study, outcome: Outcome) -> None:
         )
 
 
-def forecast_vtab(study: Study, world: World) -> int:
+def forecast_vtab(study: VtabStudy, world: World) -> int:
     """Which sets are there, and what all of it takes; nothing is trained or kept."""
-    done = so_far(study)
+    done = read_progress(study)
     lines: list[list[str]] = []
     left = test = 0
-    outcome = Outcome(states=dict(done.states), scores=done.scores)
+    outcome = VtabOutcome(states=dict(done.states), scores=done.scores)
     for name in study.tasks:
         task = VTAB_TASKS[name]
         way = ", ".join(word for word, used in (("crop", task.crop), ("flip", task.flip)) if used) or "as it is"
         state = "done"
         if name not in done.scores:
-            found = pictures_of(study, task)
+            found = open_task(study, task)
             state = "missing" if isinstance(found, str) else "there"
             if isinstance(found, str):
                 outcome.states[name], outcome.reasons[name] = "missing", found
@@ -343,6 +358,6 @@ def forecast_vtab(study: Study, world: World) -> int:
     )
     seconds = flops / measure_flops(world.device) / world.size
     print(f"time: {duration(seconds)} at the very least, at the rate of a large matrix product here")
-    if other := changed(study):
+    if other := study.changes:
         print(f"not the paper's recipe: {'; '.join(other)}")
     return 0

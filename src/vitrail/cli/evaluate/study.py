@@ -25,11 +25,11 @@ from vitrail.evaluation.compare import (
     gather_results,
 )
 from vitrail.evaluation.result import Measure
-from vitrail.studies.framework.registry import entries, study
+from vitrail.studies import STUDIES, find_study
 
 if TYPE_CHECKING:
-    from vitrail.studies.framework.cost_estimate import Pace, Price
-    from vitrail.studies.framework.run_study import Plan
+    from vitrail.studies.cost_estimate import CellCost, DeviceSpeed
+    from vitrail.studies.run_study import StudyPlan
     from vitrail.train.grid.plan import CellOutcome, GridReport
 
 
@@ -43,36 +43,39 @@ def run_study(options: StudyOptions) -> int:
         return list_studies()
     if options.seeds < 0:
         raise ConfigError(f"--seeds {options.seeds} must be at least 1")
-    from vitrail.studies.framework.cost_estimate import pace_of, prices
-    from vitrail.studies.framework.definition import grid
-    from vitrail.studies.framework.run_study import Plan
+    from vitrail.studies.cost_estimate import estimate_costs, estimate_speed
+    from vitrail.studies.run_study import StudyPlan
     from vitrail.train.grid.engine import device_slots
 
-    chosen = study(options.name)
+    study = find_study(options.name)
     data = options.data or ""
-    cells = grid(chosen, options.scale, data, seeds=options.seeds)
+    cells = study.grid(options.scale, data, seeds=options.seeds)
     places = device_slots(options.device, options.jobs)
-    pace = pace_of(places[0].device, for_card=options.scale != "tiny")
-    costs = prices(cells, pace)
-    plan = Plan(
-        study=chosen,
+    speed = estimate_speed(places[0].device, for_gpu=options.scale != "tiny")
+    costs = estimate_costs(cells, speed)
+    plan = StudyPlan(
+        study=study,
         scale=options.scale,
         cells=cells,
-        out=options.out or RUNS / f"study-{chosen.name}-{options.scale}",
+        out=options.out or RUNS / f"study-{study.name}-{options.scale}",
         data=data,
         work={name: price.hours for name, price in costs.items() if price.hours},
         go_on=study_command(options),
         force=options.force,
     )
     if options.list:
-        return list_cells(plan, costs, pace)
+        return list_cells(plan, costs, speed)
     return start_study(plan, options)
 
 
 def list_studies() -> int:
     from vitrail.core.console import print_table
 
-    print_table(("study", "paper", "what it asks"), [(e.name, e.anchor, e.title) for e in entries().values()], left=3)
+    print_table(
+        ("study", "paper", "what it asks"),
+        [(name, entry.anchor, entry.title) for name, entry in STUDIES.items()],
+        left=3,
+    )
     print("vitrail study NAME --list shows the cells of one, and what they cost; --scale tiny, small or paper.")
     return 0
 
@@ -87,19 +90,19 @@ def study_command(options: StudyOptions) -> str:
     return shlex.join(words)
 
 
-def list_cells(plan: "Plan", costs: "dict[str, Price]", pace: "Pace") -> int:
+def list_cells(plan: "StudyPlan", costs: "dict[str, CellCost]", speed: "DeviceSpeed") -> int:
     """Every cell and its cost, and all of it together. Nothing is opened that is not there, nothing is trained."""
     from vitrail.core.console import print_table
-    from vitrail.studies.framework.results import finished
+    from vitrail.studies.run_study import read_finished
     from vitrail.train.report.page import duration
 
-    done = finished(plan.out, plan.cells)
+    done = read_finished(plan.out, plan.cells)
     rows: list[tuple[str, ...]] = []
     for cell in plan.cells:
         price = costs[cell.name]
         state = "finished" if cell.name in done else f"after {cell.after}" if cell.after else ""
         numbers = [
-            format_count(price.pictures),
+            format_count(price.images),
             format_count(price.steps),
             str(cell.run.batch),
             format_amount(price.exaflops),
@@ -112,7 +115,7 @@ def list_cells(plan: "Plan", costs: "dict[str, Price]", pace: "Pace") -> int:
     total = sum(price.exaflops or 0.0 for price in left), sum(price.hours or 0.0 for price in left)
     print(
         f"{len(plan.cells)} cells, {len(done)} finished in {plan.out}; left: {format_amount(total[0])} exaFLOPs, about "
-        f"{duration(total[1])} on {pace.device}, one cell after the other"
+        f"{duration(total[1])} on {speed.device}, one cell after the other"
         f"{f', and {unknown} cells whose pictures are not here' if unknown else ''}."
     )
     print("Times are estimates: 40% of the device's peak, and a few ms a step; scoring comes on top.")
@@ -127,39 +130,41 @@ def format_amount(value: float | None) -> str:
     return "?" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def start_study(plan: "Plan", options: StudyOptions) -> int:
+def start_study(plan: "StudyPlan", options: StudyOptions) -> int:
     from vitrail.cli.train.display import make_watcher
     from vitrail.data.collection import open_collection
-    from vitrail.studies.framework.run_study import go
-    from vitrail.studies.framework.study_report import write
+    from vitrail.studies.run_study import run_study
+    from vitrail.studies.study_report import write_report
     from vitrail.train.grid.engine import device_slots
 
     def present(outcomes: "Sequence[CellOutcome]") -> None:
-        write(plan.study, outcomes, plan.out, scale=plan.scale, data=plan.data)
+        write_report(plan.study, outcomes, plan.out, scale=plan.scale, data=plan.data)
 
     if plan.data:
         open_collection(plan.data)  # a name that is misspelt is said once, not by every cell
     try:
         with make_watcher() as watching:
-            report = go(plan, places=device_slots(options.device, options.jobs), watcher=watching, present=present)
+            report = run_study(
+                plan, places=device_slots(options.device, options.jobs), watcher=watching, present=present
+            )
     except KeyboardInterrupt:
         print(f"stopped at once; go on with: {plan.go_on}", file=sys.stderr, flush=True)
         os._exit(130)  # without waiting for a checkpoint that is being written: it is whole or not there
     return show_study(plan, report)
 
 
-def show_study(plan: "Plan", report: "GridReport") -> int:
+def show_study(plan: "StudyPlan", report: "GridReport") -> int:
     """The table and the sentence, what failed, and where everything is."""
     from vitrail.core.console import print_table
-    from vitrail.studies.framework.study_report import caution, found
+    from vitrail.studies.study_report import CAUTION
 
     if report.outcomes:
-        findings = found(plan.study, report.outcomes)
+        findings = plan.study.findings(report.outcomes)
         print_table(findings.table.columns, findings.table.rows, title=f"{plan.study.title} ({plan.study.anchor})")
-        for line in caution(plan.scale):
-            print(line)
-        print(findings.sentence)
-        print(findings.beside)
+        if plan.scale == "tiny":
+            print(CAUTION)
+        print(findings.summary)
+        print(findings.comparison)
     show_failed(report)
     if report.outcomes:
         files = {"table": "table.md", "figure": "figure.png", "page": "report.html"}  # no figure without matplotlib

@@ -16,7 +16,7 @@ from vitrail.cli.options.groups import (
     optional_data_word,
     settings_option,
 )
-from vitrail.recipes.defaults import BATCH, EPOCHS, LEAST_STEPS, RATE
+from vitrail.recipes import BATCH, EPOCHS, LEAST_STEPS, RATE
 
 
 @command_options

@@ -32,7 +32,7 @@ from vitrail.core.console import print_table
 from vitrail.core.errors import ConfigError
 from vitrail.distributed.process_group import join_world
 from vitrail.recipes.launch import record_command
-from vitrail.recipes.registry import Entry, find, recipes
+from vitrail.recipes.registry import RecipeEntry, find_recipe, list_recipes
 from vitrail.recipes.run_request import Asked, planned
 from vitrail.report.contact_sheet import mosaic
 from vitrail.tasks.registry import task_of
@@ -48,26 +48,26 @@ from vitrail.train.scoring import TrainingResult
 
 def run_recipes(options: RecipesOptions) -> int:
     if options.name is None:
-        list_recipes()
+        show_recipes()
         return 0
-    show_recipe(find(options.name), options.set, as_json=options.json)
+    show_recipe(find_recipe(options.name), options.set, as_json=options.json)
     return 0
 
 
-def list_recipes() -> None:
-    for group in dict.fromkeys(entry.group for entry in recipes().values()):
-        rows = [(name, entry.help) for name, entry in recipes().items() if entry.group == group]
+def show_recipes() -> None:
+    for group in dict.fromkeys(entry.group for entry in list_recipes().values()):
+        rows = [(name, entry.help) for name, entry in list_recipes().items() if entry.group == group]
         print_table(["recipe", "what it is"], rows, title=group, left=2)
     print("vitrail recipes NAME shows the settings of one; each can be changed with --set NAME=VALUE.")
 
 
-def show_recipe(entry: Entry, settings: Sequence[str], *, as_json: bool) -> None:
+def show_recipe(entry: RecipeEntry, settings: Sequence[str], *, as_json: bool) -> None:
     """The docstring and the flat config; what is not the default is marked."""
     from vitrail.core.config_overrides import list_fields, to_plain
-    from vitrail.recipes.registry import recipe
+    from vitrail.recipes.registry import load_recipe
     from vitrail.recipes.run_overrides import with_changes
 
-    chosen = with_changes(recipe(entry.name), settings)
+    chosen = with_changes(load_recipe(entry.name), settings)
     if as_json:
         print(json.dumps(to_plain(chosen), indent=2))
         return

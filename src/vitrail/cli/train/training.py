@@ -26,7 +26,7 @@ from vitrail.data.collection import open_collection
 from vitrail.distributed.process_group import World, join_world
 from vitrail.recipes.budget import Budget, more_time
 from vitrail.recipes.launch import free_folder, plan_run, record_command, resume_command, short_settings
-from vitrail.recipes.registry import recipe
+from vitrail.recipes.registry import load_recipe
 from vitrail.recipes.run_overrides import with_changes
 from vitrail.recipes.run_request import Asked, Planned, asked_of, grid_of
 from vitrail.tasks.registry import task_of
@@ -118,7 +118,7 @@ def exit_now(status: int) -> NoReturn:
 def start_run(options: TrainingOptions, asked: Asked, out: Path | None, going_on: bool) -> int:
     with join_world(options.device) as world, make_observer(world.rank) as watching:
         if options.download and world.is_main:
-            download_data(asked.data or recipe(asked.recipe).data.source)
+            download_data(asked.data or load_recipe(asked.recipe).data.source)
         world.barrier()
         asked = add_class_names(asked, options.labels, options.rename)
         plan, budget = plan_run(asked, out, world, going_on=going_on)
@@ -143,7 +143,7 @@ def add_class_names(asked: Asked, labels: str | None, renames: Sequence[str]) ->
     """--labels and --rename as a setting, so that the run's folder has the names themselves."""
     if labels is None and not renames:
         return asked
-    collection = open_collection(asked.data or recipe(asked.recipe).data.source)
+    collection = open_collection(asked.data or load_recipe(asked.recipe).data.source)
     names = resolve_class_names(labels, renames, collection.classes, len(collection.classes))
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(names or ())

@@ -1,47 +1,70 @@
 """4.3, Figures 3 and 4: how much data a ViT needs next to a BiT ResNet and a hybrid.
 
-Nested subsets, the same hyper-parameters and the same number of steps for all of them, and early stopping: what counts
-is the score of the weights that were best on a part held out. A search over weight decay, dropout and label smoothing
-is made of cells next to these; it is chosen by what was held out, too.
+Nested subsets, the same hyper-parameters and number of steps for all of them, and early stopping: the score of the
+weights that were best on a held-out part counts. Further cells search over weight decay, dropout and label smoothing;
+that too is selected on the held-out part.
 
-At the paper's scale there are two series. Figure 3: pre-training on ImageNet, ImageNet-21k and JFT, then tuning on
+At the paper's scale there are two series. Figure 3: pre-training on ImageNet, ImageNet-21k and JFT, then fine-tuning on
 ImageNet at 384 px. Figure 4: subsets of JFT, and 5-shot accuracy on ImageNet.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
-from vitrail.core.paper_tables import JFT_IMAGES
-from vitrail.models.family import ModelConfig
-from vitrail.models.vit_config import ViTConfig, vit_config
+from vitrail.core.paper_tables import JFT_IMAGES, TABLE_5
+from vitrail.core.text import join_words
+from vitrail.models.vit_config import vit_config
 from vitrail.models.zoo import model_config, slug, with_known_fields
 from vitrail.recipes import table3
-from vitrail.studies.framework.base_runs import (
-    at_8_px,
-    for_card,
-    for_cores,
-    given,
-    hybrid_of,
-    resnet_of,
-    vit_of,
+from vitrail.studies.base_runs import (
+    build_cpu_run,
+    build_gpu_run,
+    build_hybrid,
+    build_resnet,
+    reshape_vit,
+    shrink_to_8_px,
     with_dev,
+    with_source,
 )
-from vitrail.studies.framework.definition import Scale, Study
-from vitrail.studies.paper.data_size_findings import PLAIN, SEARCHED, TUNED, conclude
-from vitrail.studies.paper.scaling import finetuning, with_network
+from vitrail.studies.definition import Claim, Findings, ResultTable, Scale, judge_gap
+from vitrail.studies.paper.scaling import STROKES, BuildNetwork, build_finetuning, with_network
+from vitrail.studies.plots import Line, Panel, plot_lines
+from vitrail.studies.statistics import (
+    FEWSHOT,
+    NOTHING,
+    VALUE_NAMES,
+    WATCHED,
+    Gap,
+    SeedGroup,
+    Spread,
+    Verdict,
+    compare,
+    find_group,
+    format_percent,
+    gap_of,
+    group_by_seed,
+)
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.config import Evaluation, Run
-from vitrail.train.grid.plan import Cell
+from vitrail.train.grid.plan import Cell, CellOutcome, Coordinate
 
-Network = Callable[[ViTConfig], ModelConfig]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+PLAIN, SEARCHED, TUNED = "plain", "searched", "tuned"
+VALUES: Final = ("accuracy", FEWSHOT)
+# A ViT and the ResNet it is compared with: the paper's two pairs. A small grid has one of each family.
+PAIRS: Final = (("ViT-B/32", "BiT-R50x1"), ("ViT-L/16", "BiT-R152x2"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Regularisers:
-    """What the search varies; the first of a list is what the plain cells have."""
+    """What the search varies."""
 
-    decay: float
+    decay: float = 0.05
     dropout: float = 0.0
     smoothing: float = 0.0
 
@@ -51,61 +74,52 @@ class Regularisers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
-    """Networks by family, shares of the training split, how often a run is scored, and the search: its network, its
-    shares and its settings."""
+class DataSizeGrid:
+    """Networks by family, shares of the training split, how often a run is scored, and the settings that are searched
+    for the ViT with a tenth of the images."""
 
-    networks: Mapping[str, Mapping[str, Network]]
+    networks: Mapping[str, tuple[str, BuildNetwork]]
     parts: tuple[float, ...]
     seeds: int
-    looks: int
+    scorings: int
     patience: int
     dev: float
-    plain: Regularisers
     tried: tuple[Regularisers, ...]
-    searched: tuple[str, ...]
-    search_parts: tuple[float, ...]
 
 
-TINY: Final = Grid(
+SEARCHED_FAMILY, SEARCHED_PART = "ViT", 0.1
+TINY: Final = DataSizeGrid(
     networks={
-        "ViT": {"ViT 32x2": lambda model: vit_of(model, 32, 2)},
-        "slim ViT": {"ViT 16x2": lambda model: vit_of(model, 16, 2)},
-        "BiT": {"ResNet 11 x0.125": lambda model: resnet_of(model, (1, 1, 1), 0.125)},
-        "hybrid": {"hybrid 32x1": lambda model: hybrid_of(model, (1, 1), 0.0625, 32, 1)},
+        "ViT": ("ViT 32x2", lambda model: reshape_vit(model, 32, 2)),
+        "slim ViT": ("ViT 16x2", lambda model: reshape_vit(model, 16, 2)),
+        "BiT": ("ResNet 11 x0.125", lambda model: build_resnet(model, (1, 1, 1), 0.125)),
+        "hybrid": ("hybrid 32x1", lambda model: build_hybrid(model, (1, 1), 0.0625, 32, 1)),
     },
     parts=(0.1, 0.3, 1.0),
     seeds=2,
-    looks=2,
+    scorings=2,
     patience=2,
     dev=0.2,
-    plain=Regularisers(decay=0.05),
     tried=(Regularisers(decay=0.3, dropout=0.1, smoothing=0.1),),
-    searched=("ViT",),
-    search_parts=(0.1,),
 )
-SMALL: Final = Grid(
-    networks={
-        # ViT and ResNet of about the same compute.
-        "ViT": {"ViT 192x6": lambda model: vit_of(model, 192, 6)},
-        "slim ViT": {"ViT 96x6": lambda model: vit_of(model, 96, 6)},
-        "BiT": {"ResNet 14 x0.5": lambda model: resnet_of(model, (1, 1, 1, 1), 0.5)},
-        "hybrid": {"hybrid 128x5": lambda model: hybrid_of(model, (1, 1, 1), 0.25, 128, 5)},
+SMALL: Final = DataSizeGrid(
+    networks={  # ViT and ResNet of about the same compute
+        "ViT": ("ViT 192x6", lambda model: reshape_vit(model, 192, 6)),
+        "slim ViT": ("ViT 96x6", lambda model: reshape_vit(model, 96, 6)),
+        "BiT": ("ResNet 14 x0.5", lambda model: build_resnet(model, (1, 1, 1, 1), 0.5)),
+        "hybrid": ("hybrid 128x5", lambda model: build_hybrid(model, (1, 1, 1), 0.25, 128, 5)),
     },
     parts=(0.03, 0.1, 0.3, 1.0),  # as far apart as Figure 4's
     seeds=3,
-    looks=6,
+    scorings=6,
     patience=3,
     dev=0.1,
-    plain=Regularisers(decay=0.05),
     tried=(
         Regularisers(decay=0.3),
-        Regularisers(decay=0.05, dropout=0.1),
-        Regularisers(decay=0.05, smoothing=0.1),
+        Regularisers(dropout=0.1),
+        Regularisers(smoothing=0.1),
         Regularisers(decay=0.3, dropout=0.1, smoothing=0.1),
     ),
-    searched=("ViT",),
-    search_parts=(0.1,),
 )
 # Figure 4: 9M, 30M, 90M and all of JFT-300M.
 JFT_PARTS: Final = (9e6 / JFT_IMAGES, 30e6 / JFT_IMAGES, 90e6 / JFT_IMAGES, 1.0)
@@ -119,7 +133,7 @@ FIGURE_4: Final[Mapping[str, Callable[[], Run]]] = {
     "BiT-R50x1": table3.bit_r50x1_jft,
     "BiT-R152x2": table3.bit_r152x2_jft,
 }
-# Figure 3, by what was pre-trained on; Table 3's values are what the search there chose. It has no row for H/14 on
+# Figure 3, by pre-training set; Table 3's values are the result of the search there. It has no row for H/14 on
 # ImageNet-21k, which takes that of L/16 here.
 FIGURE_3: Final[Mapping[str, Mapping[str, Callable[[], Run]]]] = {
     "ImageNet": {
@@ -147,65 +161,54 @@ FIGURE_3: Final[Mapping[str, Mapping[str, Callable[[], Run]]]] = {
 
 def cells(scale: Scale, source: str) -> Sequence[Cell]:
     if scale == "paper":
-        return (*subsets_of_jft(source), *three_sets(source))
-    grid = TINY if scale == "tiny" else SMALL
-    # A plain ViT wants many updates, so the batch is small.
-    card = replace(for_card(source, steps=10_000), batch=128)
-    base = at_8_px(for_cores(source, steps=60)) if scale == "tiny" else card
-    return (*main_cells(base, grid), *search_cells(base, grid))
+        return (*iter_jft_subsets(source), *iter_three_sets(source))
+    if scale == "tiny":
+        return tuple(iter_cells(shrink_to_8_px(build_cpu_run(source, steps=60)), TINY))
+    # A plain ViT needs many updates, so the batch is small.
+    return tuple(iter_cells(replace(build_gpu_run(source, steps=10_000), batch=128), SMALL))
 
 
-def main_cells(base: Run, grid: Grid) -> Iterator[Cell]:
-    for family, networks in grid.networks.items():
-        for name in networks:
-            for part in grid.parts:
-                for seed in range(grid.seeds):
-                    yield cell(base, grid, family, name, part, grid.plain, seed, kind=PLAIN)
+def iter_cells(base: Run, grid: DataSizeGrid) -> Iterator[Cell]:
+    plain = [(family, part, Regularisers(), PLAIN) for family in grid.networks for part in grid.parts]
+    search = [(SEARCHED_FAMILY, SEARCHED_PART, tried, SEARCHED) for tried in grid.tried]
+    for family, part, regularisers, series in (*plain, *search):
+        for seed in range(grid.seeds):
+            yield build_cell(base, grid, family, part, regularisers, seed, series)
 
 
-def search_cells(base: Run, grid: Grid) -> Iterator[Cell]:
-    """The settings next to the plain one, which is in the main cells already."""
-    for family in grid.searched:
-        for name in grid.networks[family]:
-            for part in grid.search_parts:
-                for tried in grid.tried:
-                    for seed in range(grid.seeds):
-                        yield cell(base, grid, family, name, part, tried, seed, kind=SEARCHED)
-
-
-def cell(
-    base: Run, grid: Grid, family: str, name: str, part: float, with_: Regularisers, seed: int, *, kind: str
+def build_cell(
+    base: Run, grid: DataSizeGrid, family: str, part: float, regularisers: Regularisers, seed: int, series: str
 ) -> Cell:
-    model = grid.networks[family][name](vit_config(base.model))
-    model = with_known_fields(model, dropout=with_.dropout)
+    name, build = grid.networks[family]
+    model = with_known_fields(build(vit_config(base.model)), dropout=regularisers.dropout)
     run = with_network(with_dev(base, grid.dev), model)
+    every = -(-run.steps // grid.scorings)
     run = replace(
         run,
         name=f"data-size {name} {part:g}",
         seed=seed,
-        objective=Classification(smoothing=with_.smoothing),
-        optim=replace(run.optim, weight_decay=with_.decay),
+        objective=Classification(smoothing=regularisers.smoothing),
+        optim=replace(run.optim, weight_decay=regularisers.decay),
         data=replace(run.data, part=part, part_seed=seed),
-        evaluation=Evaluation(every=-(-run.steps // grid.looks), patience=grid.patience, fewshot=run.data.source),
+        evaluation=Evaluation(every=every, patience=grid.patience, fewshot=run.data.source),
     )
-    at = {"series": kind, "family": family, "network": name, "part": part, "regularisers": with_.name, "seed": seed}
-    return Cell(name=f"{slug(name)}-{100 * part:g}pc-{with_.name}-seed{seed}", at=at, run=run)
+    at = {"series": series, "family": family, "network": name, "part": part, "regularisers": regularisers.name}
+    return Cell(name=f"{slug(name)}-{100 * part:g}pc-{regularisers.name}-seed{seed}", at={**at, "seed": seed}, run=run)
 
 
-def subsets_of_jft(source: str) -> Iterator[Cell]:
-    """Figure 4: one setting for all sizes, as many steps as the whole set has in 7 epochs, no other regularisation."""
+def iter_jft_subsets(source: str) -> Iterator[Cell]:
+    """Figure 4: one setting for all sizes, as many steps as 7 epochs of the whole set, no other regularisation."""
     for name, recipe in FIGURE_4.items():
         for part in JFT_PARTS:
-            run = given(recipe(), source)
-            model = with_known_fields(model_config(name, classes=table3.JFT_CLASSES), head="tanh")
+            run = with_source(recipe(), source)
             run = replace(
                 run,
                 name=f"data-size {name} {part:.2g}",
-                model=model,
+                model=with_known_fields(model_config(name, classes=table3.JFT_CLASSES), head="tanh"),
                 steps=JFT_STEPS,
                 epochs=0.0,
                 data=replace(run.data, part=part, dev=JFT_DEV, watch="dev", test="none"),
-                # Twenty scorings, of which none ends the run: the best one counts.
+                # Twenty scorings, none of which ends the run: the best one counts.
                 evaluation=Evaluation(fewshot="imagenet", patience=20),
             )
             family = "BiT" if name.startswith("BiT") else "slim ViT" if name == "ViT-b/32" else "ViT"
@@ -213,25 +216,204 @@ def subsets_of_jft(source: str) -> Iterator[Cell]:
             yield Cell(name=f"{slug(name)}-jft-{part * JFT_IMAGES / 1e6:.0f}m", at=at, run=run)
 
 
-def three_sets(source: str) -> Iterator[Cell]:
-    """Figure 3: pre-trained on each of the three sets, then tuned on ImageNet at 384 px."""
+def iter_three_sets(source: str) -> Iterator[Cell]:
+    """Figure 3: pre-trained on each of the three sets, then fine-tuned on ImageNet at 384 px."""
     for upstream, recipes in FIGURE_3.items():
         for name, recipe in recipes.items():
-            run = recipe()
+            run = with_source(recipe(), source if upstream == "JFT" else "")
             if name == "ViT-H/14" and upstream == "I21k":
                 model = model_config(name, classes=table3.IMAGENET21K_CLASSES, head="tanh", dropout=0.1)
                 run = replace(run, name="vit-h14-imagenet21k", model=model)
-            run = given(run, source if upstream == "JFT" else "")
-            first = f"{slug(name)}-{upstream.lower()}"
+            first, tuned = f"{slug(name)}-{upstream.lower()}", build_finetuning("imagenet", name)
             at = {"family": "ViT", "network": name, "upstream": upstream, "seed": 0}
             yield Cell(name=first, at={**at, "series": "pre-training"}, run=run)
-            yield Cell(name=f"{first}-tuned", at={**at, "series": TUNED}, run=finetuning("imagenet", name), after=first)
+            yield Cell(name=f"{first}-tuned", at={**at, "series": TUNED}, run=tuned, after=first)
 
 
-STUDY: Final = Study(
-    name="data-size",
-    title="How much data a ViT needs",
-    anchor="4.3, Figures 3 and 4",
-    cells=cells,
-    conclude=conclude,
-)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairGaps:
+    """How far a ViT is ahead of a ResNet, by share of the data; below 0 it is behind."""
+
+    vit: str
+    resnet: str
+    value: str
+    gaps: Mapping[float, Gap]
+    moved: Gap  # from the smallest share to the largest
+    errors: tuple[float, float]  # those of the ViT over those of the ResNet, at both ends
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return min(self.gaps), max(self.gaps)
+
+
+def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
+    groups = group_by_seed(outcomes)
+    pairs = compare_pairs(groups)
+    parts: list[str] = []
+    for pair in pairs:
+        (low, first), (high, last) = ((part, pair.gaps[part]) for part in pair.ends)
+        parts.append(
+            f"with {format_part(low)} {pair.vit} is {first} from {pair.resnet} in {VALUE_NAMES[pair.value]}, with "
+            f"{format_part(high)} {last}"
+        )
+    parts += describe_search(outcomes, groups)
+    return Findings(
+        table=build_table(outcomes, groups),
+        figure=partial(draw_figure, outcomes, groups),
+        summary=f"{'; '.join(parts)}." if parts else "",
+        paper="4.3: ViTs are far behind ResNets of about their compute with the smallest subset of JFT (9M images), "
+        "ahead from 90M on, and gain more the larger the set is.",
+        claims=[*(claim for pair in pairs for claim in judge_pair(pair)), *judge_figure_3(groups)],
+    )
+
+
+def plain_curves(groups: Iterable[SeedGroup]) -> dict[str, dict[float, SeedGroup]]:
+    """Groups by network and share, without the search."""
+    out: dict[str, dict[float, SeedGroup]] = {}
+    for group in groups:
+        if group.at.get("series") == PLAIN and group.outcomes:
+            out.setdefault(str(group.at["network"]), {})[float(group.at["part"])] = group
+    return out
+
+
+def select_searched(outcomes: Iterable[CellOutcome], value: str) -> dict[str, dict[float, Spread]]:
+    """By network and share, the value of the setting that was best on the held-out part, selected for each seed among
+    all settings, the plain one included. Only where there was a search."""
+    runs: dict[tuple[str, float], dict[Coordinate, list[CellOutcome]]] = {}
+    for one in outcomes:
+        if not one.fault and one.at.get("series") in (PLAIN, SEARCHED) and WATCHED in one.values:
+            place = (str(one.at["network"]), float(one.at["part"]))
+            runs.setdefault(place, {}).setdefault(one.at["seed"], []).append(one)
+    out: dict[str, dict[float, Spread]] = {}
+    for (network, part), by_seed in sorted(runs.items()):
+        if any(one.at["series"] == SEARCHED for tried in by_seed.values() for one in tried):
+            best = [max(tried, key=lambda one: one.values[WATCHED]) for tried in by_seed.values()]
+            if values := tuple(one.values[value] for one in best if value in one.values):
+                out.setdefault(network, {})[part] = Spread(values)
+    return out
+
+
+def compare_pairs(groups: Sequence[SeedGroup]) -> list[PairGaps]:
+    """Each ViT next to its ResNet, at the shares that both have."""
+    curves, out = plain_curves(groups), list[PairGaps]()
+    names = {str(group.at.get("family")): str(group.at.get("network")) for group in reversed(groups)}
+    for vit, resnet in dict.fromkeys((*PAIRS, (names.get("ViT", ""), names.get("BiT", "")))):
+        value = FEWSHOT if (vit, resnet) in PAIRS else "accuracy"
+        spreads: dict[float, tuple[Spread, Spread]] = {}
+        for part in sorted(curves.get(vit, {}).keys() & curves.get(resnet, {}).keys()):
+            ours, theirs = (curves[name][part].spread(value) for name in (vit, resnet))
+            if ours is not None and theirs is not None:
+                spreads[part] = (ours, theirs)
+        if len(spreads) < 2:
+            continue
+        every = [spread for both in spreads.values() for spread in both]
+        gaps = {part: compare(ours, theirs, every) for part, (ours, theirs) in spreads.items()}
+        low, high = min(spreads), max(spreads)
+        shares = sum(1 / spread.count for part in (low, high) for spread in spreads[part])  # four means
+        moved = gap_of(gaps[high].difference - gaps[low].difference, shares, every)
+        first, last = ((1 - ours.mean) / max(1 - theirs.mean, 1e-12) for ours, theirs in (spreads[low], spreads[high]))
+        out.append(PairGaps(vit=vit, resnet=resnet, value=value, gaps=gaps, moved=moved, errors=(first, last)))
+    return out
+
+
+def format_part(part: float) -> str:
+    return "all of the images" if part == 1 else f"{100 * part:.3g} % of the images"
+
+
+def describe_search(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]) -> list[str]:
+    """What the search brings at the smallest share that was searched."""
+    out: list[str] = []
+    curves = plain_curves(groups)
+    for network, parts in select_searched(outcomes, "accuracy").items():
+        part = min(parts)
+        group = curves.get(network, {}).get(part)
+        gain = None if group is None else compare(parts[part], group.spread("accuracy"))
+        if gain is not None:
+            out.append(f"the search changes {network} by {gain} with {format_part(part)} ({gain.reading})")
+    return out
+
+
+def judge_pair(pair: PairGaps) -> list[Claim]:
+    """Behind with little data, gaining with more, ahead in the end."""
+    name, (low, high) = f"{pair.vit} over {pair.resnet}", pair.ends
+    errors = "makes {:.1f} times the errors of the ResNet with the least and {:.1f} with all".format(*pair.errors)
+    ahead = [part for part, gap in pair.gaps.items() if gap.is_above]
+    crossing = f"{name}: never ahead, so no crossing was seen"
+    verdict = Verdict.DISAGREES if pair.gaps[high].is_below else Verdict.UNDECIDED
+    if ahead:
+        verdict = Verdict.AGREES if pair.gaps[high].is_above else Verdict.PARTLY
+        crossing = f"{name}: ahead from {format_part(min(ahead))} on"
+        crossing += "" if pair.gaps[high].is_above else ", but not with all"
+    return [
+        *judge_gap(f"{name} with the least data", pair.gaps[low], upward=False),
+        *judge_gap(f"{name} {errors}, and gains with more data", pair.moved),
+        Claim(crossing, verdict),
+    ]
+
+
+def judge_figure_3(groups: Sequence[SeedGroup]) -> list[Claim]:
+    """Large against Base after fine-tuning: below on ImageNet, about equal on ImageNet-21k, above on JFT."""
+    parts: list[str] = []
+    signs: list[bool] = []
+    for upstream, printed in TABLE_5.items():
+        base, large = (
+            None if group is None else group.mean("accuracy")
+            for network in ("ViT-B/16", "ViT-L/16")
+            for group in [find_group(groups, series=TUNED, upstream=upstream, network=network)]
+        )
+        if base is not None and large is not None:
+            ours, theirs = 100 * (large - base), printed["imagenet"]["ViT-L/16"] - printed["imagenet"]["ViT-B/16"]
+            parts.append(f"{upstream} {ours:+.2f} points (there {theirs:+.2f})")
+            signs.append(ours * theirs > 0)
+    verdict = Verdict.AGREES if all(signs) else Verdict.PARTLY if any(signs) else Verdict.DISAGREES
+    return [Claim(f"ViT-L/16 against ViT-B/16 pre-trained on {join_words(parts)}", verdict)] if parts else []
+
+
+def build_table(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]) -> ResultTable:
+    """Figure 4 has no printed numbers; those of Figure 3 are the ImageNet rows of Table 5."""
+    rows: list[tuple[str, ...]] = []
+    best = {value: select_searched(outcomes, value) for value in VALUES}
+    for group in groups:
+        network, count = str(group.at["network"]), str(len(group.outcomes))
+        if group.at.get("series") == PLAIN:
+            part = float(group.at["part"])
+            plain = (format_percent(group.spread(value)) for value in VALUES)
+            searched = (format_percent(best[value].get(network, {}).get(part)) for value in VALUES)
+            rows.append((network, f"{100 * part:.3g} %", *plain, *searched, count, NOTHING))
+        elif group.at.get("series") == TUNED:
+            upstream = str(group.at["upstream"])
+            printed = TABLE_5[upstream]["imagenet"].get(network)
+            tuned = (format_percent(group.spread("accuracy"), 2), *(NOTHING,) * 3)
+            paper = NOTHING if printed is None else f"{printed:.2f}"
+            rows.append((network, f"{upstream}, tuned", *tuned, count, paper))
+    columns = ("network", "data", "accuracy [%]", "5-shot accuracy [%]", "accuracy, searched [%]")
+    return ResultTable(columns=(*columns, "5-shot, searched [%]", "seeds", "paper: Table 5 [%]"), rows=tuple(rows))
+
+
+def draw_figure(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup]) -> "Figure":
+    """Accuracy and few-shot accuracy over the share of the data; the result of a search is hollow."""
+    panels: list[Panel] = []
+    for value in VALUES:
+        lines = build_lines(outcomes, groups, value)
+        ticks = {x: f"{x:.3g}" for x in sorted({x for line in lines for x, _ in line.points})}
+        if ticks or value == "accuracy":
+            along, up = "share of the training images [%]", f"{VALUE_NAMES[value]} [%]"
+            panels.append(Panel(lines=lines, along=along, up=up, log=bool(ticks), ticks=ticks))
+    return plot_lines(panels)
+
+
+def build_lines(outcomes: Sequence[CellOutcome], groups: Sequence[SeedGroup], value: str) -> list[Line]:
+    """One line per network, in another stroke for a second network of a family."""
+    lines: list[Line] = []
+    searched, seen = select_searched(outcomes, value), list[str]()
+    for network, parts in plain_curves(groups).items():
+        family = str(next(iter(parts.values())).at["family"])
+        points = [(100 * part, spread) for part in sorted(parts) if (spread := parts[part].spread(value)) is not None]
+        if points:
+            lines.append(Line(name=network, family=family, points=points, stroke=STROKES[seen.count(family) % 3]))
+            seen.append(family)
+        if network in searched:
+            points = [(100 * part, spread) for part, spread in searched[network].items()]
+            name = f"{network}, searched"
+            lines.append(Line(name=name, family=family, points=points, stroke="dashed", hollow=True))
+    return lines

@@ -1,8 +1,8 @@
 """D.2, Figure 8: a ViT grown from one base along one dimension at a time, and along all of them together.
 
-The base and the names of the lines are the paper's (8 layers, D = 1024, MLP 2048, patch 32); it does not give its heads
-or the points along the lines. Heads keep their width here, and the points are ours. Compute is in multiply-accumulates
-of one image, in multiples of the base's.
+The base and the names of the lines are the paper's (8 layers, D = 1024, MLP 2048, patch 32); it gives neither its heads
+nor the points along the lines. Here heads keep their width, and the points are ours. Compute is in multiply-accumulates
+of one image, relative to the base.
 """
 
 import math
@@ -15,12 +15,22 @@ from vitrail.core.text import pair
 from vitrail.models.vit_config import ViTConfig, vit_config
 from vitrail.recipes.run_overrides import resized
 from vitrail.recipes.table3 import vit_b32_jft
-from vitrail.studies.framework.base_runs import for_card, for_cores, given
-from vitrail.studies.framework.definition import Findings, Scale, Study, Table
-from vitrail.studies.framework.plots import Line, Panel, Point, plot
-from vitrail.studies.framework.results import NOTHING, Gap, Group, Spread, groups, percent
-from vitrail.studies.framework.verdicts import WORDS, apart, measure, missing
-from vitrail.train.config import Evaluation, Run
+from vitrail.studies.base_runs import build_cpu_run, build_gpu_run, build_paper_run
+from vitrail.studies.definition import Claim, Findings, ResultTable, Scale, judge_gap, seed_cells
+from vitrail.studies.plots import Line, Panel, plot_lines
+from vitrail.studies.statistics import (
+    NOTHING,
+    VALUE_NAMES,
+    Gap,
+    SeedGroup,
+    Verdict,
+    choose_value,
+    compare,
+    find_spread,
+    format_percent,
+    group_by_seed,
+)
+from vitrail.train.config import Run
 from vitrail.train.grid.plan import Cell, CellOutcome
 
 if TYPE_CHECKING:
@@ -28,13 +38,13 @@ if TYPE_CHECKING:
 
 
 BASE: Final = "base"
-SIDE: Final = 32  # px at the small scale, which all patches divide
+SIDE: Final = 32  # px at the small scale; divisible by all patches
 LINES: Final = ("All", "Depth", "Patch size", "Width MLP", "Width")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Shape:
-    """What a ViT costs by."""
+    """The dimensions that a ViT's cost depends on."""
 
     depth: int
     width: int
@@ -44,191 +54,167 @@ class Shape:
     def __str__(self) -> str:
         return f"{self.depth} x {self.width}, MLP {self.mlp}, patch {self.patch}"
 
-    def of(self, model: ViTConfig, head_width: int) -> ViTConfig:
-        return replace(
-            model,
-            depth=self.depth,
-            width=self.width,
-            mlp_width=self.mlp,
-            heads=self.width // head_width,
-            patch=pair(self.patch),
-        )
+    def apply(self, model: ViTConfig, head_width: int) -> ViTConfig:
+        heads, patch = self.width // head_width, pair(self.patch)
+        return replace(model, depth=self.depth, width=self.width, mlp_width=self.mlp, heads=heads, patch=patch)
 
 
-def grown(base: Shape, times: Mapping[str, Sequence[int]], together: Sequence[Shape]) -> dict[str, list[Shape]]:
-    """The points of each line: the base's dimension times so much (a patch's side divided by it)."""
-    return {
-        "All": list(together),
-        "Depth": [replace(base, depth=base.depth * by) for by in times["Depth"]],
-        "Patch size": [replace(base, patch=base.patch // by) for by in times["Patch size"]],
-        "Width MLP": [replace(base, mlp=base.mlp * by) for by in times["Width MLP"]],
-        "Width": [replace(base, width=base.width * by) for by in times["Width"]],
-    }
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapeGrid:
+    """The base, the factors along each line (a patch's side is divided by them), the shapes of "All"."""
+
+    base: Shape
+    times: Mapping[str, Sequence[int]]
+    together: Sequence[Shape]
+    head_width: int
+    seeds: int
+
+    def shapes(self, line: str) -> Sequence[Shape]:
+        if line == "All":
+            return self.together
+        field = {"Depth": "depth", "Patch size": "patch", "Width MLP": "mlp", "Width": "width"}[line]
+        start: int = getattr(self.base, field)
+        return [
+            replace(self.base, **{field: start // by if line == "Patch size" else start * by})
+            for by in self.times[line]
+        ]
 
 
-def grid_of(scale: Scale, source: str) -> tuple[Run, Shape, dict[str, list[Shape]], int, int]:
-    """The run, the base, the lines, the width of a head, and the number of seeds."""
+GRIDS: Final[Mapping[Scale, ShapeGrid]] = {
+    "tiny": ShapeGrid(
+        base=Shape(1, 16, 32, 8),
+        times={"Depth": (2, 6), "Patch size": (2,), "Width MLP": (4, 16), "Width": (2, 4)},
+        together=[Shape(2, 24, 48, 8)],
+        head_width=8,
+        seeds=2,
+    ),
+    "small": ShapeGrid(
+        base=Shape(4, 128, 256, 8),
+        times={"Depth": (2, 6), "Patch size": (2, 4), "Width MLP": (4, 16), "Width": (2, 4)},
+        together=[Shape(6, 192, 384, 8), Shape(6, 192, 384, 4)],
+        head_width=32,
+        seeds=3,
+    ),
+    "paper": ShapeGrid(
+        base=Shape(8, 1024, 2048, 32),
+        times={"Depth": (2, 4, 8), "Patch size": (2, 4), "Width MLP": (2, 4, 8), "Width": (2, 3)},
+        together=[Shape(12, 1024, 4096, 32), Shape(16, 1280, 4096, 16)],
+        head_width=64,
+        seeds=1,
+    ),
+}
+
+
+def build_base(scale: Scale, source: str) -> Run:
     if scale == "tiny":
-        base = Shape(depth=1, width=16, mlp=32, patch=8)
-        times = {"Depth": (2, 6), "Patch size": (2,), "Width MLP": (4, 16), "Width": (2, 4)}
-        together = [Shape(depth=2, width=24, mlp=48, patch=8)]
-        return for_cores(source, steps=120), base, grown(base, times, together), 8, 2
-    if scale == "small":
-        base = Shape(depth=4, width=128, mlp=256, patch=8)
-        times = {"Depth": (2, 6), "Patch size": (2, 4), "Width MLP": (4, 16), "Width": (2, 4)}
-        together = [Shape(depth=6, width=192, mlp=384, patch=8), Shape(depth=6, width=192, mlp=384, patch=4)]
-        run = resized(for_card(source, steps=3000), SIDE)
-        return run, base, grown(base, times, together), 32, 3
-    base = Shape(depth=8, width=1024, mlp=2048, patch=32)
-    times = {"Depth": (2, 4, 8), "Patch size": (2, 4), "Width MLP": (2, 4, 8), "Width": (2, 3)}
-    together = [Shape(depth=12, width=1024, mlp=4096, patch=32), Shape(depth=16, width=1280, mlp=4096, patch=16)]
-    run = replace(vit_b32_jft(), evaluation=Evaluation(fewshot="imagenet"))
-    return given(run, source), base, grown(base, times, together), 64, 1
+        return build_cpu_run(source, steps=120)
+    return (
+        resized(build_gpu_run(source, steps=3000), SIDE) if scale == "small" else build_paper_run(vit_b32_jft(), source)
+    )
 
 
 def cells(scale: Scale, source: str) -> Sequence[Cell]:
-    run, base, lines, head_width, seeds = grid_of(scale, source)
+    run, grid = build_base(scale, source), GRIDS[scale]
     model = vit_config(run.model)
-    unit = base.of(model, head_width).macs
-    places = [(BASE, base), *((line, shape) for line in LINES for shape in lines[line])]
+    unit = grid.base.apply(model, grid.head_width).macs
     out: list[Cell] = []
+    places = [(BASE, grid.base), *((line, shape) for line in LINES for shape in grid.shapes(line))]
     for number, (line, shape) in enumerate(places):
-        network = shape.of(model, head_width)
-        at = {
-            "line": line,
-            "shape": str(shape),
-            "compute": round(network.macs / unit, 3),
-            "parameters": network.parameters,
-        }
+        network = shape.apply(model, grid.head_width)
+        compute = round(network.macs / unit, 3)
+        at = {"line": line, "shape": str(shape), "compute": compute, "parameters": network.parameters}
         name = f"{number:02d}-{line.lower().replace(' ', '-')}"
-        out += [
-            Cell(
-                name=f"{name}-seed{seed}",
-                at={**at, "seed": seed},
-                run=replace(run, name=f"shape {line} {shape}", model=network, seed=seed),
-            )
-            for seed in range(seeds)
-        ]
+        out += seed_cells(name, at, replace(run, name=f"shape {line} {shape}", model=network), grid.seeds)
     return tuple(out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
-    """What a line has gained at its last point: over the base, and for each doubling of compute."""
+    """What a line has gained over the base at its last point, and per doubling of compute."""
 
     compute: float
-    over: Gap
+    gap: Gap
 
     @property
-    def each(self) -> Gap:
+    def per_doubling(self) -> Gap:
         doublings = math.log2(self.compute)
-        margin = None if self.over.margin is None else self.over.margin / doublings
-        return Gap(difference=self.over.difference / doublings, margin=margin)
+        margin = None if self.gap.margin is None else self.gap.margin / doublings
+        return Gap(difference=self.gap.difference / doublings, margin=margin)
 
 
-def gains(found: Sequence[Group], value: str) -> dict[str, Gain]:
-    """By line, at the largest compute that has finished; none without the base."""
-    base = next((group.spread(value) for group in found if group.at["line"] == BASE), None)
-    everything = [group.spread(value) for group in found]
+def measure_gains(groups: Sequence[SeedGroup], value: str) -> dict[str, Gain]:
+    """By line, at the largest compute that has finished; empty without the base."""
+    base, spreads = find_spread(groups, value, line=BASE), [group.spread(value) for group in groups]
     out: dict[str, Gain] = {}
-    for line in LINES if base is not None else ():
+    for line in LINES:
         points = [
-            (float(group.at["compute"]), spread)
-            for group in found
-            if group.at["line"] == line and (spread := group.spread(value)) is not None
+            (float(group.at["compute"]), gap)
+            for group, spread in zip(groups, spreads, strict=True)
+            if group.at["line"] == line and (gap := compare(spread, base, spreads)) is not None
         ]
         if points:
-            compute, spread = max(points, key=lambda point: point[0])
-            over = apart(spread, base, everything)
-            assert over is not None
-            out[line] = Gain(compute=compute, over=over)
+            compute, gap = max(points, key=lambda point: point[0])
+            out[line] = Gain(compute=compute, gap=gap)
     return out
 
 
-def conclude(outcomes: Sequence[CellOutcome]) -> Findings:
-    found, value = groups(outcomes), measure(outcomes)
-    gained = gains(found, value)
+def analyse(outcomes: Sequence[CellOutcome]) -> Findings:
+    groups, value = group_by_seed(outcomes), choose_value(outcomes)
+    gains = measure_gains(groups, value)
+    ranked = sorted(gains.items(), key=lambda item: -item[1].per_doubling.difference)
+    parts = ", ".join(f"{line} {gain.per_doubling}" for line, gain in ranked)
     return Findings(
-        table=table(found, value),
-        figure=partial(figure, found, value),
-        sentence=sentence(gained, value) + missing(outcomes),
-        beside=beside(gained),
+        table=build_table(groups, value),
+        figure=partial(draw_figure, groups, value),
+        summary=f"Per doubling of compute, up to the last point of its line, {VALUE_NAMES[value]} changes by: {parts}."
+        if parts
+        else "",
+        paper="D.2: depth brings most, width least, smaller patches help without parameters, and so does all together.",
+        claims=compare_with_paper(gains) if set(gains) == set(LINES) else (),
     )
 
 
-def table(found: Sequence[Group], value: str) -> Table:
-    base = next((group.spread(value) for group in found if group.at["line"] == BASE), None)
-    everything = [group.spread(value) for group in found]
+def compare_with_paper(gains: Mapping[str, Gain]) -> list[Claim]:
+    """The paper's four statements."""
+    each = {line: gains[line].per_doubling for line in LINES if line != "All"}
+    most, least = (max(each, key=lambda line: sign * each[line].difference) for sign in (1, -1))
+    depth, width = each["Depth"], each["Width"]
+    known = depth.margin is not None and width.margin is not None
+    deeper = Gap(
+        difference=depth.difference - width.difference,
+        margin=math.hypot(depth.margin or 0.0, width.margin or 0.0) if known else None,
+    )
+    order = Verdict.AGREES if (most, least) == ("Depth", "Width") else Verdict.DISAGREES
+    return [
+        Claim(f"by their means {most} brings most and {least} least", order if known else Verdict.UNDECIDED),
+        *judge_gap("depth over width, per doubling:", deeper),
+        *judge_gap("smaller patches over the base:", gains["Patch size"].gap),
+        *judge_gap("all together over the base:", gains["All"].gap),
+    ]
+
+
+def build_table(groups: Sequence[SeedGroup], value: str) -> ResultTable:
+    base, spreads = find_spread(groups, value, line=BASE), [group.spread(value) for group in groups]
     rows: list[tuple[str, ...]] = []
-    for group in found:
-        spread = group.spread(value)
-        over = apart(spread, base, everything) if group.at["line"] != BASE else None
-        more = NOTHING if over is None else str(over).removesuffix(" points")
-        size = f"{group.at['parameters']:,}"
-        rows.append(
-            (str(group.at["line"]), str(group.at["shape"]), size, f"{group.at['compute']:.2f}", percent(spread), more)
+    for group, spread in zip(groups, spreads, strict=True):
+        gap = compare(spread, base, spreads) if group.at["line"] != BASE else None
+        more = NOTHING if gap is None else str(gap).removesuffix(" points")
+        costs = (f"{group.at['parameters']:,}", f"{group.at['compute']:.2f}")
+        rows.append((str(group.at["line"]), str(group.at["shape"]), *costs, format_percent(spread), more))
+    columns = ("line", "layers x width", "parameters", "compute", f"{VALUE_NAMES[value]} [%]", "over the base [points]")
+    return ResultTable(columns=columns, rows=tuple(rows))
+
+
+def draw_figure(groups: Sequence[SeedGroup], value: str) -> "Figure":
+    lines = [
+        Line(
+            name=line,
+            points=[
+                (float(group.at["compute"]), group.spread(value))
+                for group in groups
+                if group.at["line"] in (BASE, line)
+            ],
         )
-    columns = ("line", "layers x width", "parameters", "compute", f"{WORDS[value]} [%]", "over the base [points]")
-    return Table(columns=columns, rows=tuple(rows))
-
-
-def sentence(gained: Mapping[str, Gain], value: str) -> str:
-    if not gained:
-        return "The base and a line are needed to say what growing brings; they have not finished."
-    ranked = sorted(gained.items(), key=lambda item: -item[1].each.difference)
-    parts = ", ".join(f"{line} {gain.each}" for line, gain in ranked)
-    return f"For each doubling of compute, up to the last point of its line, {WORDS[value]} changes by: {parts}."
-
-
-def beside(gained: Mapping[str, Gain]) -> str:
-    """The paper's four statements, one by one."""
-    said = "D.2: depth brings most, width least, smaller patches help without parameters, and so does all together."
-    if set(gained) != set(LINES):
-        return f"{said} Not decided here: {', '.join(line for line in LINES if line not in gained)} not finished."
-    if any(gain.over.margin is None for gain in gained.values()):
-        return f"{said} Not decided here: there is one seed, and no spread to judge by."
-    each = {line: gained[line].each for line in LINES}
-    single = [line for line in LINES if line != "All"]
-    most, least = (max(single, key=lambda line: sign * each[line].difference) for sign in (1, -1))
-    deeper = over(each["Depth"], each["Width"])
-    verdicts = (
-        f"most by {most}{' as there' if most == 'Depth' else ', not Depth'}, "
-        f"least by {least}{' as there' if least == 'Width' else ', not Width'} (order of the means)",
-        f"depth over width, a doubling: {deeper}, {decided(deeper)}",
-        f"smaller patches over the base: {gained['Patch size'].over}, {decided(gained['Patch size'].over)}",
-        f"all together over the base: {gained['All'].over}, {decided(gained['All'].over)}",
-    )
-    return f"{said} Here: {'; '.join(verdicts)}."
-
-
-def over(one: Gap, other: Gap) -> Gap:
-    assert one.margin is not None
-    assert other.margin is not None
-    return Gap(difference=one.difference - other.difference, margin=math.hypot(one.margin, other.margin))
-
-
-def decided(found: Gap) -> str:
-    return "agrees" if found.above else "disagrees" if found.below else "open within the spread over seeds"
-
-
-def figure(found: Sequence[Group], value: str) -> "Figure":
-    start: Spread | None = next((group.spread(value) for group in found if group.at["line"] == BASE), None)
-    lines: list[Line] = []
-    for line in LINES:
-        points = [] if start is None else [Point(x=1.0, y=start)]
-        points += [
-            Point(x=float(group.at["compute"]), y=spread)
-            for group in found
-            if group.at["line"] == line and (spread := group.spread(value)) is not None
-        ]
-        lines.append(Line(name=line, points=points))
-    return plot([Panel(lines=lines, along="relative compute", up=f"{WORDS[value]} [%]", log=True)])
-
-
-STUDY: Final = Study(
-    name="shape",
-    title="Depth, width, MLP width and patch size from one base",
-    anchor="D.2, Figure 8",
-    cells=cells,
-    conclude=conclude,
-)
+        for line in LINES
+    ]
+    return plot_lines([Panel(lines=lines, along="relative compute", up=f"{VALUE_NAMES[value]} [%]", log=True)])

@@ -1,13 +1,13 @@
-"""D.5, Figure 12: images a second and the largest batch that fits, by image size, for one network or several.
+"""D.5, Figure 12: images per second and the largest batch that fits, by image size, for one network or several.
 
-found = [measured("ViT-B/16", bundle, sizes_for(bundle.config), device=device, seconds=60, room=free)]
-save(figure(found), Path("speed"))      # speed.png and speed.svg
+speeds = [measure_speeds("ViT-B/16", bundle, choose_sizes(bundle.config), device=device, seconds=60, room=free)]
+save(draw_figure(speeds), Path("speed"))      # speed.png and speed.svg
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -15,50 +15,50 @@ from vitrail.checkpoint.bundle import Bundle
 from vitrail.checkpoint.weights import build_fresh, build_network, replace_head_and_resize, to_bundle
 from vitrail.core.text import Pair, pair
 from vitrail.evaluation.frozen.features import Precision
-from vitrail.evaluation.speed import Speed, SpeedLimits, TimedNetwork, measure_speed
-from vitrail.inspection.figures import style_axes
+from vitrail.evaluation.speed import Speed, SpeedLimits, SpeedPoint, TimedNetwork, measure_speed
 from vitrail.models.family import ModelConfig
 from vitrail.models.zoo import adapt_config
-from vitrail.report.figure_style import LIGHT, Theme, blank, legible, styled
+from vitrail.report.figure_style import LIGHT, Theme, legible
+from vitrail.studies.plots import Line, Panel, plot_lines
+from vitrail.studies.statistics import Spread
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 SIZES: Final = (64, 128, 224, 384, 512)  # D.5's
 SMALL_SIZES: Final = (16, 32, 64, 128)  # for networks made for 32 px
-ON_HOST: Final = 3  # of these, the smallest, where there is no GPU
+CPU_SIZES: Final = 3  # the smallest ones, where there is no GPU
 SEED: Final = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class NetworkSpeeds:
     """A network and its speed at each image size."""
 
     name: str
     speeds: Mapping[Pair, Speed]
 
 
-def sizes_for(config: ModelConfig, device: torch.device) -> tuple[Pair, ...]:
-    """D.5's sizes, each brought down to what the patch divides; those a CPU can do in a minute where there is no GPU.
-    A network whose positions are tied to its size has that one alone."""
+def choose_sizes(config: ModelConfig, device: torch.device) -> tuple[Pair, ...]:
+    """D.5's sizes, each rounded down to a multiple of the patch; without a GPU those a CPU can do in a minute. A
+    network whose positions are tied to its size has only that one."""
     if config.tied_to_size:
         return (config.image,)
     sizes = SIZES if max(config.image) > 64 else SMALL_SIZES
     step = config.size_step
     fitted = [(size - size % step[0], size - size % step[1]) for size in sizes]
-    return tuple(size for size in fitted if prod(size))[: None if device.type == "cuda" else ON_HOST]
+    return tuple(size for size in fitted if prod(size))[: None if device.type == "cuda" else CPU_SIZES]
 
 
-def random_weights(config: ModelConfig) -> Bundle:
-    """Of a network by name: speed does not depend on the numbers."""
+def draw_random_weights(config: ModelConfig) -> Bundle:
+    """For a network by name: speed does not depend on the weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return to_bundle(build_fresh(config))
 
 
-def measured(
+def measure_speeds(
     name: str,
     bundle: Bundle,
     sizes: Sequence[int | Pair],
@@ -69,10 +69,10 @@ def measured(
     seconds: float,
     room: int,
     tell: Callable[[str], None] = lambda text: None,
-) -> Measured:
-    """Each size has an equal part of the seconds. `room` is what the device has free before the network is there."""
+) -> NetworkSpeeds:
+    """The seconds are divided equally among the sizes; `room` is the device's free memory without the network."""
     for size in sizes:
-        adapt_config(bundle.config, image_size=size)  # one that does not fit is said before minutes have gone by
+        adapt_config(bundle.config, image_size=size)  # refuses a size that does not fit before minutes have gone by
     limits = SpeedLimits(batches=batches, seconds=seconds / len(sizes), room=room)
     speeds: dict[Pair, Speed] = {}
     for size in map(pair, sizes):
@@ -85,80 +85,48 @@ def measured(
         del model, passes
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return Measured(name=name, speeds=speeds)
+    return NetworkSpeeds(name=name, speeds=speeds)
 
 
-def figure(networks: Sequence[Measured], device: str, theme: Theme = LIGHT) -> "Figure":
-    """D.5's two panels: peak images a second and the largest batch, over the image size. For one network alone two
-    more: how speed and memory go with the batch at each size."""
-    single = networks[0] if len(networks) == 1 else None
-    sure = all(found.tried for one in networks for found in one.speeds.values())
-    reckoned = "largest batch that fits" if sure else "largest batch that fits (reckoned)"
-    with styled(theme):
-        drawn = blank(3.4 + (3.2 if single else 0))
-        panels: Any = drawn.subplots(2 if single else 1, 2, squeeze=False)
-        over_sizes(
-            panels[0, 0], networks, theme, "images a second, at the best batch", lambda one: one.best.images_per_s
-        )
-        over_sizes(panels[0, 1], networks, theme, reckoned, lambda one: one.largest)
-        if single is None:
-            keyed(panels[0, 0], theme)
-        else:
-            over_batches(panels[1, 0], single, theme, "images a second", lambda point: point.images_per_s)
-            over_batches(panels[1, 1], single, theme, "peak memory [MB]", lambda point: (point.memory or 0) / 1e6)
-            keyed(panels[1, 0], theme)
-        names = legible(", ".join(one.name for one in networks), 60)
-        drawn.suptitle(f"{names} on {legible(device, 40)}: inference", fontsize=10, x=0.01, ha="left")
-    return drawn
+def draw_figure(networks: Sequence[NetworkSpeeds], device: str, theme: Theme = LIGHT) -> "Figure":
+    """D.5's two panels: peak images per second and the largest batch, over the image size. For a single network also
+    speed and memory over the batch, for each size."""
+    tried = all(found.tried for one in networks for found in one.speeds.values())
+    where = f"{legible(', '.join(one.name for one in networks), 40)} on {legible(device, 30)}"
+    panels = [
+        over_sizes(networks, f"{where}: images/s at the best batch", lambda found: found.best.images_per_s),
+        over_sizes(networks, f"largest batch that fits{'' if tried else ' (estimated)'}", lambda found: found.largest),
+    ]
+    if len(networks) == 1:
+        speeds = networks[0].speeds
+        panels.append(over_batches(speeds, "images/s", lambda point: point.images_per_s))
+        panels.append(over_batches(speeds, "peak memory [MB]", lambda point: (point.memory or 0) / 1e6))
+    return plot_lines(panels, theme)
 
 
-def over_sizes(
-    axes: "Axes",
-    networks: Sequence[Measured],
-    theme: Theme,
-    title: str,
-    value: Callable[[Speed], float | None],
-) -> None:
-    style_axes(axes, "image size [pixels a side]", "")
-    axes.set_title(title, loc="left", pad=8)
-    sides: set[int] = set()
-    for at, one in enumerate(networks):
-        places = [(size[0], value(found)) for size, found in sorted(one.speeds.items())]
-        known = [(side, height) for side, height in places if height]
-        sides |= {side for side, _ in places}
-        if known:
-            colour = theme.glass[at % len(theme.glass)]
-            axes.plot(*zip(*known, strict=True), color=colour, marker="o", markersize=4.5, label=legible(one.name))
-    logarithmic(axes, sorted(sides))
+def over_sizes(networks: Sequence[NetworkSpeeds], title: str, value: Callable[[Speed], float | None]) -> Panel:
+    lines = [
+        Line(name=one.name, points=[point_of(size[0], value(found)) for size, found in one.speeds.items()])
+        for one in networks
+    ]
+    sides = sorted({size[0] for one in networks for size in one.speeds})
+    return build_panel(lines, title, "image size [pixels per side]", sides)
 
 
-def over_batches(axes: "Axes", one: Measured, theme: Theme, title: str, value: Callable[[Any], float]) -> None:
-    style_axes(axes, "batch", "")
-    axes.set_title(title, loc="left", pad=8)
-    batches: set[int] = set()
-    for at, (size, found) in enumerate(sorted(one.speeds.items())):
-        points = [(point.batch, value(point)) for point in found.points if value(point)]
-        batches |= {batch for batch, _ in points}
-        if points:
-            colour = theme.glass[at % len(theme.glass)]
-            axes.plot(*zip(*points, strict=True), color=colour, marker="o", markersize=3.5, label=f"{size[0]} px")
-    logarithmic(axes, sorted(batches)[:: max(1, len(batches) // 8)])
+def over_batches(speeds: Mapping[Pair, Speed], title: str, value: Callable[[SpeedPoint], float]) -> Panel:
+    lines = [
+        Line(name=f"{size[0]} px", points=[point_of(point.batch, value(point)) for point in found.points])
+        for size, found in sorted(speeds.items())
+    ]
+    batches = sorted({point.batch for found in speeds.values() for point in found.points})
+    return build_panel(lines, title, "batch", batches[:: max(1, len(batches) // 8)])
 
 
-def keyed(axes: "Axes", theme: Theme) -> None:
-    axes.legend(loc="best", fontsize=8, labelcolor=theme.quiet, handlelength=1.6)
+def point_of(x: float, value: float | None) -> tuple[float, Spread | None]:
+    return x, Spread((value,)) if value else None
 
 
-def logarithmic(axes: "Axes", below: Sequence[int]) -> None:
-    """Both axes, as D.5 has them; below stand the values that were taken, and numbers as people write them."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_xticks(list(below), [str(value) for value in below])
-    low, high = axes.get_ylim()
-    few = high / low < 100
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
+def build_panel(lines: Sequence[Line], title: str, along: str, ticks: Sequence[int]) -> Panel:
+    """Both axes are logarithmic, as in D.5; the measured values are labelled below."""
+    labels = {float(value): str(value) for value in ticks}
+    return Panel(lines=lines, along=along, up="", title=title, log=True, log_up=True, ticks=labels, scale=1.0)

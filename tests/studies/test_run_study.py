@@ -17,8 +17,7 @@ import torch
 from tests.studies.tiny_study import STEPS, TINY, board_of, cells, plan_of, play, quick
 from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
 from vitrail.core.errors import ConfigError
-from vitrail.studies.framework import results as kept
-from vitrail.studies.framework.definition import grid
+from vitrail.studies import run_study as kept
 from vitrail.train.grid import engine
 from vitrail.train.grid import engine as board_module
 from vitrail.train.grid import plan as results
@@ -30,7 +29,7 @@ from vitrail.train.run_folder.files import read_json
 
 def trained(out: Path, name: str) -> int:
     """How often a cell was started, by its log."""
-    log = kept.folder_of(out, name) / "log.txt"
+    log = kept.cell_folder(out, name) / "log.txt"
     return log.read_text().count("run folder") if log.exists() else 0
 
 
@@ -44,10 +43,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_values_are_those_of_the_run(done: Path) -> None:
-    found = kept.finished(done, grid(TINY, "tiny"))
+    found = kept.read_finished(done, TINY.grid("tiny"))
     assert list(found) == ["first-0", "second-0", "third-0"]
     for name, outcome in found.items():
-        folder = kept.folder_of(done, name)
+        folder = kept.cell_folder(done, name)
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         test = next(row for row in rows if row["kind"] == "test")
         assert outcome.values["accuracy"] == test["accuracy"]
@@ -67,15 +66,15 @@ def test_few_shot_accuracies_and_the_best_watched_one_are_values(tmp_path: Path)
         {"kind": "fewshot", "step": 2, "source": "digits", "shots": 10, "accuracy": 0.3},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = kept.values_in(tmp_path)
+    found = kept.read_values(tmp_path)
     assert found == {"watch": 0.4, "accuracy": 0.4, "fewshot-5": 0.2, "fewshot-10": 0.3}
     (tmp_path / "best.safetensors").touch()  # of a run that chose its weights
-    assert kept.values_in(tmp_path) == {"watch": 0.5, "accuracy": 0.5, "fewshot-5": 0.1}
+    assert kept.read_values(tmp_path) == {"watch": 0.5, "accuracy": 0.5, "fewshot-5": 0.1}
 
 
 def test_a_cell_after_another_starts_from_its_last_weights(done: Path) -> None:
-    config = read_json(kept.folder_of(done, "third-0") / "config.json")
-    assert config["weights"] == str(kept.folder_of(done, "first-0") / "last.safetensors")
+    config = read_json(kept.cell_folder(done, "third-0") / "config.json")
+    assert config["weights"] == str(kept.cell_folder(done, "first-0") / "last.safetensors")
     assert config["model"]["width"] == 16
 
 
@@ -99,7 +98,7 @@ def test_study_json_tells_how_every_cell_stands(done: Path) -> None:
 
 def test_a_changed_cell_is_refused_by_its_fields_and_trained_anew_by_force(tmp_path: Path) -> None:
     out = tmp_path / "study"
-    only = [cell for cell in grid(TINY, "tiny") if cell.name != "second-0"]
+    only = [cell for cell in TINY.grid("tiny") if cell.name != "second-0"]
     plan = replace(plan_of(out), cells=tuple(only))
     play(plan)
     other = replace(only[0], run=quick(lr=0.5))
@@ -112,7 +111,7 @@ def test_a_changed_cell_is_refused_by_its_fields_and_trained_anew_by_force(tmp_p
     report, recorder = play(replace(changed, force=True))
     assert set(report.states.values()) == {"done"}
     assert recorder.lines[-4:] == ["start first-0", "end first-0", "start third-0", "end third-0"]
-    config = read_json(kept.folder_of(out, "first-0") / "config.json")
+    config = read_json(kept.cell_folder(out, "first-0") / "config.json")
     assert config["optim"]["lr"] == 0.5
 
 
@@ -120,7 +119,7 @@ def test_another_study_or_run_in_the_folder_is_refused(done: Path, tmp_path: Pat
     with pytest.raises(ConfigError, match="holds the study tiny at scale tiny; give another --out"):
         play(replace(plan_of(done), scale="small"))
     with pytest.raises(ConfigError, match="holds a run, not a study"):
-        play(plan_of(kept.folder_of(done, "first-0")))
+        play(plan_of(kept.cell_folder(done, "first-0")))
 
 
 def test_a_failing_cell_is_told_of_and_the_others_finish(tmp_path: Path) -> None:
@@ -150,13 +149,13 @@ def test_an_explosion_and_an_unknown_error_are_told_in_words(tmp_path: Path, mon
             raise RuntimeError("a thing nobody\nthought of")
         return real(cell, folder, job, checkpoints=checkpoints)
 
-    monkeypatch.setattr(worker, "keep", keep)
+    monkeypatch.setattr(worker, "keep_outcome", keep)
     report, _ = play(replace(plan_of(out), cells=(wild, odd)))
     faults = {outcome.cell: outcome.fault for outcome in report.outcomes}
     assert set(report.states.values()) == {"failed"}
     assert "finite" in faults["wild"]
     assert faults["odd"] == "RuntimeError: a thing nobody thought of"
-    assert "in keep" in (kept.folder_of(out, "odd") / "fault.txt").read_text()
+    assert "in keep" in (kept.cell_folder(out, "odd") / "fault.txt").read_text()
 
 
 def test_a_record_that_cannot_be_written_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,10 +233,10 @@ def test_a_study_that_is_killed_repeats_no_finished_cell(tmp_path: Path) -> None
     """SIGKILL to the whole process group while the second cell trains; that one resumes from its checkpoint."""
     out = tmp_path / "study"
     child = started(out, 80)
-    wait_for_checkpoint(kept.folder_of(out, "second-0"))
+    wait_for_checkpoint(kept.cell_folder(out, "second-0"))
     os.killpg(child, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    outcomes = {name: kept.folder_of(out, name) / results.OUTCOME for name in ("first-0", "second-0", "third-0")}
+    outcomes = {name: kept.cell_folder(out, name) / results.OUTCOME for name in ("first-0", "second-0", "third-0")}
     assert [path.exists() for path in outcomes.values()] == [True, False, False]
     assert read_json(out / "study.json")["state"] == "running"
     written = outcomes["first-0"].stat().st_mtime_ns
@@ -246,7 +245,7 @@ def test_a_study_that_is_killed_repeats_no_finished_cell(tmp_path: Path) -> None
     assert all(path.exists() for path in outcomes.values())
     assert outcomes["first-0"].stat().st_mtime_ns == written
     assert [trained(out, name) for name in outcomes] == [1, 2, 1]
-    assert "resumes from step" in (kept.folder_of(out, "second-0") / "log.txt").read_text()
+    assert "resumes from step" in (kept.cell_folder(out, "second-0") / "log.txt").read_text()
 
 
 def test_where_the_processes_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,15 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.studies.made import noisy, outcomes
+from tests.studies.fake_outcomes import noisy, outcomes
 from vitrail.core.errors import ConfigError
 from vitrail.report.figure_style import DARK, LIGHT
-from vitrail.studies.framework import study_report as presentation
-from vitrail.studies.framework.definition import Findings, Table
-from vitrail.studies.framework.study_report import darkened, found, markdown, write
-from vitrail.studies.paper.positions import STUDY
+from vitrail.studies import find_study, study_report
+from vitrail.studies.definition import Findings, ResultTable
+from vitrail.studies.study_report import CAUTION, format_markdown, to_dark, write_report
 from vitrail.train.grid.plan import CellOutcome, Coordinate
 
+STUDY = find_study("positions")
 FILES = ["figure.png", "figure.svg", "report.html", "table.csv", "table.md"]
 
 
@@ -28,11 +28,11 @@ def values(at: Mapping[str, Coordinate]) -> dict[str, float]:
 
 
 def test_all_files_are_written(tmp_path: Path) -> None:
-    write(STUDY, outcomes(STUDY, "tiny", values), tmp_path, scale="tiny", data="")
+    write_report(STUDY, outcomes(STUDY, "tiny", values), tmp_path, scale="tiny", data="")
     assert sorted(path.name for path in tmp_path.iterdir()) == FILES
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "report.html").read_text()
-    said = STUDY.conclude(outcomes(STUDY, "tiny", values)).sentence
+    said = STUDY.findings(outcomes(STUDY, "tiny", values)).summary
     for text in ("Position embeddings (D.4, Table 8)", "16 of 16 cells are done", said, "Next to the paper"):
         assert text in page
     assert "vitrail study positions --scale tiny" in page
@@ -41,40 +41,30 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     assert ">4<" in page.replace("\n", "")  # 16 times a quarter of an exaFLOP
 
 
-def test_the_same_outcomes_make_the_same_files(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write(STUDY, outcomes(STUDY, "tiny", values), tmp_path / name, scale="tiny", data="")
+def test_the_same_outcomes_make_the_same_files_and_the_same_table_in_both_forms(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "again"):
+        write_report(STUDY, outcomes(STUDY, "tiny", values), folder, scale="tiny", data="")
     for file in FILES:
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-
-
-def test_the_table_is_the_same_in_both_forms(tmp_path: Path) -> None:
-    write(STUDY, outcomes(STUDY, "tiny", values), tmp_path, scale="tiny", data="")
+        assert (tmp_path / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
     with (tmp_path / "table.csv").open(newline="") as file:
         rows = list(csv.reader(file))
     lines = [line for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("|")]
     assert [line.strip("| ").split(" | ") for line in (lines[0], *lines[2:])] == rows
 
 
-def test_a_column_in_which_nothing_stands_is_left_out() -> None:
-    table = Table(columns=("a", "b", "c"), rows=(("1", "–", "–"), ("2", "–", "3")))
-    made = Findings(table=table, figure=lambda: pytest.fail("drawn"), sentence="", beside="")
-    study = replace(STUDY, conclude=lambda _: made)
-    assert found(study, ()).table == Table(columns=("a", "c"), rows=(("1", "–"), ("2", "3")))
-    empty = replace(made, table=Table(columns=("a", "b"), rows=()))
-    assert found(replace(STUDY, conclude=lambda _: empty), ()).table.columns == ("a", "b")
-
-
-def test_a_bar_in_a_cell_does_not_end_it() -> None:
-    bar = Findings(
-        table=Table(columns=("a",), rows=(("x|y",),)), figure=lambda: pytest.fail("drawn"), sentence="", beside=""
-    )
-    assert "| x\\|y |" in markdown(STUDY, bar)
+def test_empty_columns_are_dropped_and_bars_are_escaped() -> None:
+    table = ResultTable(columns=("a", "b", "c"), rows=(("1", "–", "–"), ("2", "–", "x|y")))
+    made = Findings(table=table, figure=lambda: pytest.fail("drawn"), summary="", paper="", claims=())
+    found = replace(STUDY, analyse=lambda _: made).findings(())
+    assert found.table == ResultTable(columns=("a", "c"), rows=(("1", "–"), ("2", "x|y")))
+    assert "| x\\|y |" in format_markdown(STUDY, found)
+    empty = replace(made, table=ResultTable(columns=("a", "b"), rows=()))
+    assert replace(STUDY, analyse=lambda _: empty).findings(()).table.columns == ("a", "b")
 
 
 def test_failed_and_missing_cells_are_shown(tmp_path: Path) -> None:
     some = outcomes(STUDY, "tiny", values, failed=["relative-stem-seed0"])[-6:]
-    write(STUDY, some, tmp_path, scale="tiny", data="my <set>")
+    write_report(STUDY, some, tmp_path, scale="tiny", data="my <set>")
     page = (tmp_path / "report.html").read_text()
     assert "5 of 16 cells are done, 1 failed" in page
     assert "relative-stem-seed0: the loss is not finite" in page
@@ -83,7 +73,7 @@ def test_failed_and_missing_cells_are_shown(tmp_path: Path) -> None:
 
 
 def test_nothing_yet(tmp_path: Path) -> None:
-    write(STUDY, [], tmp_path, scale="tiny", data="")
+    write_report(STUDY, [], tmp_path, scale="tiny", data="")
     assert "0 of 16 cells are done" in (tmp_path / "report.html").read_text()
 
 
@@ -95,11 +85,11 @@ def test_the_folder_knows_its_cells_and_its_command(tmp_path: Path) -> None:
     cells = {"none-stem-seed0": {"state": "done", "seconds": 12.3}, "learned-stem-seed0": {"state": "stopped"}}
     held = {"state": "stopped", "go_on": "vitrail study positions --seeds 1", "cells": cells}
     (tmp_path / "study.json").write_text(json.dumps(held))
-    write(STUDY, [done], tmp_path, scale="tiny", data="")
+    write_report(STUDY, [done], tmp_path, scale="tiny", data="")
     page = (tmp_path / "report.html").read_text()
     assert "1 of 2 cells are done" in page
     assert "interrupted" in page
-    assert "To go on:" in page
+    assert "To resume:" in page
     assert "vitrail study positions --seeds 1<" in page
     assert ">12<" in page
 
@@ -108,16 +98,16 @@ def test_without_matplotlib_the_page_says_so(tmp_path: Path, monkeypatch: pytest
     def missing() -> None:
         raise ConfigError("figures need matplotlib")
 
-    monkeypatch.setattr(presentation, "toolkit", missing)
-    write(STUDY, outcomes(STUDY, "tiny", values), tmp_path, scale="tiny", data="")
+    monkeypatch.setattr(study_report, "toolkit", missing)
+    write_report(STUDY, outcomes(STUDY, "tiny", values), tmp_path, scale="tiny", data="")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "table.csv", "table.md"]
-    assert "it needs matplotlib" in (tmp_path / "report.html").read_text()
+    assert "figures need matplotlib" in (tmp_path / "report.html").read_text()
 
 
 def test_a_dark_screen_gets_its_own_colours() -> None:
     svg = f'<path style="fill: {LIGHT.paper}; stroke: {LIGHT.cobalt}"/><text style="fill: {LIGHT.ink}"/>'.encode()
     expected = f'<path style="fill: {DARK.paper}; stroke: {DARK.cobalt}"/><text style="fill: {DARK.ink}"/>'.encode()
-    assert darkened(svg) == expected
+    assert to_dark(svg) == expected
 
 
 def test_the_page_leads_to_its_cells_and_says_what_tiny_decides(tmp_path: Path) -> None:
@@ -126,14 +116,12 @@ def test_the_page_leads_to_its_cells_and_says_what_tiny_decides(tmp_path: Path) 
         folder = tmp_path / "cells" / one.cell
         folder.mkdir(parents=True)
         (folder / "report.html").write_text("a run")
-    write(STUDY, made, tmp_path, scale="tiny", data="")
+    write_report(STUDY, made, tmp_path, scale="tiny", data="")
     page = (tmp_path / "report.html").read_text()
     links = re.findall(r'<td class="text"><a href="([^"]+)">([^<]+)</a>', page)
     assert [name for _, name in links] == [one.cell for one in made[:3]]  # the others have no page to lead to
     assert all((tmp_path / unquote(link)).read_text() == "a run" for link, _ in links)
-    (said,) = presentation.caution("tiny")
-    assert "nothing" in said
-    assert html.escape(said) in page
-    assert said in (tmp_path / "table.md").read_text()
-    write(STUDY, made, tmp_path, scale="small", data="")
-    assert html.escape(said) not in (tmp_path / "report.html").read_text()
+    assert html.escape(CAUTION) in page
+    assert CAUTION in (tmp_path / "table.md").read_text()
+    write_report(STUDY, made, tmp_path, scale="small", data="")
+    assert html.escape(CAUTION) not in (tmp_path / "report.html").read_text()

@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.studies.made import check_findings, check_grids, noisy, outcomes
+from tests.studies.fake_outcomes import A, D, U, check_findings, check_grids, judge, noisy, outcomes
 from vitrail.checkpoint.weights import build_fresh, load, save
 from vitrail.core.errors import UnknownName
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import adapt_config
 from vitrail.recipes.digits import finetune_digits
-from vitrail.studies.framework.definition import grid
-from vitrail.studies.paper.resolution import BEFORE, STUDY
+from vitrail.studies import find_study
+from vitrail.studies.paper.resolution import PRETRAINING
 from vitrail.train.assemble import build_starting_network
 from vitrail.train.grid.plan import Coordinate
 
+STUDY = find_study("resolution")
 WIDE = ViTConfig(width=16, depth=1, mlp_width=32, heads=2, patch=(4, 4), image=(16, 16), classes=10)
 
 
@@ -36,56 +37,40 @@ def test_the_grids_hold_together():
 
 @pytest.mark.parametrize("scale", ["tiny", "small", "paper"])
 def test_every_fine_tuning_comes_after_a_pretraining_at_the_lowest_size(scale):
-    cells = {cell.name: cell for cell in grid(STUDY, scale)}
+    cells = {cell.name: cell for cell in STUDY.grid(scale)}
     for cell in cells.values():
-        if cell.at["stage"] == BEFORE:
+        if cell.at["stage"] == PRETRAINING:
             assert not cell.after
             continue
         before = cells[cell.after]
-        assert before.at["stage"] == BEFORE
+        assert before.at["stage"] == PRETRAINING
         assert before.run.augmentation.size[0] == cell.at["from"] <= cell.at["size"]
         assert cell.run.augmentation.size[0] == cell.at["size"]
         assert cell.run.model.patch == before.run.model.patch
         assert cell.run.positions == cell.at["positions"]
 
 
-def test_a_gain_agrees():
+def test_verdicts() -> None:
     found = check_findings(STUDY, "small", values)
-    assert "+2.0 ± 0.2 points at 24 px" in found.sentence
-    assert "resized positions over ones drawn again: +3.0 ± 0.2 points at 24 px" in found.sentence
-    assert "a higher resolution helps, as there, at 24 px, 32 px and 48 px" in found.beside
-    assert "resizing instead of drawing again helps, as there, at 24 px, 32 px and 48 px" in found.beside
+    assert "+2.0 ± 0.2 points at 24 px" in found.summary
+    assert "resized positions over new ones: +3.0 ± 0.2 points at 24 px" in found.summary
+    assert [claim.verdict for claim in found.claims] == [A] * 6
+    assert judge(STUDY, "small", lambda at: values(at, up=-0.02, lost=0.0)) == [D, D, D, U, U, U]
+    assert judge(STUDY, "small", values, seeds=1) == [U] * 6
+    assert judge(STUDY, "small", values, failed=["tuned-16px"]) == [A] * 3  # no low resolution to compare with
 
 
-def test_what_seeds_differ_by_does_not_hide_what_their_fine_tunings_do():
-    """They start from the weights of their seed, so they are compared seed by seed."""
-    found = STUDY.conclude(
+def test_seeds_are_compared_with_themselves() -> None:
+    """Fine-tunings start from the weights of their seed, so the spread of these weights does not count."""
+    found = STUDY.findings(
         outcomes(STUDY, "small", lambda at: {"accuracy": values(at)["accuracy"] + 0.05 * int(at["seed"])})
     )
-    assert "+3.0 ± 0.2 points at 24 px" in found.sentence
-    assert "drawing again helps, as there, at 24 px, 32 px and 48 px" in found.beside
+    assert "+3.0 ± 0.2 points at 24 px" in found.summary
+    assert found.verdict == A
 
 
-def test_a_loss_does_not():
-    found = STUDY.conclude(outcomes(STUDY, "small", lambda at: values(at, up=-0.02, lost=0.0)))
-    assert "a higher resolution harms, unlike there, at 24 px, 32 px and 48 px" in found.beside
-    assert "drawing again makes no difference beyond the spread over seeds at 24 px, 32 px and 48 px" in found.beside
-
-
-def test_one_seed_decides_nothing():
-    one = [each for each in outcomes(STUDY, "small", values) if each.at["seed"] == 0]
-    assert STUDY.conclude(one).beside.count("nothing is decided at 24 px") == 2
-
-
-def test_without_the_lowest_size_nothing_is_said_of_higher_ones():
-    found = STUDY.conclude(outcomes(STUDY, "small", values, failed=["tuned-16px"]))
-    assert "Fine-tuning above" not in found.sentence
-    assert found.sentence.startswith("Resized positions over ones drawn again")
-    assert "Not decided" in found.beside
-
-
-def test_the_paper_s_value_stands_at_its_size():
-    found = STUDY.conclude(outcomes(STUDY, "paper", values))
+def test_the_papers_value_is_at_its_size() -> None:
+    found = STUDY.findings(outcomes(STUDY, "paper", values))
     assert {row[0]: row[-1] for row in found.table.rows} == {"224 px": "–", "384 px": "83.97", "512 px": "–"}
 
 

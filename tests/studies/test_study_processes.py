@@ -12,8 +12,8 @@ import pytest
 
 from tests.studies.tiny_study import Recorder, board_of, cells, plan_of, quick
 from vitrail.checkpoint.store.layout import FOLDER, list_checkpoints
-from vitrail.studies.framework import results as kept
-from vitrail.studies.framework.run_study import Plan, go
+from vitrail.studies import run_study as kept
+from vitrail.studies.run_study import StudyPlan, run_study
 from vitrail.train.grid.engine import run_in_pool
 from vitrail.train.grid.plan import Cell
 from vitrail.train.grid.workers import DeviceSlot
@@ -53,24 +53,24 @@ def test_a_process_that_is_killed_fails_its_cell_and_another_takes_its_place(tmp
         killed.append(process)
         os.kill(process, signal.SIGKILL)
 
-    thread = then(kept.folder_of(tmp_path, "long"), kill)
+    thread = then(kept.cell_folder(tmp_path, "long"), kill)
     run_in_pool(board, [ONE], Stop())
     thread.join()
     assert killed != [os.getpid()]
     assert board.states == {"long": "failed", "first-0": "done"}
     assert "its process was ended by SIGKILL" in board.outcomes["long"].fault
     assert recorder.lines == ["start long", "fail long", "start first-0", "end first-0"]
-    assert read_holder(kept.folder_of(tmp_path, "first-0"))["pid"] not in (killed[0], os.getpid())
+    assert read_holder(kept.cell_folder(tmp_path, "first-0"))["pid"] not in (killed[0], os.getpid())
 
 
 @pytest.mark.slow
 def test_a_signal_stops_all_processes_behind_their_steps(tmp_path: Path) -> None:
     plan = replace(plan_of(tmp_path), cells=(long_one("one"), long_one("two"), cells("tiny", "")[0]))
     plan = replace(plan, work={"one": 2.0, "two": 2.0})
-    folders = [kept.folder_of(tmp_path, name) for name in ("one", "two")]
+    folders = [kept.cell_folder(tmp_path, name) for name in ("one", "two")]
     after = then(folders[1], lambda process: os.kill(os.getpid(), signal.SIGINT))
     before = signal.getsignal(signal.SIGINT)
-    report = go(plan, places=[replace(ONE, on_machine=2)] * 2, watcher=Recorder(), present=lambda outcomes: None)
+    report = run_study(plan, places=[replace(ONE, on_machine=2)] * 2, watcher=Recorder(), present=lambda outcomes: None)
     after.join()
     assert signal.getsignal(signal.SIGINT) is before
     assert report.stopped
@@ -83,8 +83,8 @@ def test_a_signal_stops_all_processes_behind_their_steps(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_processes_whose_study_was_killed_save_and_end(tmp_path: Path) -> None:
-    folder = kept.folder_of(tmp_path, "long")
-    plan: Plan = replace(plan_of(tmp_path), cells=(long_one(),))
+    folder = kept.cell_folder(tmp_path, "long")
+    plan: StudyPlan = replace(plan_of(tmp_path), cells=(long_one(),))
     child = os.fork()
     if not child:
         with listen_for_signals() as stop:

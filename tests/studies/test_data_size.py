@@ -4,16 +4,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.studies.made import check_findings, noisy, outcomes
+from tests.studies.fake_outcomes import A, D, P, U, check_findings, judge, noisy, outcomes
 from vitrail.core.paper_tables import TABLE_5
 from vitrail.models.vit_config import ViTConfig
-from vitrail.studies.framework.definition import grid
-from vitrail.studies.framework.results import groups
-from vitrail.studies.paper.data_size import SMALL, STUDY
-from vitrail.studies.paper.data_size_findings import best_of_search, pairs
+from vitrail.studies import find_study
+from vitrail.studies.definition import Scale
+from vitrail.studies.paper.data_size import SMALL, compare_pairs, select_searched
+from vitrail.studies.statistics import group_by_seed
 from vitrail.tasks.classification.objective import Classification
 from vitrail.train.grid.plan import CellOutcome, Coordinate
 
+STUDY = find_study("data-size")
 SIZES = {part: at for at, part in enumerate(SMALL.parts)}
 
 
@@ -28,8 +29,8 @@ def values(at: Mapping[str, Coordinate], start: float = -0.08, step: float = 0.0
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small"])
-def test_the_grid_has_nested_subsets_and_equal_steps(scale: str) -> None:
-    cells = grid(STUDY, scale)  # type: ignore[arg-type]
+def test_the_grid_has_nested_subsets_and_equal_steps(scale: Scale) -> None:
+    cells = STUDY.grid(scale)
     assert {cell.at["family"] for cell in cells} == {"ViT", "slim ViT", "BiT", "hybrid"}
     assert len({cell.run.steps for cell in cells}) == 1
     for cell in cells:
@@ -41,7 +42,7 @@ def test_the_grid_has_nested_subsets_and_equal_steps(scale: str) -> None:
 
 
 def test_the_slim_vit_has_half_the_width() -> None:
-    models = {str(cell.at["family"]): cell.run.model for cell in grid(STUDY, "small")}
+    models = {str(cell.at["family"]): cell.run.model for cell in STUDY.grid("small")}
     full, slim = models["ViT"], models["slim ViT"]
     assert isinstance(full, ViTConfig)
     assert isinstance(slim, ViTConfig)
@@ -49,7 +50,7 @@ def test_the_slim_vit_has_half_the_width() -> None:
 
 
 def test_the_search_varies_three_regularisers() -> None:
-    cells = [cell for cell in grid(STUDY, "small") if cell.at["series"] == "searched"]
+    cells = [cell for cell in STUDY.grid("small") if cell.at["series"] == "searched"]
     assert {cell.at["part"] for cell in cells} == {0.1}
     vits = [cell.run for cell in cells if isinstance(cell.run.model, ViTConfig)]
     assert {run.optim.weight_decay for run in vits} == {0.05, 0.3}
@@ -58,7 +59,7 @@ def test_the_search_varies_three_regularisers() -> None:
 
 
 def test_the_papers_grid_has_both_series() -> None:
-    cells = {cell.name: cell for cell in grid(STUDY, "paper", "jft")}
+    cells = {cell.name: cell for cell in STUDY.grid("paper", "jft")}
     subsets = [cell for cell in cells.values() if cell.at["series"] == "plain"]
     assert {cell.at["network"] for cell in subsets} == {
         *("ViT-B/32", "ViT-b/32", "ViT-L/32", "ViT-L/16", "BiT-R50x1", "BiT-R152x2")
@@ -78,37 +79,21 @@ def test_the_papers_grid_has_both_series() -> None:
     assert cells["vit_b_16-jft"].run.data.source == "jft"
 
 
-def test_what_the_paper_found_agrees() -> None:
+def test_verdicts() -> None:
     found = check_findings(STUDY, "small", values)
-    assert "With 3 % of the images ViT 192x6 is 8.0 ± " in found.sentence
-    assert "points behind ResNet 14 x0.5 in test accuracy" in found.sentence
-    assert "with all of the images 7.0 ± " in found.sentence
-    assert "agrees, the ViT is behind with the least data" in found.beside
-    assert "agrees, the ViT gains on the ResNet with more data (+15.0 ± " in found.beside
-    assert "it makes 1.1 times the errors of the ResNet with the least and 0.8 with all" in found.beside
-    assert "it is ahead from 30 % of the images on" in found.beside
-    assert "disagrees" not in found.beside
-
-
-def test_a_gap_that_does_not_move_is_told() -> None:
-    found = STUDY.conclude(outcomes(STUDY, "small", lambda at: values(at, step=0.0)))
-    assert "how the gap moves with more data is within the spread over seeds" in found.beside
-    assert "no crossing was seen" in found.beside
-
-
-def test_a_gap_that_widens_disagrees() -> None:
-    found = STUDY.conclude(outcomes(STUDY, "small", lambda at: values(at, start=0.05, step=-0.02)))
-    assert "disagrees, the ViT is ahead with the least data" in found.beside
-    assert "disagrees, the ViT falls back with more data" in found.beside
-
-
-def test_one_seed_decides_nothing() -> None:
-    one = [each for each in outcomes(STUDY, "small", values) if each.at["seed"] == 0]
-    assert "nothing is decided" in STUDY.conclude(one).beside
+    assert "With 3 % of the images ViT 192x6 is -8.0 ± " in found.summary
+    assert "with all of the images +7.0 ± " in found.summary
+    assert found.verdict == A
+    assert "makes 1.1 times the errors of the ResNet with the least and 0.8 with all" in found.claims[1].text
+    assert "ahead from 30 % of the images on" in found.claims[2].text
+    assert judge(STUDY, "small", lambda at: values(at, step=0.0)) == [A, U, D]
+    assert judge(STUDY, "small", lambda at: values(at, start=0.05, step=-0.02)) == [D, D, P]
+    assert judge(STUDY, "small", values, seeds=1) == [U, U, U]
+    assert judge(STUDY, "small", values, failed=["resnet"]) == []
 
 
 def test_the_gap_is_the_difference_of_the_means() -> None:
-    found = pairs(groups(outcomes(STUDY, "small", values)))
+    found = compare_pairs(group_by_seed(outcomes(STUDY, "small", values)))
     assert [(pair.vit, pair.resnet) for pair in found] == [("ViT 192x6", "ResNet 14 x0.5")]
     gaps = {part: one.difference for part, one in found[0].gaps.items()}
     assert gaps == pytest.approx({part: -0.08 + 0.05 * at for part, at in SIZES.items()})
@@ -122,35 +107,29 @@ def test_the_search_is_chosen_by_what_was_held_out() -> None:
     def tempted(at: Mapping[str, Coordinate]) -> dict[str, float]:
         return {**values(at), **({"accuracy": 0.99} if at["regularisers"] == tempting else {})}
 
-    found = best_of_search(outcomes(STUDY, "small", tempted), "accuracy")
+    found = select_searched(outcomes(STUDY, "small", tempted), "accuracy")
     assert found["ViT 192x6"][0.1].mean == pytest.approx(0.5 - 0.03 + 0.02)
     assert list(found["ViT 192x6"]) == [0.1]
-    text = STUDY.conclude(outcomes(STUDY, "small", tempted)).sentence
+    text = STUDY.findings(outcomes(STUDY, "small", tempted)).summary
     assert "the search changes ViT 192x6 by +2.0 ± " in text
 
 
 def test_a_search_that_finds_nothing_better_keeps_the_plain_setting() -> None:
     worse = outcomes(STUDY, "small", lambda at: {**values(at), "watch": 0.5 if at["series"] == "plain" else 0.1})
-    found = best_of_search(worse, "accuracy")
+    found = select_searched(worse, "accuracy")
     assert found["ViT 192x6"][0.1].mean == pytest.approx(0.47)
 
 
-def test_failed_cells_are_told() -> None:
-    found = STUDY.conclude(outcomes(STUDY, "small", values, failed=["resnet"]))
-    assert "cells failed" in found.sentence
-    assert "too few cells are done to say" in found.beside
-
-
-def test_the_papers_values_stand_beside() -> None:
+def test_the_papers_values_are_in_the_table() -> None:
     def printed(at: Mapping[str, Coordinate]) -> dict[str, float]:
         if at["series"] == "tuned":
             return {"accuracy": TABLE_5[str(at["upstream"])]["imagenet"][str(at["network"])] / 100}
         return {"fewshot-5": 0.5} if at["series"] == "plain" else {}
 
-    every = [CellOutcome(cell=cell.name, at=cell.at, values=printed(cell.at)) for cell in grid(STUDY, "paper")]
-    found = STUDY.conclude(every)
+    every = [CellOutcome(cell=cell.name, at=cell.at, values=printed(cell.at)) for cell in STUDY.grid("paper")]
+    found = STUDY.findings(every)
     tuned = [row for row in found.table.rows if row[1].endswith("tuned")]
     assert len(tuned) == 14
     assert all(row[2] == row[-1] for row in tuned)
-    assert "ImageNet -1.38 points (there -1.38)" in found.beside
-    assert "ViT-B/32 against BiT-R50x1 is of one seed" in found.beside
+    assert "ImageNet -1.38 points (there -1.38)" in found.claims[-1].text
+    assert [claim.verdict for claim in found.claims] == [*[U] * 6, A]

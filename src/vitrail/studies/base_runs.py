@@ -1,0 +1,110 @@
+"""The runs that the cells of small studies derive from: one recipe for two cores and one for a share of a GPU, counted
+in steps so that a grid costs the same on any source; and the three network families of 4.3 and 4.4 for small images.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from vitrail.data.transforms.augmentation import Mix, cifar
+from vitrail.models.resnet_config import ResNetConfig
+from vitrail.models.vit_config import ViTConfig, vit_config
+from vitrail.models.zoo import hybrid_backbone, mini_bit
+from vitrail.optim.config import Schedule
+from vitrail.recipes import small_images
+from vitrail.recipes.digits import digits
+from vitrail.recipes.run_overrides import on_data, resized
+from vitrail.tasks.classification.objective import Classification
+from vitrail.train.config import AnyRun, Evaluation, Run
+
+RECIPES: Final[Mapping[str, Callable[[], Run]]] = {
+    "cifar10": small_images.cifar10,
+    "cifar100": small_images.cifar100,
+    "svhn": small_images.svhn,
+    "fashion-mnist": small_images.fashion_mnist,
+    "mnist": small_images.mnist,
+}
+SCORINGS: Final = 4  # during a run
+
+
+def build_cpu_run(source: str = "", *, steps: int, width: int = 32, depth: int = 2) -> Run:
+    """Digits at 16 px on two cores: a ViT with 16 patches, one or two seconds per hundred steps."""
+    run = digits()
+    model = replace(vit_config(run.model), width=width, depth=depth, mlp_width=2 * width, heads=2, head="linear")
+    run = replace(run, model=model, batch=64, optim=replace(run.optim, lr=5e-3))
+    return with_steps(with_source(run, source), steps, scorings=1)
+
+
+def build_gpu_run(source: str = "", *, steps: int) -> Run:
+    """CIFAR-10, or another source of small images, on a share of a GPU: the ViT-Mini/4 of its recipe, with learned
+    positions as in the paper.
+
+    A study trains for few epochs: crop and flip only, no stochastic depth, no averaged weights. A network then hardly
+    sees an image often enough to overfit, and regularisation would cost more than it brings."""
+    name = re.split("[:@]", source)[0] or "cifar10"  # without the folder or the split
+    run = RECIPES.get(name, small_images.cifar10)()
+    model = vit_config(run.model)
+    run = replace(
+        run,
+        model=replace(model, stochastic_depth=0.0, position="learned"),
+        augmentation=replace(cifar(model.image, padding=min(model.image) // 8), flip=run.augmentation.flip),
+        objective=Classification(smoothing=0.1),
+        mix=Mix(),
+        batch=256,
+        average=0.0,
+        log=50,
+    )
+    return with_steps(with_source(run, source), steps)
+
+
+def build_paper_run(run: Run, source: str) -> Run:
+    """A pre-training of Table 3, scored by its 5-shot accuracy on ImageNet."""
+    return with_source(replace(run, evaluation=Evaluation(fewshot="imagenet")), source)
+
+
+def with_source(run: AnyRun, source: str) -> AnyRun:
+    """The run on a source; "" keeps its own."""
+    return on_data(run, source) if source else run
+
+
+def with_steps(run: AnyRun, steps: int, *, scorings: int = SCORINGS) -> AnyRun:
+    """The run for this many steps, a tenth of them warm-up, without a closed-form baseline: other cells are there to
+    compare with."""
+    return replace(
+        run,
+        steps=steps,
+        epochs=0.0,
+        schedule=Schedule(decay=run.schedule.decay, warmup=steps // 10),
+        data=replace(run.data, watch="none"),
+        evaluation=Evaluation(every=-(-steps // scorings)),
+        baseline="off",
+    )
+
+
+def with_dev(run: AnyRun, share: float) -> AnyRun:
+    """With a part of the training split held out for selection, so that nothing is selected on the test split (4.1)."""
+    return replace(run, data=replace(run.data, dev=share, watch="dev"))
+
+
+def reshape_vit(model: ViTConfig, width: int, depth: int) -> ViTConfig:
+    """The same ViT in another shape, with an MLP of twice its width as all small ones have."""
+    heads = width // 64 if width % 64 == 0 else max(width // 32, 2)
+    return replace(model, width=width, depth=depth, mlp_width=2 * width, heads=heads)
+
+
+def build_resnet(model: ViTConfig, blocks: tuple[int, ...], factor: float) -> ResNetConfig:
+    """A BiT ResNet with a 3x3 root, for a ViT's image and classes. Groups divide the narrowest layer, at most 8."""
+    small = replace(mini_bit("mini-R14"), image=model.image, classes=model.classes)
+    return replace(small, blocks=blocks, factor=factor, groups=min(8, round(64 * factor)))
+
+
+def build_hybrid(model: ViTConfig, blocks: tuple[int, ...], factor: float, width: int, depth: int) -> ViTConfig:
+    """A ViT on the feature map of a small ResNet, one patch per position."""
+    root = replace(hybrid_backbone(blocks, model.image), root="3x3", factor=factor, groups=min(8, round(64 * factor)))
+    return replace(reshape_vit(model, width, depth), patch=(1, 1), backbone=root)
+
+
+def shrink_to_8_px(run: Run) -> Run:
+    """A run on 16 px at 8 px and patches of 2: as many tokens, and a quarter of the time for a ResNet."""
+    return resized(replace(run, model=replace(vit_config(run.model), patch=(2, 2))), 8)

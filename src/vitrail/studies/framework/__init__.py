@@ -1,1 +1,0 @@
-"""What all studies share: definition, grid, costs, results, figures, report."""

@@ -1,0 +1,218 @@
+"""Runs a study: its cells as a grid of runs, with a report now and then and at the end.
+
+    study = find_study("positions")
+    plan = StudyPlan(study=study, scale="tiny", cells=study.grid("tiny"), out=Path("runs/mine"))
+    report = run_study(plan, places=device_slots("auto", jobs=0), watcher=QuietWatcher(), present=write)
+
+    OUT/study.json               which study, and the state of every cell
+    OUT/cells/NAME/              the run folder of a cell
+    OUT/cells/NAME/outcome.json  its outcome, written when it has finished
+    OUT/table.md  table.csv  figure.png  figure.svg  report.html
+
+The same call again resumes: finished cells stay, an interrupted one resumes from its checkpoint, a failed one is tried
+again (vitrail.train.grid).
+"""
+
+import contextlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import torch
+
+from vitrail.checkpoint.find_weights import find_weights
+from vitrail.checkpoint.store.layout import FOLDER as CHECKPOINTS
+from vitrail.checkpoint.store.layout import list_checkpoints
+from vitrail.core.config_overrides import diff_plain, drop_fields, from_plain, to_plain
+from vitrail.core.errors import ConfigError
+from vitrail.core.text import join_words
+from vitrail.data.collection import Collection, open_collection
+from vitrail.distributed.process_group import World
+from vitrail.recipes.run_overrides import started_from
+from vitrail.studies.definition import Scale, Study
+from vitrail.tasks.registry import task_of
+from vitrail.train.config import Run, RunRequest, configure
+from vitrail.train.data import split_collection
+from vitrail.train.grid import plan as grid
+from vitrail.train.grid.engine import run_grid
+from vitrail.train.grid.plan import OUTCOME, Cell, CellOutcome, PreparedCell, read_outcome
+from vitrail.train.grid.workers import DeviceSlot
+from vitrail.train.report.page import read_metrics
+from vitrail.train.run_folder.files import BEST, COMMAND, CONFIG, LAST, METRICS, is_done, read_json
+from vitrail.train.run_folder.metric_rows import best_of, headline, scores
+
+STUDY: Final = "study.json"
+CELLS: Final = "cells"
+REQUESTED: Final = "run"  # in a cell's command.json: its run as the grid has it
+COSTS: Final = ("exaflops", "device_hours", "images")
+LISTED: Final = 12  # differing fields in an error
+# Fields that may change between two starts without changing the outcome: fewer than for a run, since scores count.
+FREE: Final = frozenset(
+    {"name", "micro", "log", "keep", "bad_steps", "compile", "sharding", "recompute", "baseline"}
+    | {"data.workers", "data.strict", "data.resident"}
+)
+Present: TypeAlias = Callable[[Sequence[CellOutcome]], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyPlan:
+    """What to run and where. `work` is the cost of each cell in any unit: long ones come first, seed by seed. `go_on`
+    is the command that resumes the study."""
+
+    study: Study
+    scale: Scale
+    cells: tuple[Cell, ...]
+    out: Path
+    data: str = ""
+    work: dict[str, float] = field(default_factory=dict[str, float])
+    go_on: str = ""
+    force: bool = False
+
+    def as_grid(self) -> grid.GridPlan:
+        return grid.GridPlan(
+            cells=self.cells,
+            out=self.out,
+            cells_in=self.out / CELLS,
+            record=self.out / STUDY,
+            job=StudyJob(out=self.out, study=self.study.name, go_on=self.go_on),
+            open=self.check_folder,
+            facts=lambda outcomes: {"study": self.study.name, "scale": self.scale, "data": self.data},
+            work=self.work,
+            go_on=self.go_on,
+            force=self.force,
+            few_threads=True,
+        )
+
+    def check_folder(self, tell: Callable[[str], None]) -> None:
+        """Refuses a folder that holds something else, and cells whose run has changed. With `force` those are removed,
+        together with cells that started from their weights, to be trained again."""
+        out = self.out
+        if (out / CONFIG).exists():
+            raise ConfigError(f"{out} holds a run, not a study; give another --out")
+        if (out / STUDY).exists():
+            before = read_json(out / STUDY)
+            study, scale = before.get("study"), before.get("scale")
+            if (study, scale) != (self.study.name, self.scale):
+                raise ConfigError(f"{out} holds the study {study} at scale {scale}; give another --out")
+        changed = {cell.name: lines for cell in self.cells if (lines := find_changes(out, cell))}
+        if changed and not self.force:
+            name, lines = next(iter(changed.items()))
+            others = f", and {len(changed) - 1} other cells have changed as well" if len(changed) > 1 else ""
+            raise ConfigError(
+                f"{cell_folder(out, name)} holds a cell with another config ({join_words(lines, limit=LISTED)})"
+                f"{others}; add --force to train those again, or give another --out"
+            )
+        again = set(changed)
+        for _ in self.cells:  # in whatever order they come
+            again |= {cell.name for cell in self.cells if cell.after in again}
+        for cell in self.cells:
+            if cell.name in again and (folder := cell_folder(out, cell.name)).exists():
+                shutil.rmtree(folder)
+                tell(f"{cell.name} is trained again: its run has changed")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StudyJob:
+    """Trains a cell of the study in `out`, from the weights of another cell if it comes after one."""
+
+    out: Path
+    study: str
+    go_on: str = ""
+
+    def prepare(self, cell: Cell) -> PreparedCell:
+        run = self.with_weights(cell)
+        splits = (
+            split_collection(open_cached(run.data.source), run.data, task_of(run.objective))
+            if run.data.source
+            else None
+        )
+        command = {
+            "study": self.study,
+            "cell": cell.name,
+            "after": cell.after,
+            REQUESTED: to_plain(cell.run),
+            "go_on": self.go_on,
+        }
+        return PreparedCell(run=run, splits=splits, command=command)
+
+    def with_weights(self, cell: Cell) -> Run:
+        """The run with the weights it starts from. If the grid names no network, it is that of the weights (3.2)."""
+        if not cell.after:
+            return configure(cell.run)
+        weights = str(cell_folder(self.out, cell.after) / LAST)
+        bundle = find_weights(weights)
+        started = started_from(cell.run, weights, bundle.config, bundle.card.preprocessing)
+        return started if cell.run.model is None else replace(started, model=cell.run.model)
+
+    def read(self, cell: Cell, folder: Path) -> Mapping[str, float]:
+        return read_values(folder)
+
+
+@lru_cache(maxsize=2)
+def open_cached(source: str) -> Collection:
+    """The cells of a grid mostly share their source; reading it takes seconds."""
+    return open_collection(source)
+
+
+def run_study(
+    plan: StudyPlan, *, places: Sequence[DeviceSlot], watcher: grid.Watcher, present: Present
+) -> grid.GridReport:
+    """Runs the cells that have not finished. `present` is called with the outcomes so far, now and then and at the end.
+    A single place on a CPU is this process."""
+    alone = len(places) == 1 and not places[0].device.startswith("cuda")
+    where = World(device=torch.device(places[0].device)) if alone else places
+    return run_grid(plan.as_grid(), where, watcher=watcher, present=lambda report: present(report.outcomes))
+
+
+def cell_folder(out: Path, cell: str) -> Path:
+    return out / CELLS / cell
+
+
+def read_finished(out: Path, cells: Sequence[Cell]) -> dict[str, CellOutcome]:
+    """The outcomes of the cells that have finished."""
+    found = {cell.name: read_outcome(cell, cell_folder(out, cell.name)) for cell in cells}
+    return {name: outcome for name, outcome in found.items() if outcome is not None}
+
+
+def read_values(folder: Path) -> dict[str, float]:
+    """What a finished run recorded: "accuracy" (on the test split if there is one, otherwise on the watched split; for
+    another task its own main score), "watch" (on the watched split), "fewshot-5", "exaflops", "device_hours", "images".
+    If the run selected weights by the watched split, their watched score and few-shot accuracy count."""
+    rows = read_metrics(folder / METRICS)[0]
+    found: dict[str, float] = {}
+    watched, tested = scores(rows, "watch"), scores(rows, "test")
+    selected = (folder / BEST).exists()
+    best = best_of(watched) if watched else {}
+    if watched and (first := headline(best if selected else watched[-1])) is not None:
+        found["watch"] = found[first.criterion.name] = first.value
+    if tested and (first := headline(tested[-1])) is not None:
+        found[first.criterion.name] = first.value
+    for row in rows:
+        if row["kind"] == "fewshot" and (not selected or row["step"] == best.get("step", row["step"])):
+            found[f"fewshot-{row['shots']}"] = row["accuracy"]
+    if trained := [row for row in rows if row["kind"] == "train"]:
+        found |= {name: trained[-1][name] for name in COSTS if name in trained[-1]}
+    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+
+
+def find_changes(out: Path, cell: Cell) -> list[str]:
+    """How the run of a cell differs from the one trained in its folder: "optim.lr: 0.001 -> 0.003"."""
+    folder = cell_folder(out, cell.name)
+    trained = (folder / OUTCOME).exists() or is_done(folder) or list_checkpoints(folder / CHECKPOINTS)
+    if not trained or not (folder / COMMAND).exists():
+        return []
+    command = read_json(folder / COMMAND)
+    before = command.get(REQUESTED)
+    if not isinstance(before, Mapping):
+        return [f"it holds a run of its own, not a cell of a study ({COMMAND})"]
+    with contextlib.suppress(ConfigError):  # with fields that did not exist yet when it was written
+        before = to_plain(from_plain(RunRequest, before))
+    lines = diff_plain(*(json.loads(json.dumps(values)) for values in (before, to_plain(cell.run))))
+    if command.get("after", "") != cell.after:
+        lines.append(f"after: {command.get('after') or 'nothing'} -> {cell.after or 'nothing'}")
+    return drop_fields(lines, FREE)
