@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.data.datasets.builtin_sets import ShapesDataset
-from vitrail.data.device_dataset import DRAWN, DeviceDataset, groups, prepare_step
+from vitrail.data.device_dataset import DRAWN, DeviceDataset, groups, prepare_groups
 from vitrail.data.loader import BatchShare
 from vitrail.data.randomness import EpochOrder
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, cifar, inception
@@ -70,7 +70,7 @@ def drawing(resident: DeviceDataset, augmentation: Augmentation, batch: int, ste
     views = [BatchedAugmentation(augmentation)]
     order = EpochOrder(len(resident), 0)
     blocks = groups(0, None, group, max(1, DRAWN // (batch * group)))
-    drawn = prepare_step(blocks, views, resident.size, BatchShare(batch=batch), order, 1)
+    drawn = prepare_groups(blocks, views, resident.size, BatchShare(batch=batch), order, 1)
     for _ in itertools.islice(drawn, whole(WARM, group) // group):
         pass
     start = time.perf_counter()

@@ -24,7 +24,7 @@ NUMBERS = np.random.default_rng(0)
     ],
 )
 def test_they_come_out_as_they_went_in(arrays: list[Any], device: str) -> None:
-    sent = PackedArrays(arrays).sent(torch.device(device))
+    sent = PackedArrays(arrays).to_device(torch.device(device))
     assert len(sent) == len(arrays)
     for tensor, array in zip(sent, arrays, strict=True):
         assert tensor.device.type == device
@@ -34,7 +34,7 @@ def test_they_come_out_as_they_went_in(arrays: list[Any], device: str) -> None:
 
 
 def test_they_share_one_piece_of_memory() -> None:
-    sent = PackedArrays([np.arange(3), np.ones(2, np.float32), np.array([True])]).sent(torch.device("cpu"))
+    sent = PackedArrays([np.arange(3), np.ones(2, np.float32), np.array([True])]).to_device(torch.device("cpu"))
     assert len({tensor.untyped_storage().data_ptr() for tensor in sent}) == 1
 
 

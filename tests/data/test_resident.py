@@ -149,12 +149,12 @@ def test_groups_end_at_multiples_wherever_one_starts_and_at_the_stop() -> None:
 def test_a_group_is_small_enough() -> None:
     """About 4,096 images, fewer where they are large, and never less than one step."""
     resident = DeviceDataset(SOURCE, device="cpu")
-    assert resident.grouped(512, [(32, 32)]) == 1
-    assert resident.grouped(16, [(32, 32)]) == 32
-    assert resident.grouped(16, [(32, 32), (64, 64)]) == 8
+    assert resident.choose_group(512, [(32, 32)]) == 1
+    assert resident.choose_group(16, [(32, 32)]) == 32
+    assert resident.choose_group(16, [(32, 32), (64, 64)]) == 8
     resident.device = torch.device("cuda")
-    assert [resident.grouped(local, [(32, 32)]) for local in (1, 256, 512, 4096, 10_000)] == [4096, 16, 8, 1, 1]
-    assert [resident.grouped(local, [(224, 224)]) for local in (16, 64, 256)] == [6, 1, 1]
+    assert [resident.choose_group(local, [(32, 32)]) for local in (1, 256, 512, 4096, 10_000)] == [4096, 16, 8, 1, 1]
+    assert [resident.choose_group(local, [(224, 224)]) for local in (16, 64, 256)] == [6, 1, 1]
 
 
 def test_the_steps_of_a_group_are_parts_of_the_same_tensors_and_the_next_group_is_drawn_meanwhile(

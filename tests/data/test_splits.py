@@ -14,9 +14,7 @@ from vitrail.data.splits import (
     DEV,
     Selection,
     dev_split,
-    few_shot_split,
-    find_kept,
-    nested_split,
+    save_to_cache,
     select_few_shot,
     select_first_shots,
     split_nested,
@@ -101,7 +99,7 @@ def test_too_few_samples_of_a_class_are_named() -> None:
     with pytest.raises(BadLabels, match="class 1 has 1 samples, 2 shots"):
         select_few_shot(Labels(np.array([0, 0, 1])), 2, 2)
     for draw in (select_few_shot, select_first_shots):
-        with pytest.raises(BadLabels, match="one label a sample"):
+        with pytest.raises(BadLabels, match="one label"):
             draw(Labels.several([[0]]), 1, 1)
 
 
@@ -111,9 +109,7 @@ def test_selections_say_what_they_are(tmp_path: Path, monkeypatch: pytest.Monkey
     train, dev = dev_split(source, 0.2)
     assert sorted([*train.indices.tolist(), *dev.indices.tolist()]) == list(range(30))
     assert dev.rule == {"name": "dev", "fraction": 0.2, "seed": 0, "part": "dev"}
-    assert few_shot_split(source, 2, seed=1).apply(source).labels.values.tolist() == [0, 0, 1, 1, 2, 2]
-    assert len(nested_split(source, 7).apply(source)) == 7
-    kept = find_kept(find_kept(dev))
+    kept = save_to_cache(save_to_cache(dev))
     (path,) = (tmp_path / "splits").iterdir()
     assert Selection.load(path).hash == kept.hash == path.stem
 

@@ -9,7 +9,7 @@ import torch
 from tests.models.tiny import HYBRID
 from tests.objectives.taught import MODEL, network
 from vitrail.core.errors import ConfigError
-from vitrail.data.transforms.augmentation import Augmentation, cifar, inception, multi_crop
+from vitrail.data.transforms.augmentation import Augmentation, cifar, inception
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.data.transforms.policy import Distort, RandAugment
 from vitrail.models.build import build
@@ -92,7 +92,11 @@ def test_two_views_are_distorted_unevenly_and_never_blurred_where_that_is_off() 
 def test_dinos_views_are_the_published_ones() -> None:
     crop = InceptionCrop(size=(224, 224), interpolation="bicubic")
     given = Augmentation(crop=crop, policy=Distort())
-    assert DINO(local_size=96).views(given, (16, 16)) == multi_crop(224, 96, 8, 0.4)
+    first, second, *local = DINO(local_size=96).views(given, (16, 16))
+    assert first == Augmentation(crop=replace(crop, area=(0.4, 1.0)), policy=Distort(blur=1.0))
+    assert second == replace(first, policy=Distort(blur=0.1, solarise=0.2))
+    small = InceptionCrop(size=(96, 96), area=(0.05, 0.4), interpolation="bicubic")
+    assert local == [Augmentation(crop=small, policy=Distort(blur=0.5))] * 8
 
 
 def test_small_views_are_half_the_image_in_whole_patches() -> None:

@@ -1,12 +1,11 @@
-"""A source that fits lives on the accelerator as uint8, and is augmented there in batches. No DataLoader on this path.
+"""A dataset that fits lives on the accelerator as uint8 and is augmented there in batches, without a DataLoader.
 
-    resident = DeviceDataset(source, device="cuda")
+    resident = DeviceDataset(dataset, device="cuda")
     for batch in resident.train_batches(augmentation, batch=1024, seed=0): ...
 
-The order and the draws are those of `loader.stream`: the same samples at the same step, cropped and turned alike.
-Several steps are drawn and augmented at once where their images are small, for it is launches that take time then; a
-image comes out the same whatever comes with it, on a GPU to its rounding. The next ones are drawn in a thread while
-the device works on these.
+Order and draws are those of `loader.train_batches`: the same samples at the same step, cropped and flipped alike.
+Several steps of small images are drawn and augmented at once, because kernel launches dominate there; grouping does not
+change an image (on a GPU, up to rounding). A thread draws the next steps while the device works on the current ones.
 """
 
 import itertools
@@ -58,12 +57,12 @@ def fits_on_device(source: ImageDataset, limit: int, targets: Targets = CLASS_LA
         size = picture.size
     if size is None:
         return False, "there is no image that can be read"
-    need = free_bytes(source, size, targets)
+    need = bytes_needed(source, size, targets)
     told = f"{len(source):,} images of {format_size(size)} take {need / 1e9:.2f} GB"
     return need <= limit, f"{told}, {limit / 1e9:.2f} GB are allowed"
 
 
-def free_bytes(source: ImageDataset, size: Pair, targets: Targets) -> int:
+def bytes_needed(source: ImageDataset, size: Pair, targets: Targets) -> int:
     """The bytes that all images take at one size, with their masks where they have them."""
     return len(source) * (4 if targets.moves else 3) * size[0] * size[1]
 
@@ -115,7 +114,7 @@ class DeviceDataset:
         view = WholeImage(first_size(source)) if size is None else EvalView(Preprocessing(image=size))
         height, width = view.sizes[0]
         shape = (len(source), 3, height, width)
-        need = free_bytes(source, (height, width), targets)
+        need = bytes_needed(source, (height, width), targets)
         if limit is not None and need > limit:
             raise ConfigError(
                 f"{len(source)} images of {height} x {width} take {need / 1e9:.1f} GB, "
@@ -123,7 +122,7 @@ class DeviceDataset:
             )
         self.pixels = torch.empty(shape, dtype=torch.uint8, device=self.device)
         self.valid = torch.zeros(len(source), dtype=torch.bool, device=self.device)
-        self.target = self.whole_target((height, width))
+        self.target = self.load_targets((height, width))
         loaded = targets if targets.moves else CLASS_LABELS
         for batch in eval_batches(source, view, batch=LOAD_BATCH, workers=workers, ledger=ledger, targets=loaded):
             if odd := next((entry for entry in batch.unreadable if entry.reason == ODD), None):
@@ -134,7 +133,7 @@ class DeviceDataset:
             if targets.moves:
                 self.target[first : first + count].copy_(batch.target[:count])
 
-    def whole_target(self, size: Pair) -> Tensor:
+    def load_targets(self, size: Pair) -> Tensor:
         """The targets of all samples [N, ...]; of those that move, what stands where there is no image."""
         if self.targets.moves:
             blank = self.targets.blank(size).to(self.device)
@@ -163,9 +162,9 @@ class DeviceDataset:
         ahead: int = 4,
         group: int | None = None,
     ) -> Iterator[Batch]:
-        """The training batches from step `start` on, as `loader.stream` gives them, already on the device. The thread
-        draws `ahead` steps in advance, or the next group, and ends with the iterator; with 0 there is none, and the
-        same batches. Nor does it change them how many steps make a `group`, which is chosen where nothing is said."""
+        """The training batches from step `start` on, as `loader.train_batches` gives them, already on the device. A
+        thread draws `ahead` steps in advance, or the next group; with 0 there is no thread. `group` is the number of
+        steps augmented at once, chosen by size if not given. Neither changes the batches."""
         if repeats < 1:
             raise ConfigError(f"repeats={repeats} must be at least 1")
         if group is not None and group < 1:
@@ -173,30 +172,30 @@ class DeviceDataset:
         several = tuple(augmentations) if isinstance(augmentations, Sequence) else (augmentations,)
         views = [BatchedAugmentation(augmentation) for augmentation in several]
         share, order = BatchShare(batch=batch, rank=rank, world=world), EpochOrder(len(self), seed)
-        group = group or self.grouped(share.local, [view.size for view in views])
+        group = group or self.choose_group(share.local, [view.size for view in views])
         blocks = groups(start, stop, group, block=max(1, DRAWN // (share.local * group)))
         if self.targets.moves:
             check_geometries(several)
-        drawn = prepare_step(blocks, views, self.size, share, order, repeats, moving=self.targets.moves)
+        drawn = prepare_groups(blocks, views, self.size, share, order, repeats, moving=self.targets.moves)
         return self.batches(views, drawn, -(-ahead // group))
 
-    def grouped(self, local: int, sizes: Sequence[Pair]) -> int:
+    def choose_group(self, local: int, sizes: Sequence[Pair]) -> int:
         """How many steps of `local` images to augment at once into views of these sizes."""
         room = GROUPED_BYTES.get(self.device.type, GROUPED_BYTES_ELSEWHERE)
         largest = max(height * width for height, width in (self.size, *sizes))
         return max(1, min(GROUPED, room // (4 * 3 * largest)) // local)
 
     def batches(
-        self, views: Sequence[BatchedAugmentation], drawn: "Iterator[PreparedStep]", ahead: int
+        self, views: Sequence[BatchedAugmentation], drawn: "Iterator[PreparedGroup]", ahead: int
     ) -> Iterator[Batch]:
         """What was drawn on the host, done on the device."""
         with closing(Prefetcher(drawn, ahead)) if ahead else nullcontext(drawn) as several:
             for group in several:
-                yield from self.handed_out(views, group)
+                yield from self.split_group(views, group)
 
-    def handed_out(self, views: Sequence[BatchedAugmentation], group: "PreparedStep") -> Iterator[Batch]:
+    def split_group(self, views: Sequence[BatchedAugmentation], group: "PreparedGroup") -> Iterator[Batch]:
         """The steps of a group, all done before the first is asked for: parts of the same tensors."""
-        whole = self.augmented(views, group)
+        whole = self.augment_group(views, group)
         if len(group.steps) == 1:
             yield whole
             return
@@ -207,19 +206,19 @@ class DeviceDataset:
             targets, seen = tuple(others[: len(whole.targets)]), tuple(others[len(whole.targets) :])
             yield Batch(step=step, views=seen, targets=targets, sample=sample, epoch=epoch, valid=valid)
 
-    def augmented(self, views: Sequence[BatchedAugmentation], group: "PreparedStep") -> Batch:
+    def augment_group(self, views: Sequence[BatchedAugmentation], group: "PreparedGroup") -> Batch:
         """All steps of a group as one batch, by the number of the first."""
-        arrays = iter(group.parcel.to_device(self.device))
+        arrays = iter(group.packed.to_device(self.device))
         taken, epoch = next(arrays), next(arrays)
         pixels = self.pixels.index_select(0, taken)
         seen = [view.apply(plan, pixels, arrays) for view, plan in zip(views, group.plans, strict=True)]
         targets = (self.target.index_select(0, taken),)
         if self.targets.fill is not None:
             targets = tuple(gather_masks(targets[0], next(arrays), next(arrays), self.targets.fill) for _ in views)
-        return self.batch(group.steps.start, tuple(seen), targets, taken, epoch)
+        return self.build_batch(group.steps.start, tuple(seen), targets, taken, epoch)
 
     def eval_batches(self, *, batch: int, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Every sample once, as it is; as in `loader.sweep` the last batch has places without an image."""
+        """Every sample once, as it is; as in `loader.eval_batches` the last batch has places without an image."""
         share = BatchShare(batch=batch, rank=rank, world=world)
         for step in range(-(-len(self) // batch)):
             places = share.places(step)
@@ -230,9 +229,9 @@ class DeviceDataset:
             target = self.target.index_select(0, taken)
             if self.targets.fill is not None:
                 target = target.masked_fill_(~exists[:, None, None], self.targets.fill)
-            yield self.batch(step, (self.pixels.index_select(0, taken),), (target,), taken, epoch, exists)
+            yield self.build_batch(step, (self.pixels.index_select(0, taken),), (target,), taken, epoch, exists)
 
-    def batch(
+    def build_batch(
         self,
         step: int,
         views: tuple[Tensor, ...],
@@ -252,13 +251,13 @@ class DeviceDataset:
         )
 
 
-class PreparedStep(NamedTuple):
+class PreparedGroup(NamedTuple):
     """What the host has to say about a group of steps: what to do, and the arrays for it: sample, epoch, those of the
     plans, and rows and columns for each view's masks."""
 
     steps: range
     plans: list[BatchPlan]
-    parcel: PackedArrays
+    packed: PackedArrays
 
 
 def groups(start: int, stop: int | None, most: int, block: int = 1) -> Iterator[list[range]]:
@@ -272,7 +271,7 @@ def groups(start: int, stop: int | None, most: int, block: int = 1) -> Iterator[
         start = some[-1]
 
 
-def prepare_step(
+def prepare_groups(
     blocks: Iterator[list[range]],
     views: Sequence[BatchedAugmentation],
     size: Pair,
@@ -281,7 +280,7 @@ def prepare_step(
     repeats: int,
     *,
     moving: bool = False,
-) -> Iterator[PreparedStep]:
+) -> Iterator[PreparedGroup]:
     """The host's part of each group of steps. Needs no device, and reads no images."""
     for block in blocks:
         first = block[0][0]
@@ -299,4 +298,4 @@ def prepare_step(
             if moving:
                 for view, drawn in zip(views, draws, strict=True):
                     arrays += find_sources(view.augmentation, drawn.rows(part), size)
-            yield PreparedStep(steps, plans, PackedArrays([at.sample[part], at.epoch[part], *arrays]))
+            yield PreparedGroup(steps, plans, PackedArrays([at.sample[part], at.epoch[part], *arrays]))

@@ -20,9 +20,6 @@ from vitrail.data.transforms.augmentation import (
     Augmentation,
     augment_views,
     inception,
-    multi_crop,
-    simple_three_augment,
-    three_augment,
 )
 from vitrail.data.transforms.crop import InceptionCrop, Squash
 from vitrail.data.transforms.policy import NUMBER, OPERATIONS, Distort, RandAugment, ThreeAugment
@@ -152,7 +149,7 @@ def test_one_part_more_changes_no_other_part() -> None:
 
 
 def test_views_are_those_of_their_own_draws() -> None:
-    several = multi_crop(size=32, local=16, count=3)
+    several = [Augmentation(crop=inception(size).crop, policy=Distort()) for size in (32, 32, 16, 16, 16)]
     array = pixels(60, 80)
     draws = [CounterRng.for_samples(seed=0, epoch=0, sample=0, view=view) for view in range(5)]
     got = augment_views(several, EncodedImage(array), draws)
@@ -161,10 +158,10 @@ def test_views_are_those_of_their_own_draws() -> None:
         assert torch.equal(view, augmentation(EncodedImage(array), drawn_for))
 
 
-@pytest.mark.parametrize("make", [three_augment, simple_three_augment, inception])
-def test_named_ones_run(make: Any) -> None:
+def test_the_three_augment_of_deit_runs() -> None:
+    augmentation = Augmentation(crop=inception(20).crop, policy=ThreeAugment())
     for sample in range(6):
-        got = make(20)(EncodedImage(pixels(50, 30)), CounterRng.for_samples(seed=0, epoch=0, sample=sample))
+        got = augmentation(EncodedImage(pixels(50, 30)), CounterRng.for_samples(seed=0, epoch=0, sample=sample))
         assert (got.shape, got.dtype) == ((3, 20, 20), torch.uint8)
 
 

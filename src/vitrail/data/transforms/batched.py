@@ -233,7 +233,7 @@ def resampling_weights(arrays: Sequence[Tensor], interpolation: Interpolation, t
 def plan_erasing(erase: RandomErasing, draws: CounterRng, size: Pair) -> list[BatchStage]:
     """The holes of those that have one."""
     height, width = size
-    some = np.flatnonzero(erase.chosen(draws))
+    some = np.flatnonzero(erase.selected(draws))
     if not some.size:
         return []
     draws = draws.rows(some)

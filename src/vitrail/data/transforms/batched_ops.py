@@ -160,7 +160,7 @@ def matrices(kinds: WarpParameters, level: NDArray[np.float64], size: Pair) -> N
     return out.astype(np.float32) / np.array([width / 2, height / 2], np.float32)
 
 
-def center_matrix(size: Pair) -> tuple[NDArray[np.float32], ...]:
+def centred_grid(size: Pair) -> tuple[NDArray[np.float32], ...]:
     """The places of a row of pixels, x [W, 1], and of a column of them, y [H, 1, 1], from the centre."""
     y, x = (np.arange(side, dtype=np.float32) - np.float32((side - 1) / 2) for side in size)
     return x[:, None], y[:, None, None]
@@ -241,7 +241,7 @@ def plan_programme(programme: Programme, size: Pair) -> BatchStage:
     arrays = (gathers, column(level), column(np.concatenate(rests)), column(np.concatenate(masks)))
     shares = column(gaussian_kernels(np.concatenate(sigmas), size))
     return BatchStage(
-        (*arrays, np.concatenate(matrix), shares, SMOOTH, LEVELS, *center_matrix(size)), partial(run_steps, steps)
+        (*arrays, np.concatenate(matrix), shares, SMOOTH, LEVELS, *centred_grid(size)), partial(run_steps, steps)
     )
 
 

@@ -1,14 +1,9 @@
-"""Policies: which operations an image goes through, and how strongly. Drawn for B samples at once.
+"""Policies: which operations an image goes through, and how strongly, drawn for B samples at once.
 
 RandAugment (Cubuk et al. 2020), 3-Augment (DeiT III, Touvron et al. 2022), and the colour distortions of
-self-supervision (SimCLR, MoCo v3, DINO). Each only draws a `Programme`; what runs it is elsewhere.
-
-The operations on colour and geometry that policies choose from, each with one number, its level.
-
-They act on uint8 pixels [3, H, W] and are torchvision's kernels. The same table, for whole batches with a level a
-sample, is in batched_operations.py.
-
-What a policy hands to those who run it: operations by number, and how strongly. Needs no torchvision.
+self-supervision (SimCLR, MoCo v3, DINO). A policy only draws a `Programme`: operations by number, and their levels.
+`augmentation.apply_programme` runs it on one image and batched_ops.py on a batch. The operations here act on uint8
+pixels [3, H, W] with torchvision's kernels.
 """
 
 from collections.abc import Callable
@@ -39,7 +34,7 @@ IDENTITY: Final = NUMBER["identity"]
 
 
 class Programme(NamedTuple):
-    """S operations in a row for each of B samples: their numbers, and their levels."""
+    """S operations in a row for each of B samples: their numbers and levels."""
 
     which: NDArray[np.int64]  # [B, S]
     level: NDArray[np.float64]  # [B, S]
@@ -47,8 +42,8 @@ class Programme(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandAugment:
-    """`ops` operations in a row, all of them with the same strength: `magnitude` of `bins` - 1. The table of operations
-    and their ranges is torchvision's."""
+    """`ops` operations in a row, each at strength `magnitude` / (`bins` - 1), with torchvision's table of operations
+    and ranges."""
 
     ops: int = 2
     magnitude: int = 9
@@ -61,7 +56,7 @@ class RandAugment:
             raise ConfigError(f"magnitude={self.magnitude} must be one of {self.bins} steps, 0 to {self.bins - 1}")
 
     def choices(self, size: Pair) -> dict[str, Range]:
-        """The levels of each operation on images of this size; either of the two is as likely."""
+        """The two equally likely levels of each operation on images of this size."""
         strength = self.magnitude / (self.bins - 1)
         height, width = size
         bend, turn, more = 0.3 * strength, 30.0 * strength, 0.9 * strength
@@ -89,13 +84,13 @@ class RandAugment:
         which = draws.integers("randaugment", len(choices), self.ops)
         sign = draws.integers("randaugment sign", 2, self.ops)
         numbers = np.array([NUMBER[name] for name in choices])
-        sign += 2 * which  # now the place among all levels
+        sign += 2 * which  # now an index into all levels
         return Programme(numbers.take(which), np.array(list(choices.values())).take(sign))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThreeAugment:
-    """Grey, solarised or blurred, one of the three; then brightness, contrast and saturation in some order."""
+    """One of grey, solarise and blur; then brightness, contrast and saturation in random order."""
 
     jitter: float = 0.3
     sigma: Range = (0.1, 2.0)
@@ -117,8 +112,8 @@ class ThreeAugment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distort:
-    """The colour distortion of self-supervision: jitter (brightness, contrast, saturation, hue, in a drawn order),
-    grey, blur, solarise, each with its probability."""
+    """The colour distortion of self-supervision: jitter (brightness, contrast, saturation and hue in random order),
+    grey, blur and solarise, each with its own probability."""
 
     jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
     jitter_probability: float = 0.8
@@ -132,10 +127,9 @@ class Distort:
         check_sigma(self.sigma)
         check_jitter(self.jitter)
         if self.jitter[3] > 0.5:
-            raise ConfigError(f"jitter={self.jitter}: the last number, of the hue, is at most 0.5")
+            raise ConfigError(f"jitter={self.jitter}: the last number, for the hue, must be at most 0.5")
         for name in ("jitter_probability", "grey", "blur", "solarise"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be a probability, 0 to 1")
+            check_probability(name, getattr(self, name))
 
     def draw(self, draws: CounterRng, size: Pair) -> Programme:
         del size
@@ -144,9 +138,9 @@ class Distort:
         sigma = uniform(draws, "blur", self.sigma)
         return join_programmes(
             Programme(np.where(shaken, jitter.which, IDENTITY), jitter.level),
-            apply_sometimes(draws, "grey", self.grey, np.zeros_like(sigma)),
-            apply_sometimes(draws, "blur", self.blur, sigma),
-            apply_sometimes(draws, "solarise", self.solarise, np.full_like(sigma, self.threshold)),
+            draw_sometimes(draws, "grey", self.grey, np.zeros_like(sigma)),
+            draw_sometimes(draws, "blur", self.blur, sigma),
+            draw_sometimes(draws, "solarise", self.solarise, np.full_like(sigma, self.threshold)),
         )
 
 
@@ -154,8 +148,8 @@ Policy: TypeAlias = RandAugment | ThreeAugment | Distort
 
 
 def draw_jitter(draws: CounterRng, strength: tuple[float, float, float, float]) -> Programme:
-    """Brightness, contrast and saturation by a factor within 1 +- strength, hue turned within +- strength; those that
-    are on, in a drawn order."""
+    """Brightness, contrast and saturation by a factor within 1 ± strength, hue by ± strength; those with a strength
+    above 0, in random order."""
     names = ("brightness", "contrast", "saturation", "hue")
     on = [i for i, amount in enumerate(strength) if amount > 0]
     if not on:
@@ -172,7 +166,7 @@ def draw_jitter(draws: CounterRng, strength: tuple[float, float, float, float]) 
     return Programme(numbers.take(order), np.take_along_axis(level, order, 1))
 
 
-def apply_sometimes(draws: CounterRng, name: str, probability: float, level: NDArray[np.float64]) -> Programme:
+def draw_sometimes(draws: CounterRng, name: str, probability: float, level: NDArray[np.float64]) -> Programme:
     on = draws.uniform(f"{name} or not") < probability
     return Programme(np.where(on, NUMBER[name], IDENTITY), level)
 
@@ -188,11 +182,16 @@ def uniform(draws: CounterRng, purpose: str, span: Range) -> NDArray[np.float64]
 
 
 def operations_of(policy: Policy) -> set[str]:
-    """The operations that a policy may choose."""
+    """The names of the operations that a policy may choose."""
     if isinstance(policy, RandAugment):
         return set(policy.choices((1, 1)))
     names = {"grey", "blur", "solarise"} | {"brightness", "contrast", "saturation"}
     return names | ({"hue"} if isinstance(policy, Distort) and policy.jitter[3] > 0 else set())
+
+
+def check_probability(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name}={value} must be a probability, 0 to 1")
 
 
 def check_sigma(sigma: Range) -> None:
@@ -208,101 +207,43 @@ def check_jitter(jitter: tuple[float, ...]) -> None:
 Operation: TypeAlias = Callable[[Tensor, float], Tensor]
 
 
-def identity(pixels: Tensor, level: float) -> Tensor:
-    del level
-    return pixels
-
-
-def shear_x(pixels: Tensor, level: float) -> Tensor:
-    """Rows move by `level` times their distance from the upper edge."""
-    return affine(pixels, shear=[degrees(atan(level)), 0.0], center=[0, 0])
-
-
-def shear_y(pixels: Tensor, level: float) -> Tensor:
-    return affine(pixels, shear=[0.0, degrees(atan(level))], center=[0, 0])
-
-
-def translate_x(pixels: Tensor, level: float) -> Tensor:
-    """By whole pixels."""
-    return affine(pixels, translate=[int(level), 0])
-
-
-def translate_y(pixels: Tensor, level: float) -> Tensor:
-    return affine(pixels, translate=[0, int(level)])
-
-
 def affine(pixels: Tensor, *, shear: Any = (0.0, 0.0), translate: Any = (0, 0), center: Any = None) -> Tensor:
     return F.affine(pixels, angle=0.0, translate=list(translate), scale=1.0, shear=list(shear), center=center)
 
 
-def rotate(pixels: Tensor, level: float) -> Tensor:
-    """By degrees, about the centre."""
-    return F.rotate(pixels, level)
-
-
-def brightness(pixels: Tensor, level: float) -> Tensor:
-    return F.adjust_brightness(pixels, level)
-
-
-def saturation(pixels: Tensor, level: float) -> Tensor:
-    return F.adjust_saturation(pixels, level)
-
-
-def contrast(pixels: Tensor, level: float) -> Tensor:
-    return F.adjust_contrast(pixels, level)
-
-
-def sharpness(pixels: Tensor, level: float) -> Tensor:
-    # Three grey images for one of three channels: the same numbers, from a quicker convolution.
-    return F.adjust_sharpness(pixels.unsqueeze(1), level).squeeze(1)
-
-
-def posterise(pixels: Tensor, level: float) -> Tensor:
-    """Keeps `level` bits."""
-    return F.posterize(pixels, int(level))
-
-
-def solarise(pixels: Tensor, level: float) -> Tensor:
-    """Inverts what is at or above `level`, of 255."""
-    return F.solarize(pixels, level)
-
-
-def autocontrast(pixels: Tensor, level: float) -> Tensor:
-    del level
-    return F.autocontrast(pixels)
-
-
-def equalise(pixels: Tensor, level: float) -> Tensor:
-    del level
-    return F.equalize(pixels)
-
-
-def hue(pixels: Tensor, level: float) -> Tensor:
-    """Turns the colour circle by `level`, of 1."""
-    return F.adjust_hue(pixels, level)
-
-
-def grey(pixels: Tensor, level: float) -> Tensor:
-    del level
-    return F.rgb_to_grayscale(pixels, num_output_channels=3)
-
-
 def blur(pixels: Tensor, level: float) -> Tensor:
-    """Gaussian with a standard deviation of `level` pixels: torchvision's kernel, once down and once across, which is
-    the same blur for a fraction of the work."""
+    """Gaussian with a standard deviation of `level` pixels: torchvision's kernel once down and once across, which is
+    the same blur at a fraction of the cost."""
     tall, wide = (2 * reach(level, side) + 1 for side in pixels.shape[-2:])
     down = F.gaussian_blur(pixels.to(torch.float32), [1, tall], [level, level])
     return F.gaussian_blur(down, [wide, 1], [level, level]).round_().to(torch.uint8)
 
 
 def reach(sigma: float, side: int) -> int:
-    """How far a blur looks: three standard deviations, or to the end of a very small image."""
+    """The radius of a blur: three standard deviations, at most the rest of a very small image."""
     return min(ceil(3 * sigma), side - 1)
 
 
-FUNCTIONS: Final[tuple[Operation, ...]] = (
-    *(identity, shear_x, shear_y, translate_x, translate_y, rotate),
-    *(brightness, saturation, contrast, sharpness, posterise, solarise, autocontrast, equalise),
-    *(hue, grey, blur),
-)
-OPERATIONS: Final[dict[int, Operation]] = {NUMBER[function.__name__]: function for function in FUNCTIONS}
+# By name: from pixels and a level to pixels. Shears are relative to the upper left corner, translations in whole
+# pixels, rotations in degrees about the centre, hues in turns of the colour circle.
+_BY_NAME: Final[dict[str, Operation]] = {
+    "identity": lambda pixels, _: pixels,
+    "shear_x": lambda pixels, level: affine(pixels, shear=(degrees(atan(level)), 0.0), center=[0, 0]),
+    "shear_y": lambda pixels, level: affine(pixels, shear=(0.0, degrees(atan(level))), center=[0, 0]),
+    "translate_x": lambda pixels, level: affine(pixels, translate=(int(level), 0)),
+    "translate_y": lambda pixels, level: affine(pixels, translate=(0, int(level))),
+    "rotate": lambda pixels, level: F.rotate(pixels, level),
+    "brightness": lambda pixels, level: F.adjust_brightness(pixels, level),
+    "saturation": lambda pixels, level: F.adjust_saturation(pixels, level),
+    "contrast": lambda pixels, level: F.adjust_contrast(pixels, level),
+    # Three grey images instead of three channels: the same numbers from a faster convolution.
+    "sharpness": lambda pixels, level: F.adjust_sharpness(pixels.unsqueeze(1), level).squeeze(1),
+    "posterise": lambda pixels, level: F.posterize(pixels, int(level)),  # keeps `level` bits
+    "solarise": lambda pixels, level: F.solarize(pixels, level),  # inverts values of at least `level`
+    "autocontrast": lambda pixels, _: F.autocontrast(pixels),
+    "equalise": lambda pixels, _: F.equalize(pixels),
+    "hue": lambda pixels, level: F.adjust_hue(pixels, level),
+    "grey": lambda pixels, _: F.rgb_to_grayscale(pixels, num_output_channels=3),
+    "blur": blur,
+}
+OPERATIONS: Final[dict[int, Operation]] = {NUMBER[name]: operation for name, operation in _BY_NAME.items()}
