@@ -44,6 +44,7 @@ def then(folder: Path, act: Callable[[int], None]) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_fails_its_cell_and_another_takes_its_place(tmp_path: Path) -> None:
     plan = replace(plan_of(tmp_path), cells=(long_one(), cells("tiny", "")[0]), work={"long": 2.0})
     board = board_of(plan, recorder := Recorder())

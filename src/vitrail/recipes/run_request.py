@@ -27,7 +27,7 @@ class Asked:
     """A command as it was typed; kept in the run folder."""
 
     verb: str = "pretrain"
-    load_recipe: str = ""
+    recipe: str = ""
     weights: str = ""
     data: str = ""
     image_size: int = 0
