@@ -23,7 +23,7 @@ from vitrail.data.collection import open_collection
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.splits import dev_split
-from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.features import extract_features
 from vitrail.evaluation.frozen.fewshot import PENALTIES, fit_ridge
 
 HELD_OUT = 0.1
@@ -55,17 +55,17 @@ def closed_form(args: argparse.Namespace, size: int) -> float:
     network.to(device)
     data = open_collection(args.data)
     found = {
-        split: features(
+        split: extract_features(
             network, eval_batches(data.split(split), prepare, batch=128, workers=args.workers), prepare, device
         )
         for split in ("train", "test")
     }
     rest, held = (part.indices for part in dev_split(data.split("train"), HELD_OUT))
-    x, y = found["train"]
+    x, y = found["train"].features, found["train"].labels
     classes = len(data.classes)
     dev = {penalty: fit_ridge(x[rest], y[rest], classes, penalty).accuracy(x[held], y[held]) for penalty in PENALTIES}
     best = max(dev, key=lambda penalty: dev[penalty])
-    accuracy = fit_ridge(x, y, classes, best).accuracy(*found["test"])
+    accuracy = fit_ridge(x, y, classes, best).accuracy(found["test"].features, found["test"].labels)
     print(f"{size} px, closed form: {accuracy:.2%} (penalty {best:g})", flush=True)
     return accuracy
 

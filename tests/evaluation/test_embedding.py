@@ -28,7 +28,7 @@ from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen import embed as embedding
 from vitrail.evaluation.frozen.embed import EmbeddingJob, EmbeddingSummary, embed
 from vitrail.evaluation.frozen.embedding_file import read_description
-from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.features import extract_features
 from vitrail.models.build import Model
 
 PLAIN = Preprocessing(image=VIT.image)
@@ -93,7 +93,10 @@ def test_every_picture_has_its_row(tmp_path: Path) -> None:
     assert [row["label"] for row in rows[:8]] == ["a", "b", "c", "a", "b", "c", None, "b"]
     assert {row["label"] for row in rows[90:]} == {None}
     expected = torch.cat(
-        [features(network(), eval_batches(part, PLAIN, batch=4), PLAIN, "cpu")[0] for part in both().values()]
+        [
+            extract_features(network(), eval_batches(part, PLAIN, batch=4), PLAIN, "cpu").features
+            for part in both().values()
+        ]
     )
     found = np.array([row["feature"] for row in rows], np.float32)
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-6, atol=1e-6)

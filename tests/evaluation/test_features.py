@@ -13,7 +13,7 @@ from vitrail.data.decode.image import EncodedImage
 from vitrail.data.loader import eval_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation.frozen import features as module
-from vitrail.evaluation.frozen.features import SquareView, extract_features, features
+from vitrail.evaluation.frozen.features import SquareView, extract_features
 from vitrail.models.build import build
 from vitrail.models.family import ModelConfig
 
@@ -31,7 +31,8 @@ def test_the_last_layer_of_them_gives_the_logits(config: ModelConfig, monkeypatc
     last = getattr(network.head, "classifier", network.head)
     torch.nn.init.normal_(last.weight)
     source, plain = pictures(config.image, Labels(np.arange(11) % 5)), Preprocessing(image=config.image)
-    read, labels = features(network, eval_batches(source, plain, batch=3), plain, "cpu")
+    found = extract_features(network, eval_batches(source, plain, batch=3), plain, "cpu")
+    read, labels = found.features, found.labels
     assert network.training
     network.eval()
     images = torch.stack([plain(source.open_image(at).rgb()) for at in range(11)])
@@ -43,7 +44,8 @@ def test_the_last_layer_of_them_gives_the_logits(config: ModelConfig, monkeypatc
 def test_several_labels_are_filled_up_to_the_widest() -> None:
     rows = [[0], [1], [2], [3, 4, 0], []]
     source, plain = pictures(VIT.image, Labels.several(rows)), Preprocessing(image=VIT.image)
-    _, labels = features(build(VIT), eval_batches(source, plain, batch=2), plain, "cpu")
+    found = extract_features(build(VIT), eval_batches(source, plain, batch=2), plain, "cpu")
+    labels = found.labels
     assert labels.tolist() == [[0, -1, -1], [1, -1, -1], [2, -1, -1], [3, 4, 0], [-1, -1, -1]]
 
 
@@ -56,14 +58,15 @@ def test_an_unreadable_picture_has_no_features() -> None:
 
     whole = pictures(VIT.image, Labels(np.arange(5)))
     torn, plain = Torn(whole.pictures, whole.labels, whole.classes), Preprocessing(image=VIT.image)
-    read, labels = features(build(VIT), eval_batches(torn, plain, batch=2), plain, "cpu")
+    found = extract_features(build(VIT), eval_batches(torn, plain, batch=2), plain, "cpu")
+    read, labels = found.features, found.labels
     assert labels.tolist() == [0, 2, 3, 4]
     assert len(read) == 4
 
 
 def test_no_pictures_is_an_error() -> None:
     with pytest.raises(DataError):
-        features(build(VIT), [], Preprocessing(image=VIT.image), "cpu")
+        extract_features(build(VIT), [], Preprocessing(image=VIT.image), "cpu")
 
     class Gone(ArrayDataset):
         def read(self, index: int) -> Encoded:
@@ -72,7 +75,7 @@ def test_no_pictures_is_an_error() -> None:
     whole, plain = pictures(VIT.image, Labels(np.arange(5))), Preprocessing(image=VIT.image)
     gone = Gone(whole.pictures, whole.labels, whole.classes)
     with pytest.raises(DataError):
-        features(build(VIT), eval_batches(gone, plain, batch=2), plain, "cpu")
+        extract_features(build(VIT), eval_batches(gone, plain, batch=2), plain, "cpu")
 
 
 def test_places_in_the_source_come_along() -> None:

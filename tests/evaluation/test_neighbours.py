@@ -6,22 +6,23 @@ import torch
 from torch import Tensor
 
 from vitrail.data.dataset import Labels
-from vitrail.evaluation.frozen.knn import Frozen, find_similar_samples, pick_samples, score_vote
+from vitrail.evaluation.frozen.features import FrozenFeatures
+from vitrail.evaluation.frozen.knn import find_similar_samples, pick_samples, score_vote
 
 
-def frozen(count: int, *, seed: int, classes: int = 3, first: int = 0, labels: Tensor | None = None) -> Frozen:
+def frozen(count: int, *, seed: int, classes: int = 3, first: int = 0, labels: Tensor | None = None) -> FrozenFeatures:
     """Noise around the mean of a class, of samples that are not numbered from nought."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(classes, (count,), generator=generator)
     centres = torch.randn(classes, 6, generator=torch.Generator().manual_seed(99))
-    return Frozen(
+    return FrozenFeatures(
         features=centres[drawn] + 0.7 * torch.randn(count, 6, generator=generator),
         samples=torch.arange(first, first + 2 * count, 2),
         labels=drawn if labels is None else labels,
     )
 
 
-def cosines(queries: Frozen, train: Frozen) -> np.ndarray:
+def cosines(queries: FrozenFeatures, train: FrozenFeatures) -> np.ndarray:
     a, b = (one.features.double().numpy() for one in (queries, train))
     return (a / np.linalg.norm(a, axis=1)[:, None]) @ (b / np.linalg.norm(b, axis=1)[:, None]).T
 
@@ -54,18 +55,18 @@ def test_samples_without_a_label_neither_vote_nor_count() -> None:
     train, test = frozen(30, seed=0), frozen(20, seed=1)
     half = test.labels.clone()
     half[::2] = -1
-    counted = score_vote(train, Frozen(features=test.features, samples=test.samples, labels=half), 3)
+    counted = score_vote(train, FrozenFeatures(features=test.features, samples=test.samples, labels=half), 3)
     assert counted is not None
     assert counted[1] == 10
     known = train.labels.clone()
     known[10:] = -1
-    some = Frozen(features=train.features, samples=train.samples, labels=known)
-    alone = Frozen(features=train.features[:10], samples=train.samples[:10], labels=train.labels[:10])
+    some = FrozenFeatures(features=train.features, samples=train.samples, labels=known)
+    alone = FrozenFeatures(features=train.features[:10], samples=train.samples[:10], labels=train.labels[:10])
     assert score_vote(some, test, 3) == score_vote(alone, test, 3), "ten can vote, whoever else is near"
     none = torch.full((20,), -1)
-    assert score_vote(train, Frozen(features=test.features, samples=test.samples, labels=none), 3) is None
+    assert score_vote(train, FrozenFeatures(features=test.features, samples=test.samples, labels=none), 3) is None
     assert score_vote(train, test, 0) is None
-    unknown = find_similar_samples(Frozen(features=test.features, samples=test.samples, labels=none), train)
+    unknown = find_similar_samples(FrozenFeatures(features=test.features, samples=test.samples, labels=none), train)
     assert {one.same for found in unknown for one in found.neighbours} == {None}
 
 
@@ -79,9 +80,9 @@ def test_a_picture_is_no_neighbour_of_its_own_and_of_few_all_are_shown() -> None
 
 def test_of_several_labels_one_in_common_is_enough() -> None:
     several = torch.tensor([[0, 1], [2, -1], [-1, -1]])
-    three = Frozen(features=torch.eye(3), samples=torch.arange(3), labels=several)
+    three = FrozenFeatures(features=torch.eye(3), samples=torch.arange(3), labels=several)
     found = find_similar_samples(
-        Frozen(features=torch.eye(3)[:1], samples=torch.tensor([9]), labels=torch.tensor([[1, 2]])), three
+        FrozenFeatures(features=torch.eye(3)[:1], samples=torch.tensor([9]), labels=torch.tensor([[1, 2]])), three
     )
     assert {one.sample: one.same for one in found[0].neighbours} == {0: True, 1: True, 2: None}
 

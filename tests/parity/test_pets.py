@@ -11,7 +11,7 @@ from vitrail.data.collection import open_collection
 from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import eval_batches
 from vitrail.data.splits import select_few_shot, select_first_shots
-from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.features import extract_features
 from vitrail.evaluation.frozen.fewshot import fit_ridge
 from vitrail.evaluation.frozen.knn import find_nearest, vote_classes
 from vitrail.evaluation.frozen.probe import fit_probe
@@ -35,7 +35,10 @@ def test_five_pictures_a_breed_are_enough_for_three_in_four(tmp_path: Path, monk
         SubsetDataset(learnt, select_few_shot(learnt.labels, CLASSES, SHOTS, seed=0)),
         SubsetDataset(scored, np.sort(select_first_shots(scored.labels, CLASSES, TESTED))),
     ]
-    (x, y), (seen, truth) = (features(network, eval_batches(part, prepare, batch=32), prepare, "cpu") for part in parts)
+    learned, tested = (
+        extract_features(network, eval_batches(part, prepare, batch=32), prepare, "cpu") for part in parts
+    )
+    x, y, seen, truth = learned.features, learned.labels, tested.features, tested.labels
     assert (x.shape, seen.shape) == ((CLASSES * SHOTS, 192), (CLASSES * TESTED, 192))
     assert torch.equal(y.bincount(), torch.full((CLASSES,), SHOTS))
     assert 0.70 < fit_ridge(x, y, CLASSES).accuracy(seen, truth) < 0.87

@@ -20,7 +20,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.transforms.augmentation import Augmentation, Mix
 from vitrail.data.transforms.crop import Squash
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.features import extract_features
 from vitrail.evaluation.frozen.ridge_head import fit_head
 from vitrail.optim.config import Optim, Schedule
 from vitrail.tasks.classification.objective import Classification
@@ -110,7 +110,8 @@ def expected(run: Run) -> dict[str, float]:
     def of(source: Any) -> Any:
         from vitrail.data.loader import eval_batches
 
-        return features(model, eval_batches(source, prepared, batch=64), prepared, "cpu")
+        found = extract_features(model, eval_batches(source, prepared, batch=64), prepared, "cpu")
+        return found.features, found.labels
 
     head = fit_head(*of(splits.train), 10)
     found: dict[str, float] = {}

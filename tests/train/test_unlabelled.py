@@ -17,7 +17,7 @@ from vitrail.data.loader import TrainViews, eval_batches
 from vitrail.data.transforms.augmentation import Mix
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.features import extract_features
 from vitrail.evaluation.frozen.knn import find_nearest, measure_collapse, vote_classes
 from vitrail.objectives.dino import DINO
 from vitrail.objectives.mae import MAE
@@ -104,11 +104,11 @@ def test_the_numbers_are_those_of_the_weights_that_were_written(runs: dict[str, 
         ready = resolve(run, splits, ALONE).preprocessing
         assert ready is not None
         assert splits.watch is not None
-        (near, near_labels), (mine, labels) = (
-            features(network, eval_batches(source, ready, batch=64), ready, "cpu")
+        near, mine = (
+            extract_features(network, eval_batches(source, ready, batch=64), ready, "cpu")
             for source in (splits.train, splits.watch)
         )
-        right = vote_classes(find_nearest(near, mine, 20), near_labels, 10, 20) == labels
+        right = vote_classes(find_nearest(near.features, mine.features, 20), near.labels, 10, 20) == mine.labels
         assert result.watch["accuracy"] == pytest.approx(float(right.float().mean()), abs=0.02)
         found = measure_collapse(mine)
         assert result.watch["rank"] == pytest.approx(found.rank, rel=1e-4)

@@ -31,7 +31,7 @@ from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.meta_init import copy_rows, local_rows
 from vitrail.distributed.parallel import Parallel
 from vitrail.distributed.process_group import World
-from vitrail.evaluation.frozen.features import features
+from vitrail.evaluation.frozen.features import FrozenFeatures, extract_features
 from vitrail.evaluation.frozen.fewshot import score_few_shot
 from vitrail.evaluation.metrics import Criterion, is_better, score_batches
 from vitrail.tasks.classification.task import CLASSIFICATION
@@ -218,17 +218,22 @@ class Scorer:
         """Rows of closed-form few-shot accuracy on `evaluation.fewshot`, a row a number of shots."""
         source, shots = self.run.evaluation.fewshot, self.run.evaluation.shots
         collection, test = fewshot_source(source)
-        found: dict[str, tuple[Tensor, Tensor]] = {}
+        found: dict[str, FrozenFeatures] = {}
         for name in ("train", test):
             key = f"fewshot {name}"
             if key not in self.sweeps:
                 self.sweeps[key] = self.alone(collection.split(name))
             batches = count_batches(self.sweeps[key], f"few-shot, {name}", len(collection.split(name)), self.advance)
             with self.averaged():
-                found[name] = features(self.network, batches, self.run.preprocessing, self.world.device, read=self.read)
+                found[name] = extract_features(
+                    self.network, batches, self.run.preprocessing, self.world.device, read=self.read
+                )
+        train, scored = found["train"], found[test]
         rows: list[dict[str, Any]] = []
         for count in shots:
-            accuracies = score_few_shot(*found["train"], *found[test], classes=len(collection.classes), shots=count)
+            accuracies = score_few_shot(
+                train.features, train.labels, scored.features, scored.labels, len(collection.classes), count
+            )
             mean = sum(accuracies) / len(accuracies)
             spread = (sum((value - mean) ** 2 for value in accuracies) / len(accuracies)) ** 0.5
             rows.append(

@@ -25,9 +25,8 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.unreadable_log import UnreadableLog
 from vitrail.distributed.process_group import World
 from vitrail.evaluation.frozen.closed_form_classifier import sample_stratified
-from vitrail.evaluation.frozen.features import compute_features, inference_context, make_normaliser
+from vitrail.evaluation.frozen.features import FrozenFeatures, compute_features, inference_context, iterate_features
 from vitrail.evaluation.frozen.knn import (
-    Frozen,
     SampleNeighbours,
     find_similar_samples,
     measure_collapse,
@@ -101,15 +100,15 @@ class FeatureScorer:
         row = {"split": self.run.data.train, "count": len(beside.samples), **self.collapse(beside)}
         return row, self.seen(self.beside, beside, beside)
 
-    def collapse(self, of: Frozen) -> dict[str, Any]:
+    def collapse(self, of: FrozenFeatures) -> dict[str, Any]:
         some = of.features[:: -(-len(of.features) // MOST)]
         found = measure_collapse(some, device=self.world.device)
         return {"rank": found.rank, "width": found.width, "similarity": found.similarity, "spread": found.spread}
 
-    def seen(self, source: ImageDataset, mine: Frozen, beside: Frozen) -> ReportSamples:
+    def seen(self, source: ImageDataset, mine: FrozenFeatures, beside: FrozenFeatures) -> ReportSamples:
         shown = pick_samples(source.labels, REBUILT)
         there = [at for sample in shown[:ASKED] for at in (mine.samples == int(sample)).nonzero()[:, 0].tolist()]
-        queries = Frozen(features=mine.features[there], samples=mine.samples[there], labels=mine.labels[there])
+        queries = mine.select(torch.tensor(there, dtype=torch.int64))
         return ReportSamples(
             rebuilt=self.rebuilt(SubsetDataset(source, shown)),
             company=find_similar_samples(queries, beside, itself=source is self.beside) if there else (),
@@ -117,14 +116,18 @@ class FeatureScorer:
             beside=self.beside,
         )
 
-    def frozen(self, name: str, source: ImageDataset) -> Frozen:
+    def frozen(self, name: str, source: ImageDataset) -> FrozenFeatures:
         """Features of a source, in every process: each lays its part into a table that is then summed."""
-        prepare = make_normaliser(self.preprocessing, self.world.device, self.precision)
-        parts: list[tuple[Tensor, ...]] = []
-        with inference_context(self.objective, self.world.device, self.precision):
-            for batch in self.sweep(f"{name}, plain", source, self.preprocessing):
-                read = self.read(prepare(batch.pixels)).float()
-                parts.append((read, batch.sample, batch.valid))
+        batches = self.sweep(f"{name}, plain", source, self.preprocessing)
+        found = iterate_features(
+            self.objective,
+            batches,
+            self.preprocessing,
+            self.world.device,
+            precision=self.precision,
+            read=lambda _, images: self.read(images),
+        )
+        parts = [(read, batch.sample, batch.valid) for read, batch in found]
         read, sample, valid = (torch.cat(several) for several in zip(*parts, strict=True))
         table = read.new_zeros(len(source), read.shape[1] + 1)
         table[sample[valid]] = torch.cat([read[valid], read.new_ones(int(valid.sum()), 1)], 1)
@@ -133,7 +136,7 @@ class FeatureScorer:
         if len(samples) < 2:
             raise DataError(f"features need two images that can be read; {len(samples)} of {len(source)} can")
         labels = torch.from_numpy(source.labels.rows(samples.numpy()))
-        return Frozen(features=table[samples, :-1], samples=samples, labels=labels)
+        return FrozenFeatures(features=table[samples, :-1], samples=samples, labels=labels)
 
     def read(self, images: Tensor) -> Tensor:
         """What the last layer reads; of weights that lie in several processes, these read together."""

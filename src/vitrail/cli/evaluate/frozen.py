@@ -31,7 +31,7 @@ from vitrail.data.collection import Collection, unify_classes
 from vitrail.data.dataset import ImageDataset, SubsetDataset
 from vitrail.data.loader import Batch
 from vitrail.data.splits import split_stratified
-from vitrail.evaluation.frozen.features import Kept, SquareView, list_missing, load_or_extract
+from vitrail.evaluation.frozen.features import FrozenFeatures, SquareView, list_missing, load_or_extract
 from vitrail.evaluation.frozen.fewshot import (
     PENALTIES,
     PENALTY,
@@ -207,8 +207,8 @@ def extract_splits(options: FrozenOptions, about: Subject, task: FrozenTask) -> 
             notes.append(
                 f"{len(gone):,} of {split} could not be read and {'is' if len(gone) == 1 else 'are'} out: {some}"
             )
-        if part.trouble:
-            notes.append(part.trouble)
+        if part.warning:
+            notes.append(part.warning)
     train, test = parts[task.train], parts[task.test]
     scored = torch.isin(test.samples, torch.from_numpy(wanted))
     learnt = torch.ones(len(train.samples), dtype=torch.bool)
@@ -229,14 +229,14 @@ def extract_splits(options: FrozenOptions, about: Subject, task: FrozenTask) -> 
         test_labels=test.labels[scored],
         source=unseen,
         scope=scope,
-        found=all(part.found for part in parts.values()),
-        kept=all(part.kept for part in parts.values()),
+        found=all(part.reused for part in parts.values()),
+        kept=all(part.cached for part in parts.values()),
         notes=tuple(notes),
         unreadable=tuple(unreadable),
     )
 
 
-def extract_split(options: FrozenOptions, about: Subject, source: ImageDataset, called: str) -> Kept:
+def extract_split(options: FrozenOptions, about: Subject, source: ImageDataset, called: str) -> FrozenFeatures:
     """The features of one split. They are told of on stderr while they are made."""
     view = SquareView(about.preprocessing.image) if options.reference else about.preprocessing
 

@@ -1,25 +1,20 @@
-"""Frozen features: what the last layer of a network reads, for every image of a split.
+"""Frozen features: the input of a network's last layer for every image of a split, extracted once and cached.
 
-A network at rest: evaluation mode, no gradients, images normalised on the device in the type it computes in.
+    found = load_or_extract(network, source, preprocessing, "cpu", batches=..., folder=cache_folder("features"))
+    found.features, found.labels, found.samples
 
-What a network is, as a hash: of its config and its numbers, whatever file and format they came from.
-
-Features that were extracted once are kept: under a hash of all that they depend on.
-
-    kept = cached_features(network, source, preprocessing, "cpu", batches=..., folder=cache_folder("features"))
-    kept.features, kept.labels, kept.samples
-
-The key holds the network's config and numbers, the images (their fingerprint, and the bytes of some of them), how
-they are prepared, the precision, the kind of device, and the versions; not the labels, so that two sets of labels on
-the same images share one file. A file is a sealed one: written whole or not at all, with a checksum of every tensor,
-so that a damaged one is noticed and made again. The least recently used goes when all of them together exceed `LIMIT`.
+The key of a cache file is a hash of everything that the features depend on: the network's config and numbers, the
+images (their fingerprint, and the bytes of some of them), the preprocessing, the precision, the kind of device, and the
+versions. Labels are not part of it, so two sets of labels for the same images share one file. Files are written
+atomically with a checksum per tensor, so a damaged one is noticed and replaced. When all files together exceed
+`LIMIT`, the least recently used are deleted.
 """
 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -27,6 +22,7 @@ from typing import Any, Final, get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vitrail import __version__
 from vitrail.checkpoint.files.read_weights import read_weights
@@ -38,21 +34,43 @@ from vitrail.data import preprocessing as tensorflow
 from vitrail.data.dataset import ImageDataset, RelabelledDataset
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.loader import Batch
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import Preprocessing, normalise_pixels
 from vitrail.data.randomness import CounterRng
 from vitrail.data.targets import Geometry
 from vitrail.evaluation.defaults import Precision
 from vitrail.models.backbone import eval_mode, unwrap_backbone
 from vitrail.models.family import to_dict
 
+KIND: Final = "vitrail features 1"
+LIMIT: Final = 20 << 30  # bytes of cached features; those of ImageNet's training set at width 768 are 3.9 GB
+LOOKED_AT: Final = 256  # images of a source whose bytes go into the key
+HELD: Final = 64  # batches whose features stay on the device before they are copied, so that copies seldom block it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FrozenFeatures:
+    """Features of the N readable images of a source, in its order, on the CPU."""
+
+    features: Tensor  # float32 [N, D]
+    labels: Tensor  # int64 [N], -1 for none; or [N, M] padded with -1 if samples have several
+    samples: Tensor  # int64 [N], their indices in the source
+    reused: bool = False  # read from the cache
+    cached: bool = False  # in the cache now
+    warning: str = ""  # about the cache file
+
+    def select(self, rows: Tensor) -> "FrozenFeatures":
+        """Some of the rows, by mask or index."""
+        return replace(self, features=self.features[rows], labels=self.labels[rows], samples=self.samples[rows])
+
 
 @contextlib.contextmanager
 def inference_context(network: object, device: torch.device, precision: Precision) -> Generator[None]:
-    """Puts a module into evaluation mode and every part of it back as it was. A plain callable is taken as it is."""
+    """Evaluation mode (restored afterwards), no gradients, and autocast if the precision asks for it. `network` may be
+    any callable."""
     if precision not in get_args(Precision):
         raise unknown_name("precision", str(precision), get_args(Precision))
     mode = eval_mode(network) if isinstance(network, nn.Module) else contextlib.nullcontext()
-    # Not inference_mode: a sharded network gathers weights here that training goes on with.
+    # Not inference_mode: a sharded network gathers weights here that training continues to use.
     with mode, torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "autocast"):
         yield
 
@@ -60,68 +78,34 @@ def inference_context(network: object, device: torch.device, precision: Precisio
 def make_normaliser(
     preprocessing: Preprocessing, device: torch.device, precision: Precision
 ) -> Callable[[Tensor], Tensor]:
-    """`preprocessing.normalise` for bytes on the device [B, 3, H, W], with its constants sent there once."""
-    mean = torch.tensor(preprocessing.mean, device=device).view(3, 1, 1)
-    std = torch.tensor(preprocessing.std, device=device).view(3, 1, 1)
-    kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    return lambda pixels: ((pixels.float() / 255 - mean) / std).to(kind)
+    """`preprocessing.normalise` for bytes on the device [B, 3, H, W], with its constants copied there once."""
+    mean, std = preprocessing.channel_tensors(device)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    return lambda pixels: normalise_pixels(pixels, mean, std).to(dtype)
 
 
-HELD: Final = 64  # batches whose features wait on the device before they are fetched, so that few fetches make it wait
+def compute_features(network: nn.Module, images: Tensor) -> Tensor:
+    """[B, C, H, W] -> [B, D]: the representation y of a ViT, after the hidden layer if there is one (the paper's
+    pre-logits); the pooled map of a ResNet."""
+    return unwrap_backbone(network).features(images)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Features:
-    """Of the N images that could be read, in the order of the source, on the CPU."""
-
-    features: Tensor  # float32 [N, D]
-    labels: Tensor  # int64 [N]; or [N, M], filled up with -1, where samples have several
-    samples: Tensor  # int64 [N], their places in the source
-
-
-@dataclass(frozen=True, slots=True)
-class SquareView:
-    """The view of the reference's few-shot evaluator: to a square of 8/7 the size whatever the aspect, as TensorFlow
-    resizes and cuts levels off to bytes, and out of it the centre; for 224 pixels that is 256. Normalised as the
-    weights want it."""
-
-    image: Pair
-
-    @property
-    def sizes(self) -> tuple[Pair, ...]:
-        return (self.image,)
-
-    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
-        height, width = self.image
-        larger = (round(height * 8 / 7), round(width * 8 / 7))
-        rgb = torch.from_numpy(np.array(picture.rgb())).permute(2, 0, 1)
-        whole = tensorflow.truncate_levels(tensorflow.resize_bilinear(rgb, larger))
-        top, left = (larger[0] - height) // 2, (larger[1] - width) // 2
-        return (whole[:, top : top + height, left : left + width],)
-
-    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
-        height, width = self.image
-        tall, wide = round(height * 8 / 7), round(width * 8 / 7)
-        top, left = (tall - height) // 2, (wide - width) // 2
-        down, across = whole[0] / tall, whole[1] / wide
-        return (
-            Geometry(whole=whole, box=(top * down, left * across, height * down, width * across), inner=self.image),
-        )
-
-
-def features(
+def iterate_features(
     network: nn.Module,
     batches: Iterable[Batch],
     preprocessing: Preprocessing,
-    device: torch.device | str,
+    device: torch.device,
     *,
     precision: Precision = "float32",
-    read: Callable[[nn.Module, Tensor], Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Features [N, D], float32, and labels [N] (or [N, M], filled up with -1) of all images that could be read, in
-    their order, on the CPU. `read` is how a network is asked for them, where `last_read` will not do."""
-    found = extract_features(network, batches, preprocessing, device, precision=precision, read=read)
-    return found.features, found.labels
+    read: Callable[[nn.Module, Tensor], Tensor] = compute_features,
+) -> Iterator[tuple[Tensor, Batch]]:
+    """Features [B, D] in float32 for each batch, both on the device. `read` computes them from normalised images."""
+    normalise = make_normaliser(preprocessing, device, precision)
+    for batch in batches:
+        moved = batch.to(device)
+        with inference_context(network, device, precision):
+            features = read(network, normalise(moved.pixels)).float()
+        yield features, moved
 
 
 def extract_features(
@@ -131,70 +115,59 @@ def extract_features(
     device: torch.device | str,
     *,
     precision: Precision = "float32",
-    read: Callable[[nn.Module, Tensor], Tensor] | None = None,
-) -> Features:
-    """As `features`, with the places of the images in their source."""
-    device, read = torch.device(device), read or compute_features
-    prepare = make_normaliser(preprocessing, device, precision)
-    held, fetched = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
-    with inference_context(network, device, precision):
-        for batch in batches:
-            moved = batch.to(device)
-            held.append((read(network, prepare(moved.pixels)).float(), moved.target, moved.sample, moved.valid))
-            if len(held) == HELD:
-                fetched, held = [*fetched, *move_to_host(held)], []
-    fetched += move_to_host(held)
-    if not sum(len(samples) for _, _, samples in fetched):
-        raise DataError("there are no images to take features of, or none that can be read")
-    widest = max(label.shape[-1] for _, label, _ in fetched) if fetched[0][1].ndim == 2 else 0
-    return Features(
-        features=torch.cat([y for y, _, _ in fetched]),
-        labels=torch.cat([pad_labels(label, widest) for _, label, _ in fetched]),
-        samples=torch.cat([samples for _, _, samples in fetched]),
-    )
+    read: Callable[[nn.Module, Tensor], Tensor] = compute_features,
+) -> FrozenFeatures:
+    """The features of all readable images of the batches, in their order."""
+    held, rows = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
+
+    def move_to_host() -> None:
+        for *row, valid in held:
+            rows.append(tuple(tensor.cpu()[valid.cpu()] for tensor in row))
+        held.clear()
+
+    device = torch.device(device)
+    for features, batch in iterate_features(network, batches, preprocessing, device, precision=precision, read=read):
+        held.append((features, batch.target, batch.sample, batch.valid))
+        if len(held) == HELD:
+            move_to_host()
+    move_to_host()
+    if not sum(len(samples) for _, _, samples in rows):
+        raise DataError("there are no readable images to extract features from")
+    if rows[0][1].ndim == 2:  # several labels per sample: every batch is padded to the widest
+        widest = max(labels.shape[1] for _, labels, _ in rows)
+        rows = [(x, F.pad(labels, (0, widest - labels.shape[1]), value=-1), at) for x, labels, at in rows]
+    features, labels, samples = (torch.cat(column) for column in zip(*rows, strict=True))
+    return FrozenFeatures(features=features, labels=labels, samples=samples)
 
 
-def compute_features(network: nn.Module, images: Tensor) -> Tensor:
-    """[B, C, H, W] -> [B, D]: of a ViT the representation y, through the hidden layer where there is one (the paper's
-    pre-logits); of a ResNet the pooled map."""
-    return unwrap_backbone(network).features(images)
+@dataclass(frozen=True, slots=True)
+class SquareView:
+    """The view of the reference's few-shot evaluator: resized to a square of 8/7 the size whatever the aspect ratio, as
+    TensorFlow resizes, truncated to bytes, and centre-cropped; for 224 pixels the square is 256."""
 
+    image: Pair
 
-def move_to_host(held: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
-    """To the host, without the places that hold no image."""
-    on_host = [tuple(tensor.cpu() for tensor in row) for row in held]
-    return [tuple(tensor[valid] for tensor in row) for *row, valid in on_host]
+    @property
+    def sizes(self) -> tuple[Pair, ...]:
+        return (self.image,)
 
+    @property
+    def square(self) -> tuple[Pair, Pair]:
+        """The size before the crop, and the crop's top left corner."""
+        (height, width), larger = self.image, (round(self.image[0] * 8 / 7), round(self.image[1] * 8 / 7))
+        return larger, ((larger[0] - height) // 2, (larger[1] - width) // 2)
 
-def pad_labels(label: Tensor, widest: int) -> Tensor:
-    """Rows of several labels, all as wide as the widest batch's."""
-    return torch.nn.functional.pad(label, (0, widest - label.shape[1]), value=-1) if widest else label
+    def __call__(self, picture: EncodedImage, draws: Sequence[CounterRng]) -> tuple[Tensor, ...]:
+        (height, width), (larger, (top, left)) = self.image, self.square
+        rgb = torch.from_numpy(np.array(picture.rgb())).permute(2, 0, 1)
+        resized = tensorflow.truncate_levels(tensorflow.resize_bilinear(rgb, larger))
+        return (resized[:, top : top + height, left : left + width],)
 
-
-def hash_network(network: torch.nn.Module) -> str:
-    """Equal for equal networks: a file converted there and back, on whatever device, has the same."""
-    bundle = to_bundle(network)
-    found = sha256(json.dumps(to_dict(bundle.config), sort_keys=True).encode())
-    for name, tensor in sorted(bundle.tensors.items()):
-        plain = tensor.detach().cpu().contiguous()
-        found.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
-        found.update(plain.flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
-
-
-KIND: Final = "vitrail features 1"
-LIMIT: Final = 20 << 30  # bytes of features that are kept; those of ImageNet's training set at width 768 are 3.9 GB
-LOOKED_AT: Final = 256  # images of a source whose bytes go into the key
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Kept(Features):
-    """`found` is whether they were there already, `kept` whether they are there now; `trouble` is what is to be told
-    of the file, where anything is."""
-
-    found: bool = False
-    kept: bool = False
-    trouble: str = ""
+    def geometries(self, whole: Pair, draws: Sequence[CounterRng]) -> tuple[Geometry, ...]:
+        (height, width), (larger, (top, left)) = self.image, self.square
+        down, across = whole[0] / larger[0], whole[1] / larger[1]
+        box = (top * down, left * across, height * down, width * across)
+        return (Geometry(whole=whole, box=box, inner=self.image),)
 
 
 def load_or_extract(
@@ -208,75 +181,60 @@ def load_or_extract(
     precision: Precision = "float32",
     view: str = "",
     limit: int = LIMIT,
-) -> Kept:
-    """What the last layer reads for every image of a source, from `folder` or from the network. `batches` gives the
-    images of a source, each once; `view` names the way it cuts them, where that is not the preprocessing's. Without
-    a folder nothing is kept."""
+) -> FrozenFeatures:
+    """Features of every image of a source, from the cache in `folder` or from the network. `batches` yields the images
+    of a source, each once; `view` names how it crops them, if not as the preprocessing does. Without a folder nothing
+    is cached."""
     bare = source
     while isinstance(bare, RelabelledDataset):
         bare = bare.source
+
+    def label(features: FrozenFeatures, **facts: Any) -> FrozenFeatures:
+        labels = torch.from_numpy(source.labels.rows(features.samples.numpy()))
+        return replace(features, labels=labels, **facts)
+
+    def extract() -> FrozenFeatures:
+        found = extract_features(network, batches(bare), preprocessing, device, precision=precision)
+        wrong = (~found.features.isfinite()).any(1).nonzero()
+        if len(wrong):
+            name = bare.name(int(found.samples[wrong[0, 0]]))
+            raise DataError(
+                f"the features of {len(wrong):,} images are not finite, first of {name}; the network overflows"
+            )
+        return found
+
     if folder is None:
-        features, samples = extract_finite(network, bare, preprocessing, device, batches(bare), precision)
-        return labelled(source, features, samples)
-    facts = describe_extraction(network, bare, preprocessing, torch.device(device), precision, view)
-    path = folder / f"{sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}.safetensors"
-    trouble = ""
+        return label(extract())
+    key = describe_extraction(network, bare, preprocessing, torch.device(device), precision, view)
+    path = folder / f"{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.safetensors"
+    warning = ""
     try:
-        features, samples = read_cache_file(path, facts)
-        if not any(is_readable(bare, sample) for sample in list_missing(bare, samples)):
+        found = read_cache_file(path, key)
+        if not any(is_readable(bare, sample) for sample in list_missing(bare, found.samples)):
             os.utime(path)  # used now
-            return labelled(source, features, samples, found=True, kept=True)
+            return label(found, reused=True, cached=True)
     except WeightsNotFound:
         pass
     except (WeightsError, OSError) as error:
-        trouble = f"kept features were damaged and are made again ({' '.join(str(error).split())})"
-    features, samples = extract_finite(network, bare, preprocessing, device, batches(bare), precision)
+        warning = f"the cached features were damaged and are extracted again ({' '.join(str(error).split())})"
+    found = extract()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_sealed(path, {"features": features, "samples": samples}, {"kind": KIND, "facts": facts})
+        tensors = {"features": found.features, "samples": found.samples}
+        write_sealed(path, tensors, {"kind": KIND, "facts": key})
         remove_oldest(folder, limit, path)
     except (WeightsError, OSError) as error:
-        trouble = f"the features could not be kept ({' '.join(str(error).split())})"
-        return labelled(source, features, samples, trouble=trouble)
-    return labelled(source, features, samples, kept=True, trouble=trouble)
+        return label(found, warning=f"the features could not be cached ({' '.join(str(error).split())})")
+    return label(found, cached=True, warning=warning)
 
 
-def labelled(
-    source: ImageDataset,
-    features: Tensor,
-    samples: Tensor,
-    *,
-    found: bool = False,
-    kept: bool = False,
-    trouble: str = "",
-) -> Kept:
-    labels = torch.from_numpy(source.labels.rows(samples.numpy()))
-    return Kept(features=features, labels=labels, samples=samples, found=found, kept=kept, trouble=trouble)
-
-
-def extract_finite(
-    network: nn.Module,
-    source: ImageDataset,
-    preprocessing: Preprocessing,
-    device: torch.device | str,
-    batches: Iterable[Batch],
-    precision: Precision,
-) -> tuple[Tensor, Tensor]:
-    """Features and samples from the network itself; a network that overflows is refused, with the first image."""
-    made = extract_features(network, batches, preprocessing, device, precision=precision)
-    wrong = (~made.features.isfinite()).any(1).nonzero()
-    if len(wrong):
-        name = source.name(int(made.samples[wrong[0, 0]]))
-        raise DataError(f"the network gives no finite features for {len(wrong):,} images, first of them {name}")
-    return made.features, made.samples
-
-
-def read_cache_file(path: Path, facts: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Features and samples out of a file; any damage is one of the weights errors."""
-    found = read_weights(path)
-    if found.description != {"kind": KIND, "facts": facts} or set(found.tensors) != {"features", "samples"}:
-        raise WeightsError(f"{path} holds something else than its name says")
-    return found.tensors["features"], found.tensors["samples"]
+def read_cache_file(path: Path, key: dict[str, Any]) -> FrozenFeatures:
+    """Features without labels from a cache file; WeightsError if it is damaged."""
+    content = read_weights(path)
+    if content.description != {"kind": KIND, "facts": key} or set(content.tensors) != {"features", "samples"}:
+        raise WeightsError(f"{path} does not contain what its name says")
+    samples = content.tensors["samples"]
+    return FrozenFeatures(features=content.tensors["features"], labels=samples, samples=samples)
 
 
 def describe_extraction(
@@ -287,7 +245,7 @@ def describe_extraction(
     precision: Precision,
     view: str,
 ) -> dict[str, Any]:
-    """All that features depend on, as plain data."""
+    """Everything that features depend on, as plain data."""
     facts = {
         "network": hash_network(network),
         "pictures": hash_images(source),
@@ -298,15 +256,26 @@ def describe_extraction(
         "device": device.type,
         "versions": [__version__, torch.__version__],
     }
-    return json.loads(json.dumps(facts))  # lists for tuples, as they come back
+    return json.loads(json.dumps(facts))  # tuples become lists, as in a file
+
+
+def hash_network(network: nn.Module) -> str:
+    """A hash of the config and the numbers: equal for equal networks, whatever file, format and device they come
+    from."""
+    bundle = to_bundle(network)
+    digest = sha256(json.dumps(to_dict(bundle.config), sort_keys=True).encode())
+    for name, tensor in sorted(bundle.tensors.items()):
+        plain = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)}".encode())
+        digest.update(plain.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def hash_images(source: ImageDataset) -> str:
-    """The source's fingerprint together with the bytes of images at even distances: where names and sizes are those
-    of another set, as with raw images of one size, these are not."""
+    """A hash of the source's fingerprint and the bytes of evenly spaced images, which differ between sets with equal
+    names and sizes (raw images of one size)."""
     digest = sha256(source.fingerprint.encode())
-    some = np.linspace(0, len(source) - 1, min(len(source), LOOKED_AT)).astype(np.int64)
-    for at in some.tolist():
+    for at in np.linspace(0, len(source) - 1, min(len(source), LOOKED_AT)).astype(np.int64).tolist():
         try:
             content = source.read(at)
         except (BadImage, OSError):
@@ -316,24 +285,24 @@ def hash_images(source: ImageDataset) -> str:
 
 
 def list_missing(source: ImageDataset, samples: Tensor) -> list[int]:
-    """The places of a source of which there are no features: their images could not be read."""
+    """The indices of a source that have no features, because their images are unreadable."""
     return np.setdiff1d(np.arange(len(source)), samples.numpy()).tolist()
 
 
 def is_readable(source: ImageDataset, sample: int) -> bool:
-    """Whether an image can be decoded now: a store that was away for a moment must not be remembered for ever."""
+    """Whether an image can be decoded now: a file store that was briefly unavailable must not spoil the cache."""
     try:
-        source.open_image(sample).rgb()
+        source.picture(sample).rgb()
     except BadImage:
         return False
     return True
 
 
 def remove_oldest(folder: Path, limit: int, newest: Path) -> None:
-    """Takes the files away that were used longest ago, until the rest fits; the newest one stays, whatever its size."""
+    """Deletes the least recently used files until the rest fits; the newest one stays, whatever its size."""
     files: list[tuple[Path, os.stat_result]] = []
     for path in folder.glob("*.safetensors"):
-        with contextlib.suppress(FileNotFoundError):  # another process trims, too
+        with contextlib.suppress(FileNotFoundError):  # another process may be deleting, too
             files += [(path, path.stat())] if path != newest else []
     total = newest.stat().st_size
     for path, status in sorted(files, key=lambda file: -file[1].st_mtime_ns):

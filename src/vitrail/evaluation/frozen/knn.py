@@ -36,6 +36,7 @@ from vitrail.data.dataset import Labels
 from vitrail.data.randomness import hash_keys, hash_word
 from vitrail.distributed.process_group import widest_float
 from vitrail.evaluation.defaults import TEMPERATURE
+from vitrail.evaluation.frozen.features import FrozenFeatures
 from vitrail.evaluation.metrics import keep_single_labels, score_predictions
 
 TESTED: Final = 1024  # test samples at a time ...
@@ -125,15 +126,6 @@ VOTERS: Final = 20
 SHOWN: Final = 5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Frozen:
-    """Features of the images of a source that could be read, in its order, on the CPU."""
-
-    features: Tensor  # float32 [N, D]
-    samples: Tensor  # int64 [N], their places in the source
-    labels: Tensor  # int64 [N]; or [N, M], filled up with -1; -1 where there is none
-
-
 @dataclass(frozen=True, slots=True)
 class Neighbour:
     """A sample, how similar it is, and whether a label is the same: none where one of the two has no label."""
@@ -152,7 +144,7 @@ class SampleNeighbours:
 
 
 def score_vote(
-    train: Frozen, test: Frozen, classes: int, *, device: torch.device | str = "cpu"
+    train: FrozenFeatures, test: FrozenFeatures, classes: int, *, device: torch.device | str = "cpu"
 ) -> tuple[int, int] | None:
     """How many test images the vote of the 20 nearest training images says right, and of how many with a label;
     none where there are no labels on either side. A training image with several labels has no vote."""
@@ -166,7 +158,7 @@ def score_vote(
 
 
 def find_similar_samples(
-    queries: Frozen, train: Frozen, *, itself: bool = False, count: int = SHOWN
+    queries: FrozenFeatures, train: FrozenFeatures, *, itself: bool = False, count: int = SHOWN
 ) -> tuple[SampleNeighbours, ...]:
     """The nearest training images of each query. With `itself` the queries are training images, too, and an image
     is not a neighbour of its own."""
