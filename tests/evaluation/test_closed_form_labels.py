@@ -14,9 +14,9 @@ from vitrail.checkpoint.bundle import Card
 from vitrail.cli.app import main
 from vitrail.core.errors import BadLabels
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation.frozen.closed_form_classifier import measures_of, truth_of
+from vitrail.evaluation.frozen.closed_form_classifier import measure_labels, to_truth
 from vitrail.evaluation.frozen.fewshot import CONSTANT, EPS
-from vitrail.evaluation.frozen.ridge_head import fit_multi_label_head, platt
+from vitrail.evaluation.frozen.ridge_head import fit_multi_label_head, fit_platt
 
 
 def drawn(count: int, classes: int = 4, width: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +48,7 @@ def test_the_penalty_and_the_scale_are_chosen_by_what_was_held_out() -> None:
     made = fit_multi_label_head(features[:300], truth[:300])
     assert made.scores.shape == made.truth.shape
     assert len(made.truth) >= 200
-    values = {one.name: one.value for one in measures_of(made.scores, made.truth, tuple("abcd"))}
+    values = {one.name: one.value for one in measure_labels(made.scores, made.truth, tuple("abcd"))}
     assert values["mAP"] > 0.9
     said = made.head.logits(features[300:]).sigmoid()
     assert float((said - truth[300:].float()).square().mean()) < 0.08
@@ -59,9 +59,9 @@ def test_platt_finds_the_logistic_curve() -> None:
     scores = torch.linspace(-3, 3, 4001, dtype=torch.float64)[:, None]
     generator = torch.Generator().manual_seed(1)
     truth = torch.rand(scores.shape, generator=generator, dtype=torch.float64) < (2 * scores - 1).sigmoid()
-    slope, offset, _ = platt(scores, truth)
+    slope, offset, _ = fit_platt(scores, truth)
     assert (slope, offset) == (pytest.approx(2, abs=0.2), pytest.approx(-1, abs=0.2))
-    sure, _, loss = platt(scores, scores > 0)  # no mistake, and no infinite sureness
+    sure, _, loss = fit_platt(scores, scores > 0)  # no mistake, and no infinite sureness
     assert sure < 1000
     assert loss < 0.05
 
@@ -76,8 +76,8 @@ def test_few_samples_and_none() -> None:
 
 def test_truth_from_labels() -> None:
     rows = torch.tensor([[2, 0], [-1, -1], [1, -1]])
-    assert truth_of(rows, 3).int().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
-    assert truth_of(torch.tensor([1, -1]), 2).int().tolist() == [[0, 1], [0, 0]]
+    assert to_truth(rows, 3).int().tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert to_truth(torch.tensor([1, -1]), 2).int().tolist() == [[0, 1], [0, 0]]
 
 
 def test_fit_writes_multi_label_weights(

@@ -204,7 +204,7 @@ def test_a_start_that_was_killed_early_takes_what_is_kept(
             return prepare_baseline(run, splits, ALONE, folder, Watching(), resumed=False)
 
     first = begin()
-    monkeypatch.setattr(module, "cached_features", None)
+    monkeypatch.setattr(module, "load_or_extract", None)
     again = begin()
     assert first.rows == again.rows
     assert first.head is not None
@@ -326,7 +326,7 @@ def test_one_that_fails_does_not_stop_a_run(tmp_path: Path, weights: str, monkey
     def failing(*args: Any, **more: Any) -> Any:
         raise vitrail.core.errors.DataError("the network overflows")
 
-    monkeypatch.setattr(module, "cached_features", failing)
+    monkeypatch.setattr(module, "load_or_extract", failing)
     watching = Watching()
     assert go(tuning(weights), tmp_path / "run", watching).state == "done"
     assert "no closed-form baseline: the network overflows" in watching.notes

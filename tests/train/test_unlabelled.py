@@ -110,7 +110,7 @@ def test_the_numbers_are_those_of_the_weights_that_were_written(runs: dict[str, 
         )
         right = vote_classes(find_nearest(near.features, mine.features, 20), near.labels, 10, 20) == mine.labels
         assert result.watch["accuracy"] == pytest.approx(float(right.float().mean()), abs=0.02)
-        found = measure_collapse(mine)
+        found = measure_collapse(mine.features)
         assert result.watch["rank"] == pytest.approx(found.rank, rel=1e-4)
         assert result.watch["similarity"] == pytest.approx(found.similarity, abs=1e-5)
 

@@ -292,7 +292,7 @@ def list_missing(source: ImageDataset, samples: Tensor) -> list[int]:
 def is_readable(source: ImageDataset, sample: int) -> bool:
     """Whether an image can be decoded now: a file store that was briefly unavailable must not spoil the cache."""
     try:
-        source.picture(sample).rgb()
+        source.open_image(sample).rgb()
     except BadImage:
         return False
     return True

@@ -1,28 +1,26 @@
-"""The closed-form classifier of Section 4.1 as the last layer of a network: what it takes next to least squares.
+"""The closed-form classifier of Section 4.1 as the last layer of a network.
 
-Least squares from whitened features to {-1, 1}^K (fewshot.py) leaves three things open.
+Least squares from whitened features to {-1, 1}^K (fewshot.py) leaves three choices open.
 
-The penalty. It is the one that is right most often on images held out, the same share of every class; among equals
-the more likely one, then the larger. A small set is held out from several times, each time drawn again, until some
-hundred answers are there to choose by. Then the classifier is made again from all images.
+The penalty is the one with the highest accuracy on held-out images, the same share of every class; ties go to the
+higher likelihood, then to the larger penalty. A small set is split several times, until about two hundred predictions
+are available. Then the classifier is fitted again on all images.
 
-The scale. Scores near 1 and -1 are no logits: a softmax over them is nearly even. One factor on all of them leaves
-their order as it is, so it is chosen by the likelihood of the images held out, with the targets that Platt (1999)
-takes, (N + 1) / (N + 2) instead of 1, so that N right answers out of N do not ask for infinite sureness. The likelihood
-is concave in the factor, and its slope is followed to zero.
+The scale turns scores near 1 and -1 into logits; a softmax over the scores themselves is nearly even. One factor keeps
+their order, so the likelihood of the held-out images chooses it, with the targets of Platt (1999), (N + 1) / (N + 2)
+instead of 1, so that N correct predictions out of N do not lead to infinite confidence. The likelihood is concave in
+the factor, and bisection finds where its slope is zero.
 
 The layer. With whitening z = (y - μ) / σ and the constant 100 next to it, s · [z, 100] W = y Vᵀ + b for
 
     V = s (W_z / σ)ᵀ     and     b = 100 s w_100 - V μ,
 
-where b takes V as it was rounded, so that at the mean of the features nothing is lost.
+where b uses the rounded V, so that nothing is lost at the mean of the features.
 
-The closed-form classifier where a sample may have several labels: each class is a question of its own.
-
-Least squares to {-1, 1}^K (fewshot.py) answers all of them at once, a column each. What turns a score s into the logit
-of a sigmoid is Platt's (1999): a s + b with one a and one b for all classes, by the likelihood of answers that were
-held out. Few samples cannot tell more, and how rare a class is stands in its scores already. The penalty is the one
-under which those answers are most likely.
+If a sample may have several labels, each class is decided separately. Least squares to {-1, 1}^K solves for all of them
+at once, one column each. Platt scaling turns a score s into the logit a s + b of a sigmoid, with one a and one b for
+all classes, fitted to held-out predictions: few samples cannot determine more, and its frequency is
+already in the scores of a class. The penalty is the one under which those predictions are most likely.
 """
 
 import math
@@ -42,21 +40,20 @@ from vitrail.evaluation.defaults import SHARE
 from vitrail.evaluation.frozen.fewshot import CONSTANT, PENALTIES, PENALTY, ROWS, RidgeClassifier, decompose
 from vitrail.evaluation.metrics import count_right
 
-HELD: Final = 200  # answers to choose by, for which small sets are drawn from several times
-DRAWS: Final = 8  # at most
+HELD: Final = 200  # predictions to choose by; small sets are split several times to get them
+DRAWS: Final = 8  # splits at most
 MOST: Final = 5000  # images held out of a large set
 SCALES: Final = (0.05, 1000.0)
-CLEAR: Final = 0.9  # the probability of an answer like the targets themselves, where nothing could be held out
+CLEAR: Final = 0.9  # probability of a score equal to the target, if nothing could be held out
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutCounts:
-    """What the images held out said: right answers, of how many, in how many draws, and accuracy by penalty."""
+    """Correct predictions on held-out images, of how many, in how many splits."""
 
     right: int
     count: int
     draws: int
-    by_penalty: dict[float, float]
 
     @property
     def accuracy(self) -> float:
@@ -65,8 +62,8 @@ class HeldOutCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RidgeHead:
-    """A linear layer, weight [K, D] and bias [K] in float32, from features to logits. `held` is none where there were
-    too few images to hold any out: then penalty and scale are the usual ones, and probabilities mean little."""
+    """A linear layer, weight [K, D] and bias [K] in float32, from features to logits. `held` is None if there
+    were too few images to hold any out; then penalty and scale are defaults, and probabilities mean little."""
 
     weight: Tensor
     bias: Tensor
@@ -79,7 +76,7 @@ class RidgeHead:
         return torch.nn.functional.linear(features.float(), self.weight, self.bias)
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Class numbers [N], and how sure each is."""
+        """Predicted classes [N] and their probabilities [N]."""
         found = [self.logits(part).softmax(-1).max(-1) for part in features.split(ROWS)]
         return torch.cat([one.indices for one in found]), torch.cat([one.values for one in found])
 
@@ -87,38 +84,41 @@ class RidgeHead:
 def fit_head(
     features: Tensor, labels: Tensor, classes: int, *, penalty: float | None = None, share: float = SHARE
 ) -> RidgeHead:
-    """The head of features [n, D] and labels [n]. With a `penalty` that one is taken; `share` is held out of every
-    class to choose it and the scale, at least about one image a class."""
+    """The head of features [n, D] and labels [n]. The share `share` of every class, at least about one image, is held
+    out to choose the penalty, unless one is given, and the scale."""
     if classes < 2:
-        raise BadLabels(f"{classes} class: there must be two at least to tell apart")
+        raise BadLabels(f"{classes} class given, and at least two are needed")
     if not 0 <= share < 1:
-        raise ConfigError(f"a share of {share} cannot be held out; it must be at least 0 and below 1")
+        raise ConfigError(f"held-out share {share} must be at least 0 and below 1")
     if penalty is not None and not 0 < penalty < math.inf:
         raise ConfigError(f"penalty={penalty} must be above 0 and finite")
-    parts = [(held, decompose(features[rest], labels[rest], classes)) for held, rest in draws(labels, classes, share)]
+    parts = [
+        (held, decompose(features[rest], labels[rest], classes))
+        for held, rest in split_by_class(labels, classes, share)
+    ]
     if not parts:
         taken = PENALTY if penalty is None else penalty
         made = decompose(features, labels, classes).classifier(taken)
-        return folded(made, math.log(CLEAR / (1 - CLEAR) * (classes - 1)) / 2, taken, None)
+        return fold_head(made, math.log(CLEAR / (1 - CLEAR) * (classes - 1)) / 2, taken, None)
     tried = PENALTIES if penalty is None else (penalty,)
-    right = {one: sum(hits(part.classifier(one), features, labels, held) for held, part in parts) for one in tried}
+    right = {
+        one: sum(count_right(part.classifier(one).predict(features[held]), labels[held])[0] for held, part in parts)
+        for one in tried
+    }
     best = [one for one in tried if right[one] == max(right.values())]
     truth = torch.cat([labels[held] for held, _ in parts])
     likely: dict[float, tuple[float, float]] = {}
     for one in best:
         scores = torch.cat([part.classifier(one).scores(features[held]) for held, part in parts])
-        scale = scale_of(scores, truth)
-        likely[one] = (loss(scale, scores, truth), scale)
+        scale = find_scale(scores, truth)
+        likely[one] = (scaled_loss(scale, scores, truth), scale)
     taken = min(reversed(best), key=lambda one: likely[one][0])
-    count = len(truth)
-    held = HeldOutCounts(
-        right=right[taken], count=count, draws=len(parts), by_penalty={one: hit / count for one, hit in right.items()}
-    )
-    return folded(decompose(features, labels, classes).classifier(taken), likely[taken][1], taken, held)
+    held = HeldOutCounts(right=right[taken], count=len(truth), draws=len(parts))
+    return fold_head(decompose(features, labels, classes).classifier(taken), likely[taken][1], taken, held)
 
 
-def draws(labels: Tensor, classes: int, share: float) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of what is held out and what is left, by their places; none where no class has two images."""
+def split_by_class(labels: Tensor, classes: int, share: float) -> list[tuple[Tensor, Tensor]]:
+    """Indices of held-out and remaining samples for each split; empty if no class has two images."""
     count, plain = len(labels), Labels(labels.cpu().numpy())
     several = int((plain.counts(classes) >= 2).sum())
     if not share or not several:
@@ -136,14 +136,10 @@ def draws(labels: Tensor, classes: int, share: float) -> list[tuple[Tensor, Tens
     return found
 
 
-def hits(made: RidgeClassifier, features: Tensor, labels: Tensor, held: Tensor) -> int:
-    return count_right(made.predict(features[held]), labels[held])[0]
-
-
-def scale_of(scores: Tensor, labels: Tensor) -> float:
-    """The factor on scores [N, K] under which labels [N] are most likely, within bounds."""
+def find_scale(scores: Tensor, labels: Tensor) -> float:
+    """The factor on scores [N, K] that maximises the likelihood of labels [N], within bounds."""
     low, high = (math.log(bound) for bound in SCALES)
-    wanted = float(expected(scores, labels).mean())
+    wanted = float(mean_target_score(scores, labels).mean())
     for _ in range(30):
         middle = (low + high) / 2
         given = (scores * math.exp(middle)).softmax(-1)
@@ -154,32 +150,32 @@ def scale_of(scores: Tensor, labels: Tensor) -> float:
     return math.exp((low + high) / 2)
 
 
-def loss(scale: float, scores: Tensor, labels: Tensor) -> float:
+def scaled_loss(scale: float, scores: Tensor, labels: Tensor) -> float:
     """The mean negative log-likelihood of scaled scores, with Platt's targets."""
-    return float(((scores * scale).logsumexp(-1) - scale * expected(scores, labels)).mean())
+    return float(((scores * scale).logsumexp(-1) - scale * mean_target_score(scores, labels)).mean())
 
 
-def expected(scores: Tensor, labels: Tensor) -> Tensor:
-    """The mean score [N] under the targets: (N + 1) / (N + 2) for the label, the rest for all others alike."""
+def mean_target_score(scores: Tensor, labels: Tensor) -> Tensor:
+    """The mean score [N] under the targets: (N + 1) / (N + 2) for the label, the rest spread evenly over the others."""
     doubt = 1 / (len(labels) + 2)
     own = scores.gather(1, labels[:, None])[:, 0]
     return (1 - doubt) * own + doubt * (scores.sum(-1) - own) / (scores.shape[1] - 1)
 
 
-def folded(made: RidgeClassifier, scale: float, penalty: float, held: HeldOutCounts | None) -> RidgeHead:
-    """Whitening, constant and scale in one linear layer."""
+def fold_head(made: RidgeClassifier, scale: float, penalty: float, held: HeldOutCounts | None) -> RidgeHead:
+    """Folds whitening, constant and scale into one linear layer."""
     weight = (scale * made.weight[:-1] / made.std[:, None]).T.float()
     bias = scale * CONSTANT * made.weight[-1] - weight.double() @ made.mean
     return RidgeHead(weight=weight.contiguous(), bias=bias.float(), penalty=penalty, scale=scale, held=held)
 
 
-FEWEST: Final = 4  # samples, below which none are held out
+FEWEST: Final = 4  # samples below which none are held out
 STEPS: Final = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class MultiLabelHead:
-    """The layer, and what it said to the samples held out: scores [M, K] in [0, 1] and the truth; in how many draws."""
+    """The layer, and its held-out predictions: scores [M, K] in [0, 1], the truth, and the number of splits."""
 
     head: RidgeHead
     scores: NDArray[np.float32]
@@ -193,11 +189,13 @@ def fit_multi_label_head(
     """The head of features [n, D] and truth [n, K] as booleans."""
     count, classes = truth.shape
     if not truth.any():
-        raise BadLabels("no sample has a label, so there is nothing to learn")
-    parts = [(held, decompose(features[rest], truth[rest], classes)) for held, rest in label_draws(count, share)]
+        raise BadLabels("no sample has a label; at least one is needed")
+    parts = [(held, decompose(features[rest], truth[rest], classes)) for held, rest in split_randomly(count, share)]
     if not parts:
         taken = PENALTY if penalty is None else penalty
-        head = folded(decompose(features, truth, classes).classifier(taken), math.log(CLEAR / (1 - CLEAR)), taken, None)
+        head = fold_head(
+            decompose(features, truth, classes).classifier(taken), math.log(CLEAR / (1 - CLEAR)), taken, None
+        )
         return MultiLabelHead(
             head=head, scores=np.zeros((0, classes), np.float32), truth=np.zeros((0, classes), bool), draws=0
         )
@@ -205,12 +203,12 @@ def fit_multi_label_head(
     best: tuple[float, float, float, float, Tensor] | None = None
     for one in reversed(PENALTIES) if penalty is None else (penalty,):
         scores = torch.cat([part.classifier(one).scores(features[held]) for held, part in parts])
-        slope, offset, loss = platt(scores, known)
+        slope, offset, loss = fit_platt(scores, known)
         if best is None or loss < best[0]:
             best = (loss, one, slope, offset, scores)
     assert best is not None
     _, taken, slope, offset, scores = best
-    head = folded(decompose(features, truth, classes).classifier(taken), slope, taken, None)
+    head = fold_head(decompose(features, truth, classes).classifier(taken), slope, taken, None)
     return MultiLabelHead(
         head=replace(head, bias=head.bias + offset),
         scores=(slope * scores + offset).sigmoid().float().numpy(),
@@ -219,8 +217,8 @@ def fit_multi_label_head(
     )
 
 
-def label_draws(count: int, share: float) -> list[tuple[Tensor, Tensor]]:
-    """Pairs of what is held out and what is left, by their places, drawn until there are about a hundred."""
+def split_randomly(count: int, share: float) -> list[tuple[Tensor, Tensor]]:
+    """Indices of held-out and remaining samples for each random split."""
     if not share or count < FEWEST:
         return []
     held = min(max(round(share * count), 1), MOST)
@@ -229,9 +227,9 @@ def label_draws(count: int, share: float) -> list[tuple[Tensor, Tensor]]:
     return [(order[:held].sort().values, order[held:].sort().values) for order in orders]
 
 
-def platt(scores: Tensor, truth: Tensor) -> tuple[float, float, float]:
-    """The slope and offset under which the truth is most likely, and the loss; by Newton's method. Targets are Platt's,
-    (N + 1) / (N + 2) of N true answers, so that answers without a mistake do not ask for infinite sureness."""
+def fit_platt(scores: Tensor, truth: Tensor) -> tuple[float, float, float]:
+    """The slope and offset that maximise the likelihood of the truth, and the loss, by Newton's method, with Platt's
+    targets."""
     s, yes = scores.double().flatten(), int(truth.sum())
     no = truth.numel() - yes
     t = torch.where(truth.flatten(), (yes + 1) / (yes + 2), 1 / (no + 2)).double()
