@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.serve.load import Load, Stock, load, plan, stocked
-from tests.serve.running import Running, running
+from tests.serve.subprocess_server import Running, running
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config
 

@@ -19,8 +19,8 @@ import torch
 
 from tests.models.tiny import awake
 from tests.serve.client import form, get, post
-from tests.serve.inside import NETWORK, answer_to, picture
-from tests.serve.running import Running, running
+from tests.serve.in_process_server import NETWORK, answer_to, picture
+from tests.serve.subprocess_server import Running, running
 from vitrail.checkpoint.weights import save
 from vitrail.cli.app import main
 

@@ -75,7 +75,14 @@ def test_distillation_leaves_out_pairs_of_the_same_view() -> None:
     assert torch.allclose(losses, crossed / 2, atol=1e-6)
 
 
-@pytest.mark.parametrize(("sharding", "double"), [("ddp", True), ("ddp", False), ("fsdp", False)])
+@pytest.mark.parametrize(
+    ("sharding", "double"),
+    [
+        pytest.param("ddp", True, marks=pytest.mark.slow),
+        ("ddp", False),
+        pytest.param("fsdp", False, marks=pytest.mark.slow),
+    ],
+)
 def test_two_processes_do_what_one_does(sharding: Sharding, double: bool) -> None:
     """Loss, gradients, the step, the teacher and the centre after it; in micro-batches, too."""
     alone = stepped(ALONE, "dino", "none", double)
@@ -288,6 +295,7 @@ SMALL = DINO(
 )
 
 
+@pytest.mark.slow
 def test_it_learns_one_batch_of_digits_by_heart() -> None:
     """From a teacher that stays as it is."""
     config = replace(SMALL, momentum=1.0, centre_momentum=0.0)
@@ -298,6 +306,7 @@ def test_it_learns_one_batch_of_digits_by_heart() -> None:
     assert rows[-1, 2] < 0.35 * rows[1, 2]  # the learner's distance to what is taught
 
 
+@pytest.mark.slow
 def test_it_learns_digits_without_collapse() -> None:
     objective = DINOObjective(digits_network(), SMALL, digits_preprocessing(), steps=40, world=ALONE)
     before = feature_rank(objective)

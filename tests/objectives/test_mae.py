@@ -308,6 +308,7 @@ def test_bfloat16_weights(position: str) -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in objective.parameters())
 
 
+@pytest.mark.slow
 def test_forward_is_one_graph() -> None:
     torch._dynamo.reset()
     objective = restless(model(depth=1), decoder_depth=1)

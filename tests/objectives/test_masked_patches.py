@@ -304,6 +304,7 @@ def test_bfloat16_weights(target: Target, position: str) -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in objective.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["small-patch", "pixels"])
 def test_forward_is_one_graph(target: Target) -> None:
     torch._dynamo.reset()

@@ -50,7 +50,7 @@ def several(world: World, kind: str) -> list[tuple[float, dict[str, Tensor]]]:
     return [gradients(world, kind, *way) for way in WAYS]
 
 
-@pytest.mark.parametrize("kind", ["masked patches", "mae"])
+@pytest.mark.parametrize("kind", ["masked patches", pytest.param("mae", marks=pytest.mark.slow)])
 def test_two_processes_find_the_gradients_of_one(kind: str) -> None:
     loss, alone = gradients(WORLD, kind)
     largest = max(float(tensor.abs().max()) for tensor in alone.values())

@@ -74,7 +74,14 @@ def test_the_objective_is_the_slow_one_with_its_gradients() -> None:
     assert difference(found, gradients(objective)) < 1e-9
 
 
-@pytest.mark.parametrize(("sharding", "double"), [("ddp", True), ("ddp", False), ("fsdp", False)])
+@pytest.mark.parametrize(
+    ("sharding", "double"),
+    [
+        pytest.param("ddp", True, marks=pytest.mark.slow),
+        ("ddp", False),
+        pytest.param("fsdp", False, marks=pytest.mark.slow),
+    ],
+)
 def test_two_processes_do_what_one_does(sharding: Sharding, double: bool) -> None:
     """Loss, gradients, the step and the teacher after it."""
     alone = stepped(ALONE, "moco", "none", double)
@@ -193,6 +200,7 @@ def test_nonsense_is_refused(changes: Any) -> None:
         MoCo(**changes)
 
 
+@pytest.mark.slow
 def test_it_learns_digits_without_collapse() -> None:
     config = MoCo(hidden=64, width=32, momentum=0.9)
     objective = MoCoObjective(digits_network(), config, digits_preprocessing(), steps=40, world=ALONE)

@@ -13,7 +13,7 @@ import torch
 import vitrail
 from tests.models.tiny import VIT
 from tests.predict.pictures import CLASSES, drawn, network
-from tests.serve.inside import inside, picture
+from tests.serve.in_process_server import inside, picture
 from vitrail.checkpoint.bundle import Card, describe, parse_description
 from vitrail.checkpoint.convert import convert
 from vitrail.checkpoint.find_weights import read_bundle

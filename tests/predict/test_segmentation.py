@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import vitrail
 from tests.models.tiny import VIT
 from tests.predict.pictures import CLASSES, drawn, network
-from tests.serve.inside import inside
+from tests.serve.in_process_server import inside
 from vitrail.checkpoint.weights import save
 from vitrail.cli.app import main
 from vitrail.data.preprocessing import Preprocessing

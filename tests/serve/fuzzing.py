@@ -26,7 +26,7 @@ from typing import Any
 from tests.data.decode.fuzzing import mutate
 from tests.data.decode.hostile import bombs, no_pictures, samples
 from tests.serve.client import BOUNDARY, Wire, connect, form, get, post
-from tests.serve.running import ROOT, Running, running
+from tests.serve.subprocess_server import ROOT, Running, running
 
 LIMIT = 4 * 2**20  # bytes of a body
 READ_S = 2.0  # for a whole body
@@ -339,7 +339,7 @@ def main(argv: list[str] | None = None) -> int:
         words = (str(weights), "--device", "cpu", "--max-bytes", str(LIMIT), "--read-timeout", str(READ_S))
         began = time.perf_counter()
         with running(
-            *words, cwd=work, environment=quiet, program=(str(ROOT / "tests" / "serve" / "unwriting.py"),)
+            *words, cwd=work, environment=quiet, program=(str(ROOT / "tests" / "serve" / "readonly_server.py"),)
         ) as server:
             report, facts = asyncio.run(onslaught(server, args))
             status = server.stop()

@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.models.tiny import awake
 from tests.serve.client import form, get, post
-from tests.serve.running import ROOT, Running
+from tests.serve.subprocess_server import ROOT, Running
 from vitrail.checkpoint.weights import save
 from vitrail.models.vit_config import ViTConfig
 from vitrail.models.zoo import model_config

@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 
 from tests.models.tiny import RESNET
-from tests.serve.inside import LABELS, NETWORK, Inside, inside, picture, predictor
+from tests.serve.in_process_server import LABELS, NETWORK, Inside, inside, picture, predictor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.inspection.layer_taps import iterate_layers
 from vitrail.inspection.rollout import rollout
-from vitrail.serve import page
+from vitrail.serve.pages import page_style
 
 KINDS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
@@ -146,7 +146,7 @@ def test_a_network_without_head_embeds_only() -> None:
 
 def test_attention_beyond_the_limit_is_refused() -> None:
     with inside(attention_bytes=140) as here:
-        assert "leave `layer` out" in problem(here.post("/attention", params={"layer": 0}), 409)
+        assert "omit `layer`" in problem(here.post("/attention", params={"layer": 0}), 409)
         assert body(here.post("/attention"))["rollout"]
     with inside(attention_bytes=10) as here:
         assert "attention too large" in problem(here.post("/attention"), 409)
@@ -156,13 +156,13 @@ def test_attention_beyond_the_limit_is_refused() -> None:
     ("path", "query", "words"),
     [
         ("/predict", "topk=0", "at least 1"),
-        ("/predict", "topk=many", "no whole number"),
-        ("/predict", "topk=99999999999999999999", "no whole number"),
+        ("/predict", "topk=many", "not an integer"),
+        ("/predict", "topk=99999999999999999999", "not an integer"),
         ("/predict", "top_k=3", "'top_k'; this request takes topk"),
         ("/embed", "topk=3", "takes no parameters"),
-        ("/attention", "layer=2", "the layers 0 to 1"),
-        ("/attention", "layer=-1", "the layers 0 to 1"),
-        ("/attention", "layer=x", "no whole number"),
+        ("/attention", "layer=2", "layers 0 to 1"),
+        ("/attention", "layer=-1", "layers 0 to 1"),
+        ("/attention", "layer=x", "not an integer"),
     ],
 )
 def test_parameters_are_checked(here: Inside, path: str, query: str, words: str) -> None:
@@ -190,7 +190,7 @@ def test_what_is_no_picture_is_415_with_the_reason(here: Inside, data: bytes, wo
 def test_one_bad_picture_is_named_and_frees_the_places_of_the_others(here: Inside) -> None:
     files = [("image", (f"{at}.png", picture() if at != 3 else b"no")) for at in range(6)]
     assert "3.png" in problem(here.client.post("/predict", files=files), 415)
-    assert len(here.service.line) == 0
+    assert len(here.service.queue) == 0
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_the_docs_have_the_real_address_in_their_commands_and_look_like_the_page
     found = commands(text)
     assert len(found) == 3
     assert all(f"'http://127.0.0.1:{here.port}/" in one for one in found)
-    assert page.style() in text
+    assert page_style() in text
     text = here.client.get("/docs", headers={"host": f"localhost:{here.port}"}).text
     assert all(f"'http://localhost:{here.port}/" in one for one in commands(text))
 

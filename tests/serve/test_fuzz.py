@@ -5,6 +5,7 @@ import pytest
 from tests.serve import fuzzing
 
 
+@pytest.mark.slow
 def test_some_hostile_requests(capsys: pytest.CaptureFixture[str]) -> None:
     assert fuzzing.main(["--uploads", "40", "--slow", "0", "--large", str(20 * 2**20)]) == 0, capsys.readouterr().out
 

@@ -8,8 +8,8 @@ from collections.abc import Generator
 import pytest
 import torch
 
-from vitrail.serve.batch_queue import Kind, Line, Ticket
-from vitrail.serve.http_errors import Refused
+from vitrail.serve.batch_queue import BatchQueue, Kind, QueuedImage
+from vitrail.serve.http_errors import RequestError
 
 PIXELS = torch.zeros(3, 2, 2, dtype=torch.uint8)
 
@@ -21,11 +21,11 @@ def loop() -> Generator[asyncio.AbstractEventLoop]:
     made.close()
 
 
-def tickets(loop: asyncio.AbstractEventLoop, count: int, kind: Kind = "predict") -> list[Ticket]:
-    return [Ticket(kind, loop.create_future()) for _ in range(count)]
+def tickets(loop: asyncio.AbstractEventLoop, count: int, kind: Kind = "predict") -> list[QueuedImage]:
+    return [QueuedImage(kind, loop.create_future()) for _ in range(count)]
 
 
-def placed(line: Line, some: list[Ticket]) -> list[Ticket]:
+def placed(line: BatchQueue, some: list[QueuedImage]) -> list[QueuedImage]:
     line.admit(some)
     for ticket in some:
         line.put(ticket, PIXELS, None)
@@ -37,7 +37,7 @@ def always() -> bool:
 
 
 def test_a_batch_is_what_waits_in_its_order_and_never_more(loop: asyncio.AbstractEventLoop) -> None:
-    line = Line(room=10, batch=4, wait_s=0)
+    line = BatchQueue(capacity=10, batch=4, wait_s=0)
     some = placed(line, tickets(loop, 6))
     assert line.take(always) == some[:4]
     assert line.take(always) == some[4:]
@@ -45,25 +45,25 @@ def test_a_batch_is_what_waits_in_its_order_and_never_more(loop: asyncio.Abstrac
 
 
 def test_the_line_is_bounded_and_takes_all_of_a_request_or_nothing(loop: asyncio.AbstractEventLoop) -> None:
-    line = Line(room=5, batch=4, wait_s=0)
+    line = BatchQueue(capacity=5, batch=4, wait_s=0)
     first = tickets(loop, 3)
     line.admit(first)  # on their way: they count
-    line.check()
-    with pytest.raises(Refused) as refused:
+    line.check_space()
+    with pytest.raises(RequestError) as refused:
         line.admit(tickets(loop, 3))
     assert refused.value.status == 429
     assert int(refused.value.headers["Retry-After"]) >= 1
     assert len(line) == 3
     line.admit(tickets(loop, 2))
-    with pytest.raises(Refused):
-        line.check()
+    with pytest.raises(RequestError):
+        line.check_space()
     line.leave(first)
     assert len(line) == 2
-    line.check()
+    line.check_space()
 
 
 def test_one_kind_at_a_time_and_attention_alone(loop: asyncio.AbstractEventLoop) -> None:
-    line = Line(room=20, batch=8, wait_s=0)
+    line = BatchQueue(capacity=20, batch=8, wait_s=0)
     seen, more = tickets(loop, 2, "attention"), tickets(loop, 2, "embed")
     mixed = [tickets(loop, 1)[0], seen[0], tickets(loop, 1)[0], more[0], seen[1], more[1]]
     placed(line, mixed)
@@ -74,7 +74,7 @@ def test_one_kind_at_a_time_and_attention_alone(loop: asyncio.AbstractEventLoop)
 
 
 def test_who_leaves_is_not_computed(loop: asyncio.AbstractEventLoop) -> None:
-    line = Line(room=10, batch=8, wait_s=0)
+    line = BatchQueue(capacity=10, batch=8, wait_s=0)
     some = placed(line, tickets(loop, 4))
     line.leave(some[1:3])
     line.leave(some[1:3])  # again changes nothing
@@ -90,7 +90,7 @@ def test_who_leaves_is_not_computed(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def test_it_waits_for_pictures_that_come_and_not_for_others(loop: asyncio.AbstractEventLoop) -> None:
-    line = Line(room=10, batch=3, wait_s=3600)  # in vain, and the test would not end
+    line = BatchQueue(capacity=10, batch=3, wait_s=3600)  # in vain, and the test would not end
     alone = placed(line, tickets(loop, 1))
     assert line.take(always) == alone
     some = tickets(loop, 2)
@@ -101,7 +101,7 @@ def test_it_waits_for_pictures_that_come_and_not_for_others(loop: asyncio.Abstra
 
 
 def test_but_not_long(loop: asyncio.AbstractEventLoop) -> None:
-    line = Line(room=10, batch=3, wait_s=0.05)
+    line = BatchQueue(capacity=10, batch=3, wait_s=0.05)
     some = tickets(loop, 2)
     line.admit(some)
     line.put(some[0], PIXELS, None)
@@ -109,7 +109,7 @@ def test_but_not_long(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def test_a_closed_line_lets_its_worker_go(loop: asyncio.AbstractEventLoop) -> None:
-    line = Line(room=10, batch=3, wait_s=0)
+    line = BatchQueue(capacity=10, batch=3, wait_s=0)
     threading.Timer(0.05, line.close).start()
     assert line.take(always) == []
     placed(line, tickets(loop, 1))
@@ -117,13 +117,13 @@ def test_a_closed_line_lets_its_worker_go(loop: asyncio.AbstractEventLoop) -> No
 
 
 def test_many_threads_lose_nothing(loop: asyncio.AbstractEventLoop) -> None:
-    line = Line(room=4000, batch=7, wait_s=0.0005)
+    line = BatchQueue(capacity=4000, batch=7, wait_s=0.0005)
     some = tickets(loop, 2000)
     line.admit(some)
-    taken: list[Ticket] = []
+    taken: list[QueuedImage] = []
     left = set(map(id, some[::10]))
 
-    def bring(part: list[Ticket]) -> None:
+    def bring(part: list[QueuedImage]) -> None:
         for ticket in part:
             line.put(ticket, PIXELS, None)
 

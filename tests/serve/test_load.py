@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.serve.client import connect, differs, form, get, post
-from tests.serve.inside import Inside, inside, picture, until
+from tests.serve.in_process_server import Inside, inside, picture, until
 from tests.serve.test_worker import Troubled
 
 
@@ -68,7 +68,7 @@ def test_a_flood_is_turned_away_while_others_wait_and_health_answers() -> None:
         _, go = stuffed(here)
         held = threading.Thread(target=lambda: at_once(here.port, [predict(picture(at)) for at in range(4)]))
         held.start()
-        until(lambda: len(here.service.line) == 4)
+        until(lambda: len(here.service.queue) == 4)
         answers = at_once(here.port, [predict(picture(at)) for at in range(60)] + [get("/health")] * 10)
         assert Counter(status for status, _, _ in answers) == {429: 60, 200: 10}
         assert b"retry-after: 1" in answers[0][1].lower()
@@ -83,7 +83,7 @@ def test_pictures_are_counted_and_not_requests() -> None:
         files = [("image", (f"{at}.png", picture(at))) for at in range(4)]
         waiting = threading.Thread(target=lambda: here.client.post("/predict", files=files[:3]))
         waiting.start()
-        until(lambda: len(here.service.line) == 3)
+        until(lambda: len(here.service.queue) == 3)
         answers = at_once(here.port, [post("/predict", *form([("a", picture()), ("b", picture())]))])
         assert answers[0][0] == 429
         go()
@@ -98,7 +98,7 @@ def test_who_waits_too_long_is_told_so() -> None:
         assert status == 503
         assert b"retry-after" in head.lower()
         assert b"no answer within 0.3 s" in body
-        assert len(here.service.line) == 0
+        assert len(here.service.queue) == 0
         seen = len(troubled.batches)
         go()
         assert here.post().status_code == 200
@@ -112,10 +112,10 @@ def test_who_leaves_frees_his_place_before_the_network_sees_it() -> None:
         wires = [socket.create_connection(("127.0.0.1", here.port)) for _ in range(12)]
         for wire in wires:
             wire.sendall(predict(picture()))
-        until(lambda: len(here.service.line) == 12)
+        until(lambda: len(here.service.queue) == 12)
         for wire in wires:
             wire.close()
-        until(lambda: len(here.service.line) == 0)
+        until(lambda: len(here.service.queue) == 0)
         until(lambda: here.service.metrics.gone == 12)
         assert here.service.budget.held == before
         go()
@@ -125,7 +125,7 @@ def test_who_leaves_frees_his_place_before_the_network_sees_it() -> None:
 
 def test_bodies_together_have_a_limit() -> None:
     with inside(max_bytes=100_000) as here:
-        here.service.budget.most = 150_000
+        here.service.budget.limit = 150_000
         wires = [socket.create_connection(("127.0.0.1", here.port)) for _ in range(3)]
         for wire in wires[:2]:
             wire.sendall(predict(b"x" * 70_000)[:-100])
@@ -143,7 +143,7 @@ def test_when_told_to_stop_it_answers_what_it_has_and_takes_no_more() -> None:
         _, go = stuffed(here)
         wire = here.connect()
         wire.sendall(predict(picture()))
-        until(lambda: len(here.service.line) == 1)
+        until(lambda: len(here.service.queue) == 1)
         here.service.draining = here.server.should_exit = True
         time.sleep(0.3)
         assert at_once(here.port, [get("/ready")])[0][0] == 503

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from vitrail.report.page import digest
-from vitrail.serve.page import SCRIPTS, STYLES, page, part, policy
+from vitrail.serve.pages import SCRIPTS, content_policy, read_asset, render_page
 
 NAMED_ELSEWHERE = re.compile(
     r"""(?:https?:)?//[a-z0-9-]+\.[a-z]|@import|\burl\(|innerHTML|outerHTML|insertAdjacentHTML|document\.write"""
@@ -43,21 +43,21 @@ class Document(HTMLParser):
 
 @pytest.fixture(scope="module")
 def document() -> Document:
-    return Document(page())
+    return Document(render_page())
 
 
 def test_the_policy_names_exactly_the_style_and_script_that_are_in_the_document(document: Document) -> None:
     for kind in ("style", "script"):
         assert len(document.inside[kind]) == 1
-        assert f"{kind}-src 'sha256-{digest(document.inside[kind][0])}';" in policy()
-    assert "unsafe" not in policy()
-    assert policy().startswith("default-src 'none'; ")
+        assert f"{kind}-src 'sha256-{digest(document.inside[kind][0])}';" in content_policy()
+    assert "unsafe" not in content_policy()
+    assert content_policy().startswith("default-src 'none'; ")
 
 
 def test_nothing_is_joined_twice_or_left_out() -> None:
-    text = page()
-    for name in (*STYLES, *SCRIPTS):
-        assert text.count(part(name)) == 1
+    text = render_page()
+    for name in ("page.css", *SCRIPTS):
+        assert text.count(read_asset(name)) == 1
     assert "{style}" not in text
     assert "{script}" not in text
 
@@ -101,4 +101,4 @@ def test_ids_are_given_once_and_the_script_asks_for_those_there_are(document: Do
 
 
 def test_it_is_small() -> None:
-    assert len(page().encode()) < 80_000
+    assert len(render_page().encode()) < 80_000

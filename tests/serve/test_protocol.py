@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 
 from tests.serve.client import form, get, post
-from tests.serve.inside import Inside, answer_to, inside, picture, until
+from tests.serve.in_process_server import Inside, answer_to, inside, picture, until
 
 LIMIT = 60_000
 CHUNKED = (
@@ -25,9 +25,9 @@ def here() -> Generator[Inside]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(here: Inside) -> Generator[None]:
     yield
-    until(lambda: not here.server.guard.active)
+    until(lambda: not here.server.application.active)
     assert here.service.budget.held == 0
-    assert len(here.service.line) == 0
+    assert len(here.service.queue) == 0
     assert here.client.get("/health").status_code == 200
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.serve.inside import Inside, inside
+from tests.serve.in_process_server import Inside, inside
 from vitrail.core.errors import ConfigError
-from vitrail.serve.settings import Settings, bare_host, hosts_for
+from vitrail.serve.settings import ServeSettings, allowed_hosts, strip_port
 
 DEMO = "https://demo.example"
 TOKEN = "s3cret-token"
@@ -137,15 +137,18 @@ def test_settings_are_checked() -> None:
         {"token": ""},
     ):
         with pytest.raises(ConfigError):
-            Settings(**wrong)
+            ServeSettings(**wrong)
     for origin in ("demo.example", "https://demo.example/", "https://demo.example/path", "ftp://x", "*"):
-        with pytest.raises(ConfigError, match="scheme and host alone"):
-            Settings(origins=(origin,))
+        with pytest.raises(ConfigError, match="scheme and host"):
+            ServeSettings(origins=(origin,))
 
 
 def test_hosts() -> None:
-    assert bare_host("127.0.0.1:8000") == "127.0.0.1"
-    assert bare_host("[::1]:8000") == "[::1]"
-    assert hosts_for("::1", loopback=True, origins=())[-1] == "[::1]"
-    assert hosts_for("127.0.0.2", loopback=True, origins=("https://a.example:8443",))[-2:] == ("127.0.0.2", "a.example")
-    assert hosts_for("0.0.0.0", loopback=False, origins=()) == ()
+    assert strip_port("127.0.0.1:8000") == "127.0.0.1"
+    assert strip_port("[::1]:8000") == "[::1]"
+    assert allowed_hosts("::1", loopback=True, origins=())[-1] == "[::1]"
+    assert allowed_hosts("127.0.0.2", loopback=True, origins=("https://a.example:8443",))[-2:] == (
+        "127.0.0.2",
+        "a.example",
+    )
+    assert allowed_hosts("0.0.0.0", loopback=False, origins=()) == ()

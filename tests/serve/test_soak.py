@@ -7,11 +7,12 @@ import httpx
 import pytest
 
 from tests.serve.load import SHIPPED, SMALL, Load, load, plan, stocked
-from tests.serve.running import running
+from tests.serve.subprocess_server import running
 
 ONE = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+@pytest.mark.slow
 def test_thirty_two_clients_are_all_answered_rightly(tmp_path: Path) -> None:
     stock = stocked(tmp_path, SMALL)
     with running(str(stock.weights), "--device", "cpu", environment=ONE) as server:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.predict.colour_task import NAMES, colour_network, colour_task
-from tests.serve.inside import Inside, inside, picture
+from tests.serve.in_process_server import Inside, inside, picture
 from vitrail.predict.predictor import Predictor
 
 
@@ -93,4 +93,4 @@ def test_the_interface_is_described(here: Inside, classifier: Inside) -> None:
         assert one["required"] == keys
     page = here.client.get("/docs").text
     assert "topk" not in page
-    assert "/predict&#x27;" in page
+    assert "/predict&#39;" in page

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.serve.client import form
-from tests.serve.inside import inside, picture
-from vitrail.serve.http_errors import Refused
-from vitrail.serve.requests import FORM, JSON, uploads
+from tests.serve.in_process_server import inside, picture
+from vitrail.serve.http_errors import RequestError
+from vitrail.serve.requests import FORM, JSON, read_uploads
 
 MOST = 4
 TYPE, SOUND = form([("a.png", b"one"), ("b.png", b"two\r\n--two")])
@@ -23,14 +23,14 @@ KIND = TYPE.decode()
 
 
 def refused(content_type: str, body: bytes, status: int = 400) -> str:
-    with pytest.raises(Refused) as caught:
-        uploads(content_type, body, MOST)
+    with pytest.raises(RequestError) as caught:
+        read_uploads(content_type, body, MOST)
     assert caught.value.status == status
     return f"{caught.value.error}: {caught.value.reason}"
 
 
 def test_a_form_comes_apart_byte_by_byte() -> None:
-    found = uploads(KIND, SOUND, MOST)
+    found = read_uploads(KIND, SOUND, MOST)
     assert [(each.name, each.data) for each in found] == [("a.png", b"one"), ("b.png", b"two\r\n--two")]
 
 
@@ -39,10 +39,10 @@ def test_a_form_comes_apart_byte_by_byte() -> None:
 def test_any_bytes_come_through(datas: list[bytes]) -> None:
     if any(b"vitrail-boundary" in data for data in datas):
         return
-    found = uploads(*kind_and_body(form([("x", data) for data in datas])), MOST)
+    found = read_uploads(*kind_and_body(form([("x", data) for data in datas])), MOST)
     assert [each.data for each in found] == datas
     text = json.dumps({"images": [base64.b64encode(data).decode() for data in datas]}).encode()
-    assert [each.data for each in uploads(JSON, text, MOST)] == datas
+    assert [each.data for each in read_uploads(JSON, text, MOST)] == datas
 
 
 @given(st.data())
@@ -56,15 +56,15 @@ def test_any_damage_is_refused_or_read(data: st.DataObject) -> None:
         at = data.draw(st.integers(0, len(body) - 1))
         body[at] = data.draw(st.integers(0, 255))
     del body[data.draw(st.integers(1, len(body))) :]
-    with contextlib.suppress(Refused):  # and nothing else
-        assert 1 <= len(uploads(kind, bytes(body), MOST)) <= MOST
+    with contextlib.suppress(RequestError):  # and nothing else
+        assert 1 <= len(read_uploads(kind, bytes(body), MOST)) <= MOST
 
 
 def test_names_with_markup_paths_and_other_letters_are_kept_as_text() -> None:
     for name in ("../../etc/passwd", "<img src=x>", "Löwe.png", "a" * 900):
-        (found,) = uploads(*kind_and_body(form([(name, b"x")])), MOST)
+        (found,) = read_uploads(*kind_and_body(form([(name, b"x")])), MOST)
         assert found.name == name[:200]
-    (found,) = uploads(*kind_and_body(form([("", b"x")])), MOST)
+    (found,) = read_uploads(*kind_and_body(form([("", b"x")])), MOST)
     assert found.name == "image 1"
 
 
@@ -74,16 +74,16 @@ def kind_and_body(made: tuple[bytes, bytes]) -> tuple[str, bytes]:
 
 def test_forms_that_are_not_sound() -> None:
     assert "boundary" in refused(FORM, SOUND)
-    assert "cannot be taken apart" in refused(KIND, b"nonsense")
+    assert "cannot be parsed" in refused(KIND, b"nonsense")
     assert "ends before its last boundary" in refused(KIND, SOUND[:-4])
     assert "ends before its last boundary" in refused(KIND, b"")
     assert "too many parts" in refused(*kind_and_body(form([("x", b"")] * 1000)))
     assert "unknown field: the form has a field 'file'" in refused(*kind_and_body(form([("x", b"")], "file")))
-    assert "cannot be taken apart" in refused(KIND, SOUND.replace(b"Content-Type: image/png", b"X: " + b"y" * 9000))
+    assert "cannot be parsed" in refused(KIND, SOUND.replace(b"Content-Type: image/png", b"X: " + b"y" * 9000))
     many = b"".join(b"X-%d: y\r\n" % at for at in range(100)) + b"Content-Type"
-    assert "cannot be taken apart" in refused(KIND, SOUND.replace(b"Content-Type", many))
+    assert "cannot be parsed" in refused(KIND, SOUND.replace(b"Content-Type", many))
     assert "Content-Disposition" in refused(KIND, SOUND.replace(b"Content-Disposition", b"Content-Position"))
-    assert "cannot be taken apart" in refused(f"{FORM}; boundary={'b' * 500}", SOUND)
+    assert "cannot be parsed" in refused(f"{FORM}; boundary={'b' * 500}", SOUND)
     assert "no image" in refused(KIND, b"--vitrail-boundary--\r\n")
 
 
@@ -98,7 +98,7 @@ def test_forms_that_are_not_sound() -> None:
         (b'{"images": [' + b"[]," * 5000 + b"[]]}", "too many values"),
         (b"[]", "an object with one key"),
         (b'{"images": [], "more": 1}', "an object with one key"),
-        (b'{"images": "aGVsbG8="}', "a list of base64"),
+        (b'{"images": "aGVsbG8="}', "one key"),
         (b'{"images": []}', "no image"),
         (b'{"images": [1]}', "is not a string"),
         (b'{"images": ["%%%"]}', "images.0."),
@@ -107,7 +107,7 @@ def test_forms_that_are_not_sound() -> None:
         (b'{"images": ["https://example.org/cat.jpg"]}', "none is fetched"),
         (b'{"images": ["file:///etc/passwd"]}', "none is fetched"),
         (b'{"images": ["/etc/passwd"]}', "padding|base64"),
-        (b'{"images": ["a","a","a","a","a"]}', "at most 4"),
+        (b'{"images": ["a","a","a","a","a"]}', "4 at most"),
         (b'{"images": ' + b"9" * 5000 + b"}", "cannot be read as JSON"),
     ],
 )

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from tests.serve.inside import Inside, inside, picture, until
-from vitrail.serve.batch_queue import Ticket
+from tests.serve.in_process_server import Inside, inside, picture, until
+from vitrail.serve.batch_queue import QueuedImage
 
 died = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -25,9 +25,9 @@ class Troubled:
         self.trouble = ""
         self.hung, self.go = threading.Event(), threading.Event()
         here.service.served.compute = self  # type: ignore[method-assign]
-        here.service.watch.worker.compute = self
+        here.service.supervisor.worker.compute = self
 
-    def __call__(self, tickets: Sequence[Ticket]) -> Sequence[Any]:
+    def __call__(self, tickets: Sequence[QueuedImage]) -> Sequence[Any]:
         self.batches.append(len(tickets))
         trouble = self.trouble
         if trouble == "die":
@@ -71,14 +71,14 @@ def test_a_picture_that_cannot_be_computed_fails_alone(caplog: pytest.LogCapture
 def test_a_thread_that_died_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     with inside() as here, caplog.at_level(logging.CRITICAL, "vitrail.serve"):
         troubled = Troubled(here)
-        old = here.service.watch.worker
+        old = here.service.supervisor.worker
         troubled.trouble = "die"
         response = here.post()
         assert response.status_code == 503
-        assert "its thread died" in response.json()["reason"]
+        assert "died" in response.json()["reason"]
         assert int(response.headers["retry-after"]) >= 1
         until(lambda: here.client.get("/ready").status_code == 200)
-        assert here.service.watch.worker is not old
+        assert here.service.supervisor.worker is not old
         assert here.post().status_code == 200
         assert "vitrail_worker_restarts_total 1\n" in here.client.get("/metrics").text
 
@@ -98,11 +98,11 @@ def test_a_dead_thread_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_thread_that_hangs_is_replaced_and_its_late_answer_goes_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     with inside(stuck_s=0.5) as here, caplog.at_level(logging.CRITICAL, "vitrail.serve"):
         troubled = Troubled(here)
-        old = here.service.watch.worker
+        old = here.service.supervisor.worker
         troubled.trouble = "hang"
         response = here.post()
         assert response.status_code == 503
-        assert "did not come back" in response.json()["reason"]
+        assert "hung" in response.json()["reason"]
         assert here.post().status_code == 200
         assert here.client.get("/ready").status_code == 200
         seen = here.service.metrics.batches.sum

@@ -16,16 +16,16 @@ from vitrail.core.text import format_size
 if TYPE_CHECKING:
     import socket
 
-    from vitrail.serve.served_model import Served
-    from vitrail.serve.settings import Settings
+    from vitrail.serve.served_model import ServedModel
+    from vitrail.serve.settings import ServeSettings
 
 
 def run_serve(options: ServeOptions) -> int:
     check_installed()
-    from vitrail.serve.server import bound, is_loopback, run
-    from vitrail.serve.service import Service, threads
+    from vitrail.serve.server import bind_socket, is_loopback, run_server
+    from vitrail.serve.service import Service, service_threads
 
-    listener = bound(options.host, options.port)
+    listener = bind_socket(options.host, options.port)
     try:
         local = is_loopback(listener)
         # An empty token is a mistake, not a choice.
@@ -38,10 +38,10 @@ def run_serve(options: ServeOptions) -> int:
                 f"or ${TOKEN}",
                 file=sys.stderr,
             )
-        status = run(Service(served, served.settings), listener, lambda: announce(served, listener))
+        status = run_server(Service(served, served.settings), listener, lambda: announce(served, listener))
     finally:
         listener.close()
-    if threads():  # one that hangs in a decoder or a kernel would keep the process from ending
+    if service_threads():  # one that hangs in a decoder or a kernel would keep the process from ending
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -54,15 +54,15 @@ def check_installed() -> None:
         raise ConfigError(f"serving needs {' and '.join(missing)}, not installed here: pip install 'vitrail[serve]'")
 
 
-def load_served(options: ServeOptions, local: bool, token: str | None) -> "Served":
+def load_served(options: ServeOptions, local: bool, token: str | None) -> "ServedModel":
     """The network on its device, and the settings that were asked for."""
     import torch
 
     from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
     from vitrail.cli.progress import reading
     from vitrail.predict.predictor import predictor
-    from vitrail.serve.served_model import Served
-    from vitrail.serve.settings import hosts_for
+    from vitrail.serve.served_model import ServedModel
+    from vitrail.serve.settings import allowed_hosts
 
     weights = options.weights or DEFAULT_WEIGHTS
     torch.set_num_threads(choose_threads(options.threads, torch.get_num_threads()))
@@ -71,7 +71,7 @@ def load_served(options: ServeOptions, local: bool, token: str | None) -> "Serve
         options,
         token,
         origins,
-        hosts_for(options.host, loopback=local, origins=origins),
+        allowed_hosts(options.host, loopback=local, origins=origins),
         16 if options.batch is None else options.batch,
     )
     with reading(weights):
@@ -79,7 +79,7 @@ def load_served(options: ServeOptions, local: bool, token: str | None) -> "Serve
         found = rename_predictor(found, options.labels, options.rename)
     if options.batch is None and found.device.type == "cuda":
         known = make_settings(options, token, origins, known.hosts, 64)
-    return Served(found, Path(weights).name or weights, known)
+    return ServedModel(found, Path(weights).name or weights, known)
 
 
 def choose_threads(asked: int | None, usual: int) -> int:
@@ -93,10 +93,10 @@ def choose_threads(asked: int | None, usual: int) -> int:
 
 def make_settings(
     options: ServeOptions, token: str | None, origins: tuple[str, ...], hosts: tuple[str, ...], batch: int
-) -> "Settings":
-    from vitrail.serve.settings import Settings
+) -> "ServeSettings":
+    from vitrail.serve.settings import ServeSettings
 
-    return Settings(
+    return ServeSettings(
         token=token,
         origins=origins,
         hosts=hosts,
@@ -124,13 +124,13 @@ def max_connections() -> int:
     return 512 if soft == resource.RLIM_INFINITY else max(min(512, soft - 64), 16)
 
 
-def announce(served: "Served", listener: "socket.socket") -> None:
+def announce(served: "ServedModel", listener: "socket.socket") -> None:
     """Where it is, what it is and what it takes."""
     import torch
 
-    from vitrail.serve.server import address
+    from vitrail.serve.server import browser_address
 
-    about: dict[str, Any] = served.about()
+    about: dict[str, Any] = served.describe()
     limits = about["limits"]
     threads = torch.get_num_threads()
     place = (
@@ -138,7 +138,7 @@ def announce(served: "Served", listener: "socket.socket") -> None:
         if about["device"] == "cpu"
         else about["device"]
     )
-    print(f"{address(listener)}  (Ctrl-C stops it)")
+    print(f"{browser_address(listener)}  (Ctrl-C stops it)")
     print(
         f"model: {about['name']}: {about['network']}, {format_millions(about['parameters'])} parameters, "
         f"{format_size(served.predictor.preprocessing.image)} px, {about['outputs']}, on {place}"

@@ -1,5 +1,5 @@
-"""A network over HTTP, with a page to try it: `vitrail serve`. Needs the extra `serve`.
+"""A model over HTTP, with a page to try it: `vitrail serve`. Needs the extra `serve`.
 
-request -> protocol (slow senders) -> guard (host, origin, token, headers) -> app (routes)
-        -> bodies, uploads (limits, in memory) -> threads that decode -> line (bounded) -> one worker, in batches
+request -> server (timeouts) -> middleware (host, origin, token, headers) -> app (routes)
+        -> requests (size limits, in memory) -> decoding threads -> batch queue (bounded) -> model thread, in batches
 """

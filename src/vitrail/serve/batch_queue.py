@@ -1,171 +1,246 @@
-"""Images on their way to the network: a bounded line between many requests and one worker.
+"""Images on their way to the model: bounded memory, a bounded queue, and the one thread that runs the model.
 
-An image has a place in the line from when it is let in until the worker takes it, so that what is being decoded counts
-too. Requests join and leave on the event loop, decoding threads bring images, the worker takes them: one lock.
-
-Memory for decoding, shared by all threads that decode: each reserves what its image will take before it begins.
+An image holds a place in the queue from its admission until the model thread takes it, so images that are still being
+decoded count too. Requests join and leave on the event loop, decoding threads add images, the model thread takes them;
+one lock guards all of it.
 """
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, Literal
 
 from torch import Tensor
 
-from vitrail.serve.http_errors import busy, unavailable
+from vitrail.serve.http_errors import RequestError, too_many_requests, unavailable
+
+logger = logging.getLogger("vitrail.serve")
 
 Kind = Literal["predict", "embed", "attention"]
-ALONE: Final = ("attention",)  # is not batched: every image has its own memory for the weights of a layer
+UNBATCHED: Final = ("attention",)  # the attention weights of a layer take memory for every image
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One image of a request. `answer` is the event loop's; the rest belongs to whoever has the image."""
+class MemoryBudget:
+    """At most `limit` bytes reserved at a time. A reservation that does not fit waits up to `wait_s`, then raises."""
 
-    kind: Kind
-    answer: "asyncio.Future[Any]"
-    layer: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # how its outputs become a prediction
-    show: bool = False  # whether the prediction itself is wanted, to be drawn
-    pixels: Tensor | None = None  # uint8 [3, H, W], once it is prepared
-    facts: Any = None  # what its preparation found out about it
-    state: Literal["coming", "waiting", "taken", "gone"] = "coming"
-
-
-class Line:
-    """At most `room` images that wait or are prepared."""
-
-    def __init__(self, *, room: int, batch: int, wait_s: float) -> None:
-        self.room, self.batch, self.wait_s = room, batch, wait_s
-        self._waiting: deque[Ticket] = deque()
-        self._changed = threading.Condition()
-        self._placed = 0
-        self.closed = False
-
-    def __len__(self) -> int:
-        """Images that have a place."""
-        return self._placed
-
-    # For the event loop.
-
-    def check(self) -> None:
-        """Refuses where an image would find no place, before its body is read."""
-        if self._placed >= self.room:
-            raise self._full()
-
-    def admit(self, tickets: Sequence[Ticket]) -> None:
-        """Places for all of them, or for none."""
-        with self._changed:
-            if self._placed + len(tickets) > self.room:
-                raise self._full()
-            self._placed += len(tickets)
-
-    def leave(self, tickets: Sequence[Ticket]) -> None:
-        """Gives up the places of those that nobody waits for any more; what the worker has it keeps."""
-        with self._changed:
-            for ticket in tickets:
-                if ticket.state in ("coming", "waiting"):
-                    if ticket.state == "waiting":
-                        self._waiting.remove(ticket)
-                    self._placed -= 1
-                    ticket.state = "gone"
-                    ticket.pixels = None
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Nothing is taken any more."""
-        with self._changed:
-            self.closed = True
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        """Lets a worker that waits find out that it was replaced."""
-        with self._changed:
-            self._changed.notify_all()
-
-    # For threads.
-
-    def put(self, ticket: Ticket, pixels: Tensor, facts: Any) -> None:
-        """An image is prepared; thrown away where its request has left."""
-        with self._changed:
-            if ticket.state == "coming":
-                ticket.pixels, ticket.facts, ticket.state = pixels, facts, "waiting"
-                self._waiting.append(ticket)
-                self._changed.notify_all()
-
-    def take(self, current: Callable[[], bool]) -> list[Ticket]:
-        """The next batch, of one kind, the longest waiting first. Waits a little for images that are being prepared,
-        never for ones that nobody has sent. Empty when the line is closed or the worker is not `current` any more."""
-        with self._changed:
-            while not self._waiting:
-                if self.closed or not current():
-                    return []
-                self._changed.wait()
-            until = time.monotonic() + self.wait_s
-            while self._waiting and self._placed > len(self._waiting) and len(self._waiting) < self.batch:
-                left = until - time.monotonic()
-                if left <= 0 or self.closed:
-                    break
-                self._changed.wait(left)
-            return self._picked() if current() and not self.closed else []
-
-    def _picked(self) -> list[Ticket]:
-        if not self._waiting:
-            return []
-        kind = self._waiting[0].kind
-        most = 1 if kind in ALONE else self.batch
-        picked = [ticket for ticket in self._waiting if ticket.kind == kind][:most]
-        for ticket in picked:
-            self._waiting.remove(ticket)
-            ticket.state = "taken"
-        self._placed -= len(picked)
-        return picked
-
-    def _full(self) -> Exception:
-        return busy(f"{self._placed} of {self.room} places are taken by images that wait; try again in a moment")
-
-
-class Room:
-    """At most `most` bytes reserved at a time; a request that finds no room waits for it, up to `wait_s`."""
-
-    def __init__(self, most: int, wait_s: float) -> None:
-        self.most, self.wait_s = most, wait_s
+    def __init__(self, limit: int, full: Callable[[], RequestError], wait_s: float = 0.0) -> None:
+        self.limit, self.full, self.wait_s = limit, full, wait_s
         self.held = 0
         self._changed = threading.Condition()
 
-    def take(self, size: int) -> None:
-        """Waits until there is room; 503 where there is none in time."""
-        until = time.monotonic() + self.wait_s
+    def reserve(self, size: int) -> None:
         with self._changed:
-            if not self._changed.wait_for(lambda: self.held + size <= self.most, max(until - time.monotonic(), 0)):
-                raise unavailable("no memory to decode", "other images take all that is set aside; try again")
+            if not self._changed.wait_for(lambda: self.held + size <= self.limit, self.wait_s):
+                raise self.full()
             self.held += size
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         with self._changed:
             self.held -= size
             self._changed.notify_all()
 
 
-class Reservation(AbstractContextManager["Reservation"]):
-    """What one image holds of a room, until it is prepared. An image larger than all of the room has it alone."""
+class MemoryReservation(AbstractContextManager["MemoryReservation"]):
+    """The share of a budget that one request or image holds until it is done. What exceeds the whole budget gets all of
+    it, alone."""
 
-    def __init__(self, room: Room) -> None:
-        self.room, self.size = room, 0
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget, self.size = budget, 0
 
-    def take(self, size: int) -> None:
-        size = min(size, self.room.most)
-        self.room.take(size)
+    def grow(self, size: int) -> None:
+        size = min(size, self.budget.limit)
+        self.budget.reserve(size)
         self.size += size
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.room.give(self.size)
+    def __exit__(self, *_: object) -> None:
+        self.budget.release(self.size)
         self.size = 0
+
+
+def decoding_budget(limit: int, wait_s: float) -> MemoryBudget:
+    """Memory for decoding, shared by all threads: each reserves what its image needs before it starts."""
+    return MemoryBudget(
+        limit,
+        lambda: unavailable("no memory to decode", "other images use all the memory for decoding; try again"),
+        wait_s,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class QueuedImage:
+    """One image of a request. `answer` belongs to the event loop, the rest to the thread that holds the image."""
+
+    kind: Kind
+    answer: "asyncio.Future[Any]"
+    layer: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # how outputs become a prediction
+    show: bool = False  # whether the prediction itself is needed, to draw it
+    pixels: Tensor | None = None  # uint8 [3, H, W], once prepared
+    facts: Any = None  # what preparation learned about the image
+    state: Literal["preparing", "waiting", "taken", "gone"] = "preparing"
+
+
+class BatchQueue:
+    """At most `capacity` images that wait or are being prepared."""
+
+    def __init__(self, *, capacity: int, batch: int, wait_s: float) -> None:
+        self.capacity, self.batch, self.wait_s = capacity, batch, wait_s
+        self._waiting: deque[QueuedImage] = deque()
+        self._changed = threading.Condition()
+        self._places = 0
+        self.closed = False
+
+    def __len__(self) -> int:
+        """The number of places in use."""
+        return self._places
+
+    # Called on the event loop.
+
+    def check_space(self, count: int = 1) -> None:
+        """Raises where `count` more images do not fit. Called with one image before its body is read."""
+        if self._places + count > self.capacity:
+            raise too_many_requests(
+                f"{self._places} of {self.capacity} places in the queue are taken; try again in a moment"
+            )
+
+    def admit(self, images: Sequence[QueuedImage]) -> None:
+        """Gives a place to all of them, or to none."""
+        with self._changed:
+            self.check_space(len(images))
+            self._places += len(images)
+
+    def leave(self, images: Sequence[QueuedImage]) -> None:
+        """Frees the places of images that nobody waits for any more; the model thread keeps what it has taken."""
+        with self._changed:
+            for image in images:
+                if image.state == "waiting":
+                    self._waiting.remove(image)
+                if image.state in ("preparing", "waiting"):
+                    self._places -= 1
+                    image.state, image.pixels = "gone", None
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """After this no batch is taken."""
+        self.closed = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Lets a waiting model thread notice that it was replaced."""
+        with self._changed:
+            self._changed.notify_all()
+
+    # Called in threads.
+
+    def put(self, image: QueuedImage, pixels: Tensor, facts: Any) -> None:
+        """Adds a prepared image; drops it where its request has left."""
+        with self._changed:
+            if image.state == "preparing":
+                image.pixels, image.facts, image.state = pixels, facts, "waiting"
+                self._waiting.append(image)
+                self._changed.notify_all()
+
+    def take(self, is_current: Callable[[], bool]) -> list[QueuedImage]:
+        """The next batch, of one kind, oldest first. Waits up to `wait_s` for images that are being prepared, never for
+        requests that have not come. Empty where the queue is closed or the thread is no longer current."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self.closed or not is_current())
+            self._changed.wait_for(
+                lambda: len(self._waiting) >= min(self._places, self.batch) or self.closed or not self._waiting,
+                self.wait_s,
+            )
+            if self.closed or not is_current() or not self._waiting:
+                return []
+            kind = self._waiting[0].kind
+            batch = [image for image in self._waiting if image.kind == kind][: 1 if kind in UNBATCHED else self.batch]
+            for image in batch:
+                self._waiting.remove(image)
+                image.state = "taken"
+            self._places -= len(batch)
+            return batch
+
+
+Compute = Callable[[Sequence[QueuedImage]], Sequence[Any]]  # images of one kind to as many answers
+Deliver = Callable[[Sequence[QueuedImage], Sequence[Any], float], None]  # answers or exceptions, and the seconds taken
+
+
+class ModelThread:
+    """A thread that takes batches from a queue until it is replaced. A batch that fails is retried in halves, so that
+    an image which cannot be computed fails alone."""
+
+    def __init__(
+        self, name: str, queue: BatchQueue, *, warm: Callable[[], object], compute: Compute, deliver: Deliver
+    ) -> None:
+        self.queue, self.warm, self.compute, self.deliver = queue, warm, compute, deliver
+        self.warmed = self.retired = False
+        self.held: Sequence[QueuedImage] = ()
+        self.since = time.monotonic()  # start of the work at hand
+        self.thread = threading.Thread(target=self._run, name=f"{name}-model", daemon=True)
+
+    def find_trouble(self, stuck_s: float) -> str:
+        """Why the thread should be replaced; empty where it is fine."""
+        if not self.thread.is_alive():
+            return "died"
+        working = bool(self.held) or not self.warmed
+        return f"hung for {stuck_s:g} s" if working and time.monotonic() - self.since > stuck_s else ""
+
+    def _run(self) -> None:
+        self.warm()
+        self.warmed = True
+        while not (self.retired or self.queue.closed):
+            batch = self.queue.take(lambda: not self.retired)
+            if not batch:  # all of its images left while it waited
+                continue
+            self.since, self.held = time.monotonic(), batch
+            answers = self._compute(batch)
+            took, self.held = time.monotonic() - self.since, ()
+            if not self.retired:
+                self.deliver(batch, answers, took)
+            del batch, answers  # holds no memory while it waits
+
+    def _compute(self, batch: Sequence[QueuedImage]) -> Sequence[Any]:
+        try:
+            return self.compute(batch)
+        except Exception as error:
+            if len(batch) > 1:
+                half = len(batch) // 2
+                return [*self._compute(batch[:half]), *self._compute(batch[half:])]
+            logger.exception("the model failed on an image")
+            reason = f"{type(error).__name__} on this image; the server keeps running"
+            return [RequestError(500, "the model failed", reason)]
+
+
+class ThreadSupervisor:
+    """Owns the current model thread. `check`, called regularly on the event loop, replaces one that died or hangs: its
+    images get 503, waiting ones are served by the next thread."""
+
+    def __init__(self, make: Callable[[], ModelThread], stuck_s: float) -> None:
+        self.make, self.stuck_s = make, stuck_s
+        self.worker = make()
+        self.restarts = 0
+
+    def start(self) -> None:
+        self.worker.thread.start()
+
+    @property
+    def ready(self) -> bool:
+        return self.worker.warmed and not self.worker.find_trouble(self.stuck_s)
+
+    def check(self) -> None:
+        reason = self.worker.find_trouble(self.stuck_s)
+        if not reason:
+            return
+        logger.error("the model thread %s; starting another", reason)
+        held, self.worker.retired = self.worker.held, True
+        self.worker.queue.wake()
+        for image in held:
+            if not image.answer.done():
+                image.answer.set_exception(unavailable("model thread lost", f"it {reason}; try again"))
+        self.worker = self.make()
+        self.restarts += 1
+        self.start()

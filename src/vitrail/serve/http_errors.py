@@ -1,14 +1,12 @@
-"""A request that is not answered as asked: the status, what is wrong, and what to do."""
+"""Errors of a request: the status, what is wrong, and what to do."""
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
-JSON = b"application/json"
 
-
-class Refused(Exception):
-    """Becomes {"error": ..., "reason": ...} with a status of 400 and more."""
+class RequestError(Exception):
+    """Sent as {"error": ..., "reason": ...} with a status of 400 or more."""
 
     def __init__(self, status: int, error: str, reason: str, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(f"{status} {error}: {reason}")
@@ -16,18 +14,22 @@ class Refused(Exception):
         self.headers = dict(headers or {})
 
 
-class Gone(Exception):
-    """The client went away; nobody is there to be answered."""
+class ClientDisconnected(Exception):
+    """The client has gone; there is nobody to answer."""
 
 
-def busy(reason: str, *, after: int = 1) -> Refused:
-    return Refused(429, "too many requests", reason, headers={"Retry-After": str(after)})
+def too_many_requests(reason: str) -> RequestError:
+    return RequestError(429, "too many requests", reason, headers={"Retry-After": "1"})
 
 
-def unavailable(error: str, reason: str, *, after: int = 2) -> Refused:
-    return Refused(503, error, reason, headers={"Retry-After": str(after)})
+def unavailable(error: str, reason: str, *, after: int = 2) -> RequestError:
+    return RequestError(503, error, reason, headers={"Retry-After": str(after)})
 
 
-def encoded(content: Any) -> bytes:
-    """JSON in ASCII: whatever a file is called, it stays text."""
+def stopping() -> RequestError:
+    return unavailable("stopping", "the server is shutting down; try another one, or later", after=5)
+
+
+def to_json(content: Any) -> bytes:
+    """JSON in ASCII, whatever a file is called."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")

@@ -1,8 +1,7 @@
-"""Bodies of requests, read into memory within limits of size, time and what all of them hold together.
+"""Bodies of requests, read into memory within limits of size, time and total memory; and the images in them.
 
-multipart/form-data, in memory: parts are pieces of the body that is there already, and no file is ever made.
-
-The images of a request, as bytes: a form's files, or base64 in JSON. No address is fetched, no path is opened.
+Images are a form's files, or base64 in JSON. The parts of a form are slices of the body: no file is written, no URL is
+fetched, no path is opened.
 """
 
 import asyncio
@@ -10,9 +9,7 @@ import base64
 import binascii
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final, cast
 
 from python_multipart.exceptions import FormParserError
@@ -20,232 +17,189 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.datastructures import Headers
 
 from vitrail.core.errors import describe_error
-from vitrail.serve.http_errors import Gone, Refused, busy
-from vitrail.serve.settings import Settings
+from vitrail.serve.batch_queue import MemoryReservation
+from vitrail.serve.http_errors import ClientDisconnected, RequestError
+from vitrail.serve.settings import ServeSettings
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
-
-class Budget:
-    """Bytes of bodies in memory. What came counts, not what was announced: a claim costs nothing."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self.held = most, 0
-
-
-class Claim(AbstractContextManager["Claim"]):
-    """What one request holds of a budget, until it is answered."""
-
-    def __init__(self, budget: Budget) -> None:
-        self.budget, self.size = budget, 0
-
-    def take(self, size: int) -> None:
-        if self.budget.held + size > self.budget.most:
-            raise busy("the bodies of other requests fill the memory set aside for them; try again in a moment")
-        self.budget.held += size
-        self.size += size
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.budget.held -= self.size
-        self.size = 0
+FIELD: Final = "image"
+FORM: Final = "multipart/form-data"
+JSON: Final = "application/json"
+PART_HEADERS: Final = 8  # at most; a browser sends two or three
+HEADER_BYTES: Final = 4096  # of one line, at most
+LONGEST_NAME: Final = 200  # characters of a file's name that are kept
 
 
-async def read_body(headers: Headers, receive: Receive, settings: Settings, claim: Claim) -> bytes:
-    """A whole body. Refused where it is announced or turns out to be too long, or takes too long to come."""
+async def read_body(
+    headers: Headers, receive: Receive, settings: ServeSettings, reservation: MemoryReservation
+) -> bytes:
+    """A whole body. Raises where it is announced as too long, turns out to be, or arrives too slowly."""
     coding = headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
-        raise Refused(415, "packed body", f"Content-Encoding {coding[:40]!r} is not read; send the body as it is")
+        raise RequestError(415, "compressed body", f"Content-Encoding {coding[:40]!r} is not supported; send it plain")
+    too_long = RequestError(
+        413,
+        "body too large",
+        f"a request's body has {settings.max_bytes:,} bytes at most; send a smaller image, or fewer at once",
+    )
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > settings.max_bytes:
-        raise too_long(settings)
+        raise too_long
     pieces, size = list[bytes](), 0
     try:
         async with asyncio.timeout(settings.read_s):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Gone
+                    raise ClientDisconnected
                 piece: bytes = message.get("body", b"")
                 size += len(piece)
                 if size > settings.max_bytes:
-                    raise too_long(settings)
-                claim.take(len(piece))
+                    raise too_long
+                reservation.grow(len(piece))
                 pieces.append(piece)
                 if not message.get("more_body", False):
                     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
     except TimeoutError:
-        raise Refused(
-            408,
-            "body too slow",
-            f"{size:,} bytes came in {settings.read_s:g} s; a whole body has to",
-            headers={"Connection": "close"},
-        ) from None
-
-
-def too_long(settings: Settings) -> Refused:
-    return Refused(
-        413,
-        "body too large",
-        f"a request's body may have {settings.max_bytes:,} bytes; send a smaller image, or fewer at once",
-    )
-
-
-HEADERS: Final = 8  # of one part; a browser sends two or three
-HEADER_BYTES: Final = 4096  # of one line
-LONGEST_NAME: Final = 200  # signs of a file's name that are told back
+        reason = f"{size:,} bytes came in {settings.read_s:g} s; the whole body has to"
+        raise RequestError(408, "body too slow", reason, headers={"Connection": "close"}) from None
 
 
 @dataclass(slots=True)
-class Part:
-    """One field of a form as it is gathered."""
+class FormPart:
+    """One field of a form while it is parsed."""
 
     headers: dict[str, bytes] = field(default_factory=dict[str, bytes])
     pieces: list[bytes] = field(default_factory=list[bytes])
 
+    def to_field(self) -> tuple[str, str, bytes]:
+        """Field name, file name and content."""
+        kind, options = parse_options_header(self.headers.get("content-disposition", b""))
+        if kind != b"form-data" or b"name" not in options:
+            raise RequestError(400, "malformed form", 'a part needs "Content-Disposition: form-data; name=..."')
+        name, file = (options.get(key, b"").decode("utf-8", "replace")[:LONGEST_NAME] for key in (b"name", b"filename"))
+        return name, file, self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
-class Gatherer:
-    """What the parser calls as it goes through a body."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.parts: list[Part] = []
-        self.whole = False
+class FormCallbacks:
+    """Collects parts as the parser goes through a body."""
+
+    def __init__(self, max_parts: int) -> None:
+        self.max_parts = max_parts
+        self.parts: list[FormPart] = []
+        self.complete = False
         self._name = self._value = b""
 
-    def part_begin(self) -> None:
-        if len(self.parts) >= self.most:
-            raise Refused(400, "too many parts", f"a form may have {self.most} parts; send the rest in another request")
-        self.parts.append(Part())
+    def on_part_begin(self) -> None:
+        if len(self.parts) >= self.max_parts:
+            reason = f"a form has {self.max_parts} parts at most; send the rest in another request"
+            raise RequestError(400, "too many parts", reason)
+        self.parts.append(FormPart())
 
-    def part_data(self, data: bytes, start: int, end: int) -> None:
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
         self.parts[-1].pieces.append(data[start:end])
 
-    def header_field(self, data: bytes, start: int, end: int) -> None:
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self._name += data[start:end]
 
-    def header_value(self, data: bytes, start: int, end: int) -> None:
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
         self._value += data[start:end]
 
-    def header_end(self) -> None:
+    def on_header_end(self) -> None:
         self.parts[-1].headers[self._name.decode("latin-1").lower()] = self._value
         self._name = self._value = b""
 
-    def end(self) -> None:
-        self.whole = True
+    def on_end(self) -> None:
+        self.complete = True
 
 
-def parse_form(content_type: str, body: bytes, most: int) -> list[tuple[str, str, bytes]]:
-    """Field name, file name and content of every part, at most `most` of them. Refused where the form is not sound."""
+CALLBACKS: Final = ("on_part_begin", "on_part_data", "on_header_field", "on_header_value", "on_header_end", "on_end")
+
+
+def parse_form(content_type: str, body: bytes, max_parts: int) -> list[tuple[str, str, bytes]]:
+    """Field name, file name and content of every part."""
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     if not boundary:
-        raise Refused(400, "form without a boundary", "Content-Type: multipart/form-data needs a boundary=...")
-    form = Gatherer(most)
+        raise RequestError(400, "form without a boundary", "Content-Type: multipart/form-data needs a boundary=...")
+    form = FormCallbacks(max_parts)
+    callbacks: Any = {name: getattr(form, name) for name in CALLBACKS}
     try:
-        parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": form.part_begin,
-                "on_part_data": form.part_data,
-                "on_header_field": form.header_field,
-                "on_header_value": form.header_value,
-                "on_header_end": form.header_end,
-                "on_end": form.end,
-            },
-            max_header_count=HEADERS,
-            max_header_size=HEADER_BYTES,
-        )
+        parser = MultipartParser(boundary, callbacks, max_header_count=PART_HEADERS, max_header_size=HEADER_BYTES)
         parser.write(body)
         parser.finalize()
     except FormParserError:
-        raise Refused(
-            400, "unsound form", "the multipart body cannot be taken apart: its boundaries or headers are wrong"
-        ) from None
-    if not form.whole:
-        raise Refused(400, "truncated form", "the multipart body ends before its last boundary")
-    return [named(part) for part in form.parts]
-
-
-def named(part: Part) -> tuple[str, str, bytes]:
-    kind, options = parse_options_header(part.headers.get("content-disposition", b""))
-    if kind != b"form-data" or b"name" not in options:
-        raise Refused(400, "unsound form", 'a part needs "Content-Disposition: form-data; name=..."')
-    name, file = (options.get(key, b"").decode("utf-8", "replace")[:LONGEST_NAME] for key in (b"name", b"filename"))
-    return name, file, part.pieces[0] if len(part.pieces) == 1 else b"".join(part.pieces)
-
-
-FIELD: Final = "image"
-FORM: Final = "multipart/form-data"
-JSON: Final = "application/json"
+        reason = "the multipart body cannot be parsed: its boundaries or headers are wrong"
+        raise RequestError(400, "malformed form", reason) from None
+    if not form.complete:
+        raise RequestError(400, "truncated form", "the multipart body ends before its last boundary")
+    return [part.to_field() for part in form.parts]
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """One image, not decoded, and what its sender calls it."""
+    """One encoded image and its name."""
 
     name: str
     data: bytes
 
 
-def uploads(content_type: str, body: bytes, most: int) -> list[Upload]:
-    """At least one and at most `most` images. Refused says what is wrong with the body."""
+def read_uploads(content_type: str, body: bytes, max_images: int) -> list[Upload]:
+    """At least one and at most `max_images` images."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == FORM:
-        found = of_form(content_type, body, most)
+        found = read_form(content_type, body, max_images)
     elif kind == JSON:
-        found = of_json(body, most)
+        found = read_json(body, max_images)
     else:
-        raise Refused(
+        raise RequestError(
             415,
-            "content type not read",
+            "content type not supported",
             f"{kind[:60] or 'no Content-Type'!r}: send {FORM} with images in the field {FIELD!r}, or {JSON} with "
             '{"images": [base64, ...]}',
         )
     if not found:
-        raise Refused(400, "no image", f"send at least one, in the form's field {FIELD!r} or the JSON's list 'images'")
+        reason = f"send at least one, in the form's field {FIELD!r} or the JSON's list 'images'"
+        raise RequestError(400, "no image", reason)
     return found
 
 
-def of_form(content_type: str, body: bytes, most: int) -> list[Upload]:
-    found = list[Upload]()
-    for form_field, name, data in parse_form(content_type, body, most):
-        if form_field != FIELD:
-            raise Refused(400, "unknown field", f"the form has a field {form_field!r}; images go into {FIELD!r}")
-        found.append(Upload(name or f"image {len(found) + 1}", data))
-    return found
+def read_form(content_type: str, body: bytes, max_images: int) -> list[Upload]:
+    parts = parse_form(content_type, body, max_images)
+    for name, _, _ in parts:
+        if name != FIELD:
+            raise RequestError(400, "unknown field", f"the form has a field {name!r}; images go into {FIELD!r}")
+    return [Upload(file or f"image {at}", data) for at, (_, file, data) in enumerate(parts, 1)]
 
 
-def of_json(body: bytes, most: int) -> list[Upload]:
-    # Before anything is made of it: empty lists by the million would take twenty times the memory of their text.
-    if sum(body.count(sign) for sign in (b",", b"[", b"{")) > 8 * most + 64:
-        raise Refused(400, "too many values", f"an object with the key 'images' and at most {most} strings is wanted")
+def read_json(body: bytes, max_images: int) -> list[Upload]:
+    # Before parsing: empty lists by the million would take twenty times the memory of their text.
+    if sum(body.count(sign) for sign in (b",", b"[", b"{")) > 8 * max_images + 64:
+        reason = f"send an object with the key 'images' and at most {max_images} strings"
+        raise RequestError(400, "too many values", reason)
     try:
         given: Any = json.loads(body)
     except (ValueError, RecursionError) as error:
-        words = describe_error(error)
-        raise Refused(400, "unsound JSON", f"the body cannot be read as JSON: {words}") from None
-    if not isinstance(given, dict) or set(cast("dict[str, Any]", given)) != {"images"}:
-        raise Refused(400, "unknown JSON", 'an object with one key is wanted: {"images": [base64, ...]}')
-    images = cast("dict[str, Any]", given)["images"]
-    if not isinstance(images, list):
-        raise Refused(400, "unknown JSON", "'images' has to be a list of base64 strings")
+        raise RequestError(400, "malformed JSON", f"the body cannot be read as JSON: {describe_error(error)}") from None
+    images = cast("dict[str, Any]", given).get("images") if isinstance(given, dict) else None
+    if not isinstance(images, list) or set(given) != {"images"}:
+        raise RequestError(400, "unknown JSON", 'send an object with one key: {"images": [base64, ...]}')
     several = cast("list[Any]", images)
-    if len(several) > most:
-        raise Refused(400, "too many images", f"{len(several)} are in 'images'; at most {most} go in one request")
-    return [Upload(f"image {at + 1}", decoded(text, at)) for at, text in enumerate(several)]
+    if len(several) > max_images:
+        reason = f"{len(several)} in 'images'; one request takes {max_images} at most"
+        raise RequestError(400, "too many images", reason)
+    return [Upload(f"image {at + 1}", decode_base64(text, at)) for at, text in enumerate(several)]
 
 
-def decoded(text: Any, at: int) -> bytes:
+def decode_base64(text: Any, at: int) -> bytes:
     if not isinstance(text, str):
-        raise Refused(400, "unknown JSON", f"images[{at}] is not a string; each image is one, in base64")
-    if text.startswith("data:"):  # what a browser's FileReader gives: the image is in there
+        raise RequestError(400, "unknown JSON", f"images[{at}] is not a string; send each image as base64")
+    if text.startswith("data:"):  # what a browser's FileReader gives: the image follows the comma
         text = text.partition(",")[2]
     elif "://" in text[:12]:
-        raise Refused(
-            400, "not base64", f"images[{at}] is an address; none is fetched: send the image itself, in base64"
-        )
+        reason = f"images[{at}] is a URL, and none is fetched: send the image itself, as base64"
+        raise RequestError(400, "not base64", reason)
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise Refused(400, "not base64", f"images[{at}] is not base64, or is cut short") from None
+        raise RequestError(400, "not base64", f"images[{at}] is not base64, or is truncated") from None

@@ -1,11 +1,11 @@
-"""What is served: a predictor, its name, and the three things it is asked for.
+"""A predictor behind a server: predictions, features, and where the model looks.
 
-Where the network looks, for one image: rollout over all layers, and every head of one layer, a byte a weight.
+Attention of one image: rollout over all layers, and every head of one layer at one byte per weight.
 """
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,13 +26,15 @@ from vitrail.inspection.layer_taps import (
 )
 from vitrail.inspection.rollout import roll_layer
 from vitrail.predict.predictor import Predictor
-from vitrail.serve.batch_queue import Reservation, Room, Ticket
-from vitrail.serve.http_errors import Refused
-from vitrail.serve.settings import Settings
+from vitrail.serve.batch_queue import MemoryReservation, QueuedImage, decoding_budget
+from vitrail.serve.http_errors import RequestError
+from vitrail.serve.settings import ServeSettings
+
+DRAWING_SIDE: Final = 1400  # pixels of the longer side of a drawing, at most
 
 
-def shape(network: nn.Module) -> dict[str, Any]:
-    """What the maps of a network look like; empty where there are none."""
+def attention_shape(network: nn.Module) -> dict[str, Any]:
+    """The shape of a model's attention maps; empty where it has none."""
     if not has_attention(network):
         return {}
     tokens = get_token_layout(network)
@@ -44,129 +46,121 @@ def shape(network: nn.Module) -> dict[str, Any]:
     }
 
 
-def check(network: nn.Module, layer: int | None, most: int) -> None:
-    """Refuses a network without attention, a layer that is not there, and maps of more than `most` bytes."""
+def check_attention(network: nn.Module, layer: int | None, max_bytes: int) -> None:
+    """Rejects a model without attention, a layer that does not exist, and maps of more than `max_bytes`."""
     if not has_attention(network):
-        raise Refused(409, "no attention", f"the model is a {type(network).__name__}, which has none; a ViT has")
-    count = network.depth
-    if layer is not None and not 0 <= layer < count:
-        raise Refused(400, "no such layer", f"layer={layer}: this network has the layers 0 to {count - 1}")
-    tokens = get_token_layout(network)
-    held = 4 * (tokens.prefix + tokens.patches) ** 2 * network.config.heads
-    if held > 16 * most:
-        raise Refused(409, "attention too large", f"one layer takes {held >> 20:,} MiB; serve a smaller --image-size")
-    size = network.config.heads * (tokens.class_token + tokens.patches) * tokens.patches
-    if layer is not None and size > most:
-        raise Refused(
-            409,
-            "attention too large",
-            f"the maps of a layer are {size >> 20:,} MiB; leave `layer` out for rollout alone",
-        )
+        raise RequestError(409, "no attention", f"the model is a {type(network).__name__}, which has none; a ViT has")
+    if layer is not None and not 0 <= layer < network.depth:
+        raise RequestError(400, "no such layer", f"layer={layer}: this model has layers 0 to {network.depth - 1}")
+    tokens, heads = get_token_layout(network), network.config.heads
+    weights = 4 * (tokens.prefix + tokens.patches) ** 2 * heads
+    maps = heads * (tokens.class_token + tokens.patches) * tokens.patches
+    error = "attention too large"
+    if weights > 16 * max_bytes:
+        reason = f"one layer takes {weights >> 20:,} MiB; serve a smaller --image-size"
+        raise RequestError(409, error, reason)
+    if layer is not None and maps > max_bytes:
+        reason = f"the maps of a layer take {maps >> 20:,} MiB; omit `layer` to get rollout only"
+        raise RequestError(409, error, reason)
 
 
 @torch.inference_mode()
-def attend(network: nn.Module, images: Tensor, layer: int | None) -> dict[str, Any]:
-    """Of one prepared image [1, C, H, W]. Rollout is scaled so that its largest patch is 1."""
+def compute_attention(network: nn.Module, images: Tensor, layer: int | None) -> dict[str, Any]:
+    """Attention of one prepared image [1, C, H, W]. Rollout is scaled so that its largest patch is 1."""
     tokens = get_token_layout(network)
-    through: Tensor | None = None
+    rollout: Tensor | None = None
     maps: Tensor | None = None
     for view in iterate_layers(network, images):
-        through = roll_layer(to_float32(view.attention.mean(dim=1)), through)
+        rollout = roll_layer(to_float32(view.attention.mean(dim=1)), rollout)
         if view.layer == layer:
-            maps = to_float32(seen(view.attention[0], tokens))
+            maps = to_float32(drop_registers(view.attention[0], tokens))
         del view
-    assert through is not None
-    lit = to_grid(select_output(through, network), tokens).flatten()
+    assert rollout is not None
+    weights = to_grid(select_output(rollout, network), tokens).flatten()
     answer: dict[str, Any] = {
-        **shape(network),
-        "rollout": [round(value, 6) for value in scaled(lit).tolist()],
+        **attention_shape(network),
+        "rollout": [round(value, 6) for value in scale_rows(weights).tolist()],
         "layer": layer,
         "maps": None,
         "scale": None,
     }
     if maps is not None:
-        steps = (scaled(maps) * 255).round().to(torch.uint8).cpu().numpy().tobytes()
+        steps = (scale_rows(maps) * 255).round().to(torch.uint8).cpu().numpy().tobytes()
         answer["maps"] = base64.b64encode(steps).decode("ascii")
         answer["scale"] = [float(f"{value:.6g}") for value in maps.amax(dim=-1).flatten().tolist()]
     return answer
 
 
-def seen(attention: Tensor, tokens: TokenLayout) -> Tensor:
-    """How class token and patches see the patches, without registers: [k, T, T] -> [k, T', N]."""
+def drop_registers(attention: Tensor, tokens: TokenLayout) -> Tensor:
+    """How the class token and the patches attend to the patches: [k, T, T] -> [k, T', N]."""
     rows = [attention[:, :1]] if tokens.class_token else []
     return torch.cat([*rows, attention[:, tokens.prefix :]], dim=1)[:, :, tokens.prefix :]
 
 
-def scaled(values: Tensor) -> Tensor:
-    """Each row by its own largest value; a row of zeros stays one."""
+def scale_rows(values: Tensor) -> Tensor:
+    """Each row divided by its largest value; a row of zeros stays zero."""
     return values / values.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(values.dtype).tiny)
 
 
-SHOWN: Final = 1400  # pixels of the longer side of a drawing, at most
-
-
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """The upright image that came, and the part of it that the network is shown, in its pixels."""
+class PreparedImage:
+    """The size of the upright upload, and the part of it that the model sees, in its pixels."""
 
     size: tuple[int, int]  # (width, height)
     crop: tuple[float, float, float, float]  # left, top, width, height
     geometry: Geometry
 
 
-class Served:
+class ServedModel:
     """A predictor behind a server. `prepare` may run in many threads, `compute` in one."""
 
-    def __init__(self, predictor: Predictor[Any], name: str, settings: Settings) -> None:
+    def __init__(self, predictor: Predictor[Any], name: str, settings: ServeSettings) -> None:
         self.predictor, self.name, self.settings = predictor, name, settings
-        self.room = Room(settings.decode_bytes, settings.timeout_s)
+        self.memory = decoding_budget(settings.decode_bytes, settings.timeout_s)
 
-    def prepare(self, data: bytes) -> tuple[Tensor, Seen]:
-        """Bytes to prepared pixels; BadImage where they are none, or too many by what their header says. Refused
-        where the images of others take the memory for decoding for too long."""
-        # Without antialiasing the whole image becomes floats, 12 bytes a pixel, before it is resized.
-        times = 1 if self.predictor.preprocessing.antialias else 2
-        with Reservation(self.room) as reservation:
-            image = EncodedImage(
-                data, max_pixels=self.settings.max_pixels, reserve=lambda size: reservation.take(times * size)
-            ).rgb()
-            return self._prepared(image)
+    def prepare(self, data: bytes) -> tuple[Tensor, PreparedImage]:
+        """Bytes to prepared pixels. Raises BadImage for what is not an image, or has too many pixels by its header;
+        RequestError where other images hold the memory for decoding for too long."""
+        preprocessing = self.predictor.preprocessing
+        # Without antialiasing the whole image becomes floats, 12 bytes per pixel, before it is resized.
+        times = 1 if preprocessing.antialias else 2
+        with MemoryReservation(self.memory) as reservation:
+            image = self._decode(data, lambda size: reservation.grow(times * size))
+            left, top, right, bottom = (
+                (0.0, 0.0, float(image.width), float(image.height))
+                if preprocessing.resize is None
+                else preprocessing.centre(image)
+            )
+            pixels, geometry = self.predictor.view(image)
+            return pixels, PreparedImage(image.size, (left, top, right - left, bottom - top), geometry)
 
-    def _prepared(self, image: Image.Image) -> tuple[Tensor, Seen]:
-        preparation = self.predictor.preprocessing
-        left, top, right, bottom = (
-            (0.0, 0.0, float(image.width), float(image.height))
-            if preparation.resize is None
-            else preparation.centre(image)
-        )
-        pixels, geometry = self.predictor.view(image)
-        return pixels, Seen(image.size, (left, top, right - left, bottom - top), geometry)
+    def _decode(self, data: bytes, reserve: Callable[[int], None]) -> Image.Image:
+        return EncodedImage(data, max_pixels=self.settings.max_pixels, reserve=reserve).rgb()
 
-    def compute(self, tickets: Sequence[Ticket]) -> Sequence[Any]:
+    def compute(self, images: Sequence[QueuedImage]) -> Sequence[Any]:
         """Answers of one batch, of one kind."""
-        batch = torch.stack([ticket.pixels for ticket in tickets if ticket.pixels is not None])
-        match tickets[0].kind:
+        batch = torch.stack([image.pixels for image in images if image.pixels is not None])
+        match images[0].kind:
             case "predict":
                 # Here and one by one: outputs and masks of dense tasks are much larger than what is sent of them.
                 outputs = self.predictor.logits(batch).split(1)
-                return [self._predicted(output, ticket) for output, ticket in zip(outputs, tickets, strict=True)]
+                return [self._interpret(output, image) for output, image in zip(outputs, images, strict=True)]
             case "embed":
                 return self.predictor.embedded(batch).unbind(0)
             case "attention":
-                looked = attend(self.predictor.network, self.predictor.normalise(batch), tickets[0].layer)
-                return [looked]
+                return [compute_attention(self.predictor.network, self.predictor.normalise(batch), images[0].layer)]
 
-    def _predicted(self, output: Tensor, ticket: Ticket) -> tuple[dict[str, Any], Any]:
-        """A prediction as data, and itself where it is to be shown."""
-        (prediction,) = self.predictor.interpret(output, [ticket.facts.geometry], **ticket.options)
-        return prediction.to_dict(), prediction if ticket.show else None
+    def _interpret(self, output: Tensor, image: QueuedImage) -> tuple[dict[str, Any], Any]:
+        """A prediction as data, and the prediction itself where it will be drawn."""
+        (prediction,) = self.predictor.interpret(output, [image.facts.geometry], **image.options)
+        return prediction.to_dict(), prediction if image.show else None
 
     def show(self, prediction: Any, data: bytes) -> dict[str, Any]:
         """A prediction for people: its text, its bars, and a drawing of it over the image, as PNG."""
         task = self.predictor.task
-        with Reservation(self.room) as reservation:
-            image = EncodedImage(data, max_pixels=self.settings.max_pixels, reserve=reservation.take).rgb()
-            image.thumbnail((SHOWN, SHOWN), Image.Resampling.BICUBIC, reducing_gap=2.0)
+        with MemoryReservation(self.memory) as reservation:
+            image = self._decode(data, reservation.grow)
+            image.thumbnail((DRAWING_SIDE, DRAWING_SIDE), Image.Resampling.BICUBIC, reducing_gap=2.0)
             drawing, content = task.draw(prediction, image), io.BytesIO()
             if drawing is not None:
                 drawing.save(content, "PNG")
@@ -177,7 +171,7 @@ class Served:
         }
 
     def warm(self) -> None:
-        """Once through everything, so that the first request finds it loaded."""
+        """Runs everything once, so that the first request is fast."""
         content = io.BytesIO()
         Image.new("RGB", (8, 8)).save(content, "PNG")
         pixels, _ = self.prepare(content.getvalue())
@@ -185,17 +179,13 @@ class Served:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What a request may say of how outputs become predictions: "topk", "threshold"."""
+        """Query parameters that control how outputs become predictions: "topk", "threshold"."""
         return self.predictor.task.prediction_options(multi_label=self.predictor.multi_label)
 
-    @property
-    def transformer(self) -> bool:
-        return has_attention(self.predictor.network)
-
-    def about(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """The answer of /model."""
         predictor, settings = self.predictor, self.settings
-        shown = shape(predictor.network)
+        attention = attention_shape(predictor.network)
         return {
             "name": self.name,
             "network": type(predictor.network).__name__,
@@ -208,8 +198,8 @@ class Served:
             "labels": list(predictor.labels),
             "multi_label": predictor.multi_label,
             **({"threshold": predictor.threshold} if predictor.multi_label else {}),
-            "attention": bool(shown),
-            **shown,
+            "attention": bool(attention),
+            **attention,
             "limits": {
                 "max_bytes": settings.max_bytes,
                 "max_pixels": settings.max_pixels,

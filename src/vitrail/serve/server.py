@@ -1,13 +1,14 @@
-"""uvicorn around a service: binds first, says so when it is ready, and stops in order.
+"""uvicorn around a service: binds first, announces when it is ready, times out slow clients, and shuts down in order.
 
-SIGTERM or Ctrl-C: /ready and all new work get 503 at once, what is in flight is answered, then the server ends.
-A second one ends it without waiting.
+SIGTERM or Ctrl-C: /ready and all new work get 503 at once, requests in flight are answered, then the server exits.
+A second signal exits without waiting.
 """
 
 import asyncio
 import contextlib
 import errno
 import logging
+import re
 import signal
 import socket
 import sys
@@ -16,29 +17,31 @@ from collections.abc import Callable, Generator
 from ipaddress import ip_address
 from typing import Any, Final
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from vitrail.core.errors import ConfigError
-from vitrail.serve.app import application
-from vitrail.serve.connection_timeouts import watched
-from vitrail.serve.middleware import Guard
+from vitrail.serve.app import make_application
+from vitrail.serve.http_errors import to_json
+from vitrail.serve.middleware import SECURITY_HEADERS, ErrorMiddleware
 from vitrail.serve.service import Service
-from vitrail.serve.settings import HEAD_BYTES
+from vitrail.serve.settings import HEAD_BYTES, ServeSettings
 
 INTERRUPTED: Final = 130
 SWITCH_S: Final = 0.001  # how long a thread may keep the others from Python; 5 ms by default, a hundred times a batch
+END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that has its address and does not listen yet, so that a taken port is known before a model is loaded."""
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A socket that is bound but does not listen yet, so that a taken port is known before a model is loaded."""
     if not 0 <= port <= 65535:
-        raise ConfigError(f"--port {port}: ports go from 0 (any that is free) to 65535")
+        raise ConfigError(f"--port {port} must be between 0 (any free port) and 65535")
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
-        raise ConfigError(
-            f"--host {host}: {getattr(error, 'strerror', None) or error}; give an address of this machine"
-        ) from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--host {host}: {reason}; give an address of this machine") from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -46,63 +49,192 @@ def bound(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise refused(error, host, port) from None
+        rule = {
+            errno.EADDRINUSE: f"--port {port} is already in use; use another one, or 0 for any free port",
+            errno.EACCES: f"--port {port} is below 1024 and reserved for the system; use a higher one, such as 8000",
+        }.get(error.errno or 0, f"--host {host}: {error.strerror}; give an address of this machine, such as 127.0.0.1")
+        raise ConfigError(rule) from None
     return listener
-
-
-def refused(error: OSError, host: str, port: int) -> ConfigError:
-    if error.errno == errno.EADDRINUSE:
-        return ConfigError(
-            f"--port {port}: something listens there already; take another one, or 0 for any that is free"
-        )
-    if error.errno == errno.EACCES:
-        return ConfigError(f"--port {port}: ports below 1024 are the system's; take one above, 8000 say")
-    return ConfigError(f"--host {host}: {error.strerror}; give an address of this machine, 127.0.0.1 say")
 
 
 def is_loopback(listener: socket.socket) -> bool:
     return ip_address(str(listener.getsockname()[0]).partition("%")[0]).is_loopback
 
 
-def address(listener: socket.socket) -> str:
-    """What a person types into a browser."""
+def browser_address(listener: socket.socket) -> str:
+    """The address to type into a browser."""
     name: tuple[str, int] = listener.getsockname()[:2]
     host, port = name
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Server(uvicorn.Server):
-    """uvicorn's, but for how it starts and stops."""
+class StrictParser(h11.Connection):
+    """h11's parser, stricter in two ways: a head has a size limit however it arrives (h11 limits only heads that come
+    in parts), and a request with two lengths is invalid (RFC 9112, 6.3). `fault` says why a request was rejected."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, guard: Guard, announce: Callable[[], object]) -> None:
+    fault: tuple[int, str, str] = (400, "not HTTP", "this is not a valid HTTP/1.1 request")
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(h11.SERVER, limit)
+        self.limit = limit
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            waiting = self.trailing_data[0]
+            if len(waiting) > self.limit and not END_OF_HEAD.search(waiting, 0, self.limit):
+                self.reject(
+                    431, "head too large", f"a request's head, headers included, has {self.limit:,} bytes at most"
+                )
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                self.reject(400, "two lengths", "send Content-Length or Transfer-Encoding, not both")
+        return event
+
+    def reject(self, status: int, error: str, reason: str) -> None:
+        self.fault = (status, error, reason)
+        raise h11.RemoteProtocolError(reason, error_status_hint=status)
+
+
+class TimedConnection(H11Protocol):
+    """uvicorn's connection with timeouts for a request's head, for the rest of a body that was rejected before it was
+    read, and for an answer that nobody reads. The timeout of a body is in requests.py. Subclasses hold the settings."""
+
+    settings: ServeSettings
+
+    def __init__(self, *args: Any, **more: Any) -> None:  # uvicorn's own arguments
+        super().__init__(*args, **more)
+        self.conn = StrictParser(self.config.h11_max_incomplete_event_size or HEAD_BYTES)
+        self._timers: dict[str, asyncio.TimerHandle] = {}  # by what is waited for: "head", "linger", "stall"
+        self._rejected = False  # further input is discarded
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.settings.connections:
+            self.reject(503, "too many connections", f"{self.settings.connections} are open; try again in a moment")
+        else:
+            self._set_timer("head", self.settings.head_s, self.on_late_head)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing() or self._rejected:
+            return
+        super().data_received(data)
+        self._update_timers()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
+            # Rejected before the body came. It is discarded for a while, so that its sender gets to read the answer.
+            self._unset_keepalive_if_required()
+            self._set_timer("linger", self.settings.linger_s, self.transport.abort)
+        self._update_timers()
+
+    def _update_timers(self) -> None:
+        """After each event: stops and starts the timers for what is awaited now."""
+        if self._rejected:
+            return
+        if self.conn.their_state is not h11.SEND_BODY:
+            self._stop_timer("linger")
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            self._stop_timer("head")
+        elif "head" not in self._timers and self.timeout_keep_alive_task is None:
+            self._set_timer("head", self.settings.head_s, self.on_late_head)
+
+    def on_late_head(self) -> None:
+        self._timers.pop("head", None)
+        if not self.conn.trailing_data[0]:  # browsers open connections ahead of need; this one was never used
+            self.transport.close()
+            return
+        self.reject(408, "head too slow", f"a request's head has to arrive within {self.settings.head_s:g} s")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._set_timer("stall", self.settings.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_timer("stall")
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # closing would wait for a reader that does not read
+        else:
+            super().timeout_keep_alive_handler()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for name in list(self._timers):
+            self._stop_timer(name)
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def send_400_response(self, msg: str) -> None:
+        assert isinstance(self.conn, StrictParser)
+        self.reject(*self.conn.fault, linger=True)
+
+    def reject(self, status: int, error: str, reason: str, *, linger: bool = False) -> None:
+        """Answers before there is a request, and closes; with `linger` only once the sender has closed, or after a
+        while: closing while bytes arrive would reset the connection, and the answer would be lost."""
+        if self.transport.is_closing():
+            return
+        self._rejected = True
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = to_json({"error": error, "reason": reason})
+            headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            if status == 503:
+                headers["retry-after"] = "1"
+            response = h11.Response(status_code=status, headers=[*headers.items(), *SECURITY_HEADERS], reason=b"")
+            for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        if linger and self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._stop_timer("head")
+            self._set_timer("linger", self.settings.linger_s, self.transport.abort)
+        else:
+            self.transport.close()
+
+    def _set_timer(self, name: str, seconds: float, call: Callable[[], object]) -> None:
+        self._stop_timer(name)
+        self._timers[name] = self.loop.call_later(seconds, call)
+
+    def _stop_timer(self, name: str) -> None:
+        if timer := self._timers.pop(name, None):
+            timer.cancel()
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with its own way to start and stop."""
+
+    def __init__(
+        self, config: uvicorn.Config, service: Service, application: ErrorMiddleware, announce: Callable[[], object]
+    ) -> None:
         super().__init__(config)
-        self.service, self.guard, self.announce = service, guard, announce
+        self.service, self.application, self.announce = service, application, announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.announce()
 
     async def main_loop(self) -> None:
-        """Until told to stop, then until what is in flight is answered; a client that asks meanwhile
-        is told 503 and not cut off."""
+        """Runs until a signal, then until requests in flight are answered; new requests meanwhile get 503 rather than
+        a closed connection."""
         await super().main_loop()
         settings, time = self.service.settings, asyncio.get_running_loop().time
-        told = time()
-        while not self.force_exit and time() < told + (
-            settings.drain_s if self.guard.active else min(settings.farewell_s, settings.drain_s)
+        stopped = time()
+        while not self.force_exit and time() < stopped + (
+            settings.drain_s if self.application.active else min(settings.farewell_s, settings.drain_s)
         ):
             await asyncio.sleep(0.02)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        if self.should_exit:
-            self.force_exit = True
+        self.force_exit = self.force_exit or self.should_exit
         self.should_exit = self.service.draining = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """uvicorn would die of the signal once it has stopped; to have stopped when told to is a success."""
-        if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+        """uvicorn raises the signal again once it has stopped; here a stop on request is a success."""
+        if threading.current_thread() is not threading.main_thread():  # no signal arrives here
             yield
             return
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -113,12 +245,12 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def server_for(service: Service, announce: Callable[[], object] = lambda: None) -> Server:
+def make_server(service: Service, announce: Callable[[], object] = lambda: None) -> Server:
     """A server that is not running yet."""
-    guard = application(service)
+    application = make_application(service)
     config = uvicorn.Config(
-        guard,
-        http=watched(service.settings),
+        application,
+        http=type("Connection", (TimedConnection,), {"settings": service.settings}),
         ws="none",
         loop="asyncio",
         lifespan="off",
@@ -130,24 +262,24 @@ def server_for(service: Service, announce: Callable[[], object] = lambda: None) 
         timeout_graceful_shutdown=2,
         h11_max_incomplete_event_size=HEAD_BYTES,
     )
-    return Server(config, service, guard, announce)
+    return Server(config, service, application, announce)
 
 
-async def serve(server: Server, listener: socket.socket) -> None:
-    """From a warm network to the last answer."""
+async def run_service(server: Server, listener: socket.socket) -> None:
+    """From loading the model to the last answer."""
     async with server.service.running():
         await server.serve(sockets=[listener])
 
 
-def run(service: Service, listener: socket.socket, announce: Callable[[], object]) -> int:
-    """Serves until told to stop: 0, or 130 where it was told twice."""
+def run_server(service: Service, listener: socket.socket, announce: Callable[[], object]) -> int:
+    """Serves until a signal. Returns 0, or 130 after a second signal."""
     for library in ("uvicorn", "python_multipart"):
-        logging.getLogger(library).setLevel(logging.CRITICAL)  # every oddity of a client's would be a line
-    server = server_for(service, announce)
+        logging.getLogger(library).setLevel(logging.CRITICAL)  # they log a line for every malformed request
+    server = make_server(service, announce)
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     try:
-        asyncio.run(serve(server, listener))
+        asyncio.run(run_service(server, listener))
     finally:
         sys.setswitchinterval(before)
     return INTERRUPTED if server.force_exit else 0

@@ -1,4 +1,4 @@
-"""A server's moving parts: the line, the worker, the threads that decode, and a request's way through them."""
+"""The moving parts of a server: queue, model thread, decoding threads, and the path of a request through them."""
 
 import asyncio
 import contextlib
@@ -11,39 +11,52 @@ from typing import Any, Final, TypeVar
 from starlette.requests import Request
 
 from vitrail.core.errors import BadImage, ConfigError
-from vitrail.serve.batch_queue import Kind, Line, Ticket
-from vitrail.serve.http_errors import Gone, Refused, unavailable
+from vitrail.serve.batch_queue import (
+    BatchQueue,
+    Kind,
+    MemoryBudget,
+    MemoryReservation,
+    ModelThread,
+    QueuedImage,
+    ThreadSupervisor,
+)
+from vitrail.serve.http_errors import ClientDisconnected, RequestError, stopping, too_many_requests, unavailable
 from vitrail.serve.metrics import Metrics
-from vitrail.serve.model_thread import Watch, Worker
-from vitrail.serve.requests import Budget, Claim, Receive, Upload, read_body, uploads
-from vitrail.serve.served_model import Served
-from vitrail.serve.settings import Settings
+from vitrail.serve.requests import Receive, Upload, read_body, read_uploads
+from vitrail.serve.served_model import ServedModel
+from vitrail.serve.settings import ServeSettings
 
 TICK_S: Final = 0.25
-LARGE: Final = 256 * 1024  # bytes of a body that is not taken apart on the event loop
+LARGE: Final = 256 * 1024  # bytes of a body that is not parsed on the event loop
 THREADS: Final = "vitrail-"
-PATIENCE_S: Final = 3.0  # for threads at the end
-Made = TypeVar("Made")
+THREADS_END_S: Final = 3.0  # how long shutdown waits for threads
+Result = TypeVar("Result")
 
 
 class Service:
-    """One model behind one line. Used on one event loop, between the two ends of `running`."""
+    """One model behind one queue. Runs on one event loop, inside `running`."""
 
-    def __init__(self, served: Served, settings: Settings) -> None:
+    def __init__(self, served: ServedModel, settings: ServeSettings) -> None:
         self.served, self.settings = served, settings
         self.metrics = Metrics()
-        self.budget = Budget(settings.memory)
-        self.line = Line(room=settings.queue, batch=settings.batch, wait_s=settings.wait_ms / 1e3)
-        self.threads = f"{THREADS}{id(self):x}"  # how the names of its own begin
-        self.watch = Watch(self._worker, settings.stuck_s)
-        self.pool = ThreadPoolExecutor(settings.decoders, thread_name_prefix=self.threads)
-        self.drawers = ThreadPoolExecutor(1, thread_name_prefix=self.threads)
+        # Bytes that came count, not those announced: an announcement costs nothing.
+        self.budget = MemoryBudget(
+            settings.memory,
+            lambda: too_many_requests("other requests fill the memory for request bodies; try again in a moment"),
+        )
+        self.queue = BatchQueue(capacity=settings.queue, batch=settings.batch, wait_s=settings.wait_ms / 1e3)
+        self.thread_prefix = f"{THREADS}{id(self):x}"
+        self.supervisor = ThreadSupervisor(self._make_thread, settings.stuck_s)
+        self.decoders = ThreadPoolExecutor(settings.decoders, thread_name_prefix=self.thread_prefix)
+        self.drawers = ThreadPoolExecutor(1, thread_name_prefix=self.thread_prefix)
         self.draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def _worker(self) -> Worker:
+    def _make_thread(self) -> ModelThread:
         served = self.served
-        return Worker(self.threads, self.line, warm=served.warm, compute=served.compute, deliver=self._deliver)
+        return ModelThread(
+            self.thread_prefix, self.queue, warm=served.warm, compute=served.compute, deliver=self._deliver
+        )
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -54,143 +67,138 @@ class Service:
     def why_not_ready(self) -> str:
         if self.draining:
             return "the server is stopping"
-        return "" if self.watch.ready else "the network is being loaded, or loaded again"
+        return "" if self.supervisor.ready else "the model is being loaded, or loaded again"
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator["Service"]:
-        """Starts the worker and waits until it is warm; stops all threads at the end."""
+        """Starts the model thread and waits until it is warm; stops all threads at the end."""
         self._loop = asyncio.get_running_loop()
-        self.watch.start()
-        while not self.watch.worker.warmed and self.watch.worker.thread.is_alive():
+        self.supervisor.start()
+        worker = self.supervisor.worker
+        while not worker.warmed and worker.thread.is_alive():
             await asyncio.sleep(0.005)
-        if not self.watch.worker.warmed:
-            raise ConfigError(f"{self.served.name}: the network failed on its first image; it cannot be served")
-        ticking = asyncio.create_task(self._tick())
+        if not worker.warmed:
+            raise ConfigError(f"{self.served.name}: the model failed on its first image; it cannot be served")
+        checking = asyncio.create_task(self._supervise())
         try:
             yield self
         finally:
-            ticking.cancel()
+            checking.cancel()
             self.draining = True
-            self.line.close()
-            for pool in (self.pool, self.drawers):
+            self.queue.close()
+            for pool in (self.decoders, self.drawers):
                 pool.shutdown(wait=False, cancel_futures=True)
-            until = time.monotonic() + PATIENCE_S
-            while threads(self.threads) and time.monotonic() < until:
+            until = time.monotonic() + THREADS_END_S
+            while service_threads(self.thread_prefix) and time.monotonic() < until:
                 await asyncio.sleep(0.01)
 
-    async def _tick(self) -> None:
+    async def _supervise(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.watch.tick()
+            self.supervisor.check()
 
-    # The way of a request.
+    # The path of a request.
 
-    async def put_through(
+    async def handle(
         self,
         request: Request,
         kind: Kind,
         *,
-        most: int | None = None,
+        max_images: int | None = None,
         layer: int | None = None,
         options: Mapping[str, Any] | None = None,
         show: bool = False,
-    ) -> tuple[list[Upload], list[Ticket], list[Any]]:
-        """The images of a request, and what the network says of each. Refused or Gone where it comes to nothing."""
+    ) -> tuple[list[Upload], list[QueuedImage], list[Any]]:
+        """The images of a request, and the model's answer to each."""
         if self.draining:
-            raise unavailable("stopping", "the server takes no more work; ask another one, or later", after=5)
+            raise stopping()
         arrived = self.loop.time()
-        self.line.check()
-        with Claim(self.budget) as claim:
-            body = await read_body(request.headers, request.receive, self.settings, claim)
-            found = await self._pictures(
-                request.headers.get("content-type", ""), body, most or self.settings.most_images
-            )
-            del body
-            tickets = [Ticket(kind, self.loop.create_future(), layer, options or {}, show) for _ in found]
-            self.line.admit(tickets)
+        self.queue.check_space()
+        with MemoryReservation(self.budget) as reservation:
+            body = await read_body(request.headers, request.receive, self.settings, reservation)
+            arguments = request.headers.get("content-type", ""), body, max_images or self.settings.most_images
+            if len(body) < LARGE:
+                uploads = read_uploads(*arguments)
+            else:
+                uploads = await self.loop.run_in_executor(self.decoders, read_uploads, *arguments)
+            del body, arguments
+            images = [QueuedImage(kind, self.loop.create_future(), layer, options or {}, show) for _ in uploads]
+            self.queue.admit(images)
             try:
-                for ticket, upload in zip(tickets, found, strict=True):
-                    self.pool.submit(self._prepare, ticket, upload)
-                answers = await self._answers(tickets, request.receive, arrived + self.settings.timeout_s)
+                for image, upload in zip(images, uploads, strict=True):
+                    self.decoders.submit(self._prepare, image, upload)
+                answers = await self._collect(images, request.receive, arrived + self.settings.timeout_s)
             finally:
-                self.line.leave(tickets)
-        return found, tickets, answers
+                self.queue.leave(images)
+        return uploads, images, answers
 
-    async def draw(self, make: Callable[[], Made]) -> Made:
-        """What takes a while is not made on the event loop, nor behind images that wait to be decoded."""
+    async def draw(self, make: Callable[[], Result]) -> Result:
+        """Runs slow work off the event loop, and not behind images that wait to be decoded."""
         return await self.loop.run_in_executor(self.drawers, make)
 
-    async def _pictures(self, content_type: str, body: bytes, most: int) -> list[Upload]:
-        if len(body) < LARGE:
-            return uploads(content_type, body, most)
-        return await self.loop.run_in_executor(self.pool, uploads, content_type, body, most)
-
-    def _prepare(self, ticket: Ticket, upload: Upload) -> None:
-        """In a thread: decodes one image and puts it into the line."""
-        if ticket.state == "gone":
+    def _prepare(self, image: QueuedImage, upload: Upload) -> None:
+        """In a thread: decodes one image and queues it."""
+        if image.state == "gone":
             return
         try:
-            self.line.put(ticket, *self.served.prepare(upload.data))
+            self.queue.put(image, *self.served.prepare(upload.data))
         except BadImage as error:
-            self._fail(ticket, Refused(415, "not an image that is read", f"{upload.name}: {error}"))
+            self._settle([image], [RequestError(415, "unreadable image", f"{upload.name}: {error}")])
         except Exception as error:
-            self._fail(ticket, error)
+            self._settle([image], [error])
 
-    def _fail(self, ticket: Ticket, error: Exception) -> None:
+    def _deliver(self, images: Sequence[QueuedImage], answers: Sequence[Any], took: float) -> None:
+        """In the model thread."""
+        self._settle(images, answers, lambda: self.metrics.count_batch(images[0].kind, len(images), took))
+
+    def _settle(
+        self, images: Sequence[QueuedImage], answers: Sequence[Any], count: Callable[[], None] = lambda: None
+    ) -> None:
+        """In a thread: has the event loop hand each request its answers."""
+
+        def settle() -> None:
+            count()
+            for image, answer in zip(images, answers, strict=True):
+                if image.answer.done():
+                    continue
+                if isinstance(answer, Exception):
+                    image.answer.set_exception(answer)
+                else:
+                    image.answer.set_result(answer)
+
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            self.loop.call_soon_threadsafe(settle, ticket, error)
+            self.loop.call_soon_threadsafe(settle)
 
-    def _deliver(self, tickets: Sequence[Ticket], answers: Sequence[Any], took: float) -> None:
-        """In the worker's thread."""
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(self._delivered, tickets, answers, took)
-
-    def _delivered(self, tickets: Sequence[Ticket], answers: Sequence[Any], took: float) -> None:
-        self.metrics.computed(tickets[0].kind, len(tickets), took)
-        for ticket, answer in zip(tickets, answers, strict=True):
-            settle(ticket, answer)
-
-    async def _answers(self, tickets: Sequence[Ticket], receive: Receive, until: float) -> list[Any]:
-        """Waits for all images, the deadline, or the client to leave: whichever comes first."""
-        gone = asyncio.create_task(left(receive))
-        pending: set[asyncio.Future[Any]] = {ticket.answer for ticket in tickets}
+    async def _collect(self, images: Sequence[QueuedImage], receive: Receive, until: float) -> list[Any]:
+        """Waits for all answers, the deadline, or the client to leave, whichever comes first."""
+        gone = asyncio.create_task(wait_for_disconnect(receive))
+        pending: set[asyncio.Future[Any]] = {image.answer for image in images}
         try:
             while pending:
-                waited = until - self.loop.time()
                 done, _ = await asyncio.wait(
-                    (*pending, gone), timeout=max(waited, 0), return_when=asyncio.FIRST_COMPLETED
+                    (*pending, gone), timeout=max(until - self.loop.time(), 0), return_when=asyncio.FIRST_COMPLETED
                 )
                 pending -= done
                 for answer in done - {gone}:
-                    answer.result()  # the first that failed fails them all
+                    answer.result()  # the first failure fails the request
                 if pending and gone in done:
-                    raise Gone
+                    raise ClientDisconnected
                 if not done:
-                    took = f"no answer within {self.settings.timeout_s:g} s"
-                    raise unavailable("took too long", f"{took}; the server has more to do than it can")
-            return [ticket.answer.result() for ticket in tickets]
+                    reason = f"no answer within {self.settings.timeout_s:g} s; the server is overloaded"
+                    raise unavailable("timeout", reason)
+            return [image.answer.result() for image in images]
         finally:
             gone.cancel()
-            for ticket in tickets:
-                if not ticket.answer.cancel() and not ticket.answer.cancelled():
-                    ticket.answer.exception()  # seen, so that asyncio does not complain of a second bad image
+            for image in images:
+                if not image.answer.cancel() and not image.answer.cancelled():
+                    image.answer.exception()  # retrieved, so that asyncio does not warn about a second bad image
 
 
-def settle(ticket: Ticket, answer: Any) -> None:
-    if ticket.answer.done():
-        return
-    if isinstance(answer, Exception):
-        ticket.answer.set_exception(answer)
-    else:
-        ticket.answer.set_result(answer)
-
-
-async def left(receive: Receive) -> None:
-    """Returns when the client is gone."""
+async def wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def threads(start: str = THREADS) -> list[threading.Thread]:
-    """Threads of a service, or of any, that still work."""
-    return [thread for thread in threading.enumerate() if thread.name.startswith(start) and thread.is_alive()]
+def service_threads(prefix: str = THREADS) -> list[threading.Thread]:
+    """Threads of one service, or of all, that are still alive."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith(prefix) and thread.is_alive()]

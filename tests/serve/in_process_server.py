@@ -21,10 +21,10 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
 from vitrail.predict.predictor import Predictor
-from vitrail.serve.served_model import Served
-from vitrail.serve.server import Server, bound, serve, server_for
+from vitrail.serve.served_model import ServedModel
+from vitrail.serve.server import Server, bind_socket, make_server, run_service
 from vitrail.serve.service import Service
-from vitrail.serve.settings import Settings, hosts_for
+from vitrail.serve.settings import ServeSettings, allowed_hosts
 
 NETWORK = ViTConfig(width=16, depth=2, mlp_width=24, heads=2, image=(8, 12), patch=(4, 3), classes=5, registers=2)
 LABELS = ("ant", "bee", "cat", "dog", "eel")
@@ -68,19 +68,19 @@ class Inside:
 def inside(config: ModelConfig = NETWORK, given: Predictor | None = None, **settings: Any) -> Generator[Inside]:
     """A server with these settings, on a port of its own."""
     known = given or predictor(config)
-    settings.setdefault("hosts", hosts_for("127.0.0.1", loopback=True, origins=settings.get("origins", ())))
+    settings.setdefault("hosts", allowed_hosts("127.0.0.1", loopback=True, origins=settings.get("origins", ())))
     settings.setdefault("farewell_s", 0.02)
-    chosen = Settings(**settings)
-    service = Service(Served(known, "tiny", chosen), chosen)
-    listener = bound("127.0.0.1", 0)
+    chosen = ServeSettings(**settings)
+    service = Service(ServedModel(known, "tiny", chosen), chosen)
+    listener = bind_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
     ready = threading.Event()
-    server = server_for(service, ready.set)
+    server = make_server(service, ready.set)
     failed: list[BaseException] = []
 
     def work() -> None:
         try:
-            asyncio.run(serve(server, listener))
+            asyncio.run(run_service(server, listener))
         except BaseException as error:
             failed.append(error)
             ready.set()

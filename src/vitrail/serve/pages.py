@@ -1,0 +1,124 @@
+"""What a browser gets: the page to try the model, and the HTTP interface as OpenAPI 3.1 and as a page without scripts.
+
+There is no build step: the files in page/ are joined as they are. The style starts with that of the reports. Each page
+is sent with a policy that allows its own style and script by their hashes, and nothing else.
+"""
+
+import json
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Final
+
+from vitrail import __version__
+from vitrail.report.page import digest, template
+from vitrail.serve.requests import FIELD
+from vitrail.serve.served_model import ServedModel
+
+SCRIPTS: Final = (  # one scope
+    "api.js",
+    "attention_maps.js",
+    "images.js",
+    "sample_images.js",
+    "viewer.js",
+    "main.js",
+    "input.js",
+)
+EXAMPLES: Final = {
+    "/predict": f"-F {FIELD}=@photo.jpg",
+    "/attention": f"-F {FIELD}=@photo.jpg",
+    "/embed": f"-F {FIELD}=@first.jpg -F {FIELD}=@second.jpg",
+}
+FORMATS: Final = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF, or HEIC where its extra is installed"
+
+
+@lru_cache(maxsize=1)
+def render_page() -> str:
+    """The whole document, the same for every model: it asks the server about the model."""
+    return read_asset("index.html").replace("{style}", page_style()).replace("{script}", page_script())
+
+
+@lru_cache(maxsize=1)
+def content_policy() -> str:
+    """The Content-Security-Policy of the page: its own style and script, images already in the browser, requests to
+    its own server."""
+    script, style = digest(page_script()), digest(page_style())
+    return (
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; img-src blob: data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+
+
+@lru_cache(maxsize=1)
+def page_style() -> str:
+    return "\n".join([template("page.css"), read_asset("page.css")])
+
+
+@lru_cache(maxsize=1)
+def page_script() -> str:
+    return "\n".join(map(read_asset, SCRIPTS))
+
+
+def read_asset(name: str) -> str:
+    return resources.files("vitrail.serve").joinpath("page", name).read_text("utf-8")
+
+
+def describe_interface(served: ServedModel) -> dict[str, Any]:
+    """OpenAPI 3.1 of what a server answers: page/openapi.json with the model, its task and its limits filled in."""
+    document: dict[str, Any] = json.loads(read_asset("openapi.json"))
+    limits, predictor = served.describe()["limits"], served.predictor
+    info, paths, components = document["info"], document["paths"], document["components"]
+    info["version"] = __version__
+    info["description"] = f"{served.name}: what is in an image, and where the model looks."
+    for path in EXAMPLES:
+        count = "One image" if path == "/attention" else f"At most {limits['max_images']} images"
+        paths[path]["post"]["description"] = (
+            f"{count}, {limits['max_bytes']:,} bytes together and {limits['max_pixels']:,} pixels each: {FORMATS}."
+        )
+    predict = paths["/predict"]["post"]
+    predict["summary"] = predictor.task.describe_predictions(multi_label=predictor.multi_label)
+    predict["parameters"] = [each for each in predict["parameters"] if each["name"] in (*served.options, "show")]
+    prediction = predictor.task.prediction_schema()
+    components["schemas"]["Predictions"]["properties"]["predictions"]["items"] = {
+        **prediction,
+        "required": ["name", *prediction.get("required", [])],
+        "properties": {
+            "name": {"type": "string"},
+            **prediction.get("properties", {}),
+            "shown": {"$ref": "#/components/schemas/Shown"},
+        },
+    }
+    if served.settings.token:
+        document["security"] = [{"token": []}]
+    return document
+
+
+def render_docs(document: dict[str, Any], address: str) -> tuple[str, str]:
+    """A description as a page, and its policy. The commands on it use `address`, so they can be pasted as they are."""
+    from jinja2 import Environment
+
+    style = "\n".join([page_style(), read_asset("docs.css")])
+    header = "-H 'Authorization: Bearer TOKEN' " if "security" in document else ""
+    operations = list[tuple[str, str, dict[str, Any], str]]()
+    for path, verbs in document["paths"].items():
+        for verb, about in verbs.items():
+            examples = (
+                f"{each['name']}={each['example']}" for each in about.get("parameters", []) if "example" in each
+            )
+            url = f"{address}{path}?{'&'.join(examples)}".rstrip("?")
+            command = f"curl {header}{EXAMPLES[path]} '{url}'" if path in EXAMPLES else ""
+            operations.append((verb, path, about, command))
+    text = (
+        Environment(autoescape=True)
+        .from_string(read_asset("docs.html"))
+        .render(
+            style=style,
+            info=document["info"],
+            address=address,
+            operations=operations,
+            responses=document["components"]["responses"],
+            schemas=[(name, json.dumps(each, indent=1)) for name, each in document["components"]["schemas"].items()],
+        )
+    )
+    policy = f"default-src 'none'; style-src 'sha256-{digest(style)}'; base-uri 'none'; form-action 'none'; "
+    return text, policy + "frame-ancestors 'none'"
