@@ -35,7 +35,7 @@ def printed(width: int | None, heads: list[str], rows: list[list[str]], left: in
     return text.getvalue()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 4), st.sampled_from(WIDTHS), st.data())
 def test_no_word_of_a_table_is_lost(columns: int, left: int, width: int, data: st.DataObject) -> None:
     heads = data.draw(st.lists(words, min_size=columns, max_size=columns))

@@ -95,7 +95,7 @@ def bar(console: Any) -> None:
 
 def panel(console: Any) -> None:
     with TrainingPanel(console) as shown:
-        shown.told(EVIL)
+        shown.log(EVIL)
         shown.advance(EVIL, 1, None)
         shown.live.refresh()
 

@@ -48,14 +48,15 @@ def damaged(count: int) -> dict[str, bytes]:
 EPOCH = """
 import json, resource, sys
 from vitrail.data.unreadable_log import UnreadableLog
-from vitrail.data.loader import stream
+from vitrail.data.loader import train_batches
 from vitrail.data.readers.folder import read_flat
 from vitrail.data.transforms.augmentation import inception
 source, ledger = read_flat(sys.argv[1]), UnreadableLog()
-list(stream(source, inception(32), batch=8, seed=0, stop=2))  # what every process needs is loaded before they start
+list(train_batches(source, inception(32), batch=8, seed=0, stop=2))  # imports what workers need
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 seen, empty = set(), set()
-for batch in stream(source, inception(32), batch=32, seed=0, stop=-(-len(source) // 32), workers=2, ledger=ledger):
+steps = -(-len(source) // 32)
+for batch in train_batches(source, inception(32), batch=32, seed=0, stop=steps, workers=2, ledger=ledger):
     seen.update(batch.sample.tolist())
     empty.update(source.name(i) for i in batch.sample[~batch.valid].tolist())
 print(json.dumps({
@@ -67,6 +68,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_files_through_the_loader(tmp_path: Path) -> None:
     """The epoch goes on to its end; every bad file is named once, with a reason, and no other; memory stays flat."""
     files = damaged(1000)

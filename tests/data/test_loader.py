@@ -38,7 +38,7 @@ def same(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> bool
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=15)
 @given(count=COUNTS, batch=st.integers(1, 12), seed=st.integers(0, 10**6), steps=st.integers(1, 9), data=st.data())
 def test_going_on_after_any_step_is_the_same_as_not_stopping(
     count: int, batch: int, seed: int, steps: int, data: st.DataObject
@@ -50,7 +50,7 @@ def test_going_on_after_any_step_is_the_same_as_not_stopping(
     assert same(joined(whole[stopped:]), joined(rest))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=15)
 @given(count=COUNTS, local=st.integers(1, 4), world=st.sampled_from([1, 2, 3, 4, 8]), seed=st.integers(0, 10**6))
 def test_a_global_batch_is_the_same_on_any_number_of_processes(count: int, local: int, world: int, seed: int) -> None:
     batch = local * world
@@ -63,7 +63,7 @@ def test_a_global_batch_is_the_same_on_any_number_of_processes(count: int, local
         assert same(joined([alone[step]]), joined(rank[step] for rank in ranks))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=15)
 @given(count=COUNTS, batch=st.integers(1, 12), seed=st.integers(0, 10**6), repeats=st.integers(1, 3))
 def test_every_sample_exactly_once_an_epoch(count: int, batch: int, seed: int, repeats: int) -> None:
     """Also where the batch does not divide the set: batches run across the border."""
@@ -77,7 +77,7 @@ def test_every_sample_exactly_once_an_epoch(count: int, batch: int, seed: int, r
         assert torch.equal(counts, torch.full((count,), repeats))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 3))])
 def test_loader_processes_change_nothing(workers: int) -> None:
     here = train_batches(SOURCES[11], Shifted(), batch=4, seed=5, stop=9)
     there = train_batches(SOURCES[11], Shifted(), batch=4, seed=5, stop=9, workers=workers)
@@ -212,6 +212,7 @@ def test_a_loader_process_that_dies_is_reported_with_its_sample() -> None:
         list(eval_batches(source, Preprocessing(image=(4, 4)), batch=2, workers=2))
 
 
+@pytest.mark.slow
 def test_a_loader_process_that_hangs_is_reported_with_its_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitrail.data.loader.PATIENCE_S", 1.0)
     source = Deadly([encoded(noise(i)) for i in range(6)])

@@ -36,7 +36,7 @@ def same(one: Batch, other: Batch) -> bool:
     return one.step == other.step and all(torch.equal(a, b) for a, b in pairs)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=5)
 @given(batch=st.integers(1, 7), seed=st.integers(0, 10**6), steps=st.integers(1, 5), data=st.data())
 def test_going_on_after_any_step_is_the_same(batch: int, seed: int, steps: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, steps - 1))
@@ -161,7 +161,7 @@ def test_targets_that_batches_cannot_move_stay_off_the_device() -> None:
         DeviceDataset(SOURCE_OF_ONE_SIZE, device="cpu", targets=Corners())
     moving = Augmentation(crop=Squash(size=(4, 4)), policy=RandAugment())
     with pytest.raises(ConfigError, match="none"):
-        DeviceDataset(SOURCE_OF_ONE_SIZE, device="cpu", targets=MaskTargets()).stream(moving, batch=1, seed=0)
+        DeviceDataset(SOURCE_OF_ONE_SIZE, device="cpu", targets=MaskTargets()).train_batches(moving, batch=1, seed=0)
 
 
 RESIDENT = {

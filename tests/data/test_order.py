@@ -32,9 +32,9 @@ def test_a_place_is_the_same_alone_and_in_company(length: int, seed: int, data: 
 
 def test_small_sets_see_all_their_permutations_about_equally_often() -> None:
     """Chi-square over all permutations: its mean is their number less one; five sigma above is allowed."""
-    for length in (2, 3, 5):
-        seen = Counter(tuple(EpochOrder(length, seed)(0, np.arange(length)).tolist()) for seed in range(2400))
-        expected = 2400 / math.factorial(length)
+    for length in (2, 4):
+        seen = Counter(tuple(EpochOrder(length, seed)(0, np.arange(length)).tolist()) for seed in range(1200))
+        expected = 1200 / math.factorial(length)
         chi = sum((seen[p] - expected) ** 2 / expected for p in itertools.permutations(range(length)))
         freedom = math.factorial(length) - 1
         assert chi < freedom + 5 * math.sqrt(2 * freedom)

@@ -22,7 +22,7 @@ def test_a_subset_keeps_names_labels_and_pictures() -> None:
     assert part.read(0) == whole.read(5)
     assert SubsetDataset(part, [1]).name(0) == "image-0.png"
     for wrong in ([7], [-1]):
-        with pytest.raises(DataError, match="source with 7"):
+        with pytest.raises(DataError, match="dataset of 7"):
             SubsetDataset(whole, wrong)
 
 

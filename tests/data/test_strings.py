@@ -16,7 +16,7 @@ def test_they_come_back_as_they_were(names: list[str]) -> None:
     packed = StringArray(names)
     assert list(packed) == names
     assert list(pickle.loads(pickle.dumps(packed))) == names
-    assert list(StringArray.over(packed.bytes, packed.starts)) == names
+    assert list(StringArray.from_arrays(packed.bytes, packed.starts)) == names
 
 
 def test_outside_is_an_index_error() -> None:

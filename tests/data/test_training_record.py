@@ -134,6 +134,7 @@ def test_a_large_set_is_recorded_by_its_source_in_a_few_bytes(
     assert find_exposure(provenance, opened(tmp_path / "copy")).unrecorded == ("",)
 
 
+@pytest.mark.slow
 def test_a_million_images_take_little_room() -> None:
     class Many(ArrayDataset):
         fingerprint = content_digest = "many"

@@ -33,15 +33,15 @@ def seen(world: World, rank: int, raised_at: int) -> list[int]:
 
 
 def each(world: World) -> list[list[int]]:
-    return [seen(world, rank, step) for rank in range(world.size) for step in range(1, 7)]
+    return [seen(world, rank, step) for rank in range(world.size) for step in range(1, 3)]
 
 
 def test_all_see_a_flag_at_the_same_step_and_once() -> None:
-    first, *others = together(each, size=3)
+    first, *others = together(each)
     assert all(other == first for other in others)
     for number, steps in enumerate(first):
         assert len(steps) == 1
-        assert 0 < steps[0] - (number % 6 + 1) < 2 * EVERY
+        assert 0 < steps[0] - (number % 2 + 1) < 2 * EVERY
 
 
 def left_up(world: World) -> list[int]:

@@ -2,6 +2,7 @@
 
 import warnings
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -80,6 +81,7 @@ def compiled(world: World) -> tuple[Tensor, Tensor]:
     return mine.grad, other.grad
 
 
+@pytest.mark.slow
 def test_they_can_be_compiled_without_a_break() -> None:
     for found, expected in together(compiled):
         assert torch.allclose(found, expected, rtol=1e-6)

@@ -76,7 +76,8 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("sharding", "size"), [("fsdp", 2), pytest.param("ddp", 2, marks=SLOW), pytest.param("fsdp", 3, marks=SLOW)]
+    ("sharding", "size"),
+    [pytest.param("fsdp", 2, marks=SLOW), pytest.param("ddp", 2, marks=SLOW), pytest.param("fsdp", 3, marks=SLOW)],
 )
 def test_drawn_weights_do_not_depend_on_the_world(sharding: Sharding, size: int) -> None:
     assert together(share, sharding, size=size) == [[]] * size

@@ -94,7 +94,9 @@ def several(world: World, ways: list[Way]) -> list[Any]:
 PLACES: list[tuple[Sharding, int]] = [("ddp", 1), ("fsdp", 1), ("hsdp", 1), ("hsdp", 2)]
 
 
-@pytest.mark.parametrize(("sharding", "nodes"), PLACES)
+@pytest.mark.parametrize(
+    ("sharding", "nodes"), [("ddp", 1), *(pytest.param(*place, marks=pytest.mark.slow) for place in PLACES[1:])]
+)
 def test_two_processes_learn_what_one_does(sharding: Sharding, nodes: int) -> None:
     ways = [Way(sharding=sharding), Way(sharding=sharding, micro=2, recompute=True)]
     first_alone, last_alone, loss_alone = learn(ALONE, Way())
@@ -104,6 +106,7 @@ def test_two_processes_learn_what_one_does(sharding: Sharding, nodes: int) -> No
         assert apart(last, last_alone) < 1e-5, way
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_convolutions_too(sharding: Sharding) -> None:
     """First gradients only: in ten steps a ReLU's kink makes of rounding what it likes."""
@@ -122,6 +125,7 @@ def test_four_processes_on_two_nodes() -> None:
     assert apart(last, last_alone) < 1e-5
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_have_float32_masters() -> None:
     kinds = ("vit", "sine", "hybrid")
     exact = {kind: learn(ALONE, Way(kind=kind, steps=1)) for kind in kinds}
@@ -135,6 +139,7 @@ def test_bfloat16_weights_have_float32_masters() -> None:
         assert all(tensor.dtype == torch.float32 for tensor in last.values())
 
 
+@pytest.mark.slow
 def test_autocast() -> None:
     exact, low = learn(ALONE, Way(steps=1))[0], learn(ALONE, Way(steps=1, precision="autocast"))[0]
     assert 1e-6 < apart(low, exact) < 0.05
@@ -188,6 +193,7 @@ def test_one_network_after_another_is_compiled_in_one_process() -> None:
     assert min(seen) > 0, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("precision", ["float32", "autocast", "bfloat16"])
 def test_compiled_is_the_same(precision: Precision, recompute: bool) -> None:
@@ -243,6 +249,7 @@ def test_sharded_and_replicated_learn_the_same() -> None:
     assert max(distances.values()) < 1e-6, distances
 
 
+@pytest.mark.slow
 def test_gradients_travel_once_a_step() -> None:
     for counts in together(count, "ddp"):
         assert [sum(one.values()) for one in counts[:2]] == [0, 0]
@@ -277,7 +284,7 @@ def answers(world: World, sharding: Sharding, precision: Precision) -> Tensor:
     return first
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_questions_are_answered_wherever_the_weights_are(precision: Precision) -> None:
     expected = answers(ALONE, "none", precision)
     for sharding in ("ddp", "fsdp"):

@@ -29,9 +29,10 @@ def written(world: World, sharding: Sharding) -> list[tuple[str, Tensor, tuple[i
     ("sharding", "size", "nodes"),
     [
         ("ddp", 2, 1),
-        ("fsdp", 3, 1),
-        ("hsdp", 4, 2),
-        *(pytest.param(*way, marks=pytest.mark.slow) for way in (("fsdp", 2, 1), ("hsdp", 2, 1), ("hsdp", 2, 2))),
+        *(
+            pytest.param(*way, marks=pytest.mark.slow)
+            for way in (("fsdp", 3, 1), ("hsdp", 4, 2), ("fsdp", 2, 1), ("hsdp", 2, 1), ("hsdp", 2, 2))
+        ),
     ],
 )
 def test_every_row_is_written_once(sharding: Sharding, size: int, nodes: int) -> None:
@@ -58,7 +59,7 @@ def read(world: World, sharding: Sharding, state: dict[str, Tensor]) -> dict[str
     return {name: gather_tensor(parameter, world) for name, parameter in learner.named_parameters()}
 
 
-@pytest.mark.parametrize(("sharding", "size"), [("ddp", 2), ("fsdp", 3)])
+@pytest.mark.parametrize(("sharding", "size"), [("ddp", 2), pytest.param("fsdp", 3, marks=pytest.mark.slow)])
 def test_rows_come_back(sharding: Sharding, size: int) -> None:
     torch.manual_seed(3)
     state = {name: torch.randn_like(tensor) for name, tensor in EXPECTED.items()}

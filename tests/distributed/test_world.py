@@ -119,12 +119,14 @@ def test_a_killed_process_is_named() -> None:
     assert "has ended" in first.error
 
 
+@pytest.mark.slow
 def test_the_reason_of_one_process_reaches_the_others() -> None:
     first, second = attempt(fail, "raises", timeout_s=4)
     assert "KeyError: 'no such image'" in second.error
     assert "has ended with KeyError: 'no such image'" in first.error
 
 
+@pytest.mark.slow
 def test_a_hanging_process_is_named_and_says_where_it_hangs() -> None:
     first, second = attempt(fail, "hangs", timeout_s=2)
     assert (first.status, second.status) == (1, 1)

@@ -227,7 +227,7 @@ def describe_ignored(splits: dict[str, ImageDataset]) -> list[str]:
 
 def describe_ignored_files(counts: Sequence[tuple[str, tuple[int, tuple[str, ...]]]]) -> list[str]:
     return [
-        f"{split}: {count:,} {'file that is no picture' if count == 1 else 'files that are no pictures'} ignored "
+        f"{split}: {count:,} {'file that is not an image' if count == 1 else 'files that are not images'} ignored "
         f"({', '.join(some)}{', ...' if count > len(some) else ''})"
         for split, (count, some) in counts
         if count

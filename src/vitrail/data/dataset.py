@@ -1,11 +1,7 @@
-"""What the samples of a source are: one class each, several, or none.
+"""One split of a collection: random access to images, their labels and their names. Everything else builds on it.
 
-One split of a collection: random access to images, their labels and their names. All else is built on it.
-
-Millions of names in two arrays.
-
-A Python list of strings is copied page by page into every loader process, because reading a string counts a reference.
-Arrays are not, and they pickle as one piece.
+Labels and names are kept in arrays. A Python list of strings would be copied page by page into every loader process,
+because reading a string changes its reference count; arrays are not copied, and pickle as one block.
 """
 
 from abc import ABC, abstractmethod
@@ -26,22 +22,22 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-NONE = -1  # stands where a sample has no label, and fills up rows of several
-SPARSE: Final = 1000  # up to so many classes, numbers may have gaps of any width
-SPREAD: Final = 10  # beyond that, there may be so many class numbers for each one that occurs
-PIECE: Final = 1 << 20  # labels that are compared at a time
+NONE = -1  # the label of a sample without one, and the padding of rows with several
+SPARSE: Final = 1000  # up to this many classes, class numbers may have gaps of any width
+SPREAD: Final = 10  # beyond that, at most this many class numbers per class that occurs
+PIECE: Final = 1 << 20  # labels compared at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labels:
-    """Class numbers: `values` [N], one a sample; or, with `starts` [N + 1], several a sample laid end to end."""
+    """Class numbers: `values` [N], one per sample; or, with `starts` [N + 1], several per sample, end to end."""
 
     values: NDArray[np.integer]
     starts: NDArray[np.integer] | None = None
 
     @classmethod
     def none(cls, count: int) -> "Labels":
-        """No sample has a label. Costs no memory."""
+        """Labels of N unlabelled samples. Takes no memory."""
         return cls(np.broadcast_to(np.int64(NONE), count))
 
     @classmethod
@@ -55,7 +51,7 @@ class Labels:
         return len(self.values) if self.starts is None else len(self.starts) - 1
 
     def __getitem__(self, index: int) -> tuple[int, ...]:
-        """The classes of one sample, most often one; an unlabelled sample has none."""
+        """The classes of one sample; empty for an unlabelled sample."""
         if self.starts is None:
             value = int(self.values[index])
             return () if value == NONE else (value,)
@@ -63,16 +59,16 @@ class Labels:
 
     @property
     def multiple(self) -> bool:
-        """Whether a sample may have several."""
+        """Whether a sample may have several labels."""
         return self.starts is not None
 
     @property
     def multi_label(self) -> bool:
-        """Whether some sample has several, or none of them where it may: each class is then a question of its own."""
+        """Whether some sample has several labels, or none where several are allowed: one yes/no decision per class."""
         return self.starts is not None and bool((np.diff(self.starts) != 1).any())
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What a batch carries: [B], or [B, most] filled up with -1 where samples may have several."""
+        """The labels of a batch: [B], or [B, most] padded with -1 where samples may have several."""
         if self.starts is None:
             return self.values[indices].astype(np.int64)
         lists = [self[int(i)] for i in indices]
@@ -82,17 +78,17 @@ class Labels:
         return out
 
     def take(self, indices: NDArray[np.int64]) -> "Labels":
-        """Those of some samples, in the given order."""
+        """The labels of some samples, in the given order."""
         if self.starts is None:
             return Labels(self.values[indices])
         return Labels.several(self[int(i)] for i in indices)
 
     def counts(self, classes: int) -> NDArray[np.int64]:
-        """How many samples have each class [K]."""
+        """Number of samples per class [K]."""
         return np.bincount(self.values[self.values >= 0], minlength=classes)
 
     def check(self, classes: int, where: str) -> None:
-        """Refuses a label outside the range before anything starts."""
+        """Raises BadLabels for a label outside 0 to classes - 1."""
         wrong = np.flatnonzero((self.values < NONE) | (self.values >= classes))
         if wrong.size:
             at = int(wrong[0])
@@ -104,8 +100,8 @@ class Labels:
 
 
 def number_classes(where: str, parts: Sequence[NDArray[np.integer]], remedy: str) -> tuple[str, ...]:
-    """The names "0" to "K - 1" of classes that the labels of all parts give as numbers. BadLabels where a number is far
-    beyond what the others make likely, before memory is taken for the names of so many classes."""
+    """The names "0" to "K - 1" of classes that are only known by number. Raises BadLabels if the highest number is
+    implausible, before memory is allocated for so many names."""
     highest = max((int(part.max(initial=NONE)) for part in parts), default=NONE)
     if highest >= SPARSE:
         refuse_sparse(where, highest, count_distinct(parts, -(-(highest + 1) // SPREAD)), remedy)
@@ -113,7 +109,7 @@ def number_classes(where: str, parts: Sequence[NDArray[np.integer]], remedy: str
 
 
 def refuse_sparse(where: str, highest: int, distinct: int, remedy: str) -> None:
-    """The rule for class numbers, whatever they are read from. `remedy` says how labels become names instead."""
+    """The plausibility rule for class numbers. `remedy` says how to read the labels as names instead."""
     if highest >= max(SPARSE, SPREAD * distinct):
         shown = f"{highest:,}" if highest < 10**18 else "beyond 10^18"
         raise BadLabels(
@@ -123,7 +119,7 @@ def refuse_sparse(where: str, highest: int, distinct: int, remedy: str) -> None:
 
 
 def count_distinct(parts: Sequence[NDArray[np.integer]], enough: int) -> int:
-    """How many different labels occur; counting stops at `enough`."""
+    """Number of different labels; counting stops at `enough`."""
     seen = np.empty(0, np.int64)
     for part in parts:
         for start in range(0, len(part), PIECE):
@@ -135,7 +131,7 @@ def count_distinct(parts: Sequence[NDArray[np.integer]], enough: int) -> int:
 
 
 def refuse_negative(where: str, values: NDArray[np.integer]) -> None:
-    """Refuses labels below 0. A split whose labels are all -1 has none, as in Hugging Face's test splits."""
+    """Refuses labels below 0. A split whose labels are all -1 is unlabelled, as in Hugging Face's test splits."""
     wrong = np.flatnonzero(values < 0)
     if wrong.size and not (values == NONE).all():
         raise BadLabels(
@@ -152,11 +148,11 @@ DIGESTED_IMAGES: Final = (1024, 100_000)  # read at least, however large they ar
 
 
 class ImageDataset(ABC):
-    """N samples. A reader of a format fills in `classes`, `labels`, `read` and `name`; it opens its files lazily, in
-    the process that reads, and keeps what it knows of the samples in arrays, so that loader processes share it."""
+    """N samples. The reader of a format provides `classes`, `labels`, `read` and `name`. It opens files lazily, in the
+    process that reads, and keeps facts about samples in arrays, so that loader processes share them."""
 
-    classes: tuple[str, ...] = ()  # K names; none where there are no labels
-    pixel_classes: tuple[str, ...] = ()  # names of the class indices in masks; none without masks
+    classes: tuple[str, ...] = ()  # K names; empty without labels
+    pixel_classes: tuple[str, ...] = ()  # names of the class indices in masks; empty without masks
     labels: Labels
 
     def __len__(self) -> int:
@@ -164,23 +160,23 @@ class ImageDataset(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Encoded:
-        """The bytes of an image file, or pixels [H, W, 3] or [H, W]. BadImage or OSError where that fails."""
+        """The bytes of an image file, or pixels [H, W, 3] or [H, W]. Raises BadImage or OSError."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What a person would call the sample: a path, a member of an archive, a row."""
+        """The sample's name for people: a path, an archive member, a row."""
 
     def mask(self, index: int) -> Encoded:
-        """The class of every pixel: bytes of a PNG of class indices, or uint8 [H, W]. BadImage or OSError where that
-        fails."""
-        raise DataError(f"{self.name(index)} has no mask: the data have none")
+        """The class of every pixel: bytes of a PNG of class indices, or uint8 [H, W]. Raises BadImage or
+        OSError."""
+        raise DataError(f"{self.name(index)} has no mask: the dataset has none")
 
     def sizes(self) -> "NDArray[np.int64] | None":
-        """Bytes of each sample [N] where that is quick to know; part of the fingerprint."""
+        """Bytes of each sample [N] if cheap to know; part of the fingerprint."""
         return None
 
     def open_image(self, index: int) -> EncodedImage:
-        """A sample with its header read and checked. BadImage, with the sample's name, where it cannot be used."""
+        """A sample with its header read and checked. Raises BadImage, with the sample's name, if it is unusable."""
         try:
             return EncodedImage(self.read(index))
         except BadImage as error:
@@ -189,8 +185,8 @@ class ImageDataset(ABC):
             raise BadImage(f"{self.name(index)}: {error.strerror or error}") from None
 
     def content_hash(self, index: int) -> int:
-        """64 bits of the content of a sample, the same under any name and in any place; 0 where it cannot be read. The
-        last bit is set for pixels, so that they never agree with the bytes of an image file."""
+        """64 bits of a sample's content, independent of its name and position; 0 if unreadable. The last bit is set for
+        pixels, so that they never equal the hash of an image file."""
         try:
             return hash_content(self.read(index))
         except (BadImage, OSError):
@@ -198,14 +194,14 @@ class ImageDataset(ABC):
 
     @cached_property
     def content_digest(self) -> str:
-        """16 digits of the contents in their order: of all samples within DIGESTED_BYTES and DIGESTED_IMAGES, else of
-        as many at even distances. Names, places and times do not matter."""
+        """16 hex digits of the contents in order: of all samples within DIGESTED_BYTES and DIGESTED_IMAGES, else of
+        evenly spaced ones. Names, locations and times do not matter."""
         hashes = np.fromiter((self.content_hash(int(place)) for place in sample_indices(self)), np.uint64)
         return sha256(f"{len(self)}|".encode() + hashes.astype("<u8").tobytes()).hexdigest()[:16]
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of what is in here and in which order: names, labels, classes, sizes. Another set, another hash."""
+        """A hash of names, labels, classes and sizes, in order."""
         return hash_names(self, [*self.classes, *pixel_class_words(self)])
 
 
@@ -220,7 +216,7 @@ def hash_content(content: Encoded) -> int:
 
 
 def sample_indices(source: ImageDataset) -> "NDArray[np.int64]":
-    """The places of the samples that a digest of the contents reads."""
+    """The samples that the content digest reads."""
     count, total = len(source), total_bytes(source)
     least, most = DIGESTED_IMAGES
     some = min(count, most, max(least, DIGESTED_BYTES * count // max(total, 1)))
@@ -228,7 +224,7 @@ def sample_indices(source: ImageDataset) -> "NDArray[np.int64]":
 
 
 def total_bytes(source: ImageDataset) -> int:
-    """Of all samples together; where sizes are not known, as if all were as large as the first."""
+    """Bytes of all samples; if sizes are unknown, as if all were as large as the first."""
     sizes = source.sizes()
     if sizes is not None:
         return int(np.maximum(sizes, 0).sum())
@@ -245,7 +241,7 @@ def hash_parts(
     arrays: "Iterable[NDArray[np.integer[Any]] | None]",
     rest: "Iterable[Buffer]" = (),
 ) -> str:
-    """One hash of words, whole numbers and bytes, each told apart from the next."""
+    """One hash of words, integers and bytes, with separators."""
     digest = sha256("\0".join([kind, *words]).encode("utf-8", "surrogateescape"))
     for array in arrays:
         digest.update(b"|" if array is None else f"|{len(array)}|".encode())
@@ -256,24 +252,48 @@ def hash_parts(
 
 
 def hash_names(source: ImageDataset, words: Iterable[str]) -> str:
-    """The fingerprint of a source that is known by its words, labels, sizes and the names of its samples."""
+    """The fingerprint of a dataset from its words, labels, sizes and sample names."""
     names = (source.name(i).encode("utf-8", "surrogateescape") + b"\0" for i in range(len(source)))
     return hash_parts("source", words, [source.labels.values, source.labels.starts, source.sizes()], names)
 
 
 def pixel_class_words(source: ImageDataset) -> tuple[str, ...]:
-    """What masks add to a fingerprint: nothing where there are none."""
+    """What masks add to a fingerprint; nothing without masks."""
     return ("masks", *source.pixel_classes) if source.pixel_classes else ()
 
 
-class SubsetDataset(ImageDataset):
-    """Some samples of another source, in the given order. One of a subset is one of the whole."""
+class DerivedDataset(ImageDataset):
+    """Samples of other datasets; `locate` says which."""
+
+    @abstractmethod
+    def locate(self, index: int) -> tuple[ImageDataset, int]:
+        """The dataset that holds a sample, and the sample's index there."""
+
+    def read(self, index: int) -> Encoded:
+        dataset, within = self.locate(index)
+        return dataset.read(within)
+
+    def name(self, index: int) -> str:
+        dataset, within = self.locate(index)
+        return dataset.name(within)
+
+    def mask(self, index: int) -> Encoded:
+        dataset, within = self.locate(index)
+        return dataset.mask(within)
+
+    def content_hash(self, index: int) -> int:
+        dataset, within = self.locate(index)
+        return dataset.content_hash(within)
+
+
+class SubsetDataset(DerivedDataset):
+    """Some samples of another dataset, in the given order. A subset of a subset refers to the original."""
 
     def __init__(self, source: ImageDataset, indices: "NDArray[np.int64] | Sequence[int]") -> None:
         self.source = source
         self.indices = np.asarray(indices, np.int64)
         if self.indices.size and not (int(self.indices.min()) >= 0 and int(self.indices.max()) < len(source)):
-            raise DataError(f"a subset asks for sample {int(self.indices.max())} of a source with {len(source)}")
+            raise DataError(f"a subset refers to sample {int(self.indices.max())} of a dataset of {len(source)}")
         self.classes, self.pixel_classes = source.classes, source.pixel_classes
         self.labels = source.labels.take(self.indices)
         if isinstance(source, SubsetDataset):
@@ -281,37 +301,28 @@ class SubsetDataset(ImageDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """That of the whole where nothing is left out or moved."""
+        """That of the original if nothing is dropped or reordered."""
         if np.array_equal(self.indices, np.arange(len(self.source))):
             return self.source.fingerprint
         return hash_parts("subset", [self.source.fingerprint], [self.indices])
 
-    def read(self, index: int) -> Encoded:
-        return self.source.read(int(self.indices[index]))
-
-    def name(self, index: int) -> str:
-        return self.source.name(int(self.indices[index]))
-
-    def mask(self, index: int) -> Encoded:
-        return self.source.mask(int(self.indices[index]))
-
-    def content_hash(self, index: int) -> int:
-        return self.source.content_hash(int(self.indices[index]))
+    def locate(self, index: int) -> tuple[ImageDataset, int]:
+        return self.source, int(self.indices[index])
 
     def sizes(self) -> "NDArray[np.int64] | None":
         sizes = self.source.sizes()
         return None if sizes is None else sizes[self.indices]
 
 
-class ConcatDataset(ImageDataset):
-    """Sources with the same classes, one after the other: Flowers' train and val, say."""
+class ConcatDataset(DerivedDataset):
+    """Datasets with the same classes, one after the other: Flowers' train and val, for example."""
 
     def __init__(self, sources: Sequence[ImageDataset]) -> None:
         self.sources = tuple(sources)
         if len({source.classes for source in sources}) != 1:
-            raise DataError("sources with different classes cannot be joined")
+            raise DataError("datasets with different classes cannot be concatenated")
         if len({source.pixel_classes for source in sources}) != 1:
-            raise DataError("sources whose masks have different classes cannot be joined")
+            raise DataError("datasets whose masks have different classes cannot be concatenated")
         self.classes, self.pixel_classes = self.sources[0].classes, self.sources[0].pixel_classes
         self.ends: NDArray[np.int64] = np.cumsum([len(source) for source in sources])
         if any(source.labels.multiple for source in sources):
@@ -328,29 +339,13 @@ class ConcatDataset(ImageDataset):
         known = [size for size in sizes if size is not None]
         return np.concatenate(known) if len(known) == len(sizes) else None
 
-    def place(self, index: int) -> tuple[ImageDataset, int]:
+    def locate(self, index: int) -> tuple[ImageDataset, int]:
         part = int(np.searchsorted(self.ends, index, side="right"))
         return self.sources[part], index - (int(self.ends[part - 1]) if part else 0)
 
-    def read(self, index: int) -> Encoded:
-        source, within = self.place(index)
-        return source.read(within)
 
-    def name(self, index: int) -> str:
-        source, within = self.place(index)
-        return source.name(within)
-
-    def mask(self, index: int) -> Encoded:
-        source, within = self.place(index)
-        return source.mask(within)
-
-    def content_hash(self, index: int) -> int:
-        source, within = self.place(index)
-        return source.content_hash(within)
-
-
-class RelabelledDataset(ImageDataset):
-    """The same images with other labels: ReaL's, another task of a set, a class merged."""
+class RelabelledDataset(DerivedDataset):
+    """The same images with other labels: ReaL's, another task of a set, merged classes."""
 
     def __init__(self, source: ImageDataset, labels: Labels, classes: Sequence[str]) -> None:
         if len(labels) != len(source):
@@ -363,24 +358,15 @@ class RelabelledDataset(ImageDataset):
         words = [self.source.fingerprint, *self.classes]
         return hash_parts("relabelled", words, [self.labels.values, self.labels.starts])
 
-    def read(self, index: int) -> Encoded:
-        return self.source.read(index)
-
-    def name(self, index: int) -> str:
-        return self.source.name(index)
-
-    def mask(self, index: int) -> Encoded:
-        return self.source.mask(index)
-
-    def content_hash(self, index: int) -> int:
-        return self.source.content_hash(index)
+    def locate(self, index: int) -> tuple[ImageDataset, int]:
+        return self.source, index
 
     def sizes(self) -> "NDArray[np.int64] | None":
         return self.source.sizes()
 
 
 class ArrayDataset(ImageDataset):
-    """Images that are in memory already: uint8 [N, H, W, 3] or [N, H, W], an array or anything indexed like one."""
+    """Images in memory: uint8 [N, H, W, 3] or [N, H, W], an array or anything indexed like one."""
 
     def __init__(
         self,
@@ -403,7 +389,7 @@ class ArrayDataset(ImageDataset):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the pixels themselves; of some thousand evenly spaced images where all would take long."""
+        """A hash of the pixels; of evenly spaced images if there are too many."""
         size = np.asarray(self.pictures[0]).nbytes if len(self) else 1
         some = np.linspace(0, len(self) - 1, min(len(self), max(4096, HASHED // size))).astype(np.int64)
         pixels = (np.ascontiguousarray(self.pictures[int(index)]).data for index in some)
@@ -412,7 +398,7 @@ class ArrayDataset(ImageDataset):
 
 
 class StringArray(Sequence[str]):
-    """An immutable list of strings; names that are not UTF-8 survive, as file systems hand them out."""
+    """An immutable list of strings in two arrays; file names that are not UTF-8 survive."""
 
     __slots__ = ("bytes", "starts")
 
@@ -423,8 +409,8 @@ class StringArray(Sequence[str]):
         self.bytes: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), np.uint8)
 
     @classmethod
-    def over(cls, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> "StringArray":
-        """The strings that lie in arrays already, memory-mapped ones say."""
+    def from_arrays(cls, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> "StringArray":
+        """Strings that are already in arrays, memory-mapped ones for example."""
         made = cls.__new__(cls)
         made.bytes, made.starts = data, starts
         return made

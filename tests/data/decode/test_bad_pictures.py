@@ -145,7 +145,7 @@ import resource, sys, warnings
 warnings.simplefilter("error")
 from pathlib import Path
 from vitrail.core.errors import BadImage
-from vitrail.data.decode.image import Image
+from vitrail.data.decode.image import EncodedImage
 files = sorted(Path(sys.argv[1]).iterdir())
 EncodedImage(files[0].read_bytes()).rgb()
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

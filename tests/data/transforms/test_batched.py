@@ -189,7 +189,9 @@ def test_the_operations_of_a_step_do_not_touch_each_other() -> None:
         assert torch.equal(together[some], run_programme(Programme(which[some], levels[which[some]]), batch[some]))
 
 
-@pytest.mark.parametrize("size", [(32, 40), (13, 9), (64, 64)])
+@pytest.mark.parametrize(
+    "size", [(13, 9), *(pytest.param(size, marks=pytest.mark.slow) for size in ((32, 40), (64, 64)))]
+)
 @pytest.mark.parametrize("crop", ["squash", "bilinear", "bicubic"])
 def test_a_picture_is_the_same_to_the_bit_whatever_comes_with_it(size: tuple[int, int], crop: str) -> None:
     """The order of the sums in a product or a convolution may depend on the number of images; nothing else may."""

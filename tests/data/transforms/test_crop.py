@@ -36,7 +36,7 @@ def drawn(count: int, seed: int = 0) -> CounterRng:
     return CounterRng.for_samples(seed=seed, epoch=0, sample=np.arange(count))
 
 
-@pytest.mark.parametrize("size", [(400, 500), (60, 500)])
+@pytest.mark.parametrize("size", [(400, 500), pytest.param((60, 500), marks=pytest.mark.slow)])
 def test_boxes_are_distributed_as_torchvision_draws_them(size: tuple[int, int]) -> None:
     crop = InceptionCrop(size=(224, 224))
     ours = crop.boxes(drawn(6000), *size).astype(float)
@@ -75,7 +75,9 @@ def one_box(rng: np.random.Generator, height: int, width: int, area: tuple[float
     return 0, 0, height, width
 
 
-@pytest.mark.parametrize("size", [(375, 500), (500, 375), (32, 32), (60, 90)])
+@pytest.mark.parametrize(
+    "size", [(375, 500), *(pytest.param(size, marks=pytest.mark.slow) for size in ((500, 375), (32, 32), (60, 90)))]
+)
 def test_boxes_are_distributed_as_tensorflow_draws_them(size: tuple[int, int]) -> None:
     crop = InceptionCrop(size=(224, 224), aspect=(0.75, 1.33), sampler="tensorflow")
     ours, rng = crop.boxes(drawn(4000), *size).astype(float), np.random.default_rng(0)

@@ -14,6 +14,7 @@ from vitrail.data.randomness import CounterRng
 from vitrail.data.transforms.augmentation import Mix, RandomErasing, one_hot
 
 
+@pytest.mark.slow
 def test_erased_boxes_are_distributed_as_torchvision_draws_them() -> None:
     ours = RandomErasing(probability=1.0).boxes(drawn(6000), 40, 60).astype(float)
     reference = v2.RandomErasing(p=1.0, scale=(0.02, 1 / 3), ratio=(0.3, 3.3))

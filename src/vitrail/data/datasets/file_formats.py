@@ -59,7 +59,7 @@ class ByteRangeDataset(ImageDataset):
         self.paths, self.classes = StringArray(map(str, paths)), tuple(classes)
         self.archive, self.offset = table["archive"].astype(np.int32), table["offset"].astype(np.int64)
         self.length: NDArray[np.int64] = table["length"].astype(np.int64)
-        self.names = StringArray.over(table["names"].astype(np.uint8), table["starts"].astype(np.int64))
+        self.names = StringArray.from_arrays(table["names"].astype(np.uint8), table["starts"].astype(np.int64))
         self.labels = labels or Labels(table["label"].astype(np.int32))
 
     def read(self, index: int) -> bytes:

@@ -297,9 +297,7 @@ def reader_of_chunk(name: bytes, data: bytes, at: int) -> Callable[[bytes], int]
         return orientation_of_exif
     if name == b"iTXt":
         return orientation_of_xmp if data.startswith(b"XML:com.adobe.xmp\0", at) else None
-    return (
-        orientation_of_text if data.startswith((b"Raw profile type exif\0", b"Raw profile type APP1\0"), at) else None
-    )
+    return orientation_of_text if data.startswith(PROFILES, at) else None
 
 
 def orientation_of_text(chunk: bytes) -> int:
@@ -370,23 +368,8 @@ def read_webp(data: bytes) -> ImageHeader:
     return ImageHeader("WEBP", data, UPRIGHT, size)
 
 
-def read_avif(data: bytes) -> ImageHeader:
-    content, size = strip_heif(data, "AVIF")
-    return ImageHeader("AVIF", content, UPRIGHT, size)
-
-
-def read_heic(data: bytes) -> ImageHeader:
-    content, size = strip_heif(data, "HEIC")
-    return ImageHeader("HEIC", content, UPRIGHT, size)
-
-
-def read_tiff(data: bytes) -> ImageHeader:
-    return ImageHeader("TIFF", *strip_tiff(data))
-
-
-def read_netpbm(data: bytes) -> ImageHeader:
-    content, size = strip_netpbm(data)
-    return ImageHeader("PPM", content, UPRIGHT, size)
+def upright(kind: str, content: bytes, size: tuple[int, int]) -> ImageHeader:
+    return ImageHeader(kind, content, UPRIGHT, size)
 
 
 READERS: Final[dict[str, Callable[[bytes], ImageHeader]]] = {
@@ -394,8 +377,8 @@ READERS: Final[dict[str, Callable[[bytes], ImageHeader]]] = {
     "PNG": read_png,
     "GIF": read_gif,
     "WEBP": read_webp,
-    "TIFF": read_tiff,
-    "PPM": read_netpbm,
-    "AVIF": read_avif,
-    "HEIC": read_heic,
+    "TIFF": lambda data: ImageHeader("TIFF", *strip_tiff(data)),
+    "PPM": lambda data: upright("PPM", *strip_netpbm(data)),
+    "AVIF": lambda data: upright("AVIF", *strip_heif(data, "AVIF")),
+    "HEIC": lambda data: upright("HEIC", *strip_heif(data, "HEIC")),
 }

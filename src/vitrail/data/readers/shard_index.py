@@ -110,7 +110,7 @@ class Index:
         return max((shard.highest for shard in self.shards), default=-1)
 
     def names(self, first: int, last: int) -> StringArray:
-        return StringArray.over(self.columns["names"], self.columns["name_starts"][first : last + 1])
+        return StringArray.from_arrays(self.columns["names"], self.columns["name_starts"][first : last + 1])
 
     def labels(self, first: int, last: int) -> Labels:
         if "several" not in self.columns:

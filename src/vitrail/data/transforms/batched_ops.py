@@ -1,14 +1,12 @@
-"""The operations of operations.py for many samples at once, on any device, each sample with its own level.
+"""The operations of policy.py for whole batches on any device, with one level per sample.
 
-torchvision's kernels take one level for a whole batch; here the same arithmetic stands with a level a sample. All work
-in place on uint8 [n, 3, H, W], neighbours in a batch that was sorted before. Nothing in here makes the host wait for
-the device. An image comes out the same to the bit whatever images come with it: where a sum is left to a library,
-whose order may depend on the shapes, its parts are whole numbers that float32 holds exactly.
+torchvision's kernels take one level per batch; these do the same arithmetic with one level per sample, in place on
+uint8 [n, 3, H, W]. Nothing here makes the host wait for the device. An image is the same to the bit whatever images
+share its batch: where a library computes a sum in an order that may depend on shapes, the terms are integers that
+float32 holds exactly.
 
-A programme run on a whole batch: sorted by operation on the host, so that each is done once a step, to neighbours.
-
-The images lie in the order of the operation that comes next: one gather a step, and one that brings them back. All
-numbers that the operations need are computed here, without torch, and can be computed in another thread.
+`plan_programme` sorts a batch by operation on the host, so that each operation runs once per step on neighbours: one
+gather per step and one to restore the order. It computes all parameters without torch, possibly in another thread.
 """
 
 import itertools
@@ -261,20 +259,17 @@ def run_steps(steps: list[ProgrammeStep], pixels: Tensor, arrays: Sequence[Tenso
         pixels, counts = pixels.index_select(0, gathers[row]), step.counts()
         turned, blended, posterised, solarised, spread, equal, grey_ones, blurred, _ = pixels.split(counts)
         _, amounts, _, thresholds, *_ = level[row].split(counts)
-        if len(turned):
-            warp(turned, moves[row], x, y)
-        if len(blended):
-            blend(blended, amounts, rests[row], step.blends, kernel)
-        if len(posterised):
-            posterise(posterised, masks[row])
-        if len(solarised):
-            solarise(solarised, thresholds)
-        if len(spread):
-            autocontrast(spread)
-        if len(equal):
-            equalise(equal, levels)
-        if len(grey_ones):
-            grey(grey_ones)
-        if len(blurred):
-            blur(blurred, bell[row].unbind(0))
+        work: list[tuple[Tensor, Callable[..., None], tuple[Any, ...]]] = [
+            (turned, warp, (moves[row], x, y)),
+            (blended, blend, (amounts, rests[row], step.blends, kernel)),
+            (posterised, posterise, (masks[row],)),
+            (solarised, solarise, (thresholds,)),
+            (spread, autocontrast, ()),
+            (equal, equalise, (levels,)),
+            (grey_ones, grey, ()),
+            (blurred, blur, (bell[row].unbind(0),)),
+        ]
+        for some, operation, parameters in work:
+            if len(some):
+                operation(some, *parameters)
     return pixels.index_select(0, gathers[-1])
