@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 from tests.checkpoint.mutations import (
@@ -225,10 +224,6 @@ class TestNotAWeightFile:
 
 
 class TestSafetensors:
-    def test_metadata_of_others_is_kept(self, read: Read) -> None:
-        content = safetensors.torch.save({"a": torch.ones(2)}, {"format": "pt", "licence": "free"})
-        assert read(content).metadata == {"format": "pt", "licence": "free"}
-
     @pytest.mark.parametrize("name", list(safetensors_header.DTYPES))
     def test_every_type(self, name: str, read: Read) -> None:
         dtype = safetensors_header.DTYPES[name]

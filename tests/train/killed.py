@@ -15,6 +15,7 @@ from random import Random
 
 import torch
 
+from tests.checkpoint.store.crash_points import CRASH_POINTS
 from vitrail.checkpoint.store import layout as points
 from vitrail.checkpoint.store.reader import latest
 from vitrail.distributed.process_group import join_world
@@ -80,7 +81,7 @@ def trial(run: Run, out: Path, seed: int, usual_s: float, points_share: float = 
             child, point = start(run, out), ""
         elif draw.random() < points_share:
             # A process alone has no parts of others to wait for, and never replaces a checkpoint of the same step.
-            usual = [name for name in points.CRASH_POINTS if not name.startswith(("part", "replaced"))]
+            usual = [name for name in CRASH_POINTS if not name.startswith(("part", "replaced"))]
             point = draw.choice(usual)
             child = start(run, out, point, times=draw.randint(1, 4))
         else:

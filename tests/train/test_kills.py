@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.store.crash_points import CRASH_POINTS
 from tests.train.killed import digest_of, start, trial
 from tests.train.tiny import tiny_run
-from vitrail.checkpoint.store.layout import CRASH_POINTS
 
 RUN = tiny_run(steps=16)
 

@@ -73,7 +73,7 @@ def _foreign(raw: RawWeights, settings: dict[str, Any] | None, folder: Path | No
     if beside is not None:
         config, card = beside
     else:
-        config = known.infer(TensorShapes(raw.path, tensors, settings=settings, facts=facts))
+        config = known.infer(TensorShapes(path=raw.path, tensors=tensors, settings=settings, facts=facts))
         card, inferred = _card(known, config, settings, folder), known.describe_inferred(config)
         card = name_imagenet(card, config.classes)
     config = adapt_config(config, **facts)

@@ -1,20 +1,20 @@
-"""Weights that come inside the package, by name: no network, no training.
+"""Weights by name: those bundled with the package, and public weights of the paper's networks on the Hugging Face hub.
 
-`vitrail-cifar10` is a small ViT that knows CIFAR-10's ten classes. The name stands for it wherever one is; a file or
-folder of one's own that is called so is ./vitrail-cifar10.
+`vitrail-cifar10` is a bundled small ViT for CIFAR-10's ten classes. Its name works wherever weights are given; a file
+or folder of your own with that name is ./vitrail-cifar10.
 
-Public weights of the paper's networks, by name: which file on the Hugging Face hub, and what it expects of an image.
-
-    find("vit_b_16", "augreg_in21k_ft_in1k_384").repo  ->  "timm/vit_base_patch16_384.augreg_in21k_ft_in1k"
+    find_public_weights("vit_b_16", "augreg_in21k_ft_in1k_384").repo
+    -> "timm/vit_base_patch16_384.augreg_in21k_ft_in1k"
 
 A tag is timm's own. timm writes the image size of a Transformer into the network's name and vitrail does not, so
-weights made for another size than 224 carry it at the end of the tag. Left out are networks that are not the zoo's:
-layer scale, query-key norms, norms before the first block, attention pooling, distillation tokens, R+Ti/16, R26+S/32,
-R50x3 and R101x3.
+weights for another size than 224 carry it at the end of the tag. Networks outside of the zoo are not listed: layer
+scale, query-key norms, norms before the first block, attention pooling, distillation tokens, R+Ti/16, R26+S/32, R50x3
+and R101x3.
 """
 
 import difflib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -35,8 +35,8 @@ def bundled_file(name: str) -> Path:
     path = Path(str(resources.files("vitrail"))) / "assets" / BUNDLED[name]
     if not path.is_file():
         raise WeightsNotFound(
-            f"{name}: {path} is not there, so this copy of vitrail is not whole; install it again, or name weights of "
-            "your own"
+            f"{name}: {path} is not there, so this copy of vitrail is incomplete; install it again, or name weights "
+            "of your own"
         )
     return path
 
@@ -82,118 +82,76 @@ class PublicWeights:
             raise ConfigError(f"sha256={self.sha256!r} must be 64 lower-case hexadecimal digits")
 
 
-def _vit(
-    model: str,
-    arch: str,
-    image: int,
-    tag: str,
-    classes: int,
-    origin: Origin = "google-vit",
-    licence: str = "apache-2.0",
-) -> PublicWeights:
-    return PublicWeights(
-        model=model,
-        tag=tag if image == 224 else f"{tag}_{image}",
-        repo=f"timm/{arch}_{image}.{tag}",
-        image=image,
-        classes=classes,
-        origin=origin,
-        normalisation="imagenet" if origin == "meta" else "half",
-        interpolation="bicubic",
-        crop=0.9 if image == 224 else 1.0,
-        licence=licence,
-    )
+SHAPES: Final = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
 
 
-def _bit(
-    model: str, arch: str, image: int, tag: str, classes: int, interpolation: Interpolation = "bilinear"
-) -> PublicWeights:
-    return PublicWeights(
-        model=model,
-        tag=tag,
-        repo=f"timm/{arch}.{tag}",
-        image=image,
-        classes=classes,
-        origin="google-bit",
-        normalisation="half",
-        interpolation=interpolation,
-        crop=0.875 if image == 224 else 1.0,
-    )
+def _vits(
+    tag: str, classes: int, names: str, origin: Origin = "google-vit", licence: str = "apache-2.0"
+) -> Iterator[PublicWeights]:
+    """The weights of one release, by names such as "vit_b_16" or, for images of 384 pixels, "vit_b_16@384"."""
+    for name in names.split():
+        model, _, size = name.partition("@")
+        image = int(size or 224)
+        *stem, _, shape, patch = model.split("_")
+        kind = "deit" if tag == "fb_in1k" else "vit"
+        arch = f"{kind}_{SHAPES[shape]}_" + (f"r50_s{patch}" if stem else f"patch{patch}")
+        yield PublicWeights(
+            model=model,
+            tag=tag if image == 224 else f"{tag}_{image}",
+            repo=f"timm/{arch}_{image}.{tag}",
+            image=image,
+            classes=classes,
+            origin=origin,
+            normalisation="imagenet" if origin == "meta" else "half",
+            interpolation="bicubic",
+            crop=0.9 if image == 224 else 1.0,
+            licence=licence,
+        )
 
 
+def _bits(tag: str, classes: int, names: str, interpolation: Interpolation = "bilinear") -> Iterator[PublicWeights]:
+    """The weights of one BiT release, by names such as "50x1" or, for images of 448 pixels, "50x1@448"."""
+    for name in names.split():
+        size, _, side = name.partition("@")
+        yield PublicWeights(
+            model=f"bit_r{size}",
+            tag=tag,
+            repo=f"timm/resnetv2_{size}_bit.{tag}",
+            image=int(side or 224),
+            classes=classes,
+            origin="google-bit",
+            normalisation="half",
+            interpolation=interpolation,
+            crop=0.875 if int(side or 224) == 224 else 1.0,
+        )
+
+
+NON_COMMERCIAL: Final = "cc-by-nc-4.0"
 PUBLIC: tuple[PublicWeights, ...] = (
-    # Section 3.1 and Table 1, the original release: ImageNet-21k, its head zeroed by the authors and so left out.
-    _vit("vit_b_16", "vit_base_patch16", 224, "orig_in21k", 0),
-    _vit("vit_b_32", "vit_base_patch32", 224, "orig_in21k", 0),
-    _vit("vit_l_16", "vit_large_patch16", 224, "orig_in21k", 0),
-    _vit("vit_l_32", "vit_large_patch32", 224, "orig_in21k", 0),
-    _vit("vit_h_14", "vit_huge_patch14", 224, "orig_in21k", 0),
-    _vit("r50_vit_b_16", "vit_base_r50_s16", 224, "orig_in21k", 0),
-    _vit("vit_b_16", "vit_base_patch16", 224, "orig_in21k_ft_in1k", 1000),
-    _vit("vit_b_16", "vit_base_patch16", 384, "orig_in21k_ft_in1k", 1000),
-    _vit("vit_l_32", "vit_large_patch32", 384, "orig_in21k_ft_in1k", 1000),
-    _vit("r50_vit_b_16", "vit_base_r50_s16", 384, "orig_in21k_ft_in1k", 1000),
+    # Section 3.1 and Table 1, the original release: ImageNet-21k, without its head, which the authors zeroed.
+    *_vits("orig_in21k", 0, "vit_b_16 vit_b_32 vit_l_16 vit_l_32 vit_h_14 r50_vit_b_16"),
+    *_vits("orig_in21k_ft_in1k", 1000, "vit_b_16 vit_b_16@384 vit_l_32@384 r50_vit_b_16@384"),
     # "How to train your ViT?", the authors' later release: ImageNet-21k with its head.
-    _vit("vit_ti_16", "vit_tiny_patch16", 224, "augreg_in21k", 21843),
-    _vit("vit_s_16", "vit_small_patch16", 224, "augreg_in21k", 21843),
-    _vit("vit_s_32", "vit_small_patch32", 224, "augreg_in21k", 21843),
-    _vit("vit_b_8", "vit_base_patch8", 224, "augreg_in21k", 21843),
-    _vit("vit_b_16", "vit_base_patch16", 224, "augreg_in21k", 21843),
-    _vit("vit_b_32", "vit_base_patch32", 224, "augreg_in21k", 21843),
-    _vit("vit_l_16", "vit_large_patch16", 224, "augreg_in21k", 21843),
-    _vit("r50_vit_l_32", "vit_large_r50_s32", 224, "augreg_in21k", 21843),
+    *_vits("augreg_in21k", 21843, "vit_ti_16 vit_s_16 vit_s_32 vit_b_8 vit_b_16 vit_b_32 vit_l_16 r50_vit_l_32"),
     # The same, fine-tuned on ImageNet.
-    _vit("vit_ti_16", "vit_tiny_patch16", 224, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_ti_16", "vit_tiny_patch16", 384, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_s_16", "vit_small_patch16", 224, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_s_16", "vit_small_patch16", 384, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_s_32", "vit_small_patch32", 224, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_s_32", "vit_small_patch32", 384, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_b_8", "vit_base_patch8", 224, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_b_16", "vit_base_patch16", 224, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_b_16", "vit_base_patch16", 384, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_b_32", "vit_base_patch32", 224, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_b_32", "vit_base_patch32", 384, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_l_16", "vit_large_patch16", 224, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_l_16", "vit_large_patch16", 384, "augreg_in21k_ft_in1k", 1000),
-    _vit("r50_vit_l_32", "vit_large_r50_s32", 224, "augreg_in21k_ft_in1k", 1000),
-    _vit("r50_vit_l_32", "vit_large_r50_s32", 384, "augreg_in21k_ft_in1k", 1000),
-    _vit("vit_b_8", "vit_base_patch8", 224, "augreg2_in21k_ft_in1k", 1000, "timm"),
-    _vit("vit_b_16", "vit_base_patch16", 224, "augreg2_in21k_ft_in1k", 1000, "timm"),
+    *_vits("augreg_in21k_ft_in1k", 1000, "vit_ti_16 vit_ti_16@384 vit_s_16 vit_s_16@384 vit_s_32 vit_s_32@384 vit_b_8"),
+    *_vits("augreg_in21k_ft_in1k", 1000, "vit_b_16 vit_b_16@384 vit_b_32 vit_b_32@384 vit_l_16 vit_l_16@384"),
+    *_vits("augreg_in21k_ft_in1k", 1000, "r50_vit_l_32 r50_vit_l_32@384"),
+    *_vits("augreg2_in21k_ft_in1k", 1000, "vit_b_8 vit_b_16", "timm"),
     # ImageNet alone: the same recipe, and sharpness-aware minimisation.
-    _vit("vit_s_16", "vit_small_patch16", 224, "augreg_in1k", 1000),
-    _vit("vit_s_16", "vit_small_patch16", 384, "augreg_in1k", 1000),
-    _vit("vit_b_16", "vit_base_patch16", 224, "augreg_in1k", 1000),
-    _vit("vit_b_16", "vit_base_patch16", 384, "augreg_in1k", 1000),
-    _vit("vit_b_32", "vit_base_patch32", 224, "augreg_in1k", 1000),
-    _vit("vit_b_32", "vit_base_patch32", 384, "augreg_in1k", 1000),
-    _vit("vit_b_16", "vit_base_patch16", 224, "sam_in1k", 1000),
-    _vit("vit_b_32", "vit_base_patch32", 224, "sam_in1k", 1000),
+    *_vits("augreg_in1k", 1000, "vit_s_16 vit_s_16@384 vit_b_16 vit_b_16@384 vit_b_32 vit_b_32@384"),
+    *_vits("sam_in1k", 1000, "vit_b_16 vit_b_32"),
     # Meta's training of the same networks: DeiT, DINO, MAE (not for commercial use).
-    _vit("vit_ti_16", "deit_tiny_patch16", 224, "fb_in1k", 1000, "meta"),
-    _vit("vit_s_16", "deit_small_patch16", 224, "fb_in1k", 1000, "meta"),
-    _vit("vit_b_16", "deit_base_patch16", 224, "fb_in1k", 1000, "meta"),
-    _vit("vit_b_16", "deit_base_patch16", 384, "fb_in1k", 1000, "meta"),
-    _vit("vit_s_8", "vit_small_patch8", 224, "dino", 0, "meta"),
-    _vit("vit_s_16", "vit_small_patch16", 224, "dino", 0, "meta"),
-    _vit("vit_b_8", "vit_base_patch8", 224, "dino", 0, "meta"),
-    _vit("vit_b_16", "vit_base_patch16", 224, "dino", 0, "meta"),
-    _vit("vit_b_16", "vit_base_patch16", 224, "mae", 0, "meta", "cc-by-nc-4.0"),
-    _vit("vit_l_16", "vit_large_patch16", 224, "mae", 0, "meta", "cc-by-nc-4.0"),
-    _vit("vit_h_14", "vit_huge_patch14", 224, "mae", 0, "meta", "cc-by-nc-4.0"),
+    *_vits("fb_in1k", 1000, "vit_ti_16 vit_s_16 vit_b_16 vit_b_16@384", "meta"),
+    *_vits("dino", 0, "vit_s_8 vit_s_16 vit_b_8 vit_b_16", "meta"),
+    *_vits("mae", 0, "vit_b_16 vit_l_16 vit_h_14", "meta", NON_COMMERCIAL),
     # BiT-M: ImageNet-21k, and fine-tuned on ImageNet at a larger size.
-    _bit("bit_r50x1", "resnetv2_50x1_bit", 224, "goog_in21k", 21843),
-    _bit("bit_r101x1", "resnetv2_101x1_bit", 224, "goog_in21k", 21843),
-    _bit("bit_r152x2", "resnetv2_152x2_bit", 224, "goog_in21k", 21843),
-    _bit("bit_r152x4", "resnetv2_152x4_bit", 224, "goog_in21k", 21843),
-    _bit("bit_r50x1", "resnetv2_50x1_bit", 448, "goog_in21k_ft_in1k", 1000),
-    _bit("bit_r101x1", "resnetv2_101x1_bit", 448, "goog_in21k_ft_in1k", 1000),
-    _bit("bit_r152x2", "resnetv2_152x2_bit", 448, "goog_in21k_ft_in1k", 1000),
-    _bit("bit_r152x4", "resnetv2_152x4_bit", 480, "goog_in21k_ft_in1k", 1000),
-    # "A good teacher is patient and consistent": the teacher, and the student of it.
-    _bit("bit_r152x2", "resnetv2_152x2_bit", 224, "goog_teacher_in21k_ft_in1k", 1000, "bicubic"),
-    _bit("bit_r152x2", "resnetv2_152x2_bit", 384, "goog_teacher_in21k_ft_in1k_384", 1000, "bicubic"),
-    _bit("bit_r50x1", "resnetv2_50x1_bit", 224, "goog_distilled_in1k", 1000, "bicubic"),
+    *_bits("goog_in21k", 21843, "50x1 101x1 152x2 152x4"),
+    *_bits("goog_in21k_ft_in1k", 1000, "50x1@448 101x1@448 152x2@448 152x4@480"),
+    # "A good teacher is patient and consistent": the teacher, and its student.
+    *_bits("goog_teacher_in21k_ft_in1k", 1000, "152x2", "bicubic"),
+    *_bits("goog_teacher_in21k_ft_in1k_384", 1000, "152x2@384", "bicubic"),
+    *_bits("goog_distilled_in1k", 1000, "50x1", "bicubic"),
 )
 
 

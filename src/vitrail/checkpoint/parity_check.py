@@ -130,11 +130,7 @@ def build_huggingface(config: ModelConfig, target: Path) -> ReferenceModel:
         return out.last_hidden_state[:, 0] if without else out.pooler_output.flatten(1)
 
     return ReferenceModel(
-        library=f"transformers {transformers.__version__}",
-        network=network,
-        first=units[0],
-        blocks=units,
-        logits=logits,
+        library=f"transformers {transformers.__version__}", network=network, first=units[0], blocks=units, logits=logits
     )
 
 

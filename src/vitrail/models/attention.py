@@ -15,11 +15,6 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tenso
     return (logits if bias is None else logits + bias).softmax(dim=-1)
 
 
-def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """SA(z) = A v, Eq. 7; what `scaled_dot_product_attention` computes without ever holding A."""
-    return attention_weights(q, k, bias) @ v
-
-
 def relative_logits(q: Tensor, offsets: Tensor) -> Tensor:
     """q_i · r_{i-j} / √D_h for the first Q tokens as queries (D.4): [..., Q, D_h] and [2T-1, D_h] -> [..., Q, T]."""
     queries, tokens = q.shape[-2], (offsets.shape[0] + 1) // 2

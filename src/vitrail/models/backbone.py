@@ -13,7 +13,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self, overload
+from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -229,38 +229,6 @@ class Backbone(nn.Module, ABC):
     def no_weight_decay(self) -> set[str]:
         """Parameters that are no kernels, biases or norms, and should not decay: tokens and positions."""
 
-    @overload
-    def get_intermediate_layers(
-        self,
-        x: Tensor,
-        n: int | Sequence[int] = 1,
-        reshape: bool = False,
-        return_class_token: Literal[False] = False,
-        norm: bool = True,
-        *,
-        return_prefix_tokens: Literal[False] = False,
-    ) -> tuple[Tensor, ...]: ...
-    @overload
-    def get_intermediate_layers(
-        self,
-        x: Tensor,
-        n: int | Sequence[int] = 1,
-        reshape: bool = False,
-        *,
-        return_class_token: Literal[True],
-        norm: bool = True,
-    ) -> tuple[tuple[Tensor, Tensor], ...]: ...
-    @overload
-    def get_intermediate_layers(
-        self,
-        x: Tensor,
-        n: int | Sequence[int] = 1,
-        reshape: bool = False,
-        *,
-        return_prefix_tokens: Literal[True],
-        norm: bool = True,
-    ) -> tuple[tuple[Tensor, Tensor], ...]: ...
-    @overload
     def get_intermediate_layers(
         self,
         x: Tensor,
@@ -270,17 +238,7 @@ class Backbone(nn.Module, ABC):
         norm: bool = True,
         *,
         return_prefix_tokens: bool = False,
-    ) -> tuple[Tensor, ...] | tuple[tuple[Tensor, Tensor], ...]: ...
-    def get_intermediate_layers(
-        self,
-        x: Tensor,
-        n: int | Sequence[int] = 1,
-        reshape: bool = False,
-        return_class_token: bool = False,
-        norm: bool = True,
-        *,
-        return_prefix_tokens: bool = False,
-    ) -> tuple[Tensor, ...] | tuple[tuple[Tensor, Tensor], ...]:
+    ) -> tuple[Any, ...]:
         """As in DINO's code: patch tokens [B, N, D] of the last n layers, or of a list of them; on their grid with
         `reshape` [B, D, rows, columns], and each with its class token [B, D] if asked, or, as in timm, with all tokens
         in front of the patches [B, prefix, D]."""
@@ -294,8 +252,8 @@ class Backbone(nn.Module, ABC):
         out = found.maps if reshape else tuple(z[:, skip:] for z in found.tokens)
         if not (return_class_token or return_prefix_tokens):
             return out
-        beside = (z[:, 0] if return_class_token else z[:, :skip] for z in found.tokens)
-        return tuple(zip(out, beside, strict=True))
+        prefixes = (z[:, 0] if return_class_token else z[:, :skip] for z in found.tokens)
+        return tuple(zip(out, prefixes, strict=True))
 
 
 def unwrap_backbone(module: nn.Module) -> Backbone:

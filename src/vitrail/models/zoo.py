@@ -208,15 +208,7 @@ def with_known_fields(config: ModelConfig, **changes: Any) -> ModelConfig:
     return replace(config, **{name: value for name, value in changes.items() if name in known})
 
 
-SIZES: Final = {
-    "tiny": "Ti",
-    "small": "S",
-    "base": "B",
-    "large": "L",
-    "huge": "H",
-    "giant": "g",
-    "gigantic": "G",
-}
+SIZES: Final = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g", "gigantic": "G"}
 VIT: Final = re.compile(rf"(?:vit|deit)_({'|'.join(SIZES)})_patch(\d+)_(\d+)")
 HYBRID: Final = re.compile(rf"vit_({'|'.join(SIZES)})_r50_s(\d+)_(\d+)")
 BIT_NAME: Final = re.compile(r"resnetv2_(\d+x\d+)_bit")

@@ -7,7 +7,7 @@ shown; and every reader draws on the one allowance for memory that is set here.
 from pathlib import Path
 from typing import TypeVar
 
-from vitrail.core.errors import UnsafeWeights, WeightsError, describe_error
+from vitrail.core.errors import CorruptWeights, UnsafeWeights, WeightsError, describe_error
 
 DOWNLOAD_AGAIN = "fetch or copy the file again"
 RESAVE = "re-save the tensors as .safetensors where they were made"
@@ -50,3 +50,8 @@ def refuse(kind: type[E], path: Path, cause: str, remedy: str) -> E:
     """The error to raise: ``file: cause; remedy``, printable on one line whatever the file is called."""
     line = " ".join(f"{path}: {cause}; {remedy}".split())
     return kind("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))
+
+
+def corrupt(path: Path, cause: str) -> CorruptWeights:
+    """The error for a file that was damaged on its way here."""
+    return refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)

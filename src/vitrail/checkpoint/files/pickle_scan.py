@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Final
 
-from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, RESAVE, quote, refuse, shorten
+from vitrail.checkpoint.files.checks import RESAVE, corrupt, quote, refuse, shorten
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError
 
 MOST_STEPS: Final = 2_000_000  # instructions; a ViT-L with its optimiser takes under a hundred thousand
@@ -94,7 +94,7 @@ def scan_pickle(path: Path, stream: BytesIO) -> Scan:
     except (WeightsError, MemoryError):
         raise
     except Exception as error:  # a damaged pickle provokes ValueError, IndexError, KeyError, UnicodeDecodeError, ...
-        raise refuse(CorruptWeights, path, f"its pickle is damaged ({shorten(error)})", DOWNLOAD_AGAIN) from None
+        raise corrupt(path, f"its pickle is damaged ({shorten(error)})") from None
     return machine.scan
 
 

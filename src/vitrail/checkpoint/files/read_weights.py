@@ -15,7 +15,7 @@ import re
 import stat
 import struct
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, RESAVE, quote, refuse, shorten
+from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, RESAVE, corrupt, quote, refuse, shorten
 from vitrail.checkpoint.files.safetensors import MOST_AXES, first_unsound, is_count, read_safetensors
 from vitrail.checkpoint.files.torch_file import (
     PICKLE,
@@ -90,9 +90,7 @@ def _read_array(path: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> Tenso
     layout, header_size = _read_layout(path, stream, member)
     if header_size + layout.size != member.file_size:
         cause = f"array {quote(member.filename)} of shape {layout.shape} needs {layout.size} bytes"
-        raise refuse(
-            CorruptWeights, path, f"{cause} but its member holds {member.file_size - header_size}", DOWNLOAD_AGAIN
-        )
+        raise corrupt(path, f"{cause} but its member holds {member.file_size - header_size}")
     content = torch.empty(layout.size, dtype=torch.uint8)
     view, filled = content.numpy().data, 0
     for piece in read_pieces(path, stream, member, layout.size):
@@ -114,7 +112,7 @@ def _read_layout(path: Path, stream: IO[bytes], member: zipfile.ZipInfo) -> tupl
     name = quote(member.filename)
     start = stream.read(len(NPY_MAGIC) + 2)
     if len(start) != len(NPY_MAGIC) + 2 or not start.startswith(NPY_MAGIC) or start[-2] not in (1, 2, 3):
-        raise refuse(CorruptWeights, path, f"member {name} is not a NumPy array", DOWNLOAD_AGAIN)
+        raise corrupt(path, f"member {name} is not a NumPy array")
     form = "<H" if start[-2] == 1 else "<I"
     length = int(struct.unpack(form, b"".join(read_pieces(path, stream, member, struct.calcsize(form))))[0])
     if length > HEADER_LIMIT:
@@ -131,7 +129,7 @@ def _parse_layout(path: Path, name: str, text: str) -> _ArrayLayout:
         cause = f"array {name} holds Python objects or records, which only unpickling could restore"
         raise refuse(UnsafeWeights, path, cause, "re-save plain numeric arrays")
     if len(fields) != 3 or not FRAME.fullmatch(FIELD.sub("", text)):
-        raise refuse(CorruptWeights, path, f"array {name} has the header {quote(text.strip())}", DOWNLOAD_AGAIN)
+        raise corrupt(path, f"array {name} has the header {quote(text.strip())}")
     kind, order, dimensions = fields["descr"].strip("'"), fields["fortran_order"], fields["shape"]
     dtype = KINDS.get(kind[1:])
     shape = tuple(int(digits) for digits in re.findall(r"\d+", dimensions))
@@ -139,7 +137,7 @@ def _parse_layout(path: Path, name: str, text: str) -> _ArrayLayout:
         cause = f"array {name} has type {kind!r}, which vitrail does not read"
         raise refuse(MismatchedWeights, path, cause, f"convert it to one of {', '.join(KINDS)}")
     if order not in ("True", "False") or not dimensions.startswith("("):
-        raise refuse(CorruptWeights, path, f"array {name} has the header {quote(text.strip())}", DOWNLOAD_AGAIN)
+        raise corrupt(path, f"array {name} has the header {quote(text.strip())}")
     if len(shape) > MOST_AXES or not all(is_count(axis) for axis in shape):
         raise refuse(UnsafeWeights, path, f"array {name} has the shape {quote(dimensions)}", RESAVE)
     return _ArrayLayout(dtype=dtype, swapped=kind[0] == ">", columns_first=order == "True", shape=shape)
@@ -160,15 +158,14 @@ MISTAKEN = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RawWeights:
     """The tensors of a file as they stand there: on the CPU, in its types, contiguous and under its names."""
 
     path: Path
     container: Literal["safetensors", "npz", "torch"]
     tensors: dict[str, Tensor]
-    description: dict[str, Any] | None  # what vitrail wrote about its own file; None for a foreign one
-    metadata: dict[str, str]  # of a foreign .safetensors file
+    description: dict[str, Any] | None = None  # what vitrail wrote about its own file; None for a foreign one
 
 
 def read_weights(path: str | Path) -> RawWeights:
@@ -186,15 +183,15 @@ def read_weights(path: str | Path) -> RawWeights:
         raise refuse(WeightsNotFound, path, "does not exist", "check the name and the folder") from None
     except OSError as error:
         if error.errno == errno.EINVAL:  # a seek to where a damaged file points
-            raise refuse(CorruptWeights, path, f"is damaged ({shorten(error)})", DOWNLOAD_AGAIN) from error
+            raise corrupt(path, f"is damaged ({shorten(error)})") from error
         remedy = "check its permissions and the disk"
         raise refuse(WeightsError, path, f"cannot be read ({error.strerror or shorten(error)})", remedy) from error
     except MemoryError as error:
         remedy = "use a machine with more memory, or a smaller file"
         raise refuse(UnsafeWeights, path, "asks for more memory than there is", remedy) from error
     except Exception as error:
-        raise refuse(CorruptWeights, path, f"is damaged ({shorten(error)})", DOWNLOAD_AGAIN) from error
-    return _sound(found)
+        raise corrupt(path, f"is damaged ({shorten(error)})") from error
+    return _check_sound(found)
 
 
 def _read(path: Path, file: BufferedReader) -> RawWeights:
@@ -204,18 +201,15 @@ def _read(path: Path, file: BufferedReader) -> RawWeights:
     start = file.read(64)
     # A header's length may begin like a pickle or a zip, but no pickle of torch and no zip has a brace in this place.
     if start[8:9] == b"{":
-        tensors, description, metadata = read_safetensors(path, file, size)
-        return RawWeights(
-            path=path, container="safetensors", tensors=tensors, description=description, metadata=metadata
-        )
+        tensors, description = read_safetensors(path, file, size)
+        return RawWeights(path, "safetensors", tensors, description)
     if start.startswith(ZIP_START):
         return _read_zip(path, file, size)
     if start.startswith(PICKLE_START):
-        tensors = read_torch_stream(path, file, size)
-        return RawWeights(path=path, container="torch", tensors=tensors, description=None, metadata={})
+        return RawWeights(path, "torch", read_torch_stream(path, file, size))
     if not start.strip(b"\0"):
         what = "is empty" if not size else "starts with zeros where its header should be"
-        raise refuse(CorruptWeights, path, what, DOWNLOAD_AGAIN)
+        raise corrupt(path, what)
     for magic, what, remedy in MISTAKEN:
         if start.lstrip().startswith(magic):
             raise refuse(CorruptWeights, path, f"{what}, not a weight file", remedy)
@@ -227,20 +221,18 @@ def _read_zip(path: Path, file: BufferedReader, size: int) -> RawWeights:
     with open_archive(path, file, size) as archive:
         names = archive.namelist()
         if any(name.endswith(PICKLE) for name in names):
-            tensors = read_torch_zip(path, file, size, archive)
-            return RawWeights(path=path, container="torch", tensors=tensors, description=None, metadata={})
+            return RawWeights(path, "torch", read_torch_zip(path, file, size, archive))
         if any(name.endswith(NPY_SUFFIX) for name in names):
-            tensors = read_npz(path, archive)
-            return RawWeights(path=path, container="npz", tensors=tensors, description=None, metadata={})
+            return RawWeights(path, "npz", read_npz(path, archive))
     remedy = "vitrail reads .safetensors, .npz and files of torch.save"
     raise refuse(CorruptWeights, path, f"is a zip without tensors ({quote(', '.join(names[:5]))})", remedy)
 
 
-def _sound(found: RawWeights) -> RawWeights:
+def _check_sound(found: RawWeights) -> RawWeights:
     """Names without their wrapper, and the assurance that there are tensors and that they hold numbers."""
     if not found.tensors:
-        raise refuse(CorruptWeights, found.path, "holds no tensors", DOWNLOAD_AGAIN)
-    tensors = found.tensors if found.description is not None else _unwrapped(found.tensors)
+        raise corrupt(found.path, "holds no tensors")
+    tensors = found.tensors if found.description is not None else _strip_wrappers(found.tensors)
     unsound = first_unsound(tensors)
     if unsound is not None:
         name, what = unsound
@@ -248,17 +240,11 @@ def _sound(found: RawWeights) -> RawWeights:
         raise refuse(CorruptWeights, found.path, f"tensor {quote(name)} holds {what}", remedy)
     if "" in tensors:
         raise refuse(MismatchedWeights, found.path, "holds a tensor without a name", "name it and save again")
-    return RawWeights(
-        path=found.path,
-        container=found.container,
-        tensors=tensors,
-        description=found.description,
-        metadata=found.metadata,
-    )
+    return replace(found, tensors=tensors)
 
 
-def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take off prefixes that all names share; a prefix that only some have belongs to the model."""
+def _strip_wrappers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Strips prefixes that all names share; a prefix that only some have belongs to the model."""
     for wrapper in WRAPPERS * 2:
         if all(name.startswith(wrapper) and name != wrapper for name in tensors):
             tensors = {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}

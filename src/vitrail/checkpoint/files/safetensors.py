@@ -37,7 +37,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, RESAVE, quote, refuse, shorten
+from vitrail.checkpoint.files.checks import RESAVE, corrupt, quote, refuse, shorten
 from vitrail.core.atomic_files import WriteFailed, ignore_os_errors, replace_on_success
 from vitrail.core.errors import (
     ConfigError,
@@ -103,9 +103,7 @@ def header_length(path: Path, first_bytes: bytes, file_size: int) -> int:
             UnsafeWeights, path, f"declares a header of {length} bytes, over the limit of {HEADER_LIMIT}", RESAVE
         )
     if LENGTH_BYTES + length > file_size:
-        raise refuse(
-            CorruptWeights, path, f"ends inside its header ({file_size} bytes, header of {length})", DOWNLOAD_AGAIN
-        )
+        raise corrupt(path, f"ends inside its header ({file_size} bytes, header of {length})")
     return length
 
 
@@ -114,15 +112,13 @@ def parse_header(path: Path, raw: bytes, data_size: int) -> SafetensorsHeader:
     try:
         content = json.loads(raw[LENGTH_BYTES:].decode("utf-8"), object_pairs_hook=unique_pairs)
     except (ValueError, RecursionError) as error:
-        raise refuse(
-            CorruptWeights, path, f"header is not JSON as it should be ({describe_error(error)})", DOWNLOAD_AGAIN
-        ) from None
+        raise corrupt(path, f"header is not JSON as it should be ({describe_error(error)})") from None
     if not isinstance(content, dict):
-        raise refuse(CorruptWeights, path, "header is not a JSON object", DOWNLOAD_AGAIN)
+        raise corrupt(path, "header is not a JSON object")
     fields = cast(dict[str, Any], content)
     metadata = fields.pop("__metadata__", None)
     if metadata is not None and not _texts(metadata):
-        raise refuse(CorruptWeights, path, "header metadata is not a table of texts", DOWNLOAD_AGAIN)
+        raise corrupt(path, "header metadata is not a table of texts")
     entries = [_parse_entry(path, name, value) for name, value in fields.items()]
     _check_cover(path, entries, data_size)
     return SafetensorsHeader(raw=raw, entries=entries, metadata=cast(dict[str, str], metadata or {}))
@@ -161,9 +157,7 @@ def _parse_entry(path: Path, name: str, value: object) -> TensorEntry:
     shape, offsets = _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
     well_formed = set(fields) == {"dtype", "shape", "data_offsets"} and isinstance(fields["dtype"], str)
     if not well_formed or shape is None or offsets is None or len(offsets) != 2 or len(shape) > MOST_AXES:
-        raise refuse(
-            CorruptWeights, path, f"tensor {quote(name)} is not described by dtype, shape and offsets", DOWNLOAD_AGAIN
-        )
+        raise corrupt(path, f"tensor {quote(name)} is not described by dtype, shape and offsets")
     dtype = DTYPES.get(cast(str, fields["dtype"]))
     if dtype is None:
         cause = f"tensor {quote(name)} has type {quote(fields['dtype'])}, which vitrail does not read"
@@ -171,7 +165,7 @@ def _parse_entry(path: Path, name: str, value: object) -> TensorEntry:
     start, stop = offsets
     if math.prod(shape) * dtype.itemsize != stop - start:
         cause = f"tensor {quote(name)} of shape {shape} needs {math.prod(shape) * dtype.itemsize} bytes"
-        raise refuse(CorruptWeights, path, f"{cause} but has the range {start} to {stop}", DOWNLOAD_AGAIN)
+        raise corrupt(path, f"{cause} but has the range {start} to {stop}")
     return TensorEntry(name=name, dtype=dtype, shape=tuple(shape), start=start, stop=stop)
 
 
@@ -182,12 +176,12 @@ def _check_cover(path: Path, entries: Iterable[TensorEntry], data_size: int) -> 
         if entry.start != reached:
             kind = "overlaps the one before it" if entry.start < reached else "leaves a hole before it"
             cause = f"tensor {quote(entry.name)} starts at byte {entry.start}, which {kind} (expected {reached})"
-            raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+            raise corrupt(path, cause)
         reached = entry.stop
     if reached != data_size:
         kind = "too few" if reached > data_size else "trailing"
         cause = f"{abs(data_size - reached)} bytes {kind}: its tensors take {reached}, the file holds {data_size}"
-        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+        raise corrupt(path, cause)
 
 
 # The eight-bit floats are left out: torch has no such test for them, and some have no infinity to find.
@@ -298,7 +292,7 @@ def write_sealed(
 
 
 def _altered(path: Path, cause: str) -> CorruptWeights:
-    return refuse(CorruptWeights, path, f"altered since vitrail wrote it: {cause}", DOWNLOAD_AGAIN)
+    return corrupt(path, f"altered since vitrail wrote it: {cause}")
 
 
 def _check_format(path: Path, found: object) -> None:
@@ -382,16 +376,12 @@ def _check_writable(path: Path, tensors: Mapping[str, Tensor]) -> None:
 DIAGNOSED = 8 << 20  # bytes; a longer header that the library refuses is not parsed again for a better message
 
 
-def read_safetensors(
-    path: Path, file: BufferedReader, size: int
-) -> tuple[dict[str, Tensor], dict[str, Any] | None, dict[str, str]]:
-    """Tensors, our own description (None for a foreign file) and the other metadata, all checked."""
+def read_safetensors(path: Path, file: BufferedReader, size: int) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """Tensors and our own description (None for a foreign file), all checked."""
     header = read_header(path, file, size)
     seal = open_seal(path, header)
     tensors = {entry.name: read_tensor(path, file, len(header.raw), entry, seal) for entry in header.entries}
-    if seal is None:
-        return tensors, None, header.metadata
-    return tensors, seal.description, {}
+    return tensors, None if seal is None else seal.description
 
 
 def read_header(path: Path, file: BufferedReader, size: int) -> SafetensorsHeader:
@@ -401,13 +391,13 @@ def read_header(path: Path, file: BufferedReader, size: int) -> SafetensorsHeade
     length = header_length(path, first_bytes, size)
     verdict = _library_verdict(path)
     if verdict is not None and length > DIAGNOSED:
-        raise refuse(CorruptWeights, path, verdict, DOWNLOAD_AGAIN)
+        raise corrupt(path, verdict)
     text = file.read(length)
     if len(text) != length:
-        raise refuse(CorruptWeights, path, "ends inside its header", DOWNLOAD_AGAIN)
+        raise corrupt(path, "ends inside its header")
     header = parse_header(path, first_bytes + text, size - LENGTH_BYTES - length)
     if verdict is not None:
-        raise refuse(CorruptWeights, path, verdict, DOWNLOAD_AGAIN)
+        raise corrupt(path, verdict)
     return header
 
 
@@ -429,9 +419,8 @@ def read_tensor(path: Path, file: BufferedReader, data_start: int, entry: Tensor
     while filled < len(view):
         count = file.readinto(view[filled:])
         if not count:
-            raise refuse(CorruptWeights, path, f"ends inside tensor {quote(entry.name)}", DOWNLOAD_AGAIN)
+            raise corrupt(path, f"ends inside tensor {quote(entry.name)}")
         filled += count
     if seal is not None and hashlib.sha256(view).hexdigest() != seal.checksums[entry.name]:
-        cause = f"tensor {quote(entry.name)} does not match its checksum"
-        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+        raise corrupt(path, f"tensor {quote(entry.name)} does not match its checksum")
     return content.view(entry.dtype).reshape(entry.shape)

@@ -22,7 +22,7 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from vitrail.checkpoint.files.checks import DOWNLOAD_AGAIN, RESAVE, check_budget, quote, refuse, shorten
+from vitrail.checkpoint.files.checks import RESAVE, check_budget, corrupt, quote, refuse, shorten
 from vitrail.checkpoint.files.pickle_scan import scan_pickle
 from vitrail.core.errors import CorruptWeights, MismatchedWeights, UnsafeWeights, WeightsError
 
@@ -41,19 +41,18 @@ def open_archive(path: Path, file: BinaryIO, size: int) -> zipfile.ZipFile:
     file.seek(max(0, size - END_SIZE))
     end = file.read(END_SIZE)
     if len(end) != END_SIZE or not end.startswith(END_MARK):
-        raise refuse(CorruptWeights, path, "zip archive is cut short or has bytes after its end", DOWNLOAD_AGAIN)
+        raise corrupt(path, "zip archive is cut short or has bytes after its end")
     try:
         archive = zipfile.ZipFile(file)
     except Exception as error:  # BadZipFile and whatever else a damaged directory provokes in the library
-        raise refuse(CorruptWeights, path, f"zip directory is damaged ({shorten(error)})", DOWNLOAD_AGAIN) from None
+        raise corrupt(path, f"zip directory is damaged ({shorten(error)})") from None
     members = archive.infolist()
     # One entry's wrong length can swallow those after it, which the library does not miss.
     (count,) = struct.unpack_from("<H", end, END_COUNT)
     if count != min(len(members), MOST_COUNTED):
-        cause = f"zip directory lists {len(members)} members but counts {count}"
-        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+        raise corrupt(path, f"zip directory lists {len(members)} members but counts {count}")
     if min((member.header_offset for member in members), default=0) != 0:
-        raise refuse(CorruptWeights, path, "zip archive does not start with its first member", DOWNLOAD_AGAIN)
+        raise corrupt(path, "zip archive does not start with its first member")
     seen: set[str] = set()
     for member in members:
         _check_member(path, member)
@@ -69,14 +68,13 @@ def _check_member(path: Path, member: zipfile.ZipInfo) -> None:
     if member.flag_bits & ENCRYPTED:
         raise refuse(CorruptWeights, path, f"member {name} is encrypted", "re-save without a password")
     if member.external_attr & FOLDER or member.is_dir():
-        raise refuse(CorruptWeights, path, f"member {name} is marked as a folder", DOWNLOAD_AGAIN)
+        raise corrupt(path, f"member {name} is marked as a folder")
     if member.compress_type not in METHODS:
         raise refuse(
             UnsafeWeights, path, f"member {name} is packed by method {member.compress_type}", "re-save uncompressed"
         )
     if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
-        cause = f"member {name} is stored in {member.compress_size} bytes but declares {member.file_size}"
-        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+        raise corrupt(path, f"member {name} is stored in {member.compress_size} bytes but declares {member.file_size}")
 
 
 @contextlib.contextmanager
@@ -91,8 +89,7 @@ def open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -
     except (WeightsError, MemoryError):
         raise
     except Exception as error:  # zlib.error, BadZipFile, EOFError, NotImplementedError, ValueError, ...
-        cause = f"member {quote(member.filename)} is damaged ({shorten(error)})"
-        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN) from None
+        raise corrupt(path, f"member {quote(member.filename)} is damaged ({shorten(error)})") from None
 
 
 def read_pieces(path: Path, stream: IO[bytes], member: zipfile.ZipInfo, wanted: int) -> Iterator[bytes]:
@@ -100,7 +97,7 @@ def read_pieces(path: Path, stream: IO[bytes], member: zipfile.ZipInfo, wanted: 
     while wanted:
         piece = stream.read(min(wanted, PIECE))
         if not piece:
-            raise refuse(CorruptWeights, path, f"member {quote(member.filename)} ends too early", DOWNLOAD_AGAIN)
+            raise corrupt(path, f"member {quote(member.filename)} ends too early")
         wanted -= len(piece)
         yield piece
 
@@ -145,8 +142,7 @@ def read_torch_zip(path: Path, file: BinaryIO, size: int, archive: zipfile.ZipFi
         member = members.get(f"{root}/data/{key}")
         if member is None or member.file_size != wanted:
             held = "is not there" if member is None else f"holds {member.file_size}"
-            cause = f"storage {quote(key)} should hold {wanted} bytes but {held}"
-            raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+            raise corrupt(path, f"storage {quote(key)} should hold {wanted} bytes but {held}")
     return _load(path, file, size)
 
 
@@ -165,11 +161,10 @@ def read_torch_stream(path: Path, file: BinaryIO, size: int) -> dict[str, Tensor
     storages = scan_pickle(path, stream).storages
     listed = scan_pickle(path, stream).texts
     if sorted(listed) != sorted(storages):
-        raise refuse(CorruptWeights, path, "its list of storages does not match its tensors", DOWNLOAD_AGAIN)
+        raise corrupt(path, "its list of storages does not match its tensors")
     wanted, held = sum(storages.values()) + OLD_COUNT * len(storages), size - stream.tell()
     if wanted != held:
-        cause = f"its storages should take {wanted} bytes but {held} are there"
-        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN)
+        raise corrupt(path, f"its storages should take {wanted} bytes but {held} are there")
     return _load(path, file, size)
 
 
@@ -182,8 +177,7 @@ def _load(path: Path, file: BinaryIO, size: int) -> dict[str, Tensor]:
     except MemoryError:
         raise
     except Exception as error:  # eleven types have been seen to come out of it
-        cause = f"torch.load refuses it ({type(error).__name__}: {shorten(error, 120)})"
-        raise refuse(CorruptWeights, path, cause, DOWNLOAD_AGAIN) from None
+        raise corrupt(path, f"torch.load refuses it ({type(error).__name__}: {shorten(error, 120)})") from None
     state = _state(path, content)
     _check_views(path, size, state)
     return {name: tensor.detach().contiguous() for name, tensor in state.items()}

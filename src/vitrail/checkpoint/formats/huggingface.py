@@ -12,6 +12,7 @@ from vitrail.checkpoint.formats.key_table import (
     KeyEntry,
     Tensors,
     TensorShapes,
+    block_entries,
     copy,
     position_entry,
     require_plain,
@@ -28,6 +29,13 @@ from vitrail.models.vit_config import ViTConfig
 NAME = "huggingface"
 MULTI_LABEL = "multi_label_classification"  # what its config.json calls a problem of several labels
 GELU = {"gelu": "erf", "gelu_python": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_fast": "tanh"}
+BLOCK = {
+    "norm_attention": "layernorm_before",
+    "attention.out": "attention.output.dense",
+    "norm_mlp": "layernorm_after",
+    "mlp.expand": "intermediate.dense",
+    "mlp.contract": "output.dense",
+}
 FIVE = {
     r"attention\.q_proj\.": "attention.attention.query.",
     r"attention\.k_proj\.": "attention.attention.key.",
@@ -163,18 +171,13 @@ def table(config: ModelConfig) -> list[KeyEntry]:
         )
     rows = [copy("class_token", "vit.embeddings.cls_token"), position_entry(c, "vit.embeddings.position_embeddings")]
     rows += weight_and_bias("embedding.projection", "vit.embeddings.patch_embeddings.projection")
+    rows += block_entries(c.depth, "vit.encoder.layer.{}.", BLOCK)
     for i in range(c.depth):
-        ours, theirs = f"blocks.{i}.", f"vit.encoder.layer.{i}."
-        inner = f"{theirs}attention.attention."
-        rows += weight_and_bias(f"{ours}norm_attention", f"{theirs}layernorm_before")
+        ours, inner = f"blocks.{i}.", f"vit.encoder.layer.{i}.attention.attention."
         for p in ("weight", "bias")[: 2 if c.qkv_bias else 1]:
             rows += [
                 split_qkv(f"{ours}attention.qkv.{p}", (f"{inner}query.{p}", f"{inner}key.{p}", f"{inner}value.{p}"))
             ]
-        rows += weight_and_bias(f"{ours}attention.out", f"{theirs}attention.output.dense")
-        rows += weight_and_bias(f"{ours}norm_mlp", f"{theirs}layernorm_after")
-        rows += weight_and_bias(f"{ours}mlp.expand", f"{theirs}intermediate.dense")
-        rows += weight_and_bias(f"{ours}mlp.contract", f"{theirs}output.dense")
     rows += weight_and_bias("norm", "vit.layernorm")
     rows += weight_and_bias("head.hidden", "vit.pooler.dense") if c.head == "tanh" else []
     return rows + (weight_and_bias("head.classifier", "classifier") if c.classes else [])

@@ -10,7 +10,7 @@ Formats that know one ViT alone: class token, learned positions at the stem, ful
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -50,6 +50,16 @@ def weight_and_bias(ours: str, theirs: str) -> list[KeyEntry]:
 def split_qkv(ours: str, names: tuple[str, str, str]) -> KeyEntry:
     """q, k and v stacked in one matrix here, three of their own there."""
     return KeyEntry(ours, names, lambda t: t.chunk(3), torch.cat)
+
+
+def block_entries(depth: int, theirs: str, names: dict[str, str]) -> list[KeyEntry]:
+    """Weights and biases of all encoder layers; `theirs` holds the number of the layer as {}."""
+    return [
+        entry
+        for layer in range(depth)
+        for our, their in names.items()
+        for entry in weight_and_bias(f"blocks.{layer}.{our}", f"{theirs.format(layer)}{their}")
+    ]
 
 
 def as_pointwise(ours: str, theirs: str) -> KeyEntry:
@@ -131,24 +141,17 @@ def _checked(path: Path, name: str, tensor: Tensor | None, shape: tuple[int, ...
     return tensor
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TensorShapes:
     """Questions to a file's tensors that answer with a clear error when a tensor is not there.
 
     `settings` is the config.json next to them; `facts` is what the caller knows and the file may not say.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        tensors: Tensors,
-        *,
-        settings: dict[str, Any] | None = None,
-        facts: dict[str, Any] | None = None,
-    ):
-        self.path = path
-        self.tensors = tensors
-        self.settings = settings
-        self.facts = facts or {}
+    path: Path
+    tensors: Tensors
+    settings: dict[str, Any] | None = None
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def image(self) -> Pair | None:
@@ -229,10 +232,10 @@ def require_plain(
         "head": heads,
         "qkv_bias": (True,),
     }
-    for field, allowed in rules.items():
-        value = getattr(config, field)
-        if value not in allowed and field not in free:
-            name = "placement" if field == "placed" else field
+    for rule, allowed in rules.items():
+        value = getattr(config, rule)
+        if value not in allowed and rule not in free:
+            name = "placement" if rule == "placed" else rule
             raise ExportRefused(
                 f"{format_name} has no place for field {name}={value!r}; it holds {name} in {list(allowed)}"
             )

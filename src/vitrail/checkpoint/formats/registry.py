@@ -67,11 +67,7 @@ FORMATS: dict[str, Format] = {
     f.name: f
     for f in (
         Format(
-            name=timm.NAME,
-            recognises=timm.recognises,
-            table=timm.table,
-            infer=timm.infer,
-            preprocessing=imagenet_crop,
+            name=timm.NAME, recognises=timm.recognises, table=timm.table, infer=timm.infer, preprocessing=imagenet_crop
         ),
         Format(
             name=huggingface.NAME,

@@ -11,6 +11,7 @@ from vitrail.checkpoint.formats.key_table import (
     KeyEntry,
     TensorShapes,
     as_pointwise,
+    block_entries,
     copy,
     infer_heads,
     infer_image,
@@ -24,6 +25,14 @@ from vitrail.models.resnet_config import ResNetConfig
 from vitrail.models.vit_config import ViTConfig
 
 NAME = "timm"
+BLOCK = {
+    "norm_attention": "norm1",
+    "attention.qkv": "attn.qkv",
+    "attention.out": "attn.proj",
+    "norm_mlp": "norm2",
+    "mlp.expand": "mlp.fc1",
+    "mlp.contract": "mlp.fc2",
+}
 
 
 def recognises(names: set[str]) -> bool:
@@ -102,14 +111,8 @@ def _vit_table(c: ViTConfig) -> list[KeyEntry]:
     if c.backbone is not None:
         rows += _trunk_table(c.backbone, "embedding.backbone.", "patch_embed.backbone.")
     rows += weight_and_bias("embedding.projection", "patch_embed.proj")
-    for i in range(c.depth):
-        ours, theirs = f"blocks.{i}.", f"blocks.{i}."
-        rows += weight_and_bias(f"{ours}norm_attention", f"{theirs}norm1")
-        rows += weight_and_bias(f"{ours}attention.qkv", f"{theirs}attn.qkv")[: 2 if c.qkv_bias else 1]
-        rows += weight_and_bias(f"{ours}attention.out", f"{theirs}attn.proj")
-        rows += weight_and_bias(f"{ours}norm_mlp", f"{theirs}norm2")
-        rows += weight_and_bias(f"{ours}mlp.expand", f"{theirs}mlp.fc1")
-        rows += weight_and_bias(f"{ours}mlp.contract", f"{theirs}mlp.fc2")
+    blocks = block_entries(c.depth, "blocks.{}.", BLOCK)
+    rows += [entry for entry in blocks if c.qkv_bias or not entry.ours.endswith("qkv.bias")]
     rows += weight_and_bias("norm", "fc_norm" if c.norm_after_pool else "norm")
     return rows + (weight_and_bias("head.classifier", "head") if c.classes else [])
 

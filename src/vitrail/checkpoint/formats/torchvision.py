@@ -4,6 +4,7 @@ from vitrail.checkpoint.formats.key_table import (
     KeyEntry,
     Tensors,
     TensorShapes,
+    block_entries,
     copy,
     infer_heads,
     infer_image,
@@ -15,6 +16,13 @@ from vitrail.models.family import ModelConfig
 from vitrail.models.vit_config import ViTConfig
 
 NAME = "torchvision"
+BLOCK = {
+    "norm_attention": "ln_1",
+    "attention.out": "self_attention.out_proj",
+    "norm_mlp": "ln_2",
+    "mlp.expand": "mlp.0",
+    "mlp.contract": "mlp.3",
+}
 LAYER = "encoder.layers.encoder_layer_{}."
 
 
@@ -52,14 +60,10 @@ def table(config: ModelConfig) -> list[KeyEntry]:
     c = require_plain(NAME, config, heads=("none", "linear", "tanh"))
     rows = [copy("class_token", "class_token"), position_entry(c, "encoder.pos_embedding")]
     rows += weight_and_bias("embedding.projection", "conv_proj")
+    rows += block_entries(c.depth, LAYER, BLOCK)
     for i in range(c.depth):
         ours, theirs = f"blocks.{i}.", LAYER.format(i)
-        rows += weight_and_bias(f"{ours}norm_attention", f"{theirs}ln_1")
         rows += [copy(f"{ours}attention.qkv.{p}", f"{theirs}self_attention.in_proj_{p}") for p in ("weight", "bias")]
-        rows += weight_and_bias(f"{ours}attention.out", f"{theirs}self_attention.out_proj")
-        rows += weight_and_bias(f"{ours}norm_mlp", f"{theirs}ln_2")
-        rows += weight_and_bias(f"{ours}mlp.expand", f"{theirs}mlp.0")
-        rows += weight_and_bias(f"{ours}mlp.contract", f"{theirs}mlp.3")
     rows += weight_and_bias("norm", "encoder.ln")
     rows += weight_and_bias("head.hidden", "heads.pre_logits") if c.head == "tanh" else []
     return rows + (weight_and_bias("head.classifier", "heads.head") if c.classes else [])

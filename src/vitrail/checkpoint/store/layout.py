@@ -43,36 +43,6 @@ from vitrail.checkpoint.files.checks import quote, refuse, shorten
 from vitrail.core.atomic_files import ignore_os_errors, replace_on_success, sync_folder
 from vitrail.core.errors import ConfigError, CorruptWeights, MismatchedWeights, WeightsError
 
-_FILE: Final = (
-    "before write",
-    "after write",
-    "before sync",
-    "after sync",
-    "before rename",
-    "after rename",
-    "after folder sync",
-)
-
-CRASH_POINTS: Final = (
-    "saving: before make",
-    "saving: after make",
-    *(f"shard: {moment}" for moment in _FILE),
-    *(f"part: {moment}" for moment in _FILE[:-1]),  # of every process but the first
-    *(f"manifest: {moment}" for moment in _FILE),
-    "part: before unlink",
-    "part: after unlink",
-    "replaced: before rename",  # a checkpoint of the same step that is no longer wanted steps aside
-    "replaced: after rename",
-    "checkpoint: before rename",
-    "checkpoint: after rename",
-    "checkpoint: after folder sync",
-    "old: before rename",
-    "old: after rename",
-    "old: before unlink",
-    "old: after unlink",
-    "old: after remove",
-)
-
 reached: Callable[[str], None] = ignore_os_errors
 """Told of each point as a save comes to it. A test puts its own here; nothing else does."""
 

@@ -86,16 +86,7 @@ def _gelu_backward_kernel(
 
 @triton.jit
 def _concat_kernel(
-    q,
-    k,
-    v,
-    out,
-    sums,
-    rows,
-    width,
-    each: tl.constexpr,
-    tile_rows: tl.constexpr,
-    tile_columns: tl.constexpr,
+    q, k, v, out, sums, rows, width, each: tl.constexpr, tile_rows: tl.constexpr, tile_columns: tl.constexpr
 ):
     first = tl.program_id(1).to(tl.int64) * each
     column = tl.program_id(0) * tile_columns  # of the three side by side; a tile never lies across two of them
