@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.randomness import EpochOrder
 from vitrail.data.readers import shards
-from vitrail.data.readers.shard_index import Index, Shard, begin, fill, write
-from vitrail.data.readers.tar import Scanned
+from vitrail.data.readers.shard_index import ShardFile, ShardIndex, open_spools, write_columns, write_index
+from vitrail.data.readers.tar import ScannedShard
 from vitrail.data.tools.pack import pack
 
 SHARDS = 10
@@ -112,7 +112,7 @@ def memory() -> tuple[float, float]:
 def big_index(folder: Path, samples: int) -> None:
     """An index of many samples, whose shards do not exist."""
     each = 100_000
-    rows = Scanned(
+    rows = ScannedShard(
         offset=np.arange(each) * 110_592 + 512,
         size=np.full(each, 109_000),
         label=(np.arange(each) % 1000).astype(np.int32),
@@ -122,14 +122,14 @@ def big_index(folder: Path, samples: int) -> None:
         count=np.ones(each, np.int64),
         multiple=False,
     )
-    wanted = [Shard(f"{i:05d}.tar", 11_059_200_000, 0) for i in range(samples // each)]
+    wanted = [ShardFile(f"{i:05d}.tar", 11_059_200_000, 0) for i in range(samples // each)]
     began = time.perf_counter()
     with ExitStack() as stack:
-        place, spools = begin([folder / "big.index"], stack)
-        write(place, fill(wanted, lambda _: rows, spools), spools)
+        place, spools = open_spools([folder / "big.index"], stack)
+        write_index(place, write_columns(wanted, lambda _: rows, spools), spools)
     made, before = time.perf_counter() - began, memory()
     began = time.perf_counter()
-    source = shards.Shards(folder, Index(place), 0, len(wanted) * each, tuple(map(str, range(1000))))
+    source = shards.ShardDataset(folder, ShardIndex(place), 0, len(wanted) * each, tuple(map(str, range(1000))))
     name = source.name(len(source) // 2)
     opened, after = time.perf_counter() - began, memory()
     size = place.stat().st_size

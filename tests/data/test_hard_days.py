@@ -17,7 +17,7 @@ from vitrail.core.errors import BadImage
 from vitrail.data.decode.image import EncodedImage
 from vitrail.data.loader import Batch, eval_batches, train_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.readers.folder import Files, read_classes, read_flat
+from vitrail.data.readers.folder import FileDataset, read_classes, read_flat
 from vitrail.data.transforms.augmentation import Augmentation, RandomErasing, inception
 from vitrail.data.transforms.crop import InceptionCrop
 from vitrail.data.transforms.policy import RandAugment
@@ -86,7 +86,7 @@ def test_a_thousand_damaged_files_through_the_loader(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Files:
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> FileDataset:
     """JPEGs and PNGs of several sizes, in three classes; one of them is empty."""
     root = tmp_path_factory.mktemp("photographs")
     draw = np.random.default_rng(0)
@@ -107,7 +107,7 @@ VIEWS = (
 )
 
 
-def pieces(source: Files, spans: list[tuple[int, int, int, int]]) -> list[Batch]:
+def pieces(source: FileDataset, spans: list[tuple[int, int, int, int]]) -> list[Batch]:
     """The stream in stretches (from, to, processes, workers), each read again; the parts of a step in order."""
     got: list[Batch] = []
     for start, stop, world, workers in spans:
@@ -132,7 +132,7 @@ def pieces(source: Files, spans: list[tuple[int, int, int, int]]) -> list[Batch]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
-def test_stopped_anywhere_and_gone_on_with_otherwise(photographs: Files, seed: int) -> None:
+def test_stopped_anywhere_and_gone_on_with_otherwise(photographs: FileDataset, seed: int) -> None:
     """Random stretches with random numbers of processes and workers give the pixels of a run that never stopped."""
     draw = np.random.default_rng(seed)
     stops = sorted({0, 11, *draw.integers(1, 11, 2).tolist()})
@@ -150,7 +150,7 @@ def test_stopped_anywhere_and_gone_on_with_otherwise(photographs: Files, seed: i
         assert sorted(sample[epoch == number].tolist()) == list(range(29))
 
 
-def test_a_file_that_goes_away_is_named(photographs: Files, tmp_path: Path) -> None:
+def test_a_file_that_goes_away_is_named(photographs: FileDataset, tmp_path: Path) -> None:
     for i in range(3):
         (tmp_path / f"{i}.png").write_bytes(samples()["png"])
     source, ledger = read_flat(tmp_path), UnreadableLog()

@@ -29,9 +29,9 @@ import numpy as np
 from vitrail.core.atomic_files import near_paths
 from vitrail.core.errors import BadLabels, DataError, SourceNotFound
 from vitrail.data.dataset import NONE, ImageDataset, Labels, RelabelledDataset
-from vitrail.data.readers.detect_format import READINGS, Found, is_pattern, read_as, read_columns, read_path
-from vitrail.data.readers.folder import split_name, unread_files
-from vitrail.data.readers.mask_folders import LAYOUTS
+from vitrail.data.readers.detect_format import READINGS, ReadResult, is_pattern, read_as, read_columns, read_path
+from vitrail.data.readers.folder import describe_unread, parse_split
+from vitrail.data.readers.masks import LAYOUTS
 
 Progress = Callable[[str, int, int | None], None]  # a file, bytes done, bytes in all where that is known
 
@@ -95,7 +95,7 @@ class Collection:
 
     def split(self, name: str) -> ImageDataset:
         """One of the splits: by its name, or by another usual word for it."""
-        found = self.splits.get(name) or self.splits.get(split_name(name) or "")
+        found = self.splits.get(name) or self.splits.get(parse_split(name) or "")
         if found is None:
             raise DataError(f"{self.name} has no split {name!r}; it has {', '.join(self.splits)}")
         return found
@@ -205,7 +205,7 @@ def read_bundled(name: str) -> dict[str, ImageDataset]:
     return read_builtin(name)
 
 
-def build_collection(name: str, path: Path | None, found: Found) -> Collection:
+def build_collection(name: str, path: Path | None, found: ReadResult) -> Collection:
     """The splits in their usual order, with the same classes, checked."""
     kind, splits = found
     order = sorted(splits, key=lambda split: ORDER.index(split) if split in ORDER else len(ORDER))
@@ -220,7 +220,7 @@ def describe_ignored(splits: dict[str, ImageDataset]) -> list[str]:
     counts = [(split, getattr(unwrap(source), "ignored", (0, ()))) for split, source in splits.items()]
     unread = {split: getattr(unwrap(source), "unsupported", ()) for split, source in splits.items()}
     return [
-        *(f"{split}: {unread_files(names)}" for split, names in unread.items() if names),
+        *(f"{split}: {describe_unread(names)}" for split, names in unread.items() if names),
         *describe_ignored_files(counts),
     ]
 

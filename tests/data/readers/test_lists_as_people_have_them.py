@@ -123,7 +123,7 @@ def test_the_folder_of_the_same_name_as_the_list(tmp_path: Path) -> None:
     images = ("train_images/1.jpg", "train_images/2.jpg", "test_images/1.jpg", "test_images/2.jpg")
     path = write(tmp_path, "id,breed\n1,cat\n2,dog\n", *images, name="train.csv")
     assert [name for name, _ in found(open_collection(path))] == ["train_images/1.jpg", "train_images/2.jpg"]
-    with pytest.raises(DataError, match=r"1 may be"):
+    with pytest.raises(DataError):
         open_collection(write(tmp_path, "id,breed\n1,cat\n2,dog\n", *images))
 
 

@@ -241,11 +241,11 @@ def suggest_next(result: TrainingResult, asked: Asked) -> list[str]:
 
 def find_first_image(source: str) -> str:
     """An image of a folder, or nothing."""
-    from vitrail.data.readers.folder import is_picture
+    from vitrail.data.readers.folder import has_image_suffix
 
     for folder, inside, files in os.walk(source):
         inside.sort()
-        if found := sorted(name for name in files if is_picture(name)):
+        if found := sorted(name for name in files if has_image_suffix(name)):
             return os.path.join(folder, found[0])
     return ""
 

@@ -78,13 +78,13 @@ def report_stopped(options: InspectOptions, looked: "InspectionInput", done: "In
 def sort_words(options: InspectOptions) -> InspectOptions:
     """Which words are images, and which one is a data set; a first word that is an image leaves out WEIGHTS."""
     from vitrail.checkpoint.known_weights import DEFAULT_WEIGHTS
-    from vitrail.data.readers.folder import is_picture
+    from vitrail.data.readers.folder import has_image_suffix
 
     weights, words = options.weights, options.words
-    if is_picture(weights):  # vitrail inspect cat.jpg
+    if has_image_suffix(weights):  # vitrail inspect cat.jpg
         weights, words = DEFAULT_WEIGHTS, (weights, *words)
-    images = (*(word for word in words if is_picture(word)), *options.images)
-    sources = [*(word for word in words if not is_picture(word)), *([options.data] if options.data else [])]
+    images = (*(word for word in words if has_image_suffix(word)), *options.images)
+    sources = [*(word for word in words if not has_image_suffix(word)), *([options.data] if options.data else [])]
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(sources)}: one data set at a time; name single images by their files")
     return replace(options, weights=weights, words=(), images=images, data=sources[0] if sources else None)

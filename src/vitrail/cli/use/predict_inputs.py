@@ -15,7 +15,7 @@ from vitrail.core.errors import BadImage, ConfigError, DataError
 from vitrail.data.dataset import StringArray
 from vitrail.data.decode.headers import detect_format
 from vitrail.data.decode.image import is_unsupported, readable_suffixes
-from vitrail.data.readers.folder import is_folder, is_picture, listed, unread_files
+from vitrail.data.readers.folder import describe_unread, has_image_suffix, is_folder, list_entries
 
 STDIN: Final = "-"
 WEIGHTS: Final = (".safetensors", ".npz", ".pth", ".pt", ".bin", ".ckpt")
@@ -47,7 +47,7 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def is_weights(word: str) -> bool:
     """Whether a first word stands for weights. ConfigError where it stands for nothing."""
-    if word == STDIN or is_picture(word) or is_unsupported(word) or word.lower().endswith(UNREAD):
+    if word == STDIN or has_image_suffix(word) or is_unsupported(word) or word.lower().endswith(UNREAD):
         return False
     if is_bundled(word) or word.lower().endswith(WEIGHTS):
         return True
@@ -124,7 +124,7 @@ def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
             closed += shut
             left += unread
             if unread:
-                notes.append(f"{word}: passed over {unread_files(unread)}")
+                notes.append(f"{word}: passed over {describe_unread(unread)}")
             if others:
                 files = "1 file that is" if others == 1 else f"{others:,} files that are"
                 notes.append(f"{word}: passed over {files} not called an image")
@@ -134,7 +134,7 @@ def list_images(words: Sequence[str], *written: Path | None) -> ImageListing:
     if not paths and STDIN not in words:
         why = f"; {closed[0]}" if closed else f"; names end in {', '.join(readable_suffixes()[:6])}, ..."
         if left and not closed:
-            why = f" but {unread_files(left)}"
+            why = f" but {describe_unread(left)}"
         raise DataError(f"{', '.join(words)}: no images there{why}")
     return ImageListing(
         words=tuple(words), paths=StringArray(paths), starts=tuple(starts), notes=tuple(notes), closed=tuple(closed)
@@ -155,7 +155,7 @@ def walk_folder(root: str, *written: Path | None) -> tuple[list[str], int, list[
         where = waiting.pop()
         try:
             status = os.stat(where)
-            entries = listed(where) if (status.st_dev, status.st_ino) not in seen else []
+            entries = list_entries(where) if (status.st_dev, status.st_ino) not in seen else []
         except OSError as error:
             closed.append(f"{where}: the folder cannot be read: {error.strerror}")
             continue
@@ -167,7 +167,7 @@ def walk_folder(root: str, *written: Path | None) -> tuple[list[str], int, list[
         for entry in entries:
             if is_folder(entry):
                 folders.append(os.path.join(where, entry.name))
-            elif is_picture(entry.name):
+            elif has_image_suffix(entry.name):
                 pictures.append(os.path.join(where, entry.name))
             elif is_unsupported(entry.name):
                 unread.append(entry.name)

@@ -24,7 +24,7 @@ from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import BadImage, DataError, describe_error
 from vitrail.data.dataset import ImageDataset, Labels, StringArray
 from vitrail.data.datasets.open_by_name import FilesMissing, import_extra, refuse_damaged
-from vitrail.data.readers.folder import Files, below
+from vitrail.data.readers.folder import FileDataset, list_below
 
 IndexTable = dict[str, NDArray[Any]]
 LARGEST_RECORD: Final = 256 * 2**20  # bytes of a TFRecord
@@ -154,7 +154,7 @@ class FolderTree(FileTree):
         self.path, self.where = path, str(path)
 
     def names(self) -> list[str]:
-        images, others = below(self.where, "")
+        images, others = list_below(self.where, "")
         return sorted(images + others)
 
     def read(self, name: str) -> bytes:
@@ -162,7 +162,7 @@ class FolderTree(FileTree):
             return (self.path / name).read_bytes()
 
     def select(self, names: Sequence[str], labels: Labels, classes: Sequence[str]) -> ImageDataset:
-        source = Files(self.where, names, labels)
+        source = FileDataset(self.where, names, labels)
         source.classes = tuple(classes)
         return source
 

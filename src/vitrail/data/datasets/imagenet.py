@@ -44,7 +44,7 @@ from vitrail.data.datasets.file_formats import (
     read_mat,
 )
 from vitrail.data.datasets.open_by_name import FilesMissing, find_file, read_text, refuse_damaged
-from vitrail.data.readers.folder import is_folder, is_picture, listed, read_classes
+from vitrail.data.readers.folder import has_image_suffix, is_folder, list_entries, read_classes
 
 TRAIN_TAR: Final = "ILSVRC2012_img_train.tar"
 VAL_TAR: Final = "ILSVRC2012_img_val.tar"
@@ -113,19 +113,19 @@ def index_train_tar(path: Path) -> IndexTable:
 
 def read_val_folder(root: Path, where: Path) -> ImageDataset:
     """Class folders, or images in one folder whose classes come from a list."""
-    entries = listed(str(where / "val"))
+    entries = list_entries(str(where / "val"))
     if any(is_folder(entry) for entry in entries):
         return read_classes(where, "val")
-    names = [entry.name for entry in entries if is_picture(entry.name)]
+    names = [entry.name for entry in entries if has_image_suffix(entry.name)]
     labels, classes = read_val_labels(root, names)
     return FolderTree(where).select([f"val/{name}" for name in names], labels, classes)
 
 
 def read_val_tar(root: Path) -> ImageDataset:
-    from vitrail.data.readers.tar import Tar
+    from vitrail.data.readers.tar import TarReader
 
     path = root / VAL_TAR
-    with Tar(path) as opened:
+    with TarReader(path) as opened:
         members = sorted(opened.members())
     labels, classes = read_val_labels(root, [Path(member.name).name for member in members])
     table = build_index([(0, member.offset, member.size, 0) for member in members], [m.name for m in members])
@@ -252,7 +252,7 @@ def read_multilabel(path: Path) -> dict[str, list[str]]:
 def find_class_tars(root: Path) -> tuple[Path, list[str]]:
     """The folder with the tar files, and their classes."""
     for home in (root / folder for folder in FOLDERS_21K):
-        entries = listed(str(home)) if home.is_dir() else []
+        entries = list_entries(str(home)) if home.is_dir() else []
         if found := [e.name[:-4] for e in entries if not is_folder(e) and CLASS_TAR.fullmatch(e.name)]:
             return home, found
     raise FilesMissing(root, ("n00004475.tar and so on",))
@@ -260,12 +260,12 @@ def find_class_tars(root: Path) -> tuple[Path, list[str]]:
 
 def index_class_tars(paths: list[Path]) -> IndexTable:
     """Where each image lies. Only headers are read; 14 million of them take a while, once."""
-    from vitrail.data.readers.tar import Tar
+    from vitrail.data.readers.tar import TarReader
 
     names: list[str] = []
     rows: list[tuple[int, int, int, int]] = []
     for i, path in enumerate(paths):
-        with Tar(path) as opened:
+        with TarReader(path) as opened:
             for member in opened.members():
                 names.append(f"{path.stem}/{PurePosixPath(member.name).name}")
                 rows.append((i, member.offset, member.size, 0))

@@ -19,7 +19,7 @@ from vitrail.data.dataset import ArrayDataset, ImageDataset
 from vitrail.data.datasets.file_formats import FolderTree, make_labels, read_mat
 from vitrail.data.datasets.open_by_name import FilesMissing, find_file, read_text, refuse_damaged, unpack
 from vitrail.data.randomness import EpochOrder, hash_word
-from vitrail.data.readers.folder import below, is_folder, listed
+from vitrail.data.readers.folder import is_folder, list_below, list_entries
 
 CALTECH_TRAIN: Final = 30  # images per class
 CALTECH_FOLDER: Final = "101_ObjectCategories"
@@ -32,10 +32,12 @@ SUN_SKIPPED: Final = "c/church/outdoor/sun_bhenjvsvrtumjuri.jpg"  # decoders dis
 def read_caltech101(root: Path) -> dict[str, ImageDataset]:
     """102 classes, the background included: 30 images per class are train, the others test."""
     home = find_caltech(root)
-    classes = [entry.name for entry in listed(str(home)) if is_folder(entry)]
+    classes = [entry.name for entry in list_entries(str(home)) if is_folder(entry)]
     splits: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
     for label, name in enumerate(classes):
-        files = [f"{name}/{entry.name}" for entry in listed(str(home / name)) if entry.name.lower().endswith(".jpg")]
+        files = [
+            f"{name}/{entry.name}" for entry in list_entries(str(home / name)) if entry.name.lower().endswith(".jpg")
+        ]
         if len(files) <= CALTECH_TRAIN:
             raise DataError(f"{home / name} has {len(files)} images; at least {CALTECH_TRAIN + 1} are needed")
         order = EpochOrder(len(files), hash_word(f"caltech101 {name}"))(0, np.arange(len(files)))
@@ -80,7 +82,7 @@ def read_svhn(root: Path) -> dict[str, ImageDataset]:
 def read_sun397(root: Path) -> dict[str, ImageDataset]:
     """108,753 scenes in folders a/abbey, a/airplane_cabin and so on."""
     home = unpack(root, "SUN397", "SUN397.tar.gz") if root.name != "SUN397" else root
-    images, _ = below(str(home), "")
+    images, _ = list_below(str(home), "")
     names = sorted(name for name in images if name != SUN_SKIPPED and name.rpartition("/")[2].startswith("sun_"))
     if not names:
         raise DataError(f"{home}: no images called sun_*.jpg below it")

@@ -25,7 +25,7 @@ from vitrail.data.dataset import (
     refuse_negative,
     refuse_sparse,
 )
-from vitrail.data.readers.folder import split_name
+from vitrail.data.readers.folder import parse_split
 
 PICTURES: Final = ("images", "image", "x", "data", "pictures", "arr_0")
 LABELS: Final = ("labels", "label", "y", "targets", "target", "arr_1")
@@ -92,8 +92,8 @@ def partners(stem: str) -> list[str]:
 def role(name: str) -> tuple[str, str] | None:
     """("x", "train") for x_train: what an array is, and of which split."""
     words = [word for word in re.split(r"(?<!arr)[_-]", name.lower()) if word]
-    splits = {split for word in words if (split := split_name(word))}
-    rest = "_".join(word for word in words if not split_name(word))
+    splits = {split for word in words if (split := parse_split(word))}
+    rest = "_".join(word for word in words if not parse_split(word))
     if len(splits) > 1:
         return None
     split = splits.pop() if splits else "train"

@@ -1,46 +1,41 @@
-"""Which reader a path calls for: found by looking at it, and refused with what was found where that is not plain.
+"""Detects which reader a path needs, and refuses ambiguous ones with the ways to choose.
 
-Which split a file belongs to, by its name: train-00000.tar, imagenet-val-000.tar, test-00000-of-00005.parquet.
+The split of a file is in its name: train-00000.tar, imagenet-val-000.tar, test-00000-of-00005.parquet.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Final
 
 from vitrail.core.errors import DataError, SourceNotFound, unknown_name
+from vitrail.core.text import join_words, pluralise
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import is_unsupported
 from vitrail.data.readers.folder import (
     Contents,
+    describe_unread,
+    find_split_word,
     find_splits,
-    look,
+    list_folder,
+    parse_split,
     read_classes,
     read_flat,
     refuse_nested_splits,
     refuse_same_subfolders,
-    split_in_name,
-    split_name,
-    unread_files,
-    unwrap,
-)
-from vitrail.data.readers.mask_folders import (
-    SplitFolders,
-    find_adjacent,
-    find_masks,
-    find_masks_in_splits,
-    find_pair,
-    note_unpaired,
+    unwrap_split,
 )
 
 MANIFESTS: Final = (".csv", ".tsv", ".jsonl")
 ARRAYS: Final = (".npz", ".npy")
 SAVED: Final = ("dataset_info.json", "dataset_dict.json", "state.json")
+SPLIT_ORDER: Final = ("train", "trainval", "val", "test")
 
 READINGS: Final = {
     "classes": "folders are classes",
-    "splits": "folders named after train, val or test are splits, other folders are left out",
-    "masks": "images with a mask each, a PNG of class indices",
+    "splits": "folders named after train, val or test are splits, other folders are skipped",
+    "masks": "images with one mask each, a PNG of class indices",
     "flat": "all images below it, without labels",
     "shards": "tar shards",
     "parquet": "Parquet files",
@@ -48,69 +43,62 @@ READINGS: Final = {
     "manifest": "a list of paths and labels",
     "arrays": "arrays",
 }
+READERS: Final = {  # module, function and the name of what it reads; imported on first use
+    "masks": ("masks", "read", "images and masks"),
+    "manifest": ("manifest", "read", "manifest"),
+    "shards": ("shards", "read", "tar shards"),
+    "parquet": ("parquet", "read", "Parquet"),
+    "saved": ("parquet", "read_saved", "Hugging Face dataset"),
+    "arrays": ("arrays", "read", "arrays"),
+}
+SUFFIXES: Final = {
+    ".tar": "shards",
+    ".parquet": "parquet",
+    **dict.fromkeys(MANIFESTS, "manifest"),
+    **dict.fromkeys(ARRAYS, "arrays"),
+}
 
-Found = tuple[str, dict[str, ImageDataset]]  # the kind of the source, and its splits
+ReadResult = tuple[str, dict[str, ImageDataset]]  # the kind of the data set, and its splits
 
 
-def read_path(path: Path) -> Found:
-    """What is at a path, recognised by its suffix or by what lies in it."""
+def read_path(path: Path) -> ReadResult:
+    """Reads a path by its suffix or contents."""
     if path.is_dir():
         return read_folder(path)
     if not path.is_file():
         raise SourceNotFound(f"{path} is neither a file nor a folder")
-    suffix = path.suffix.lower()
-    kind = {".tar": "shards", ".parquet": "parquet", **dict.fromkeys(MANIFESTS, "manifest")}.get(suffix)
-    kind = "arrays" if suffix in ARRAYS else kind
+    kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
         raise DataError(
-            f"{path}: a file that is a source ends in .tar, .parquet, {', '.join((*MANIFESTS, *ARRAYS))}; "
-            f"for images, give the folder they are in"
+            f"{path}: a file that is a source ends in {', '.join(SUFFIXES)}; for images, give the folder they are in"
         )
     return read_as(kind, path)
 
 
-def read_as(kind: str, path: Path) -> Found:
-    """What is at a path, read as the given kind whatever else it might be. Readers are loaded when they are needed."""
+def read_as(kind: str, path: Path) -> ReadResult:
+    """Reads a path as the given kind, whatever else it might be."""
     if not path.exists() and not is_pattern(str(path)):
         raise SourceNotFound(f"{path}: no such file or folder")
     match kind:
         case "classes":
             return "class folders", {"train": read_classes(path)}
         case "splits":
-            return read_splits(path, chosen_splits(path), sure=True)
+            splits = {name: split for name in list_folder(str(path)).folders if (split := find_split_word(name))}
+            if not splits:
+                raise DataError(f"splits:{path}: no folder here is named after train, val or test")
+            return read_splits(path, splits, sure=True)
         case "flat":
             return "flat folder", {"train": read_flat(path)}
-        case "masks":
-            from vitrail.data.readers import masks
-
-            return masks.KIND, masks.read(path)
-        case "manifest":
-            from vitrail.data.readers import manifest
-
-            return "manifest", manifest.read(path)
-        case "shards":
-            from vitrail.data.readers import shards
-
-            return "tar shards", shards.read(path)
-        case "parquet":
-            from vitrail.data.readers import parquet
-
-            return "Parquet", parquet.read(path)
-        case "saved":
-            from vitrail.data.readers import parquet
-
-            return "Hugging Face dataset", parquet.read_saved(path)
-        case "arrays":
-            from vitrail.data.readers import arrays
-
-            return "arrays", arrays.read(path)
+        case other if other in READERS:
+            module, function, called = READERS[other]
+            return called, getattr(import_module(f"{__package__}.{module}"), function)(path)
         case other:
             raise unknown_name("reading", other, READINGS)
 
 
-def read_columns(path: Path, text: str) -> Found:
-    """A list or a Parquet file whose columns are chosen: image=COLUMN,label=COLUMN."""
-    from vitrail.data.readers.parquet import parse_choice
+def read_columns(path: Path, text: str) -> ReadResult:
+    """A list or a Parquet file with chosen columns: image=COLUMN,label=COLUMN."""
+    from vitrail.data.readers.list_columns import parse_choice
 
     choice = parse_choice(str(path), text)
     if not path.is_file():
@@ -129,21 +117,24 @@ def is_pattern(text: str) -> bool:
     return text.endswith(".tar") and any(sign in text for sign in "{*?[")
 
 
-def read_folder(path: Path) -> Found:
-    """A folder: of splits, of one kind of file, or of class folders."""
-    contents = look(str(path))
+def read_folder(path: Path) -> ReadResult:
+    """A folder of splits, of one kind of file, or of class folders."""
+    from vitrail.data.readers import masks
+
+    contents = list_folder(str(path))
     if any(name in SAVED for name in contents.others):
         return read_as("saved", path)
-    kind = kind_of(path, contents)
+    kind = detect_kind(path, contents)
     if kind == "flat":
-        found = read_pairs(path, find_adjacent(path, {"train": ""}))
-        return found or ("flat folder", {"train": flat_folder(path)})
+        if places := masks.find_adjacent(path, {"train": ""}):
+            return masks.KIND, masks.read_places(path, places)
+        return "flat folder", {"train": read_flat_folder(path)}
     if kind != "folders":
         return read_as(kind, path)
-    if contents.folders == ("data",) and look(str(path / "data")).with_suffix(".parquet"):
-        return read_as("parquet", path)  # as the Hugging Face hub lays it out
-    if found := read_pairs(path, find_masks(path)):
-        return found
+    if contents.folders == ("data",) and list_folder(str(path / "data")).with_suffix(".parquet"):
+        return read_as("parquet", path)  # the layout of the Hugging Face hub
+    if places := masks.find_masks(path):
+        return masks.KIND, masks.read_places(path, places)
     splits = find_splits(path, contents.folders)
     if splits is not None:
         return read_splits(path, splits)
@@ -152,59 +143,45 @@ def read_folder(path: Path) -> Found:
     return read_as("classes", path)
 
 
-def read_pairs(path: Path, places: Mapping[str, SplitFolders] | None) -> Found | None:
-    """Images and masks, where folders of such were found."""
-    if not places:
-        return None
-    from vitrail.data.readers import masks
-
-    return masks.KIND, masks.read_places(path, places)
-
-
-def flat_folder(path: Path, inside: str = "") -> ImageDataset:
+def read_flat_folder(path: Path, inside: str = "") -> ImageDataset:
     """All images of a folder, with a note where some of them look like masks."""
+    from vitrail.data.readers.masks import note_unpaired
+
     source = read_flat(path, inside)
     source.note = note_unpaired(path, inside)
     return source
 
 
-def kind_of(path: Path, contents: Contents) -> str:
-    """The one kind of thing that is in a folder: "folders", "flat", "shards" or "parquet"."""
-    found: dict[str, tuple[str, ...]] = {
-        "folders": contents.folders,
-        "flat": contents.pictures,
-        "shards": contents.with_suffix(".tar"),
-        "parquet": contents.with_suffix(".parquet"),
-    }
-    kinds = [kind for kind, names in found.items() if names]
-    lists = [name for name in contents.with_suffix(*MANIFESTS) if is_manifest(path / name)]
-    if len(kinds) == 1 and not lists:
-        return kinds[0]
-    words = {"folders": "folder", "flat": "image", "shards": "tar file", "parquet": "Parquet file"}
-    said = [counted(found[kind], words[kind]) for kind in kinds] + ([counted(lists, "manifest")] if lists else [])
-    unread = [name for name in contents.others if is_unsupported(name)]
-    if not kinds and not lists and unread:
-        raise DataError(f"{path}: no images that are read, but {unread_files(unread)}")
-    if not kinds and not lists:
-        other = f" but {counted(contents.others, 'other file')}" if contents.others else ""
-        raise DataError(f"{path}: no images here{other}; a folder of class folders or of images is expected")
-    ways = [f"{path / name}" for name in lists[:1]]
-    ways += [f"{'classes' if kind == 'folders' else kind}:{path}" for kind in kinds]
-    ways += [f"masks:{path}"] if find_pair(path, contents.folders) else []
-    raise DataError(f"{path} holds {' and '.join(said)}; say which is meant: {', '.join(ways)}")
-
-
-def counted(names: "tuple[str, ...] | list[str]", word: str) -> str:
-    """3 folders (cats, dogs, ...)"""
-    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-    return f"{len(names):,} {word}{'' if len(names) == 1 else 's'} ({some})"
-
-
-def is_manifest(path: Path) -> bool:
-    """Whether the first line names a column of paths; another table next to the images is none of our business."""
+def detect_kind(path: Path, contents: Contents) -> str:
+    """The one kind of content of a folder: "folders", "flat", "shards" or "parquet"."""
     from vitrail.data.readers.manifest import has_paths
+    from vitrail.data.readers.masks import find_folder_pair
 
-    return has_paths(path)
+    found: dict[str, tuple[str, Sequence[str]]] = {
+        "folders": ("folder", contents.folders),
+        "flat": ("image", contents.images),
+        "shards": ("tar file", contents.with_suffix(".tar")),
+        "parquet": ("Parquet file", contents.with_suffix(".parquet")),
+        "manifest": ("manifest", [name for name in contents.with_suffix(*MANIFESTS) if has_paths(path / name)]),
+    }
+    kinds = [kind for kind, (_, names) in found.items() if names]
+    if len(kinds) == 1 and kinds != ["manifest"]:
+        return kinds[0]
+    if not kinds:
+        if unread := [name for name in contents.others if is_unsupported(name)]:
+            raise DataError(f"{path}: no images in a readable format, but {describe_unread(unread)}")
+        other = f" but {count_names(contents.others, 'other file')}" if contents.others else ""
+        raise DataError(f"{path}: no images here{other}; a folder of class folders or of images is expected")
+    ways = [f"{path / name}" for name in found["manifest"][1][:1]]
+    ways += [f"{'classes' if kind == 'folders' else kind}:{path}" for kind in kinds if kind != "manifest"]
+    ways += [f"masks:{path}"] if find_folder_pair(path, contents.folders) else []
+    counts = " and ".join(count_names(found[kind][1], found[kind][0]) for kind in kinds)
+    raise DataError(f"{path} holds {counts}; choose one: {', '.join(ways)}")
+
+
+def count_names(names: Sequence[str], word: str) -> str:
+    """3 folders (cats, dogs and cows)"""
+    return f"{pluralise(len(names), word)} ({join_words(names, limit=3)})"
 
 
 def refuse_wrapper(path: Path, contents: Contents) -> None:
@@ -212,130 +189,113 @@ def refuse_wrapper(path: Path, contents: Contents) -> None:
     if len(contents.folders) != 1:
         return
     inner = path / contents.folders[0]
-    inside = look(str(inner))
-    if not inside.pictures and (inside.folders or inside.with_suffix(".tar", ".parquet")):
-        what = counted(inside.folders, "folder") if inside.folders else counted(inside.others, "file")
+    inside = list_folder(str(inner))
+    if not inside.images and (inside.folders or inside.with_suffix(".tar", ".parquet")):
+        what = count_names(inside.folders, "folder") if inside.folders else count_names(inside.others, "file")
         raise DataError(
-            f"{path} holds one folder, {inner.name}, and that one {what}; write {inner} to go one level down, "
+            f"{path} holds one folder, {inner.name}, which holds {what}; write {inner} to go one level down, "
             f"or classes:{path} if {inner.name} is the only class"
         )
 
 
-def chosen_splits(path: Path) -> dict[str, str | None]:
-    """The folders of `splits:PATH`, without those that are named after no split."""
-    splits = {name: split for name in look(str(path)).folders if (split := split_in_name(name))}
-    if not splits:
-        raise DataError(f"splits:{path}: no folder here is named after train, val or test")
-    return dict(splits)
+def read_splits(path: Path, names: Mapping[str, "str | None"], *, sure: bool = False) -> ReadResult:
+    """Folders named after train, val and test, each of class folders, of images or of shards. Where the user is `sure`
+    that they are splits, their contents are not questioned."""
+    from vitrail.data.readers import masks
 
-
-def read_splits(path: Path, names: Mapping[str, "str | None"], *, sure: bool = False) -> Found:
-    """Folders named after train, val and test, each of class folders, of images or of shards. Where the user is
-    `sure` that they are splits, what lies in them is not questioned."""
-    strange = [name for name, split in names.items() if split is None]
-    if strange:
-        split = [name for name, split in names.items() if split]
+    folders = {name: split for name, split in names.items() if split}
+    if strange := [name for name in names if name not in folders]:
         raise DataError(
-            f"{path} holds {counted(split, 'split')} next to {counted(strange, 'other folder')}; write splits:{path} "
-            f"to leave {'it' if len(strange) == 1 else 'them'} out, or classes:{path} if all of them are classes"
+            f"{path} holds {count_names(list(folders), 'split')} next to {count_names(strange, 'other folder')}; write "
+            f"splits:{path} to skip the {'other' if len(strange) == 1 else 'others'}, or classes:{path} if all of them "
+            "are classes"
         )
-    chosen = [split for split in names.values() if split]
-    if len(set(chosen)) < len(chosen):
+    if len(set(folders.values())) < len(folders):
         raise DataError(
             f"{path} holds {', '.join(names)}: two names for one split; keep one of them, or write classes:{path} if "
             "they are classes"
         )
-    if found := read_pairs(path, find_masks_in_splits(path, {split: name for name, split in names.items() if split})):
-        return found
-    tops = [look(str(path / name)).folders for name in names]
-    classes = {folder for folders in tops if len(folders) > 1 for folder in folders}
-    inside = {name: unwrap(path, name, classes) for name in names}
-    found = {name: kind_of(path / inner, look(str(path / inner))) for name, inner in inside.items()}
-    if set(found.values()) == {"shards"} and all(split_name(name) for name in names):
+    if places := masks.find_masks_in_splits(path, {split: name for name, split in folders.items()}):
+        return masks.KIND, masks.read_places(path, places)
+    tops = [list_folder(str(path / name)).folders for name in folders]
+    classes = {folder for top in tops if len(top) > 1 for folder in top}
+    inside = {name: unwrap_split(path, name, classes) for name in folders}
+    found = {name: detect_kind(path / inner, list_folder(str(path / inner))) for name, inner in inside.items()}
+    if set(found.values()) == {"shards"} and all(parse_split(name) for name in folders):
         return read_as("shards", path)  # one index for all
     splits: dict[str, ImageDataset] = {}
     kinds: list[str] = []
-    for name, split in names.items():
-        assert split is not None
-        match found[name]:
-            case "folders":
-                if not sure:
-                    question(path / inside[name], f"splits:{path}")
-                splits[split], kind = read_classes(path, inside[name]), "class folders"
-            case "flat":
-                splits[split], kind = flat_folder(path, inside[name]), "flat folders"
-            case other:
-                kind, inner = read_as(other, path / inside[name])
-                splits[split] = only(path / name, inner)
+    for name, split in folders.items():
+        if found[name] == "folders":
+            if not sure:
+                contents = list_folder(str(path / inside[name]))
+                refuse_nested_splits(path / inside[name], contents, f"splits:{path}")
+                refuse_same_subfolders(path / inside[name], contents.folders, f"splits:{path}")
+            splits[split], kind = read_classes(path, inside[name]), "class folders"
+        elif found[name] == "flat":
+            splits[split], kind = read_flat_folder(path, inside[name]), "flat folders"
+        else:
+            kind, inner = read_as(found[name], path / inside[name])
+            if len(inner) != 1:
+                raise DataError(f"{path / name} is a split by its name, but has splits of its own: {', '.join(inner)}")
+            splits[split] = next(iter(inner.values()))
         kinds.append(kind)
-    renamed = [f"{name} is {split}" for name, split in names.items() if not split_name(name)]
+    renamed = [f"{name} is {split}" for name, split in folders.items() if not parse_split(name)]
     return ", ".join(dict.fromkeys(kinds)) + (f" ({', '.join(renamed)})" if renamed else ""), splits
 
 
-def question(path: Path, as_classes: str) -> None:
-    """Refuses what lies in a split where it is splits again, or may be."""
-    contents = look(str(path))
-    refuse_nested_splits(path, contents, as_classes)
-    refuse_same_subfolders(path, contents.folders, as_classes)
-
-
-def only(path: Path, splits: dict[str, ImageDataset]) -> ImageDataset:
-    if len(splits) != 1:
-        raise DataError(f"{path} is a split by its name, but has splits of its own: {', '.join(splits)}")
-    return next(iter(splits.values()))
-
-
-def words(name: str) -> list[str]:
+def name_words(name: str) -> list[str]:
     """train-00000-of-00005.parquet -> ["train"]: the words before the suffix, without the numbers of a series."""
     stem = name.partition(".")[0]
     return [word for word in re.split(r"[-_]", stem) if word and word != "of" and not word.isdigit()]
 
 
-def said_split(name: str) -> str | None:
-    """The split that a file's name speaks of; "trainval" is how some sets call all that one may train on."""
-    found = {split_name(word) or (word if word == "trainval" else None) for word in words(name.lower())} - {None}
+def split_of_file(name: str) -> str | None:
+    """The split in a file's name; some sets call everything that is for training "trainval"."""
+    words = name_words(name.lower())
+    found = {word if word == "trainval" else parse_split(word) for word in words} - {None}
     if len(found) > 1:
         raise DataError(f"{name} names two splits, {' and '.join(sorted(str(split) for split in found))}; rename it")
     return found.pop() if found else None
 
 
-def by_split(where: str, names: Sequence[str]) -> dict[str, list[str]]:
-    """Sorted file names by split. Where no name speaks of one, all are "train", as for every source without splits.
+def group_by_split(where: str, names: Sequence[str]) -> dict[str, list[str]]:
+    """Sorted file names by split. Where no name contains one, all are "train", as in every source without splits.
 
-    "trainval" becomes "train", unless that is there as well. Files of several sets in one folder, or files of which
-    only some say their split, are refused.
+    "trainval" becomes "train", unless that exists as well. Files of several sets in one folder, or files of which only
+    some name their split, are refused.
     """
-    said = {name: said_split(PurePath(name).name) for name in sorted(names)}
-    silent = [name for name, split in said.items() if split is None]
-    if len(silent) == len(said):
+    found = {name: split_of_file(PurePath(name).name) for name in sorted(names)}
+    silent = [name for name, split in found.items() if split is None]
+    if len(silent) == len(found):
         return {"train": silent}
     if silent:
-        loud = next(name for name, split in said.items() if split)
-        raise DataError(f"{where}: {loud} names its split and {silent[0]} does not; rename it, or give one file")
-    sets = {" ".join(word for word in words(PurePath(name).name) if not said_split(word)): name for name in said}
+        other = next(name for name, split in found.items() if split)
+        raise DataError(f"{where}: {other} names its split and {silent[0]} does not; rename it, or give one file")
+    sets = {
+        " ".join(word for word in name_words(PurePath(name).name) if not split_of_file(word)): name for name in found
+    }
     if len(sets) > 1:
         one, other = list(sets.values())[:2]
         raise DataError(f"{where}: {one} and {other} look like parts of two sets; give one file, or a pattern")
     splits: dict[str, list[str]] = {}
-    for name, split in said.items():
+    for name, split in found.items():
         splits.setdefault(str(split), []).append(name)
     if "trainval" in splits and "train" not in splits:
         splits["train"] = splits.pop("trainval")
-    order = {"train": 0, "trainval": 1, "val": 2, "test": 3}
-    return dict(sorted(splits.items(), key=lambda item: order[item[0]]))
+    return {split: splits[split] for split in SPLIT_ORDER if split in splits}
 
 
-def expand(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """The names that braces stand for: a-{000..002}.tar, {train,val}.tar. Stars are left to the file system."""
     found = re.search(r"\{([^{}]*)\}", pattern)
     if found is None:
         return [pattern]
-    span = re.fullmatch(r"(\d+)\.\.(\d+)", found[1])
-    if span:
+    parts = found[1].split(",")
+    if span := re.fullmatch(r"(\d+)\.\.(\d+)", found[1]):
         first, last = int(span[1]), int(span[2])
         if not first <= last < first + 1_000_000:
             raise DataError(f"{pattern}: {{{found[1]}}} is not a rising range of at most a million files")
-        middles = [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
-    else:
-        middles = found[1].split(",")
-    return [name for middle in middles for name in expand(pattern[: found.start()] + middle + pattern[found.end() :])]
+        parts = [f"{number:0{len(span[1])}d}" for number in range(first, last + 1)]
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    return [name for part in parts for name in expand_braces(before + part + after)]

@@ -1,16 +1,14 @@
 """Images in folders: class folders, or all images below a folder without labels.
 
-What lies directly in a folder is looked at in `look`; which reading that calls for is decided in `recognise`. Only
-names are read here, so a million files take seconds; a file is opened when its sample is asked for.
+Only names are read here, so a million files take seconds; a file is opened when its sample is read. `detect_format`
+decides how a folder is read. Folders are splits or classes by their names and contents:
 
-Whether folders are splits or classes, from their names and from what lies in them.
+    Training Set/cat  Test Set/cat      splits: the names contain train, val or test as a word
+    cat/1.jpg  train/1.jpg  car/1.jpg   classes: the vehicle among others
+    A/cat  A/dog  B/cat  B/dog          either: refused, with the way to choose
 
-Training Set/cat  Test Set/cat      splits: the names contain train, val or test as a word
-cat/1.jpg  train/1.jpg  car/1.jpg   classes: the vehicle among others
-A/cat  A/dog  B/cat  B/dog          either: refused with the way to choose
-
-Where the files of a list are: as it says, or as it is meant. Lists are written elsewhere, and name their images by
-Windows paths, by paths of another machine, without the folder or without the suffix.
+`ImageLocator` finds the files of a list that was written elsewhere: by Windows paths, by paths of another machine,
+without the folder or without the suffix.
 """
 
 import os
@@ -25,11 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, BadLabels, DataError
+from vitrail.core.text import join_words
 from vitrail.data.dataset import ImageDataset, Labels, StringArray
 from vitrail.data.decode.image import describe_remedy, is_unsupported, readable_suffixes
 
 MAX_BYTES: Final = 512 * 2**20
-LEFTOVERS: Final = ("__MACOSX", "lost+found")  # what unpacking and file systems leave behind
+LEFTOVERS: Final = ("__MACOSX", "lost+found")  # left by archives and file systems
 SPLITS: Final = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
@@ -37,38 +36,37 @@ SPLITS: Final = {
 }
 
 
-def split_name(name: str) -> str | None:
-    """train, val or test, where a folder or a column says so in one of the usual words."""
+def parse_split(name: str) -> str | None:
+    """train, val or test, from one of the usual words for it."""
     return SPLITS.get(name.lower())
 
 
 def read_file(path: str, first: int | None = None) -> bytes:
-    """A file whole, or its first bytes. Pipes, devices and folders are refused without waiting for them; so is one
-    beyond all measure."""
+    """A file, or its first bytes. Pipes, devices, folders and files beyond MAX_BYTES are refused at once."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise BadImage("is not a regular file")
         if status.st_size > MAX_BYTES:
-            raise BadImage(f"has {status.st_size:,} bytes; more than {MAX_BYTES:,} are not read as one image")
+            raise BadImage(f"has {status.st_size:,} bytes; the limit for one image is {MAX_BYTES:,}")
         return file.read(
             status.st_size if first is None else first
         )  # not the limit: that many bytes would be set aside first
 
 
-class Files(ImageDataset):
-    """Files by their names, relative to `root`: the names stay the same when the folder moves, and so does the hash."""
+class FileDataset(ImageDataset):
+    """Files by name, relative to `root`: names and fingerprint stay the same when the folder moves."""
 
     def __init__(self, root: str, names: Iterable[str], labels: Labels | None = None) -> None:
         self.root, self.names = root, names if isinstance(names, StringArray) else StringArray(names)
         self.labels = Labels.none(len(self.names)) if labels is None else labels
-        self.note = ""  # how it was read, where that is not plain
-        self.ignored: tuple[int, tuple[str, ...]] = (0, ())  # files that are not images: how many, and a few of them
-        self.unsupported: tuple[str, ...] = ()  # image files of formats that are not read
+        self.note = ""  # how it was read, where that is not obvious
+        self.ignored: tuple[int, tuple[str, ...]] = (0, ())  # files that are not images: their number, and a few names
+        self.unsupported: tuple[str, ...] = ()  # image files of unsupported formats
 
-    def leave_out(self, others: Iterable[str]) -> None:
-        """Notes the files that were passed over."""
+    def note_skipped(self, others: Iterable[str]) -> None:
+        """Records the files that were skipped."""
         names = list(others)
         self.unsupported = tuple(name for name in names if is_unsupported(name))
         rest = [name for name in names if not is_unsupported(name)] if self.unsupported else names
@@ -84,11 +82,11 @@ class Files(ImageDataset):
         return self.names[index]
 
     def sizes(self) -> NDArray[np.int64]:
-        """By asking the file system for each: about a microsecond a file on a local disk. A missing file counts -1."""
-        return np.fromiter((size_of(self.path(i)) for i in range(len(self))), np.int64, len(self))
+        """From the file system, about a microsecond per file on a local disk. A missing file counts as -1."""
+        return np.fromiter((file_size(self.path(i)) for i in range(len(self))), np.int64, len(self))
 
 
-def size_of(path: str) -> int:
+def file_size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:
@@ -97,28 +95,29 @@ def size_of(path: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """What lies directly in a folder, by kind and name. Hidden files are left out."""
+    """The entries of a folder, by kind and name, without hidden ones."""
 
     folders: tuple[str, ...]
-    pictures: tuple[str, ...]
+    images: tuple[str, ...]
     others: tuple[str, ...]
 
     def with_suffix(self, *suffixes: str) -> tuple[str, ...]:
-        """Those files that are not images and end so."""
+        """The files other than images with one of these suffixes."""
         return tuple(name for name in self.others if name.lower().endswith(suffixes))
 
 
-def look(folder: str) -> Contents:
-    folders: list[str] = []
-    pictures: list[str] = []
-    others: list[str] = []
-    for entry in listed(folder):
-        (folders if is_folder(entry) else pictures if is_picture(entry.name) else others).append(entry.name)
-    return Contents(folders=tuple(folders), pictures=tuple(pictures), others=tuple(others))
+def list_folder(folder: str) -> Contents:
+    entries = list_entries(folder)
+    files = [entry.name for entry in entries if not is_folder(entry)]
+    return Contents(
+        folders=tuple(entry.name for entry in entries if is_folder(entry)),
+        images=tuple(name for name in files if has_image_suffix(name)),
+        others=tuple(name for name in files if not has_image_suffix(name)),
+    )
 
 
-def listed(folder: str) -> list[os.DirEntry[str]]:
-    """The entries of a folder by name, without hidden ones."""
+def list_entries(folder: str) -> list[os.DirEntry[str]]:
+    """The entries of a folder in order of name, without hidden ones."""
     try:
         with os.scandir(folder) as entries:
             shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in LEFTOVERS]
@@ -128,27 +127,27 @@ def listed(folder: str) -> list[os.DirEntry[str]]:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Links are followed; one that leads round in a circle is not a folder."""
+    """Links are followed; a circular one is not a folder."""
     try:
         return entry.is_dir()
     except OSError:
         return False
 
 
-def is_picture(name: str) -> bool:
+def has_image_suffix(name: str) -> bool:
     return name.lower().endswith(readable_suffixes())
 
 
-def below(root: str, start: str) -> tuple[list[str], list[str]]:
-    """The images below root/start at any depth and the other files, as names relative to root. A folder that links
-    lead to more than once, a loop above all, is entered once."""
-    pictures: list[str] = []
+def list_below(root: str, start: str) -> tuple[list[str], list[str]]:
+    """The images below root/start at any depth and the other files, as names relative to root. A folder that several
+    links lead to is entered once, so that loops end."""
+    images: list[str] = []
     others: list[str] = []
     waiting, seen = [start], set[tuple[int, int]]()
     while waiting:
         inside = waiting.pop()
         where = os.path.join(root, inside) if inside else root
-        entries = listed(where)
+        entries = list_entries(where)
         status = os.stat(where)
         if (status.st_dev, status.st_ino) in seen:
             continue
@@ -156,97 +155,96 @@ def below(root: str, start: str) -> tuple[list[str], list[str]]:
         folders: list[str] = []
         for entry in entries:
             name = f"{inside}/{entry.name}" if inside else entry.name
-            (folders if is_folder(entry) else pictures if is_picture(entry.name) else others).append(name)
+            (folders if is_folder(entry) else images if has_image_suffix(entry.name) else others).append(name)
         waiting += reversed(folders)
-    return pictures, others
+    return images, others
 
 
-def read_flat(path: Path | str, inside: str = "") -> Files:
+def read_flat(path: Path | str, inside: str = "") -> FileDataset:
     """All images below path/inside, without labels."""
-    pictures, others = below(str(path), inside)
-    source = Files(str(path), pictures)
-    source.leave_out(others)
+    images, others = list_below(str(path), inside)
+    source = FileDataset(str(path), images)
+    source.note_skipped(others)
     return source
 
 
-def read_classes(path: Path | str, inside: str = "") -> Files:
-    """The folders directly in path/inside are the classes, by name; what is below one, at any depth, belongs to it."""
+def read_classes(path: Path | str, inside: str = "") -> FileDataset:
+    """The folders directly in path/inside are the classes; every image below one, at any depth, belongs to it."""
     start = os.path.join(path, inside) if inside else str(path)
-    classes = look(start).folders
+    classes = list_folder(start).folders
     names: list[str] = []
     counts: list[int] = []
     ignored: list[str] = []
     for folder in classes:
-        pictures, others = below(str(path), f"{inside}/{folder}" if inside else folder)
-        names += pictures
-        counts.append(len(pictures))
+        images, others = list_below(str(path), f"{inside}/{folder}" if inside else folder)
+        names += images
+        counts.append(len(images))
         ignored += others
     refuse_empty(start, classes, counts, ignored)
-    source = Files(str(path), names, Labels(np.repeat(np.arange(len(classes), dtype=np.int32), counts)))
+    source = FileDataset(str(path), names, Labels(np.repeat(np.arange(len(classes), dtype=np.int32), counts)))
     source.classes = classes
-    source.leave_out(ignored)
+    source.note_skipped(ignored)
     return source
 
 
 def refuse_empty(where: str, classes: tuple[str, ...], counts: list[int], others: Iterable[str]) -> None:
     empty = [name for name, count in zip(classes, counts, strict=True) if not count]
     if empty:
-        more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
         unread = [name for name in others if is_unsupported(name)]
         raise BadLabels(
-            f"{where}: no images in the class folder {', '.join(empty[:5])}{more} (of {len(classes)}); "
+            f"{where}: no images in the class folder {join_words(empty, limit=5)} (of {len(classes)}); "
             + (
-                unread_files(unread)
+                describe_unread(unread)
                 if unread
                 else f"remove it or put images there ({', '.join(readable_suffixes()[:5])}, ...)"
             )
         )
 
 
-def unread_files(names: Sequence[str]) -> str:
-    """3 image files of formats that are not read (a.heic, ...): what to do"""
-    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+def describe_unread(names: Sequence[str]) -> str:
+    """3 image files of formats that are not read (a.heic, ...): the remedy"""
     files = "image file of a format that is" if len(names) == 1 else "image files of formats that are"
-    return f"{len(names):,} {files} not read ({some}); {describe_remedy(names)}"
+    return f"{len(names):,} {files} not read ({join_words(names, limit=3)}); {describe_remedy(names)}"
 
 
 WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\W\d_]+")  # "trainingSet2" -> training, Set
 ENDINGS: Final = ("set", "data", "images", "imgs")  # trainset, testdata
-CONTAINERS: Final = {"images", "image", "imgs", "img", "photos", "pictures", "jpg", "jpeg", "png", "jpegimages", "data"}
+CONTAINERS: Final = {"images", "image", "imgs", "img", "photos", "jpg", "jpeg", "png", "jpegimages", "data"}
 VEHICLE: Final = "train"  # the one usual word for a split that is also a usual class
 
 
-def split_in_name(name: str) -> str | None:
+def find_split_word(name: str) -> str | None:
     """The split that a folder's name contains as a word: "Training Set", "seg_train", "test-images", "TRAIN 2".
-    "train_val" is what one may train on; any other two splits in one name are none."""
-    if exact := split_name(name):
+    "train_val" is train; any other two splits in one name are none."""
+    if exact := parse_split(name):
         return exact
     if name.lower() == "trainval":
         return "train"
     words = [word.lower() for word in WORD.findall(name)]
     stems = [next((word.removesuffix(end) for end in ENDINGS if word.endswith(end)), word) for word in words]
-    found = {split for word, stem in zip(words, stems, strict=True) if (split := split_name(word) or split_name(stem))}
+    found = {
+        split for word, stem in zip(words, stems, strict=True) if (split := parse_split(word) or parse_split(stem))
+    }
     if found == {"train", "val"}:
         return "train"
     return found.pop() if len(found) == 1 else None
 
 
 def find_splits(path: Path, folders: Sequence[str]) -> dict[str, str | None] | None:
-    """Each folder with its split, or none where they are classes. Folders that belong to no split are left to the
-    caller to refuse."""
-    splits = {name: split_in_name(name) for name in folders}
+    """Each folder with its split, None for others; or None where all are classes."""
+    splits = {name: find_split_word(name) for name in folders}
     named = [name for name, split in splits.items() if split]
     if not named:
         return None
     distinct = {split for split in splits.values() if split}
     if len(named) == len(folders):
-        alone = len(folders) == 1 or all(split_name(name) for name in folders)
+        alone = len(folders) == 1 or all(parse_split(name) for name in folders)
         return splits if len(distinct) > 1 or alone else None
-    if any(split_name(name) for name in named):
+    if any(parse_split(name) for name in named):
         return None if is_vehicle(path, folders) else splits
     if len(distinct) < 2:
         return None
-    inside = [set(look(str(path / name)).folders) for name in named]
+    inside = [set(list_folder(str(path / name)).folders) for name in named]
     alike = all(inside) and bool(set.intersection(*inside))
     flat = not any(inside) and 2 * len(named) >= len(folders)
     return splits if alike or flat else None
@@ -254,105 +252,103 @@ def find_splits(path: Path, folders: Sequence[str]) -> dict[str, str | None] | N
 
 def is_vehicle(path: Path, folders: Sequence[str]) -> bool:
     """Whether a folder called train is a class like the others: three or more folders, each with images in it."""
-    if [name.lower() for name in folders if split_name(name)] != [VEHICLE] or len(folders) < 3:
+    if [name.lower() for name in folders if parse_split(name)] != [VEHICLE] or len(folders) < 3:
         return False
-    return all(contents.pictures and not contents.folders for name in folders if (contents := look(str(path / name))))
+    return all(
+        contents.images and not contents.folders for name in folders if (contents := list_folder(str(path / name)))
+    )
 
 
 def refuse_same_subfolders(path: Path, folders: Sequence[str], as_classes: str) -> None:
     """Refuses to guess which of two levels are the classes: folders that all hold the same subfolders, unless all of
-    them hold images as well, or their only subfolder is a usual container such as images/. `as_classes` is what to
-    write where the upper level is meant."""
+    them hold images as well, or their only subfolder is a container such as images/. `as_classes` is what to write if
+    the upper level has the classes."""
     shared: set[str] | None = None
     direct = True
     for name in folders:
-        contents = look(str(path / name))
+        contents = list_folder(str(path / name))
         if not contents.folders or (shared is not None and shared != set(contents.folders)):
             return
-        shared, direct = set(contents.folders), direct and bool(contents.pictures)
+        shared, direct = set(contents.folders), direct and bool(contents.images)
     if len(folders) < 2 or not shared or direct or (len(shared) == 1 and next(iter(shared)).lower() in CONTAINERS):
         return
-    inner = sorted(shared)
+    inner, outer = join_words(sorted(shared), limit=3), join_words(folders, limit=3)
     raise DataError(
-        f"{path}: all {len(folders)} folders ({brief(folders)}) hold the same subfolders ({brief(inner)}); "
-        f"if {brief(inner)} are the classes, write {path / folders[0]}, or name the folders train, val and test; "
-        f"if {brief(folders)} are the classes, write {as_classes}"
+        f"{path}: all {len(folders)} folders ({outer}) hold the same subfolders ({inner}); if {inner} are the classes, "
+        f"write {path / folders[0]}, or name the folders train, val and test; if {outer} are the classes, write "
+        f"{as_classes}"
     )
 
 
 def refuse_nested_splits(path: Path, contents: Contents, as_classes: str) -> None:
     """A folder called like a split that itself holds splits is one level too high."""
-    inner = {split for name in contents.folders if (split := split_in_name(name))}
-    if len(inner) > 1 and all(split_in_name(name) for name in contents.folders):
+    inner = {split for name in contents.folders if (split := find_split_word(name))}
+    if len(inner) > 1 and all(find_split_word(name) for name in contents.folders):
         raise DataError(
-            f"{path} is called like a split and holds splits itself ({brief(contents.folders)}); "
+            f"{path} is called like a split and holds splits itself ({join_words(contents.folders, limit=3)}); "
             f"write {path} to read those, or {as_classes} if they are classes"
         )
 
 
-def unwrap(path: Path, name: str, classes: Set[str]) -> str:
+def unwrap_split(path: Path, name: str, classes: Set[str]) -> str:
     """The folder inside a split that holds its classes or images: training_set/training_set/cats, train/images/cats.
     A lone folder counts as a wrapper where it repeats the split's name or holds only folders, unless it is one of the
     `classes` that other splits have."""
     inside = name
     while True:
-        contents = look(str(path / inside))
-        if len(contents.folders) != 1 or contents.pictures or contents.folders[0] in classes:
+        contents = list_folder(str(path / inside))
+        if len(contents.folders) != 1 or contents.images or contents.folders[0] in classes:
             return inside
         deeper = f"{inside}/{contents.folders[0]}"
-        within = look(str(path / deeper))
-        repeated = split_in_name(contents.folders[0]) == split_in_name(name)
-        if not (within.folders and not within.pictures) and not (repeated and within.pictures):
+        within = list_folder(str(path / deeper))
+        repeated = find_split_word(contents.folders[0]) == find_split_word(name)
+        if not (within.folders and not within.images) and not (repeated and within.images):
             return inside
         inside = deeper
 
 
-def brief(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+TRIED: Final = 8  # names that are looked up unchanged; where all exist, the others are taken to exist as well
+DEPTH: Final = 4  # of folders below that of the list
+MOST_FILES: Final = 5_000_000  # that are searched
 
 
-TRIED: Final = 8  # names that are looked for as they are; where all are there, so are the rest, or they are missing
-DEEP: Final = 4  # folders below that of the list
-MOST: Final = 5_000_000  # files that are looked through
-
-
-class Locator:
-    """The images near a list, by their names; looked through when the first name is not there as it is."""
+class ImageLocator:
+    """Finds the images near a list by name; searches the folders when a name does not exist unchanged."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.folder = path, path.parent
-        self.whole: set[str] = set()
+        self.paths: set[str] = set()
         self.tails: dict[str, list[str]] = {}  # by the last part of the name, with and without its suffix
-        self.looked = False
-        self.distinct = True  # whether no two names of the list end alike
+        self.searched = False
+        self.distinct = True  # whether all names of the list end differently
 
     def find_all(self, names: Sequence[str]) -> list[str]:
-        """Every name as a path from the folder of the list; one that is not found stays as it is."""
-        if all(self.is_there(name) for name in names[:TRIED]):
+        """Every name as a path from the folder of the list; one that is not found stays unchanged."""
+        if all(self.exists(name) for name in names[:TRIED]):
             return list(names)
         self.distinct = len({name.replace("\\", "/").rpartition("/")[2] for name in names}) == len(names)
         return [self.find(name) or name for name in names]
 
-    def finds(self, names: Sequence[str]) -> bool:
+    def finds_any(self, names: Sequence[str]) -> bool:
         """Whether any of the first names is a file."""
         return any(self.find(name) for name in names[:TRIED])
 
-    def is_there(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
         return bool(name) and os.path.isfile(self.folder / name)
 
     def find(self, name: str) -> str | None:
-        """The file that a name means. The folders of a relative path must agree; of another machine's path the last
-        ones count, and the name alone only where no two names of the list end alike."""
-        if self.is_there(name):
+        """The file that a name means. The folders of a relative path must match; of another machine's path the last
+        ones count, and the name alone only where all names of the list end differently."""
+        if self.exists(name):
             return name
-        self.look()
+        self.search()
         parts = [part for part in name.strip().replace("\\", "/").split("/") if part not in ("", ".")]
         if not parts:
             return None
-        if (same := "/".join(parts)) in self.whole:
+        if (same := "/".join(parts)) in self.paths:
             return same
         found = self.tails.get(parts[-1], [])
-        agreeing = [shared(parts, one) for one in found]
+        agreeing = [count_shared(parts, one) for one in found]
         foreign = re.match(r"[/\\]|[A-Za-z]:", name.strip()) is not None
         least = len(parts) - 1 if not foreign else 0 if self.distinct else 1
         most = max(agreeing, default=0)
@@ -362,42 +358,42 @@ class Locator:
             found = named or found
         if len(found) > 1:
             raise DataError(
-                f"{self.path}: {name} may be {found[0]} or {found[1]}; write the folder in the list, or put the list "
+                f"{self.path}: {name} may be {found[0]} or {found[1]}; add the folder to the list, or move the list "
                 "into the folder of its images"
             )
         return found[0] if found else None
 
     def is_named_like(self, name: str) -> bool:
-        """train.csv and train_images/1.jpg: whether a file is in a folder called like the list, or its split."""
+        """train.csv and train_images/1.jpg: whether a file is in a folder named like the list, or like its split."""
         stem = self.path.stem.lower()
         folders = [part.lower() for part in PurePosixPath(name).parts[:-1]]
-        split = split_in_name(stem)
-        return any(folder == stem or (split and split_in_name(folder) == split) for folder in folders)
+        split = find_split_word(stem)
+        return any(folder == stem or (split and find_split_word(folder) == split) for folder in folders)
 
-    def look(self) -> None:
-        if self.looked:
+    def search(self) -> None:
+        if self.searched:
             return
-        self.looked = True
+        self.searched = True
         waiting = [("", 0)]
         while waiting:
             inside, depth = waiting.pop()
-            for entry in listed(str(self.folder / inside) if inside else str(self.folder)):
+            for entry in list_entries(str(self.folder / inside) if inside else str(self.folder)):
                 name = f"{inside}/{entry.name}" if inside else entry.name
                 if is_folder(entry):
-                    waiting += [(name, depth + 1)] if depth < DEEP else []
-                elif is_picture(entry.name):
+                    waiting += [(name, depth + 1)] if depth < DEPTH else []
+                elif has_image_suffix(entry.name):
                     self.add(name, entry.name)
 
     def add(self, name: str, last: str) -> None:
-        self.whole.add(name)
-        if len(self.whole) > MOST:
-            raise DataError(f"{self.folder} holds more than {MOST:,} images; write the paths into {self.path.name}")
+        self.paths.add(name)
+        if len(self.paths) > MOST_FILES:
+            raise DataError(f"{self.folder} has more than {MOST_FILES:,} images; add paths to {self.path.name}")
         for tail in {last, os.path.splitext(last)[0]}:
             self.tails.setdefault(tail, []).append(name)
 
 
-def shared(parts: Sequence[str], name: str) -> int:
-    """How many folders two names have in common, from the last one on."""
+def count_shared(parts: Sequence[str], name: str) -> int:
+    """How many folders two names have in common, counted from the last."""
     count = 0
     for one, other in zip(reversed(parts[:-1]), reversed(name.split("/")[:-1]), strict=False):
         if one != other:

@@ -1,7 +1,12 @@
-"""Images in folders with a mask each: a PNG whose values are class indices (grey, palette, 1 or 16 bits), 255 ignored.
+"""Images in folders with one mask each: a PNG of class indices (grey, palette, 1 or 16 bits), 255 ignored.
 
-Where they lie is found in `mask_folders`, which belongs to which in `mask_pairs`. Of every mask the first bytes are
-read; all of it only where nothing says how many classes there are.
+    train/images  train/masks  val/images ...    one folder of images and one of masks per split
+    images/train  masks/train  images/val ...    the same, the other way round
+    images  masks                                no splits
+    a.jpg  a.png    or    a.jpg  a_mask.png      next to each other, in one folder or in one per split
+
+Names and contents decide whether such folders are images with masks or classes; masks are matched to images by name.
+The first bytes of every mask are read; all of it only where no file says how many classes there are.
 """
 
 import json
@@ -9,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final, TypeVar
@@ -17,36 +23,55 @@ import numpy as np
 
 from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import BadImage, DataError
+from vitrail.core.text import join_words, pluralise
 from vitrail.data.dataset import ImageDataset, StringArray, hash_parts
+from vitrail.data.decode.headers import detect_format
 from vitrail.data.decode.image import read_mask
-from vitrail.data.readers.folder import Files, below, find_splits, look, read_file, size_of, split_name
-from vitrail.data.readers.mask_folders import (
-    LAYOUTS,
-    SplitFolders,
-    Unpaired,
-    count,
-    find_masks,
-    find_masks_in_splits,
-    pair,
-    separate,
-    why_no_mask,
+from vitrail.data.readers.folder import (
+    FileDataset,
+    file_size,
+    find_split_word,
+    find_splits,
+    list_below,
+    list_folder,
+    parse_split,
+    read_file,
 )
 from vitrail.data.readers.shards import read_names
 
 KIND: Final = "images and masks"
+LAYOUTS: Final = (
+    "images/a.jpg with masks/a.png (also inside train, val and test, or around them), or a.jpg with a_mask.png in one "
+    "folder; a mask is a PNG of class indices"
+)
+IMAGE_FOLDERS: Final = ("images", "image", "imgs", "img")
+MASK_FOLDERS: Final = (
+    *("masks", "mask", "annotations", "annotation"),
+    *("labels", "label", "segmentation", "segmentations"),
+)
+MARKS: Final = ("_mask", ".mask")  # a_mask.png, a.mask.png
+HEADER: Final = 33  # bytes of a PNG up to the end of its first chunk
+COLOUR_TYPE: Final = 25  # byte of a PNG with the type of its values
+COLOURS: Final = {2: "RGB", 4: "grey with alpha", 6: "RGBA"}
 NAMES: Final = ("classes.txt", "labels.txt", "classes.json")
 IGNORED: Final = 255
 READERS: Final = 8  # files read at once
-BLOCK: Final = 4096  # files that wait to be read
-KEPT: Final = 1000  # masks from which on what was found in them is kept
-SAMPLE: Final = 32  # masks, at most, that are looked at where the classes have names
-BLACK_AND_WHITE: Final = "the masks hold no value but 0 and 255, and 255 is ignored; store the classes as 0, 1, 2, ..."
+BLOCK: Final = 4096  # files queued for reading
+MANY: Final = 1000  # masks from which on the indices found in them are cached
+SAMPLE: Final = 32  # masks, at most, that are read where the classes have names
+BLACK_AND_WHITE: Final = (
+    "the masks have no values other than 0 and 255, and 255 is ignored; store the classes as 0, 1, 2, ..."
+)
 
-T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 
-class MaskedFiles(Files):
-    """Files with a mask each; the names of both are relative to `root`."""
+class UnpairedMasks(DataError):
+    """Images and masks of which not every one has exactly one partner."""
+
+
+class MaskedFileDataset(FileDataset):
+    """Files with one mask each; the names of both are relative to `root`."""
 
     def __init__(self, root: str, names: Iterable[str], masks: Iterable[str]) -> None:
         super().__init__(root, names)
@@ -60,102 +85,322 @@ class MaskedFiles(Files):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Another when masks change in size, too."""
-        sizes = np.fromiter((size_of(self.mask_path(i)) for i in range(len(self))), np.int64, len(self))
+        """Also changes with the sizes of the masks."""
+        sizes = np.fromiter((file_size(self.mask_path(i)) for i in range(len(self))), np.int64, len(self))
         return hash_parts("masks", [super().fingerprint], [sizes])
 
 
+@dataclass(frozen=True, slots=True)
+class MaskFolders:
+    """The folders of one split, relative to that of the set. Where both are the same, masks lie next to images."""
+
+    images: str
+    masks: str | None  # None where the split has no masks
+
+
+def stem(name: str) -> str:
+    """a/b.c.png -> a/b.c"""
+    return os.path.splitext(name)[0]
+
+
+def remove_mark(name: str) -> str:
+    """A stem without the mark of a mask."""
+    return next((name.removesuffix(mark) for mark in MARKS if name.endswith(mark)), name)
+
+
+def separate_masks(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The images and the masks among the files of one folder: masks are the PNG files marked as such or, where there
+    are none, those with the name of an image of another format."""
+    png = [name for name in names if name.lower().endswith(".png")]
+    masks = {name for name in png if stem(name).endswith(MARKS)}
+    if not masks:
+        others = {stem(name) for name in set(names).difference(png)}
+        masks = {name for name in png if stem(name) in others}
+    return [name for name in names if name not in masks], [name for name in names if name in masks]
+
+
+def pair_masks(images: Sequence[str], masks: Iterable[str], image_folder: str, mask_folder: str) -> list[str]:
+    """The mask of each image: the one with its name, or with its name and _mask or .mask. Names are relative to the two
+    folders. UnpairedMasks, with the first name and the remedy, where an image or a mask is left over or shared."""
+    owners: dict[str, str] = {}
+    for name in images:
+        if other := owners.get(stem(name)):
+            raise UnpairedMasks(
+                f"{os.path.join(image_folder, name)} and {os.path.basename(other)} share one mask; give each image "
+                "and its mask a name of its own"
+            )
+        owners[stem(name)] = name
+    found: dict[str, str] = {}
+    strange: list[str] = []
+    for name in masks:
+        key = stem(name) if stem(name) in owners else remove_mark(stem(name))
+        if key not in owners:
+            strange.append(name)
+        elif other := found.get(key):
+            raise UnpairedMasks(
+                f"{os.path.join(mask_folder, name)} and {os.path.basename(other)} are two masks for one image, "
+                f"{owners[key]}; keep one of them"
+            )
+        else:
+            found[key] = name
+    missing = [name for key, name in owners.items() if key not in found]
+    if missing:
+        expected = f"{stem(missing[0])}{'_mask' if image_folder == mask_folder else ''}.png"
+        more = f"; {pluralise(len(strange), 'mask')} without an image: {strange[0]}" if strange else ""
+        raise UnpairedMasks(
+            f"{os.path.join(image_folder, missing[0])} has no mask ({len(missing):,} of "
+            f"{pluralise(len(images), 'image')} {'has' if len(missing) == 1 else 'have'} none{more}); add "
+            f"{os.path.join(mask_folder, expected)}, or remove the image"
+        )
+    if strange:
+        raise UnpairedMasks(
+            f"{os.path.join(mask_folder, strange[0])}: no image has the name of this mask "
+            f"({pluralise(len(strange), 'mask')} without an image); add the image to {image_folder}, or remove the mask"
+        )
+    return [found[key] for key in owners]
+
+
+def explain_not_mask(path: Path | str) -> str:
+    """Why a file is not a PNG of class indices, by its first bytes; empty where it is one. BadImage where it is not an
+    image, OSError where it is unreadable."""
+    header = read_file(str(path), HEADER)
+    kind = detect_format(header)
+    if kind != "PNG":
+        return f"is a {kind} file, but a mask is a PNG of class indices; save it again as PNG from the original"
+    colours = COLOURS.get(header[COLOUR_TYPE]) if len(header) == HEADER else None
+    if colours:
+        return (
+            f"is a PNG in colour ({colours}), but a mask holds one class index per pixel; save it as a grey or palette "
+            "PNG of indices"
+        )
+    return ""
+
+
+def is_mask_file(path: Path | str) -> bool | None:
+    """Whether a file may hold class indices; None where it is unreadable or not an image."""
+    try:
+        return not explain_not_mask(path)
+    except (BadImage, OSError):
+        return None
+
+
+def find_masks(path: Path, *, sure: bool = False) -> dict[str, MaskFolders] | None:
+    """The folders of images and masks in a folder without splits of its own, by split; None where there are none. With
+    `sure`, which the user is who writes masks:PATH, other folders are skipped."""
+    folders = list_folder(str(path)).folders
+    names = find_folder_pair(path, folders)
+    if names is None:
+        return None
+    images, masks = names
+    others = [name for name in folders if name not in names and has_images(path / name)]
+    if others and not sure:
+        stems = {stem(name) for name in list_below(str(path / images), "")[0]}
+        candidates = list_below(str(path / masks), "")[0]
+        if not any(stem(name) in stems and is_mask_file(path / masks / name) for name in candidates):
+            return None
+        raise DataError(
+            f"{path} holds {images} and {masks} and {join_words(others, limit=3)}; write masks:{path} if they are "
+            f"images and their masks, or classes:{path} if all of them are classes"
+        )
+    return find_inner_splits(path, images, masks) or {"train": MaskFolders(images, masks)}
+
+
+def find_masks_in_splits(path: Path, splits: Mapping[str, str]) -> dict[str, MaskFolders] | None:
+    """The same for folders that are splits, each with its own folders of images and masks or with masks next to the
+    images; `splits` are the folders by split. A split may lack masks where others have them."""
+    folders = {split: list_folder(str(path / name)).folders for split, name in splits.items()}
+    pairs = {split: find_folder_pair(path / name, folders[split]) for split, name in splits.items()}
+    if not any(pairs.values()):
+        return find_adjacent(path, splits)
+    places: dict[str, MaskFolders] = {}
+    for split, name in splits.items():
+        if names := pairs[split]:
+            places[split] = MaskFolders(f"{name}/{names[0]}", f"{name}/{names[1]}")
+            continue
+        inside = folders[split]
+        if any(folder.lower() not in IMAGE_FOLDERS for folder in inside) or len(inside) > 1:
+            known, (images, masks) = next((splits[split], names) for split, names in pairs.items() if names)
+            raise DataError(
+                f"{path / name} holds {join_words(inside, limit=3)}, but not images and masks as {path / known}; put "
+                f"images into {path / name / images} and masks into {path / name / masks}, or only images without masks"
+            )
+        masks = name if has_adjacent_masks(path, name) else None
+        places[split] = MaskFolders(f"{name}/{inside[0]}" if inside else name, masks)
+    return places
+
+
+def find_adjacent(path: Path, splits: Mapping[str, str]) -> dict[str, MaskFolders] | None:
+    """Splits with masks next to the images: exactly one per image, or no file of a split looks like a mask."""
+    states = {split: has_adjacent_masks(path, name) for split, name in splits.items()}
+    if True not in states.values() or None in states.values():
+        return None
+    return {split: MaskFolders(name, name if states[split] else None) for split, name in splits.items()}
+
+
+def has_adjacent_masks(path: Path, inside: str = "") -> bool | None:
+    """Whether every image of a flat folder has exactly one mask next to it; None where only some do."""
+    contents = list_folder(str(path / inside))
+    if contents.folders:
+        return None
+    images, masks = separate_masks(contents.images)
+    if not masks:
+        return False
+    try:
+        pair_masks(images, masks, str(path / inside), str(path / inside))
+    except UnpairedMasks:
+        return None
+    certain = stem(masks[0]).endswith(MARKS) or all(is_mask_file(path / inside / name) is not False for name in masks)
+    return True if certain else None  # a.jpg and a.png may be one image in two formats
+
+
+def note_unpaired(path: Path, inside: str = "") -> str:
+    """A note on a folder in which only some images have a mask next to them."""
+    names = list_folder(str(path / inside)).images
+    images, masks = separate_masks(names)
+    owners = {stem(name) for name in images}
+    matched = [name for name in masks if stem(name).endswith(MARKS) and remove_mark(stem(name)) in owners]
+    if not matched:
+        return ""
+    return (
+        f"{len(matched):,} of {len(names):,} files look like masks ({join_words(matched, limit=3)}) but are read as "
+        f"images, because not every image has exactly one; masks:{path} lists those"
+    )
+
+
+def find_folder_pair(path: Path, folders: Sequence[str]) -> tuple[str, str] | None:
+    """The one folder called like images and the one called like masks, both with image files in them."""
+    images = [name for name in folders if name.lower() in IMAGE_FOLDERS and has_images(path / name)]
+    masks = [name for name in folders if name.lower() in MASK_FOLDERS and has_images(path / name)] if images else []
+    if len(masks) > 1:
+        raise DataError(
+            f"{path} holds {join_words(masks)} next to {images[0]}: which of them are the masks? Keep one of them, "
+            f"or write classes:{path} if they are classes"
+        )
+    return (images[0], masks[0]) if len(images) == 1 and masks else None
+
+
+def has_images(path: Path) -> bool:
+    return bool(list_folder(str(path)).images) or bool(list_below(str(path), "")[0])
+
+
+def find_inner_splits(path: Path, images: str, masks: str) -> dict[str, MaskFolders] | None:
+    """The splits inside a folder of images and inside one of masks; None where there are none."""
+    inside = list_split_folders(path / images)
+    if inside is None:
+        return None
+    others = list_split_folders(path / masks) or {}
+    if strange := [folder for split, folder in others.items() if split not in inside]:
+        raise DataError(f"{path / masks / strange[0]}: masks of a split that {path / images} lacks; add its images")
+    if not others:
+        raise DataError(
+            f"{path / images} holds splits ({join_words(inside.values())}), {path / masks} has none; make the "
+            "same folders there"
+        )
+    return {
+        split: MaskFolders(f"{images}/{folder}", f"{masks}/{others[split]}" if split in others else None)
+        for split, folder in inside.items()
+    }
+
+
+def list_split_folders(path: Path) -> dict[str, str] | None:
+    """The folders of a folder by split, where all of them are splits."""
+    contents = list_folder(str(path))
+    splits = {name: find_split_word(name) for name in contents.folders}
+    if not splits or contents.images or not all(splits.values()):
+        if known := [name for name in splits if parse_split(name)]:
+            others = [name for name, split in splits.items() if not split] or list(contents.images)
+            raise DataError(
+                f"{path} holds splits ({join_words(known)}) and {join_words(others, limit=3)}; move the others away or "
+                "into a split"
+            )
+        return None
+    if len(set(splits.values())) < len(splits):
+        raise DataError(f"{path} holds {', '.join(splits)}: two names for one split; keep one of them")
+    return {split: name for name, split in splits.items() if split}
+
+
 def read(path: Path) -> dict[str, ImageDataset]:
-    """The splits of a folder that is said to hold images and masks, in any of the layouts."""
+    """The splits of a folder that holds images and masks, as the user says, in any of the layouts."""
     places = find_masks(path, sure=True)
     if places is None:
-        folders = look(str(path)).folders
+        folders = list_folder(str(path)).folders
         splits = {split: name for name, split in (find_splits(path, folders) or {}).items() if split}
-        places = find_masks_in_splits(path, splits) if splits else None
-        places = (
-            places
-            or {split: SplitFolders(name, name) for split, name in splits.items()}
-            or {"train": SplitFolders("", "")}
-        )
+        places = find_masks_in_splits(path, splits) if splits else {"train": MaskFolders("", "")}
+        places = places or {split: MaskFolders(name, name) for split, name in splits.items()}
     return read_places(path, places)
 
 
-def read_places(path: Path, places: Mapping[str, SplitFolders]) -> dict[str, ImageDataset]:
-    """The splits, all with the same classes of pixels."""
+def read_places(path: Path, places: Mapping[str, MaskFolders]) -> dict[str, ImageDataset]:
+    """The splits, all with the same pixel classes."""
     adjacent = all(place.masks == place.images for place in places.values() if place.masks is not None)
     other = f"flat:{path} reads all files as images" if adjacent else f"classes:{path} reads the folders as classes"
     try:
-        sources = {split: read_place(path, place) for split, place in places.items()}
-    except Unpaired as error:
-        raise Unpaired(f"{error} ({other})") from None
-    masked = [source for source in sources.values() if isinstance(source, MaskedFiles)]
+        sources = {split: read_split(path, place) for split, place in places.items()}
+    except UnpairedMasks as error:
+        raise UnpairedMasks(f"{error} ({other})") from None
+    masked = [source for source in sources.values() if isinstance(source, MaskedFileDataset)]
     paths = [source.mask_path(index) for source in masked for index in range(len(source))]
     refuse_other_files(paths, other)
-    classes, note = class_names(path, paths, other)
+    classes, note = name_pixel_classes(path, paths, other)
     for source in masked:
         source.pixel_classes, source.note = classes, note
     return dict(sources)
 
 
-def read_place(path: Path, place: SplitFolders) -> Files:
-    """One split; its masks, where it has any, still without the names of their classes."""
-    pictures, others = below(str(path / place.images), "")
+def read_split(path: Path, place: MaskFolders) -> FileDataset:
+    """One split; its masks, where it has any, without the names of their classes yet."""
+
+    def join(folder: str, names: Iterable[str]) -> list[str]:
+        return [f"{folder}/{name}" for name in names] if folder else list(names)
+
+    images, others = list_below(str(path / place.images), "")
     if place.masks is None:
-        source = Files(str(path), inside(place.images, pictures))
-        source.leave_out(others)
-        return source
-    if place.masks == place.images:
-        images, masks = separate(pictures)
-        if not masks:
-            raise DataError(f"masks:{path / place.images}: no masks here; they are given like this: {LAYOUTS}")
+        source = FileDataset(str(path), join(place.images, images))
     else:
-        images, (masks, more) = pictures, below(str(path / place.masks), "")
-        others += more
-    matched = pair(images, masks, str(path / place.images), str(path / place.masks))
-    source = MaskedFiles(str(path), inside(place.images, images), inside(place.masks, matched))
-    source.leave_out(others)
+        if place.masks == place.images:
+            images, masks = separate_masks(images)
+            if not masks:
+                raise DataError(f"masks:{path / place.images}: no masks here; the layout is {LAYOUTS}")
+        else:
+            masks, more = list_below(str(path / place.masks), "")
+            others += more
+        matched = pair_masks(images, masks, str(path / place.images), str(path / place.masks))
+        source = MaskedFileDataset(str(path), join(place.images, images), join(place.masks, matched))
+    source.note_skipped(others)
     return source
 
 
-def inside(folder: str, names: Iterable[str]) -> list[str]:
-    return [f"{folder}/{name}" for name in names] if folder else list(names)
-
-
 def refuse_other_files(paths: Sequence[str], other: str) -> None:
-    """Refuses masks that are no PNG of class indices, by their first bytes, with the other way to read the set. A
-    damaged file is found when it is read."""
-    wrong = [(file, reason) for file, reason in zip(paths, each(reason_against, paths), strict=True) if reason]
-    if wrong:
-        file, reason = wrong[0]
-        verb = "is" if len(wrong) == 1 else "are"
-        raise DataError(f"{file} {reason} ({len(wrong):,} of {count(paths, 'mask')} {verb} like this; {other})")
+    """Refuses masks that are not PNG files of class indices, by their first bytes, and names the other way to read the
+    set. A damaged file is found when it is read."""
 
-
-def reason_against(file: str) -> str:
-    try:
-        return why_no_mask(file)
-    except (BadImage, OSError):
+    def explain(file: str) -> str:
+        with suppress(BadImage, OSError):
+            return explain_not_mask(file)
         return ""
 
+    wrong = [(file, reason) for file, reason in zip(paths, map_threads(explain, paths), strict=True) if reason]
+    if wrong:
+        file, reason = wrong[0]
+        raise DataError(f"{file} {reason} ({len(wrong):,} of {pluralise(len(paths), 'mask')} like this; {other})")
 
-def class_names(path: Path, paths: Sequence[str], other: str) -> tuple[tuple[str, ...], str]:
-    """The names of the class indices from a file in the folder of the set, or from the indices themselves; and what is
-    worth a note."""
-    folders = [path, path.parent] if split_name(path.name) else [path]
+
+def name_pixel_classes(path: Path, paths: Sequence[str], other: str) -> tuple[tuple[str, ...], str]:
+    """The names of the class indices from a file in the folder of the set, or from the indices themselves; and a
+    note where one is due."""
+    folders = [path, path.parent] if parse_split(path.name) else [path]
     found = next((file for folder in folders for name in NAMES if (file := folder / name).is_file()), None)
     if found is not None:
         names = read_names(found)
         if not 0 < len(names) <= IGNORED:
-            raise DataError(
-                f"{found} names {len(names):,} classes; masks have between 1 and {IGNORED}, one name a line"
-            )
-        top, ignored = survey(paths[:: -(-len(paths) // SAMPLE)])
+            raise DataError(f"{found} names {len(names):,} classes; masks have 1 to {IGNORED}, one name per line")
+        top, ignored = survey_indices(paths[:: -(-len(paths) // SAMPLE)])
         return names, BLACK_AND_WHITE if len(names) > 1 and top == 0 and ignored else ""
-    top, ignored = survey_once(paths)
+    top, ignored = survey_indices_once(paths)
     if top is None:
-        raise DataError(f"{paths[0]}: none of {count(paths, 'mask')} can be read as class indices")
+        raise DataError(f"{paths[0]}: none of {pluralise(len(paths), 'mask')} can be read as class indices")
     if top < 1:
-        why = BLACK_AND_WHITE if ignored else "the masks hold no class but 0; store the others as 1, 2, ..."
+        why = BLACK_AND_WHITE if ignored else "the masks have no class other than 0; store the others as 1, 2, ..."
         raise DataError(f"{paths[0]}: {why}, or name the classes in {path / NAMES[0]}, one per line")
     return tuple(f"class {index}" for index in range(top + 1)), (
         f'"class 0" to "class {top}" are the indices found in the masks; name them in {path / NAMES[0]}, one per line '
@@ -163,17 +408,17 @@ def class_names(path: Path, paths: Sequence[str], other: str) -> tuple[tuple[str
     )
 
 
-def survey_once(paths: Sequence[str]) -> tuple[int | None, bool]:
-    """The same as `survey`; of many files the answer is kept in the cache until one of them changes."""
-    if len(paths) < KEPT:
-        return survey(paths)
-    times = np.fromiter((changed(path) for path in paths), np.int64, len(paths))
-    sizes = np.fromiter(map(size_of, paths), np.int64, len(paths))
+def survey_indices_once(paths: Sequence[str]) -> tuple[int | None, bool]:
+    """The same as `survey_indices`; for many files the answer is cached until one of them changes."""
+    if len(paths) < MANY:
+        return survey_indices(paths)
+    times = np.fromiter((os.stat(path).st_mtime_ns if os.path.exists(path) else -1 for path in paths), np.int64)
+    sizes = np.fromiter(map(file_size, paths), np.int64, len(paths))
     place = cache_folder("masks") / f"{hash_parts('indices', map(os.path.abspath, paths), [sizes, times])[:32]}.json"
     with suppress(OSError, ValueError, TypeError):
         top, ignored = json.loads(place.read_text())
         return top, ignored
-    found = survey(paths)
+    found = survey_indices(paths)
     with suppress(OSError):  # the cache may be read-only
         place.parent.mkdir(parents=True, exist_ok=True)
         with replace_on_success(place) as file:
@@ -181,31 +426,24 @@ def survey_once(paths: Sequence[str]) -> tuple[int | None, bool]:
     return found
 
 
-def changed(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return -1
-
-
-def survey(paths: Sequence[str]) -> tuple[int | None, bool]:
-    """The highest class index in masks, 0 where all is ignored and none where none can be read; and whether any pixel
+def survey_indices(paths: Sequence[str]) -> tuple[int | None, bool]:
+    """The highest class index in masks, 0 where all is ignored and None where all are unreadable; and whether any pixel
     is ignored."""
-    seen = [found for found in each(highest_index, paths) if found is not None]
-    return max((top for top, _ in seen), default=None), any(ignored for _, ignored in seen)
+
+    def find_highest(file: str) -> tuple[int, bool] | None:
+        try:
+            values = read_mask(read_file(file))
+        except (BadImage, OSError):
+            return None
+        ignored = values == IGNORED
+        return int(values[~ignored].max(initial=0)), bool(ignored.any())
+
+    found = [one for one in map_threads(find_highest, paths) if one is not None]
+    return max((top for top, _ in found), default=None), any(ignored for _, ignored in found)
 
 
-def highest_index(file: str) -> tuple[int, bool] | None:
-    try:
-        values = read_mask(read_file(file))
-    except (BadImage, OSError):
-        return None
-    ignored = values == IGNORED
-    return int(values[~ignored].max(initial=0)), bool(ignored.any())
-
-
-def each(ask: Callable[[str], T], paths: Sequence[str]) -> Iterator[T]:
-    """An answer for each file, some files at once."""
+def map_threads(function: Callable[[str], Answer], paths: Sequence[str]) -> Iterator[Answer]:
+    """The function of each file, several files at once."""
     with ThreadPoolExecutor(READERS) as pool:
         for start in range(0, len(paths), BLOCK):
-            yield from pool.map(ask, paths[start : start + BLOCK])
+            yield from pool.map(function, paths[start : start + BLOCK])

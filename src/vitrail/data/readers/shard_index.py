@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from vitrail.core.atomic_files import cache_folder, replace_on_success
 from vitrail.core.errors import DataError, SourceNotFound
 from vitrail.data.dataset import NONE, Labels, StringArray
-from vitrail.data.readers.tar import Scanned, scan
+from vitrail.data.readers.tar import ScannedShard, scan_shard
 
 MAGIC: Final = b"vitrail shards 1"
 PREAMBLE: Final = len(MAGIC) + 8 + 32
@@ -51,7 +51,7 @@ Progress: TypeAlias = Callable[[int, int], None]  # how many are done, of how ma
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardFile:
     """One tar file as it was when it was scanned."""
 
     name: str  # relative to the folder of the set
@@ -62,11 +62,11 @@ class Shard:
     multiple: bool = False
     masks: int = -1  # samples with a mask; -1 where an earlier version did not look for masks
 
-    def same_file(self, other: "Shard") -> bool:
+    def same_file(self, other: "ShardFile") -> bool:
         return (self.name, self.size, self.changed) == (other.name, other.size, other.changed)
 
 
-class Index:
+class ShardIndex:
     """An index file, mapped. It is handed to another process by its path."""
 
     def __init__(self, path: Path) -> None:
@@ -86,7 +86,7 @@ class Index:
             if self.header["length"] != size:
                 raise ValueError("cut short")
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.shards = tuple(Shard(*row) for row in self.header["shards"])
+        self.shards = tuple(ShardFile(*row) for row in self.header["shards"])
         self.ends: NDArray[np.int64] = np.cumsum([shard.samples for shard in self.shards], dtype=np.int64)
         self.columns = {name: self.column(memory, name) for name in self.header["columns"]}
         if size <= CHECKED:
@@ -119,7 +119,7 @@ class Index:
         values = self.columns["several"][int(starts[0]) : int(starts[-1])]
         return Labels(values, starts - starts[0] if starts[0] else starts)
 
-    def rows(self, shard: int) -> Scanned:
+    def rows(self, shard: int) -> ScannedShard:
         """The columns of one shard, to be written again."""
         last = int(self.ends[shard])
         first = last - self.shards[shard].samples
@@ -129,7 +129,7 @@ class Index:
         if "several" in self.columns:
             starts = self.columns["several_starts"][first : last + 1]
             several, count = self.columns["several"][int(starts[0]) : int(starts[-1])], np.diff(starts)
-        return Scanned(
+        return ScannedShard(
             offset=self.columns["offset"][first:last],
             size=self.columns["size"][first:last],
             label=label,
@@ -147,10 +147,10 @@ class Index:
         return self.columns[name][first:last] if name in self.columns else np.zeros(last - first, np.int64)
 
 
-def reopen(path: Path, digest: str) -> Index:
+def reopen(path: Path, digest: str) -> ShardIndex:
     """The index another process works with."""
     try:
-        index = Index(path)
+        index = ShardIndex(path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: the index cannot be opened again: {error}") from None
     if index.digest != digest:
@@ -158,42 +158,42 @@ def reopen(path: Path, digest: str) -> Index:
     return index
 
 
-def opened(
+def open_index(
     root: Path, names: Sequence[str], beside: Path, progress: Progress | None = None, *, masks: bool = False
-) -> Index:
+) -> ShardIndex:
     """The index of these shards, in this order; made, or brought up to date, where that is needed. With `masks` one in
     which nobody looked for masks is out of date."""
     shards = [looked_at(root, name) for name in names]
     places = (beside, cache_folder("shards") / f"{sha256(os.fsencode(beside.absolute())).hexdigest()[:32]}.index")
-    old: Index | None = None
+    old: ShardIndex | None = None
     for place in places:
         try:
-            index = Index(place)
+            index = ShardIndex(place)
         except (OSError, ValueError, KeyError, TypeError):  # none there, or damaged: it can always be made again
             continue
         if masks and any(shard.masks < 0 for shard in index.shards):
             continue
-        if len(index.shards) == len(shards) and all(map(Shard.same_file, index.shards, shards)):
+        if len(index.shards) == len(shards) and all(map(ShardFile.same_file, index.shards, shards)):
             return index
         old = old or index
     with ExitStack() as stack:
-        place, spools = begin(places, stack)
-        done = fill(shards, scanned(root, old), spools, progress)
+        place, spools = open_spools(places, stack)
+        done = write_columns(shards, scanned(root, old), spools, progress)
         try:
-            return write(place, done, spools)
+            return write_index(place, done, spools)
         except OSError as error:
             raise DataError(f"{place}: the index cannot be written: {error.strerror}") from None
 
 
-def looked_at(root: Path, name: str) -> Shard:
+def looked_at(root: Path, name: str) -> ShardFile:
     try:
         status = os.stat(root / name)
     except OSError as error:
         raise SourceNotFound(f"{root / name}: {error.strerror}") from None
-    return Shard(name, status.st_size, status.st_mtime_ns)
+    return ShardFile(name, status.st_size, status.st_mtime_ns)
 
 
-def begin(places: Sequence[Path], stack: ExitStack) -> tuple[Path, dict[str, IO[bytes]]]:
+def open_spools(places: Sequence[Path], stack: ExitStack) -> tuple[Path, dict[str, IO[bytes]]]:
     """The first place where one can write, and nameless files there to gather the columns in."""
     refused: list[str] = []
     for place in places:
@@ -210,27 +210,27 @@ def begin(places: Sequence[Path], stack: ExitStack) -> tuple[Path, dict[str, IO[
     raise DataError(f"the index can be written nowhere ({'; '.join(refused)}); set VITRAIL_CACHE to a folder")
 
 
-def scanned(root: Path, old: Index | None) -> Callable[[Shard], Scanned]:
+def scanned(root: Path, old: ShardIndex | None) -> Callable[[ShardFile], ScannedShard]:
     """Gives the columns of a shard: from the old index where it knows them, else from the file."""
     known = {} if old is None else {shard.name: at for at, shard in enumerate(old.shards)}
 
-    def rows(shard: Shard) -> Scanned:
+    def rows(shard: ShardFile) -> ScannedShard:
         at = known.get(shard.name)
         if old is not None and at is not None and old.shards[at].same_file(shard) and old.shards[at].masks >= 0:
             return old.rows(at)
-        return scan(root / shard.name)
+        return scan_shard(root / shard.name)
 
     return rows
 
 
-def fill(
-    shards: list[Shard],
-    rows: Callable[[Shard], Scanned],
+def write_columns(
+    shards: list[ShardFile],
+    rows: Callable[[ShardFile], ScannedShard],
     spools: dict[str, IO[bytes]],
     progress: Progress | None = None,
-) -> list[Shard]:
+) -> list[ShardFile]:
     """Appends the columns of one shard after the other."""
-    done: list[Shard] = []
+    done: list[ShardFile] = []
     names = several = 0
     for name in ("name_starts", "several_starts"):
         spools[name].write(np.zeros(1, "<i8").tobytes())
@@ -251,13 +251,13 @@ def fill(
             spools[name].write(np.ascontiguousarray(piece, DTYPES[name]).tobytes())
         highest = int(part.several.max(initial=-1))
         masks = int((part.mask_size > 0).sum())
-        done.append(Shard(shard.name, shard.size, shard.changed, len(part), highest, part.multiple, masks))
+        done.append(ShardFile(shard.name, shard.size, shard.changed, len(part), highest, part.multiple, masks))
         if progress:
             progress(len(done), len(shards))
     return done
 
 
-def ahead(rows: Callable[[Shard], Scanned], shards: Sequence[Shard]) -> Iterator[Scanned]:
+def ahead(rows: Callable[[ShardFile], ScannedShard], shards: Sequence[ShardFile]) -> Iterator[ScannedShard]:
     """Some shards at once, so that memory holds a few of them however many there are."""
     if len(shards) == 1:
         yield rows(shards[0])
@@ -267,7 +267,7 @@ def ahead(rows: Callable[[Shard], Scanned], shards: Sequence[Shard]) -> Iterator
             yield from pool.map(rows, shards[first : first + SCANS])
 
 
-def write(place: Path, shards: Sequence[Shard], spools: dict[str, IO[bytes]]) -> Index:
+def write_index(place: Path, shards: Sequence[ShardFile], spools: dict[str, IO[bytes]]) -> ShardIndex:
     """Puts the gathered columns behind a header. Whole or not at all; of two that write at once, the later stays."""
     if not any(shard.multiple for shard in shards):  # then the first label is the only one
         spools = {name: spool for name, spool in spools.items() if not name.startswith("several")}
@@ -281,7 +281,7 @@ def write(place: Path, shards: Sequence[Shard], spools: dict[str, IO[bytes]]) ->
         while piece := spool.read(1 << 20):
             digest.update(piece)
         columns[name] = {"count": size // np.dtype(DTYPES[name]).itemsize, "offset": 0, "sha256": digest.hexdigest()}
-    rows = [[getattr(shard, field) for field in Shard.__slots__] for shard in shards]
+    rows = [[getattr(shard, field) for field in ShardFile.__slots__] for shard in shards]
     header: dict[str, Any] = {"shards": rows, "columns": columns, "length": 2**62}
     room = len(json.dumps(header)) + 24 * len(columns)  # places are filled in below, and take less
     at = aligned(PREAMBLE + room)
@@ -297,7 +297,7 @@ def write(place: Path, shards: Sequence[Shard], spools: dict[str, IO[bytes]]) ->
             spool.seek(0)
             copyfileobj(spool, file, 1 << 20)
         file.flush()
-        index = Index(Path(file.name))  # before it has its name, for then another process may replace it
+        index = ShardIndex(Path(file.name))  # before it has its name, for then another process may replace it
     index.path = place
     return index
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from vitrail.core.errors import BadImage, BadLabels, DataError, SourceNotFound, describe_error
 from vitrail.data.dataset import Encoded, ImageDataset, number_classes, pixel_class_words
-from vitrail.data.readers.detect_format import by_split, expand
-from vitrail.data.readers.folder import MAX_BYTES, look, split_name
-from vitrail.data.readers.shard_index import Index, Progress, Shard, opened
+from vitrail.data.readers.detect_format import expand_braces, group_by_split
+from vitrail.data.readers.folder import MAX_BYTES, list_folder, parse_split
+from vitrail.data.readers.shard_index import Progress, ShardFile, ShardIndex, open_index
 
 OPEN_FILES: Final = 64  # a process
 INDEX: Final = "vitrail.index"
@@ -27,13 +27,13 @@ COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 PIECE: Final = 1 << 20  # values that are hashed at a time
 
 
-class Shards(ImageDataset):
+class ShardDataset(ImageDataset):
     """Samples `first` to `last` of an index: one split of a set."""
 
     def __init__(
         self,
         root: Path,
-        index: Index,
+        index: ShardIndex,
         first: int,
         last: int,
         classes: tuple[str, ...],
@@ -46,7 +46,7 @@ class Shards(ImageDataset):
         self.files = OpenFiles(root, index)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Shards, (self.root, self.index, self.first, self.last, self.classes, self.pixel_classes)
+        return ShardDataset, (self.root, self.index, self.first, self.last, self.classes, self.pixel_classes)
 
     def shard(self, index: int) -> int:
         """The number of the tar file that a sample is in."""
@@ -113,7 +113,7 @@ class Descriptor:
 class OpenFiles:
     """The tar files that were read last, open. Reads give their place, so processes and threads may share them."""
 
-    def __init__(self, root: Path, index: Index) -> None:
+    def __init__(self, root: Path, index: ShardIndex) -> None:
         self.root, self.index, self.lock = root, index, Lock()
         self.open: OrderedDict[int, Descriptor] = OrderedDict()
 
@@ -128,7 +128,7 @@ class OpenFiles:
                 self.open.move_to_end(shard)
             return found
 
-    def opened(self, shard: Shard) -> Descriptor:
+    def opened(self, shard: ShardFile) -> Descriptor:
         file = Descriptor(self.root / shard.name)
         status = os.fstat(file.number)
         if (status.st_size, status.st_mtime_ns) != (shard.size, shard.changed):
@@ -161,7 +161,7 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Ima
     listed = find_names(root, path, "pixel_classes")
     pixel_classes = () if listed is None else read_names(listed)
     names = [name for names in splits.values() for name in names]
-    index = opened(root, names, place, progress, masks=listed is not None)
+    index = open_index(root, names, place, progress, masks=listed is not None)
     if not len(index):
         raise DataError(f"{path}: no images in {len(index.shards)} tar files; are their names like KEY.jpg?")
     classes = class_names(root, path, index)
@@ -173,7 +173,7 @@ def read(path: Path | str, *, progress: Progress | None = None) -> dict[str, Ima
         if first == last:
             raise DataError(f"{path}: the split {split} has no images")
         masked = has_masks(index, first, last, listed)
-        sources[split] = Shards(root, index, first, last, classes, pixel_classes if masked else ())
+        sources[split] = ShardDataset(root, index, first, last, classes, pixel_classes if masked else ())
         first = last
     return sources
 
@@ -185,18 +185,18 @@ def found(path: Path) -> tuple[Path, dict[str, list[str]], Path]:
     if path.is_file():
         if path.name.lower().endswith(COMPRESSED):
             raise compressed(path)
-        return path.parent, by_split(str(path), [path.name]), path.with_name(path.name + ".index")
+        return path.parent, group_by_split(str(path), [path.name]), path.with_name(path.name + ".index")
     if not any(sign in str(path) for sign in "{*?"):
         raise SourceNotFound(f"{path}: no such file or folder")
     files = sorted(
-        {file for name in expand(str(path)) for file in (glob.glob(name) if glob.has_magic(name) else [name])}
+        {file for name in expand_braces(str(path)) for file in (glob.glob(name) if glob.has_magic(name) else [name])}
     )
     if not files:
         raise SourceNotFound(f"{path}: no file has such a name")
     root = Path(os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files]))
     names = [os.path.relpath(os.path.abspath(file), root) for file in files]
     mark = sha256(os.fsencode(str(path.absolute()))).hexdigest()[:16]
-    return root, by_split(str(path), names), root / f".vitrail-{mark}.index"
+    return root, group_by_split(str(path), names), root / f".vitrail-{mark}.index"
 
 
 def in_folder(path: Path) -> dict[str, list[str]]:
@@ -205,17 +205,17 @@ def in_folder(path: Path) -> dict[str, list[str]]:
         raise DataError(f"{path} holds a pack that was not finished; run the same `vitrail data pack` again")
     if (path / DESCRIPTION).exists():
         return described(path)
-    contents = look(str(path))
+    contents = list_folder(str(path))
     refuse_compressed(path, contents.others)
     tars = contents.with_suffix(".tar")
-    inner = {name: split for name in contents.folders if (split := split_name(name))}
+    inner = {name: split for name in contents.folders if (split := parse_split(name))}
     if tars:
-        return by_split(str(path), tars)
+        return group_by_split(str(path), tars)
     if len(set(inner.values())) < len(inner):
         raise DataError(f"{path} holds {', '.join(inner)}: two names for one split; keep one of them")
     splits: dict[str, list[str]] = {}
     for name, split in inner.items():
-        inside = look(str(path / name))
+        inside = list_folder(str(path / name))
         refuse_compressed(path / name, inside.others)
         if shards := inside.with_suffix(".tar"):
             splits[split] = [f"{name}/{shard}" for shard in shards]
@@ -245,7 +245,7 @@ def compressed(path: Path) -> DataError:
     return DataError(f"{path} is compressed, so its images cannot be reached one by one; unpack it to a plain .tar")
 
 
-def class_names(root: Path, path: Path, index: Index) -> tuple[str, ...]:
+def class_names(root: Path, path: Path, index: ShardIndex) -> tuple[str, ...]:
     """K names from a file next to the shards, or the numbers; none where nothing has a label."""
     if index.highest < 0:
         return ()
@@ -265,13 +265,13 @@ def class_names(root: Path, path: Path, index: Index) -> tuple[str, ...]:
 def find_names(root: Path, path: Path, called: str) -> Path | None:
     """The file next to the shards, or above a folder that is a split, that names classes; one of a single tar file may
     bear its name."""
-    folders = [root, root.parent] if split_name(root.name) else [root]
+    folders = [root, root.parent] if parse_split(root.name) else [root]
     stems = [f"{path.stem}.{called}", called] if path.is_file() else [called]
     files = (folder / f"{stem}{end}" for folder in folders for stem in stems for end in (".txt", ".json"))
     return next((file for file in files if file.is_file()), None)
 
 
-def has_masks(index: Index, first: int, last: int, listed: Path | None) -> bool:
+def has_masks(index: ShardIndex, first: int, last: int, listed: Path | None) -> bool:
     """Whether the samples of a split have masks, and their classes have names. Masks for some of them are refused."""
     without = np.flatnonzero(index.masks("mask_size", first, last) == 0)
     if listed is None or len(without) == last - first:

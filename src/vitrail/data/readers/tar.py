@@ -43,7 +43,7 @@ class Member(NamedTuple):
     size: int
 
 
-class Tar:
+class TarReader:
     """An open tar file: its members once through, and small ones' bytes on the way."""
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,7 @@ class Tar:
         self.size = os.fstat(self.descriptor).st_size
         self.piece, self.start = b"", 0
 
-    def __enter__(self) -> "Tar":
+    def __enter__(self) -> "TarReader":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -181,7 +181,7 @@ DIGITS: Final = 9  # of a label; the index keeps 32 bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Scanned:
+class ScannedShard:
     """N samples in columns, in the order of their first members."""
 
     offset: NDArray[np.int64]
@@ -210,10 +210,10 @@ class Sample:
     ends: str = ""  # of other members, for a message
 
 
-def scan(path: Path) -> Scanned:
+def scan_shard(path: Path) -> ScannedShard:
     """All samples of a shard, by reading its headers and labels."""
     samples: dict[str, Sample] = {}
-    with Tar(path) as tar:
+    with TarReader(path) as tar:
         for member in tar.members():
             key, kind = split(member.name)
             if key:
@@ -232,7 +232,7 @@ def split(name: str) -> tuple[str, str]:
     return (folder + slash + key, kind.lower()) if key else ("", "")
 
 
-def note(tar: Tar, sample: Sample, member: Member, kind: str) -> None:
+def note(tar: TarReader, sample: Sample, member: Member, kind: str) -> None:
     if kind in PICTURES:
         if sample.picture is not None:
             raise tar.wrong(
@@ -251,7 +251,7 @@ def note(tar: Tar, sample: Sample, member: Member, kind: str) -> None:
         sample.ends = kind
 
 
-def described(tar: Tar, sample: Sample, member: Member) -> None:
+def described(tar: TarReader, sample: Sample, member: Member) -> None:
     """The labels in a JSON member, where it has any."""
     try:
         content: Any = json.loads(tar.text(member))
@@ -267,13 +267,13 @@ def described(tar: Tar, sample: Sample, member: Member) -> None:
         given(tar, sample, member, (number(tar, member, found),))
 
 
-def given(tar: Tar, sample: Sample, member: Member, labels: tuple[int, ...]) -> None:
+def given(tar: TarReader, sample: Sample, member: Member, labels: tuple[int, ...]) -> None:
     if sample.labels is not None and sample.labels != labels:
         raise BadLabels(f"{tar.path}: {member.name} says {list(labels)}, another member {list(sample.labels)}")
     sample.labels = labels
 
 
-def number(tar: Tar, member: Member, value: Any) -> int:
+def number(tar: TarReader, member: Member, value: Any) -> int:
     """A class number from text or JSON; a name is not one."""
     text = str(value).strip()
     if isinstance(value, bool) or not text.isascii() or not text.isdigit() or len(text) > DIGITS:
@@ -284,11 +284,11 @@ def number(tar: Tar, member: Member, value: Any) -> int:
     return int(text)
 
 
-def columns(samples: list[Sample]) -> Scanned:
+def columns(samples: list[Sample]) -> ScannedShard:
     pictures = [sample.picture for sample in samples if sample.picture]
     names = [fsencode(picture.name) for picture in pictures]
     labels = [sample.labels or () for sample in samples]
-    return Scanned(
+    return ScannedShard(
         offset=whole((picture.offset for picture in pictures), len(samples)),
         size=whole((picture.size for picture in pictures), len(samples)),
         label=np.fromiter((row[0] if row else NONE for row in labels), np.int32, len(samples)),

@@ -22,7 +22,7 @@ from vitrail.core.processes import available_cores, map_in_processes
 from vitrail.core.text import Pair
 from vitrail.data.dataset import ImageDataset
 from vitrail.data.decode.image import EncodedImage
-from vitrail.data.readers.tar import BLOCK, MASKS, scan
+from vitrail.data.readers.tar import BLOCK, MASKS, scan_shard
 from vitrail.data.targets import MaskTargets
 
 CHUNK: Final = 8  # samples per task
@@ -227,7 +227,7 @@ class TarWriter:
         if hasattr(os, "posix_fadvise"):  # so that it is read from the disk
             os.posix_fadvise(self.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         path = Path(self.file.name)
-        rows = scan(path)
+        rows = scan_shard(path)
         names = "".join(self.images).encode("utf-8", "surrogateescape")
         if hash_file(path) != self.digest.hexdigest() or len(rows) != len(self.images) or rows.names.tobytes() != names:
             raise DataError(f"{path}: reading it back gives other bytes than were written; is the disk failing?")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vitrail.core.errors import ConfigError
 from vitrail.data.dataset import ImageDataset
-from vitrail.data.readers.arrow_columns import arrow
+from vitrail.data.readers.parquet import import_arrow
 
 KEY: Final = "vitrail"
 COUNTS: Final = "vitrail.counts"  # of a Parquet file, known at its end
@@ -94,7 +94,7 @@ def counted(pictures: int, unreadable: Bad) -> dict[str, Any]:
 def write_parquet(
     parts: Parts, columns: Callable[[EmbeddingPart], EmbeddingColumns], about: Mapping[str, Any], path: Path
 ) -> Bad:
-    pa = arrow()
+    pa = import_arrow()
     number = pa.float16() if about["facts"]["type"] == "float16" else pa.float32()
     schema = pa.schema(
         [
@@ -159,7 +159,7 @@ def read_description(path: Path) -> dict[str, Any]:
     """What a file of embeddings says of itself."""
     try:
         if path.suffix == ".parquet":
-            told: dict[bytes, bytes] = arrow().parquet.read_metadata(path).metadata or {}
+            told: dict[bytes, bytes] = import_arrow().parquet.read_metadata(path).metadata or {}
             found: dict[str, Any] = {**json.loads(told[KEY.encode()]), **json.loads(told[COUNTS.encode()])}
         else:
             with np.load(path, allow_pickle=False) as archive:
