@@ -391,7 +391,7 @@ def keys(name: str, config: ModelConfig) -> dict[str, tuple[str, str]]:
     for group in groups.values():
         theirs = braced(indexed(their) for entry in group for their in entry.names)
         with torch.device("meta"):
-            part = group[0].out(torch.empty(shapes[group[0].ours]))[0]
+            part = group[0].to_theirs(torch.empty(shapes[group[0].ours]))[0]
         shape = ", ".join(LETTERS.get(size, str(size)) for size in part.shape)
         out[braced(indexed(entry.ours) for entry in group)] = (theirs, f"[{shape}]")
     return out
